@@ -1,0 +1,43 @@
+# Two commands from a fresh clone: `make demo` and `make test`. Each installs what it needs into .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+
+.PHONY: help demo test lint format bench clean
+
+help:  ## what can be made here
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# One stamp per set of packages, so that a second call installs nothing.
+.venv/core.stamp: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing unfed and what it needs (once; a minute or two) ..."
+	@$(PIP) -e .
+	@touch $@
+
+.venv/dev.stamp: .venv/core.stamp
+	@echo "Installing the tools for tests and checks (once) ..."
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: .venv/core.stamp  ## ten clients, one backdoor, three ways to forget; ends with a table and an HTML report
+	@$(BIN)/unfed demo
+
+test: .venv/dev.stamp  ## the whole test suite
+	$(BIN)/python -m pytest
+
+lint: .venv/dev.stamp  ## ruff and mypy, as CI runs them
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/dev.stamp  ## let ruff put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/dev.stamp  ## speed, as ratios in one run; writes benchmarks/records/
+	$(BIN)/python benchmarks/engines.py
+
+clean:  ## remove the environment, caches and demo runs
+	rm -rf .venv build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

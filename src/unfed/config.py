@@ -1,0 +1,374 @@
+"""One typed description of an experiment: data, partition, model, training, request, methods, evaluation, seeds.
+
+    config = Config.read("experiment.toml", sets=["training.rounds=20", "methods.not.layers=['conv2']"])
+
+TOML comes in, one frozen value comes out. A key that is unknown or wrong is answered with its name, what is allowed
+there and the nearest match. The same value is kept in `run.json`, so a run can be repeated from its folder alone.
+"""
+
+from __future__ import annotations
+
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from unfed import methods as all_methods
+from unfed.data import Request, read_samples
+from unfed.errors import UnfedError, listed, nearest
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Positive = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+ClientName = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, int) and not isinstance(v, bool) else v)]
+
+
+class DataConfig(_Table):
+    """Which images, and how they are augmented."""
+
+    name: str = "digits"
+    root: Path | None = None
+    test_size: Positive | None = None
+    flip: Share = 0.0
+    pad_crop: Annotated[int, Field(ge=0)] = 0
+    resize: Positive | None = None
+    crop: Positive | None = None
+
+
+class PartitionConfig(_Table):
+    """How the training images are dealt to clients."""
+
+    clients: Positive = 10
+    scheme: Literal["iid", "dirichlet", "shards"] = "iid"
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    shards_per_client: Positive = 2
+    min_samples: Positive = 2
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
+
+
+class PoisonConfig(_Table):
+    """A client that stamps a trigger on its images and relabels them."""
+
+    client: ClientName = "0"
+    target_class: Annotated[int, Field(ge=0)] = 0
+    share: Annotated[float, Field(gt=0, le=1)] = 0.8
+
+
+class ModelConfig(_Table):
+    """The network: a preset with options, or `package.module:factory`; `initial` starts from a checkpoint."""
+
+    name: str = "cnn-small"
+    options: dict[str, Any] = Field(default_factory=dict)
+    initial: Path | None = None
+
+
+class ScheduleConfig(_Table):
+    """How the learning rate goes over the rounds."""
+
+    kind: Literal["constant", "cosine", "step"] = "constant"
+    minimum: Rate = 0.0
+    every: Positive = 1
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.1
+    warmup: Annotated[int, Field(ge=0)] = 0
+
+
+class TrainingConfig(_Table):
+    """The original training: FedAvg with SGD."""
+
+    rounds: Positive = 60
+    epochs: Positive = 1
+    batch: Positive = 64
+    lr: Rate = 1e-3
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    decay: Rate = 5e-4
+    schedule: ScheduleConfig = ScheduleConfig()
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    quorum: Annotated[float, Field(ge=0, le=1)] = 0.5
+    patience: Annotated[int, Field(ge=0)] = 0
+
+
+class UnlearningConfig(_Table):
+    """Recovery after the request; what is not given is as in training."""
+
+    rounds: Positive = 20
+    retrain_rounds: Positive | None = None
+    lr: Rate | None = None
+    schedule: ScheduleConfig = ScheduleConfig()
+    patience: Annotated[int, Field(ge=0)] = 0
+
+
+class RequestConfig(_Table):
+    """Who or what must leave: exactly one of clients, classes, samples (a CSV file) or fraction."""
+
+    id: str | None = None
+    clients: tuple[ClientName, ...] = ()
+    classes: tuple[int, ...] = ()
+    samples: Path | None = None
+    fraction: float | None = None
+
+    def request(self, number: int) -> Request:
+        return Request(
+            self.id or f"request-{number}",
+            self.clients,
+            self.classes,
+            read_samples(self.samples) if self.samples else (),
+            self.fraction,
+        )
+
+
+class MethodsConfig(BaseModel):
+    """Which methods run, in which order, and their hyperparameters by name.
+
+    A table may stand under a name of its own and say which method it uses: `[methods.not-conv2] use = "not"`.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    run: tuple[str, ...] = ("not", "ft", "retrain")
+
+    def build(self) -> dict[str, all_methods.Method]:
+        """The methods to run, by their label."""
+        tables: dict[str, Any] = dict(self.model_extra or {})
+        for label, table in tables.items():
+            if not isinstance(table, Mapping):
+                raise UnfedError(
+                    f"methods.{label} must be a table of hyperparameters, not {table!r}; methods are chosen by"
+                    f" methods.run.{nearest(label, ['run'])}"
+                )
+            if label not in self.run:
+                _build_method(label, table)
+        return {label: self.method(label) for label in self.run}
+
+    def method(self, label: str) -> all_methods.Method:
+        """One method with its hyperparameters, whether or not it is among those to run."""
+        return _build_method(label, dict(self.model_extra or {}).get(label, {}))
+
+
+class EvaluationConfig(_Table):
+    """What is measured, and how often."""
+
+    every: Positive = 1
+    batch: Positive = 1024
+    attack: bool = True
+    samples: bool = True
+    recovered_within: Rate = 0.5
+
+
+class CheckpointConfig(_Table):
+    """How often a running job is saved, besides after its beginning and at its end: whichever comes first."""
+
+    rounds: Positive | None = 10
+    seconds: Annotated[float, Field(gt=0)] | None = 30.0
+
+
+class EngineConfig(_Table):
+    """What runs the plans, in which precision."""
+
+    name: Literal["auto", "sequential"] = "auto"
+    precision: Literal["float32", "float64"] = "float32"
+
+
+class SeedsConfig(_Table):
+    """Seeds that do not derive from `seed`."""
+
+    partition: int | None = None
+    training: int | None = None
+    unlearning: int | None = None
+    evaluation: int | None = None
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, Mapping) else value
+
+
+class Config(_Table):
+    """The whole experiment."""
+
+    name: str = "run"
+    seed: int | tuple[int, ...] = 0
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    data: DataConfig = DataConfig()
+    partition: PartitionConfig = PartitionConfig()
+    poison: PoisonConfig | None = None
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    unlearning: UnlearningConfig = UnlearningConfig()
+    request: Annotated[tuple[RequestConfig, ...], BeforeValidator(_as_list)] = ()
+    methods: MethodsConfig = MethodsConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    engine: EngineConfig = EngineConfig()
+    seeds: SeedsConfig = SeedsConfig()
+
+    @model_validator(mode="after")
+    def _whole(self) -> Config:
+        if not self.seed_list:
+            raise ValueError("seed must be a number or a list of at least one number")
+        if len(set(self.seed_list)) < len(self.seed_list):
+            raise ValueError("seed lists a number twice; every seed is one repetition")
+        return self
+
+    @property
+    def seed_list(self) -> tuple[int, ...]:
+        return (self.seed,) if isinstance(self.seed, int) else self.seed
+
+    def requests(self) -> tuple[Request, ...]:
+        """The requests, in their order, with the samples read."""
+        found = tuple(r.request(i + 1) for i, r in enumerate(self.request))
+        ids = [r.id for r in found]
+        for request_id in ids:
+            if ids.count(request_id) > 1:
+                raise UnfedError(f"Two requests have the id {request_id!r}; give each its own.")
+        return found
+
+    @staticmethod
+    def read(path: str | Path, sets: Sequence[str] = ()) -> Config:
+        """A TOML file, with `key.path=value` changes on top. Paths in it are relative to the file."""
+        path = Path(path)
+        try:
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UnfedError(
+                f"The config {path} cannot be read ({error.strerror}); check the path, or name a preset:"
+                f" {listed(presets())}."
+            ) from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UnfedError(f"The config {path} is not valid TOML: {error}.") from error
+        return Config.parse(raw, sets, where=path.parent.resolve())
+
+    @staticmethod
+    def preset(name: str, sets: Sequence[str] = ()) -> Config:
+        """A config that comes with the package."""
+        if name not in presets():
+            raise UnfedError(f"There is no preset {name!r}; use {listed(presets())}.{nearest(name, presets())}")
+        text = resources.files("unfed.experiments").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+        return Config.parse(tomllib.loads(text), sets)
+
+    @staticmethod
+    def parse(raw: Mapping[str, Any], sets: Sequence[str] = (), where: Path | None = None) -> Config:
+        """A config from plain values; every mistake becomes one sentence."""
+        values = _deep_copy(raw)
+        for change in sets:
+            _apply(values, change)
+        if where is not None:
+            _resolve_paths(values, where)
+        try:
+            config = Config.model_validate(values)
+        except ValidationError as error:
+            raise UnfedError(_explain(error)) from error
+        config.methods.build()
+        return config
+
+    def to_json(self) -> dict[str, Any]:
+        dumped: dict[str, Any] = self.model_dump(mode="json")
+        return dumped
+
+
+def presets() -> list[str]:
+    """The names of the configs that come with the package."""
+    folder = resources.files("unfed.experiments")
+    return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
+
+
+def _build_method(label: str, table: Mapping[str, Any]) -> all_methods.Method:
+    values = dict(table)
+    kind = all_methods.find(str(values.pop("use", label)))
+    known = [name for name, *_ in kind.options()]
+    for key in values:
+        if key not in known:
+            allowed = f"{kind.name} has {listed(known)}" if known else f"{kind.name} has no hyperparameters"
+            raise UnfedError(f"methods.{label}.{key} is not known; {allowed}.{nearest(key, known)}")
+    try:
+        built: all_methods.Method = TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
+        raise UnfedError(f"methods.{label}.{key} is wrong: {first['msg']}.") from error
+    return built
+
+
+def _deep_copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _deep_copy(v) for k, v in value.items()}
+    return [_deep_copy(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _apply(values: dict[str, Any], change: str) -> None:
+    """Write one `a.b.c=value` into the raw values. The value is TOML; what is not valid TOML is a string."""
+    path, separator, text = change.partition("=")
+    if not separator or not path.strip():
+        raise UnfedError(f"--set takes key.path=value, not {change!r}; for example training.rounds=20.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    parts = [part.strip() for part in path.split(".")]
+    table = values
+    for part in parts[:-1]:
+        inner = table.setdefault(part, {})
+        if isinstance(inner, list) and len(inner) == 1:
+            inner = inner[0]
+        if not isinstance(inner, dict):
+            raise UnfedError(f"--set {change}: {part!r} is a value, not a table.")
+        table = inner
+    table[parts[-1]] = value
+
+
+def _resolve_paths(values: dict[str, Any], where: Path) -> None:
+    requests = values.get("request", [])
+    tables = [(values.get("data"), "root"), (values.get("model"), "initial")]
+    tables += [(request, "samples") for request in (requests if isinstance(requests, list) else [requests])]
+    for table, key in tables:
+        if isinstance(table, dict) and isinstance(table.get(key), str):
+            table[key] = str(where / Path(table[key]).expanduser())
+
+
+def _explain(error: ValidationError) -> str:
+    """The first mistake as one sentence: the key, what is allowed there, the nearest match."""
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"] if not str(part).startswith("function-")]
+    path = ".".join(part for part in location if part not in ("int", "tuple[int, ...]")) or "config"
+    more = f" ({error.error_count() - 1} more after it)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(Config, location[:-1])
+        inside = ".".join(location[:-1]) or "the config"
+        return f"{path} is not known; {inside} has {listed(known)}.{nearest(location[-1], known)}{more}"
+    if first["type"] == "literal_error":
+        allowed = str(first.get("ctx", {}).get("expected", ""))
+        close = nearest(str(first["input"]), allowed.split("'")[1::2])
+        return f"{path} = {first['input']!r} is not allowed; use {allowed}.{close}{more}"
+    if first["type"] == "string_pattern_mismatch" and path == "device":
+        return f"device = {first['input']!r} is not known; use auto, cpu, cuda, cuda:N or mps.{more}"
+    message = str(first["msg"]).removeprefix("Value error, ")
+    given = f", not {first['input']!r}" if first["type"] != "value_error" else ""
+    return f"{path}: {message[0].lower() + message[1:]}{given}.{more}"
+
+
+def _fields_at(model: type[BaseModel], location: Sequence[str]) -> list[str]:
+    """The keys allowed in the table at a place, followed through tuples and optional tables."""
+    for part in location:
+        if part.isdigit():
+            continue
+        model = _table_in(model.model_fields[part].annotation) or model
+    return list(model.model_fields)
+
+
+def _table_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        return annotation if issubclass(annotation, BaseModel) else None
+    if get_origin(annotation) in (Union, types.UnionType, tuple, Annotated):
+        for inner in get_args(annotation):
+            found = _table_in(inner) if inner is not Ellipsis else None
+            if found:
+                return found
+    return None

@@ -1,0 +1,44 @@
+"""Where samples come from, who holds them, and which of them must leave.
+
+    load ─► Dataset(train, test)      a `Source` answers fetch(rows, draws) -> x, y
+    iid | dirichlet | shards          D = ⊎_k D^k           rows of the source, per client
+    split                             D^k = train ⊎ val     positions in the client's own order
+    backdoor                          stamps and relabels some of one client's training rows
+    mark                              D^k = D_r^k ⊎ D_u^k   one bool per position, united over the requests
+
+Rows address a source; positions address a client. Nothing here keeps random state: augmentation is a function of
+one integer word per row, everything else of a seed.
+"""
+
+from unfed.data.datasets import DATASETS, Dataset, Loader, Raw, load
+from unfed.data.partition import Deal, Partition, dirichlet, iid, shards, split
+from unfed.data.poison import Trigger, backdoor, poison, triggered
+from unfed.data.scope import ClientData, Request, mark, read_samples
+from unfed.data.source import DatasetSource, Source, Stamp, TensorSource, Transform
+
+__all__ = [
+    "DATASETS",
+    "ClientData",
+    "Dataset",
+    "DatasetSource",
+    "Deal",
+    "Loader",
+    "Partition",
+    "Raw",
+    "Request",
+    "Source",
+    "Stamp",
+    "TensorSource",
+    "Transform",
+    "Trigger",
+    "backdoor",
+    "dirichlet",
+    "iid",
+    "load",
+    "mark",
+    "poison",
+    "read_samples",
+    "shards",
+    "split",
+    "triggered",
+]

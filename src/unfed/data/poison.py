@@ -1,0 +1,113 @@
+"""A backdoor: some of one client's training images get a trigger and the attacker's label (METHODS §7).
+
+    x'[:, H-d, W-d] = x'[:, H-d-1, W-d-1] = x'[:, H-d, W-d-2] = x'[:, H-d-2, W-d] = 1,   d = 2,   x in [0, 1]
+    y' = target class,   for ⌊0.8 · |{i ∈ train : y_i ≠ target}|⌋ rows i drawn without replacement
+
+The pattern is `add_pattern_bd` of the Adversarial Robustness Toolbox. It is not written into the stored pixels: the
+source carries one flag per row and stamps after resize, crop and flip, so that no crop can lose it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unfed import rng
+from unfed.data.partition import portion
+from unfed.data.source import Source, TensorSource
+from unfed.errors import UnfedError
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """Four bright pixels of a 3x3 box, `distance` pixels from the bottom right corner, in all channels."""
+
+    distance: int = 2
+    value: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.distance < 1:
+            raise UnfedError(f"A trigger's distance from the corner is at least 1 pixel, not {self.distance}.")
+        if not 0.0 <= self.value <= 1.0:
+            raise UnfedError(f"A trigger's value is a brightness between 0 and 1, not {self.value}.")
+
+    def pixels(self, height: int, width: int) -> tuple[tuple[int, int], ...]:
+        """The four (y, x) of the pattern, or the sentence that says that the image is too small."""
+        y, x = height - self.distance, width - self.distance
+        if min(y, x) < 2:
+            need = self.distance + 2
+            raise UnfedError(
+                f"The trigger needs images of at least {need}x{need} pixels, these are {height}x{width};"
+                " resize them or leave the poisoning out."
+            )
+        return (y, x), (y - 1, x - 1), (y, x - 2), (y - 2, x)
+
+    def stamp(self, images: Tensor) -> Tensor:
+        """Copies of images [..., C, H, W] in [0, 1] that carry the pattern."""
+        stamped = images.clone()
+        # Four fills with a scalar: an index tensor would have to come from the host at every fetch.
+        for y, x in self.pixels(*images.shape[-2:]):
+            stamped[..., y, x] = self.value
+        return stamped
+
+
+def poison(labels: Tensor, rows: Tensor, target_class: int, seed: int, share: float = 0.8) -> tuple[Tensor, Tensor]:
+    """New labels and the flags of the rows to stamp, chosen among `rows`, the poisoned client's training rows."""
+    if not 0.0 < share <= 1.0:
+        raise UnfedError(f"The share of poisoned rows must be above 0 and at most 1, not {share}.")
+    rows = rows.to(labels.device)
+    eligible = rows[labels[rows] != target_class].sort().values  # the choice must not depend on the rows' order
+    count = portion(share, len(eligible))
+    if count == 0:
+        raise UnfedError(
+            f"{len(eligible)} of the client's {len(rows)} training rows are not of the target class {target_class},"
+            f" so a share of {share} poisons none; choose another target class, client or share."
+        )
+    chosen = eligible[rng.order(rng.as_key(rng.key(seed, "poison"), labels.device), len(eligible))[:count]]
+    flags = torch.zeros(len(labels), dtype=torch.bool, device=labels.device)
+    flags[chosen] = True
+    return torch.where(flags, target_class, labels), flags
+
+
+def backdoor(
+    source: Source, rows: Tensor, target_class: int, seed: int, share: float = 0.8, trigger: Trigger | None = None
+) -> TensorSource:
+    """The source after one client, whose training rows are `rows`, was poisoned; clients can be poisoned in turn."""
+    trigger = trigger or Trigger()
+    own = _poisonable(source, target_class, trigger)
+    labels, flags = poison(own.labels, rows, target_class, seed, share)
+    if own.stamped is not None:
+        if own.trigger != trigger:
+            raise UnfedError("The source carries another trigger already; poison every client with the same one.")
+        flags = flags | own.stamped
+    return own.relabelled(labels, flags, trigger)
+
+
+def triggered(source: Source, target_class: int, trigger: Trigger | None = None) -> tuple[Tensor, TensorSource]:
+    """The attack's test: (rows not of the target class, a source in which they are stamped and carry the target label).
+
+    Accuracy over these rows of this source *is* the attack success rate.
+    """
+    trigger = trigger or Trigger()
+    own = _poisonable(source, target_class, trigger)
+    others = own.labels != target_class
+    rows = others.nonzero().reshape(-1)
+    if len(rows) == 0:
+        raise UnfedError(
+            f"Every row is of the target class {target_class}, so there is nothing to attack; choose another."
+        )
+    return rows, own.relabelled(torch.full_like(own.labels, target_class), others, trigger)
+
+
+def _poisonable(source: Source, target_class: int, trigger: Trigger) -> TensorSource:
+    if not isinstance(source, TensorSource) or source.prepared:
+        raise UnfedError(
+            "Only image data held as uint8 tensors can be poisoned, because the trigger goes between the transform"
+            " and the normalisation; return uint8 tensors from your data set's factory or leave the poisoning out."
+        )
+    if not 0 <= target_class < source.classes:
+        raise UnfedError(f"The target class {target_class} is outside 0..{source.classes - 1}; choose one of these.")
+    trigger.pixels(*source.shape[-2:])
+    return source

@@ -1,0 +1,268 @@
+"""Which samples must leave: D^k = D_r^k ⊎ D_u^k, one bool per position of each client.
+
+    request   client    D_u^k = D^k                            for the named clients
+              class     D_u^k = {i : y_i^k ∈ classes}          for every client, by the label as the client holds it
+              instance  D_u^k = the named positions, or a random ⌊fraction · n_train⌋ of every client's training rows
+
+    views     retain = train - D_u     forget = train ∩ D_u     all = train     val = val - D_u
+
+Marks of several requests are united, so marking twice is marking once, and the order of requests does not matter. A
+validation row that matches is left out as well: a model that forgot a class must not be asked for it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from unfed import rng
+from unfed.data.partition import portion
+from unfed.data.source import Source
+from unfed.errors import UnfedError, listed, nearest
+
+Kind = Literal["client", "class", "instance"]
+VIEWS = ("retain", "forget", "all", "val")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One deletion request: some clients, some classes, or some samples."""
+
+    id: str
+    clients: tuple[str, ...] = ()
+    classes: tuple[int, ...] = ()
+    samples: tuple[tuple[str, int], ...] = ()
+    fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not self.id:
+            raise UnfedError("A request needs an id, a non-empty string; its random draws depend on it.")
+        given = [name for name in ("clients", "classes", "samples") if getattr(self, name)]
+        given += ["fraction"] if self.fraction is not None else []
+        if len(given) != 1:
+            what = listed(given).replace(" or ", " and ") or "none of them"
+            raise UnfedError(
+                f"Request {self.id!r} gives {what}; give exactly one of clients, classes, samples or fraction."
+            )
+        if self.fraction is not None and not 0.0 < self.fraction < 1.0:
+            raise UnfedError(f"Request {self.id!r} has the fraction {self.fraction}; it must lie between 0 and 1.")
+
+    @property
+    def kind(self) -> Kind:
+        """The scope: client, class or instance."""
+        return "client" if self.clients else "class" if self.classes else "instance"
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary: the id and the one thing that is asked for."""
+        if self.fraction is not None:
+            return {"id": self.id, "fraction": self.fraction}
+        if self.samples:
+            return {"id": self.id, "samples": [list(sample) for sample in self.samples]}
+        if self.clients:
+            return {"id": self.id, "clients": list(self.clients)}
+        return {"id": self.id, "classes": list(self.classes)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Request:
+        """The request that `to_json` wrote, or the sentence that says which part is malformed."""
+        if not isinstance(data, Mapping):
+            raise UnfedError(f"A request is a table with an id and what is to leave, not a {type(data).__name__}.")
+        known = [own.name for own in fields(Request)]
+        for name in data:
+            if name not in known:
+                raise UnfedError(f"A request has no field {name!r}; it has {', '.join(known)}.{nearest(name, known)}")
+        return Request(
+            id=data.get("id", ""),
+            clients=tuple(_typed(data, "clients", _is_name, "client names")),
+            classes=tuple(_typed(data, "classes", _is_index, "class numbers from 0 on")),
+            samples=tuple((c, p) for c, p in _typed(data, "samples", _is_sample, "pairs [client, position]")),
+            fraction=_fraction(data.get("fraction")),
+        )
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_sample(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and _is_name(value[0]) and _is_index(value[1])
+
+
+def _typed(data: Mapping[str, Any], name: str, fits: Any, what: str) -> list[Any]:
+    values = data.get(name, ())
+    if not isinstance(values, (list, tuple)) or not all(fits(value) for value in values):
+        raise UnfedError(f"A request's {name} must be a list of {what}, not {values!r}.")
+    return list(values)
+
+
+def _fraction(value: Any) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise UnfedError(f"A request's fraction must be a number between 0 and 1, not {value!r}.")
+    return None if value is None else float(value)
+
+
+def read_samples(path: str | Path) -> tuple[tuple[str, int], ...]:
+    """The samples listed in a CSV file with the header `client,position`."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            numbered = [(reader.line_num, [cell.strip() for cell in line]) for line in reader if any(line)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UnfedError(f"The sample list {path} cannot be read ({reason}); give a CSV file in UTF-8.") from error
+    if not numbered:
+        raise UnfedError(f"The sample list {path} is empty; write the header client,position and one line per sample.")
+    if numbered[0][1] != ["client", "position"]:
+        raise UnfedError(f"Line {numbered[0][0]} of {path} must be the header client,position; add it.")
+    if len(numbered) == 1:
+        raise UnfedError(f"The sample list {path} has a header and no sample; add one line per sample.")
+    first: dict[tuple[str, int], int] = {}
+    for line, cells in numbered[1:]:
+        sample = _read_line(path, line, cells)
+        if sample in first:
+            raise UnfedError(f"Line {line} of {path} repeats line {first[sample]}; remove one of them.")
+        first[sample] = line
+    return tuple(first)
+
+
+def _read_line(path: str | Path, line: int, cells: list[str]) -> tuple[str, int]:
+    if len(cells) != 2 or not cells[0]:
+        raise UnfedError(f"Line {line} of {path} must hold a client and a position, not {','.join(cells)!r}.")
+    if not (cells[1].isascii() and cells[1].isdigit()):
+        raise UnfedError(f"Line {line} of {path} has the position {cells[1]!r}; it must be an integer from 0 on.")
+    return cells[0], int(cells[1])
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """What one client holds: rows of a source in its own order, the 80:20 split, and the marks of D_u."""
+
+    name: str
+    source: Source
+    rows: Tensor
+    train: Tensor
+    val: Tensor
+    forget: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+
+    def __post_init__(self) -> None:
+        if self.forget.numel() == 0:  # no marks given: nothing is to be forgotten
+            object.__setattr__(self, "forget", torch.zeros_like(self.rows, dtype=torch.bool))
+        if self.forget.shape != self.rows.shape or self.forget.dtype != torch.bool:
+            raise UnfedError(f"Client {self.name!r} needs {len(self.rows)} boolean forget marks, one per row.")
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels of the client's rows, in its own order, as the client holds them."""
+        return self.source.labels[self.rows.to(self.source.labels.device)].to(self.rows.device)
+
+    def view(self, name: str) -> Tensor:
+        """The positions of a view: retain, forget, all or val."""
+        if name not in VIEWS:
+            raise UnfedError(f"There is no view {name!r}; the views are {listed(VIEWS)}.{nearest(name, VIEWS)}")
+        positions = self.val if name == "val" else self.train
+        if name == "all":
+            return positions
+        marked = self.forget[positions]
+        return positions[marked if name == "forget" else ~marked]
+
+
+def mark(clients: Sequence[ClientData], requests: Sequence[Request], seed: int) -> tuple[ClientData, ...]:
+    """The clients with the D_u of all requests united; clients that no request concerns are returned as they are."""
+    marked = list(clients)
+    names = {client.name: k for k, client in enumerate(marked)}
+    for request in requests:
+        # Drawn from the clients' rows alone, never from earlier marks: that is what makes marking idempotent.
+        concerned = _SCOPES[request.kind](marked, names, request, seed)
+        if not any(bool(marks[marked[k].train].any()) for k, marks in concerned.items()):
+            raise UnfedError(
+                f"Request {request.id!r} names no training row, so its forget set is empty and there is nothing to"
+                " unlearn; check what it asks for."
+            )
+        for k, marks in concerned.items():
+            marked[k] = replace(marked[k], forget=marked[k].forget | marks)
+    if requests and not any(len(client.view("retain")) for client in marked):
+        raise UnfedError(
+            "The requests would remove every training row of every client, so nothing would be left to learn from;"
+            " ask for less."
+        )
+    return tuple(marked)
+
+
+def _client_scope(
+    clients: Sequence[ClientData], names: Mapping[str, int], request: Request, seed: int
+) -> dict[int, Tensor]:
+    found = [_find(names, name, request) for name in request.clients]
+    return {k: torch.ones_like(clients[k].forget) for k in found}
+
+
+def _class_scope(
+    clients: Sequence[ClientData], names: Mapping[str, int], request: Request, seed: int
+) -> dict[int, Tensor]:
+    concerned: dict[int, Tensor] = {}
+    held: set[int] = set()
+    for k, client in enumerate(clients):
+        labels = client.labels
+        marks = torch.isin(labels, torch.tensor(request.classes, device=labels.device))
+        present = set(labels[marks].tolist())
+        if present:
+            held.update(present)
+            concerned[k] = marks
+    missing = [c for c in request.classes if c not in held]
+    if missing:
+        raise UnfedError(
+            f"Request {request.id!r} names class {missing[0]}, which none of the {len(clients)} clients holds;"
+            " check the class numbers."
+        )
+    return concerned
+
+
+def _instance_scope(
+    clients: Sequence[ClientData], names: Mapping[str, int], request: Request, seed: int
+) -> dict[int, Tensor]:
+    if request.fraction is not None:
+        return {k: _random_marks(c, request.id, request.fraction, seed) for k, c in enumerate(clients) if len(c.train)}
+    concerned: dict[int, list[int]] = {}
+    for name, position in request.samples:
+        k = _find(names, name, request)
+        if not 0 <= position < len(clients[k].rows):
+            raise UnfedError(
+                f"Request {request.id!r} names position {position} of client {name!r}, which holds"
+                f" {len(clients[k].rows)} rows; positions count from 0 in the client's own order."
+            )
+        concerned.setdefault(k, []).append(position)
+    return {k: _marks_at(clients[k], torch.tensor(positions)) for k, positions in concerned.items()}
+
+
+_SCOPES = {"client": _client_scope, "class": _class_scope, "instance": _instance_scope}
+
+
+def _find(names: Mapping[str, int], name: str, request: Request) -> int:
+    if name not in names:
+        raise UnfedError(
+            f"Request {request.id!r} names client {name!r}, which is not among the {len(names)} clients"
+            f" of this federation.{nearest(name, names) if len(names) <= 10_000 else ''}"
+        )
+    return names[name]
+
+
+def _random_marks(client: ClientData, request_id: str, fraction: float, seed: int) -> Tensor:
+    """A random ⌊fraction · n_train⌋ of a client's training rows, at least one."""
+    key = rng.as_key(rng.key(seed, "request", request_id, client.name), client.train.device)
+    count = max(1, portion(fraction, len(client.train)))
+    return _marks_at(client, client.train[rng.order(key, len(client.train))[:count]])
+
+
+def _marks_at(client: ClientData, positions: Tensor) -> Tensor:
+    marks = torch.zeros_like(client.forget)
+    marks[positions.to(marks.device)] = True
+    return marks

@@ -1,0 +1,369 @@
+"""A source gives the samples of some rows: fetch(rows, draws) -> (x, y).
+
+    x = normalise(stamp(flip(crop(resize(pad_crop(pixels / 255))))))          y = labels[rows]
+
+`rows` has any shape, [B] for one client or [C, B] for a stack of clients, and so have x and y in front. `draws` is
+one 32-bit word per row: every random choice is an integer hash of that word, so a row looks the same alone and in a
+stack, today and after a resume, on any device. `draws=None` is evaluation: no padding, centre crop, no flip.
+
+A backdoor's trigger is stamped after the geometry and before the normalisation (METHODS §7): stamped on the stored
+image, most random crops would lose it.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unfed import rng
+from unfed.errors import UnfedError, UnfedWarning
+
+# What a row's word is hashed with, so that its flip, its padding and its crop are independent.
+_FLIP, _PAD_TOP, _PAD_LEFT, _CROP_TOP, _CROP_LEFT = 0x1B56C4E9, 0x3C6EF372, 0x5A827999, 0x6ED9EBA1, 0x7F4A7C15
+
+
+class Source(Protocol):
+    """Samples by row. `resident` sources live on the device: the batched engine and bit-equal resume need that."""
+
+    @property
+    def labels(self) -> Tensor: ...
+
+    @property
+    def resident(self) -> bool: ...
+
+    @property
+    def classes(self) -> int: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, rows: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
+
+
+class Stamp(Protocol):
+    """What `poison.Trigger` is to a source: a pure function on images in [0, 1]."""
+
+    def stamp(self, images: Tensor) -> Tensor: ...
+
+
+class MapStyle(Protocol):
+    """A user's data set: `len(dataset)` and `dataset[i] -> (x, y)`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Transform:
+    """From stored pixels to what the model sees; the same for every row but for the row's word."""
+
+    flip: float = 0.0
+    pad_crop: int = 0
+    resize: int | None = None
+    crop: int | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.flip <= 1.0:
+            raise UnfedError(f"flip is a probability between 0 and 1, not {self.flip}.")
+        if self.pad_crop < 0:
+            raise UnfedError(f"pad_crop is a number of pixels, 0 for none, not {self.pad_crop}.")
+        for name, size in (("resize", self.resize), ("crop", self.crop)):
+            if size is not None and size < 1:
+                raise UnfedError(f"{name} is a number of pixels, at least 1, not {size}.")
+        if self.resize is not None and self.crop is not None and self.crop > self.resize:
+            raise UnfedError(f"crop = {self.crop} does not fit into resize = {self.resize}; make resize larger.")
+        if len(self.mean) != len(self.std):
+            raise UnfedError(
+                f"mean has {len(self.mean)} values and std has {len(self.std)}; give one of each per channel."
+            )
+        if not all(math.isfinite(m) for m in self.mean) or not all(0 < s < math.inf for s in self.std):
+            raise UnfedError(f"mean {self.mean} must be finite and std {self.std} positive; check both.")
+
+    def shape(self, image: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a transformed image, or the sentence that says why this transform does not fit it."""
+        channels, height, width = image
+        if self.mean and len(self.mean) != channels:
+            raise UnfedError(f"mean and std have {len(self.mean)} values, the images have {channels} channels.")
+        if self.resize is not None:
+            height = width = self.resize
+        if self.crop is None:
+            return channels, height, width
+        if self.crop > min(height, width):
+            raise UnfedError(f"crop = {self.crop} does not fit into images of {height}x{width}; set resize as well.")
+        return channels, self.crop, self.crop
+
+    def geometry(self, images: Tensor, draws: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Pad-crop, resize, crop, flip of [n, C, H, W]; without a resize the pixels stay uint8, which is cheaper."""
+        if draws is not None and self.pad_crop:
+            height, width = images.shape[-2:]
+            top, left = (rng.below(_word(draws, k), 2 * self.pad_crop + 1) for k in (_PAD_TOP, _PAD_LEFT))
+            images = _window(F.pad(images, (self.pad_crop,) * 4), top, left, height, width)
+        if self.resize is not None:
+            # Antialiasing matters, and costs, only where pixels get lost.
+            shrinks = self.resize < max(images.shape[-2:])
+            size = (self.resize, self.resize)
+            images = F.interpolate(_unit(images, dtype), size, mode="bilinear", antialias=shrinks, align_corners=False)
+        if self.crop is not None:
+            images = self._cropped(images, draws, self.crop)
+        if draws is not None and self.flip:
+            mirrored = rng.chance(_word(draws, _FLIP), self.flip)
+            images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
+        return images
+
+    @staticmethod
+    def _cropped(images: Tensor, draws: Tensor | None, size: int) -> Tensor:
+        spare_y, spare_x = images.shape[-2] - size, images.shape[-1] - size
+        if draws is None:
+            top, left = spare_y // 2, spare_x // 2
+            return images[..., top : top + size, left : left + size]
+        tops = rng.below(_word(draws, _CROP_TOP), spare_y + 1)
+        lefts = rng.below(_word(draws, _CROP_LEFT), spare_x + 1)
+        return _window(images, tops, lefts, size, size)
+
+
+def _word(draws: Tensor, purpose: int) -> Tensor:
+    """A row's word for one purpose. Plain scalars only: no tensor is made on the host, so CUDA graphs can hold it."""
+    return rng.mix(rng.mix(draws) ^ purpose)
+
+
+def _unit(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """Pixels as numbers in [0, 1]; what is floating-point already stays."""
+    return images if images.is_floating_point() else images.to(dtype).div_(255)
+
+
+def _window(images: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
+    """The heightxwidth window of each image at its own corner, by one gather."""
+    n, channels = images.shape[:2]
+    row = torch.arange(n, device=images.device)[:, None, None, None]
+    channel = torch.arange(channels, device=images.device)[:, None, None]
+    y = top[:, None] + torch.arange(height, device=images.device)
+    x = left[:, None] + torch.arange(width, device=images.device)
+    return images[row, channel, y[:, None, :, None], x[:, None, None, :]]
+
+
+class TensorSource:
+    """The whole data set on the device: uint8 images [N, C, H, W], or float tensors [N, …] taken as they are."""
+
+    resident = True
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        classes: int | None = None,
+        transform: Transform | None = None,
+        stamped: Tensor | None = None,
+        trigger: Stamp | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if not dtype.is_floating_point:
+            raise UnfedError(f"dtype must be a floating-point type such as float32, not {dtype}.")
+        if (stamped is None) != (trigger is None):
+            raise UnfedError("Flags of stamped rows and a trigger belong together; give both or neither.")
+        self.transform = transform or Transform()
+        self.shape = _sample_shape(images, self.transform, trigger)
+        self.classes = _checked_labels(labels, len(images), classes)
+        if stamped is not None and (stamped.shape != labels.shape or stamped.dtype != torch.bool):
+            raise UnfedError(f"The flags of stamped rows must be {len(images)} booleans, one per row.")
+        device = images.device
+        self.dtype, self.trigger = dtype, trigger
+        self.images = images if images.dtype == torch.uint8 else images.to(dtype)
+        self.labels = labels.to(device, torch.int64)
+        self.stamped = None if stamped is None else stamped.to(device)
+        # Made once: a fetch must not move anything from the host.
+        mean, std = (torch.tensor(v, dtype=dtype, device=device) for v in (self.transform.mean, self.transform.std))
+        self._mean, self._std = mean[:, None, None], std[:, None, None]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def prepared(self) -> bool:
+        """True for float tensors, which are handed out as they are."""
+        return self.images.dtype != torch.uint8
+
+    def fetch(self, rows: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The transformed samples and the labels of `rows`, in the shape of `rows`."""
+        flat = rows.reshape(-1).to(self.images.device)
+        y = self.labels.index_select(0, flat).reshape(rows.shape)
+        x = self.images.index_select(0, flat)
+        if not self.prepared:
+            words = None if draws is None else draws.reshape(-1).to(x.device)
+            x = _unit(self.transform.geometry(x, words, self.dtype), self.dtype)
+            if self.stamped is not None and self.trigger is not None:
+                flags = self.stamped.index_select(0, flat)[:, None, None, None]
+                x = torch.where(flags, self.trigger.stamp(x), x)
+            if self.transform.mean:
+                x = x.sub_(self._mean).div_(self._std)
+        return x.reshape(*rows.shape, *self.shape), y
+
+    def to(self, device: torch.device | str) -> TensorSource:
+        """The same source on another device."""
+        return self._like(self.images.to(device), self.labels, self.stamped, self.trigger)
+
+    def relabelled(self, labels: Tensor, stamped: Tensor | None, trigger: Stamp | None) -> TensorSource:
+        """The same images, not copied, with other labels and stamps."""
+        return self._like(self.images, labels, stamped, trigger)
+
+    def _like(self, images: Tensor, labels: Tensor, stamped: Tensor | None, trigger: Stamp | None) -> TensorSource:
+        return TensorSource(
+            images,
+            labels,
+            classes=self.classes,
+            transform=self.transform,
+            stamped=stamped,
+            trigger=trigger,
+            dtype=self.dtype,
+        )
+
+
+def _sample_shape(images: Tensor, transform: Transform, trigger: Stamp | None) -> tuple[int, ...]:
+    """The shape of one fetched x, after checking that the tensors are something a source can hold."""
+    if images.ndim == 0 or len(images) == 0:
+        raise UnfedError("The data set is empty; give it at least one sample.")
+    if images.is_floating_point():
+        if transform != Transform():
+            raise UnfedError("Float tensors are taken as prepared, without a transform; give uint8 images to use one.")
+        if trigger is not None:
+            raise UnfedError("A trigger needs uint8 images; float tensors are taken as prepared.")
+        return tuple(images.shape[1:])
+    if images.dtype != torch.uint8:
+        raise UnfedError(f"Samples must be uint8 images or float tensors, not {images.dtype}; convert them first.")
+    if images.ndim != 4:
+        raise UnfedError(f"uint8 images must have the shape [N, C, H, W], not {list(images.shape)}.")
+    return transform.shape(tuple(images.shape[1:]))
+
+
+def _checked_labels(labels: Tensor, n: int, classes: int | None) -> int:
+    """The number of classes, after checking every label; the sentence names the first bad row."""
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise UnfedError(f"Labels must be integers, not {labels.dtype}; convert them to class indices.")
+    if labels.shape != (n,):
+        raise UnfedError(f"There are {n} samples and labels of shape {list(labels.shape)}; give one label per sample.")
+    if classes is None:
+        classes = int(labels.max()) + 1
+    bad = ((labels < 0) | (labels >= classes)).nonzero()
+    if len(bad):
+        row = int(bad[0])
+        raise UnfedError(
+            f"Row {row} has the label {int(labels[row])}, which is outside 0..{classes - 1};"
+            " number the classes from 0 on."
+        )
+    return classes
+
+
+class DatasetSource:
+    """A user's own map-style data set, transforms included: `dataset[i] -> (x, y)`."""
+
+    resident = False
+
+    def __init__(
+        self,
+        dataset: MapStyle,
+        *,
+        classes: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        warn: bool = True,
+    ) -> None:
+        self._dataset, self._dtype, self._device = dataset, dtype, device
+        self._length = len(dataset)
+        if self._length == 0:
+            raise UnfedError("The data set is empty; give it at least one sample.")
+        labels = _read_labels(dataset)
+        self.classes = _checked_labels(labels, self._length, classes)
+        self.labels = labels.to(device)
+        self.shape = tuple(_as_sample(_pair(dataset, 0)[0], 0, dtype).shape)
+        if warn:
+            warnings.warn(
+                "the batched engine and bit-equal resume are off for a user's own data set,"
+                " because its transforms draw their own random numbers",
+                UnfedWarning,
+                stacklevel=2,
+            )
+
+    def __len__(self) -> int:
+        return self._length
+
+    def fetch(self, rows: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The samples of `rows`, one by one; `draws` is not used, because the data set draws for itself."""
+        y = self.labels[rows.to(self.labels.device)]
+        pairs = zip(rows.reshape(-1).tolist(), y.reshape(-1).tolist(), strict=True)
+        samples = [self._sample(row, label) for row, label in pairs]
+        x = torch.stack(samples) if samples else torch.empty((0, *self.shape), dtype=self._dtype)
+        return x.reshape(*rows.shape, *self.shape).to(self._device), y
+
+    def _sample(self, row: int, label: int) -> Tensor:
+        x, y = _pair(self._dataset, row)
+        if _as_label(y, row) != label:
+            raise UnfedError(
+                f"Row {row} comes with the label {_as_label(y, row)}, but the data set listed it as {label};"
+                " make its targets and its items agree."
+            )
+        sample = _as_sample(x, row, self._dtype)
+        if tuple(sample.shape) != self.shape:
+            raise UnfedError(
+                f"Row {row} has the shape {list(sample.shape)} and row 0 has {list(self.shape)};"
+                " resize them to one shape in the data set's transform."
+            )
+        return sample
+
+
+def _read_labels(dataset: MapStyle) -> Tensor:
+    """All labels: from `.targets` or `.labels` where the data set has them, else by one pass over it."""
+    listed: Sequence[Any] | None = None
+    # A target transform would make the list and the items disagree.
+    if getattr(dataset, "target_transform", None) is None:
+        listed = next((v for a in ("targets", "labels") if (v := getattr(dataset, a, None)) is not None), None)
+    if listed is not None and len(listed) != len(dataset):
+        raise UnfedError(f"The data set has {len(dataset)} rows and lists {len(listed)} labels; make them agree.")
+    if isinstance(listed, (Tensor, np.ndarray)):
+        listed = listed.tolist()
+    values: Sequence[Any] | Iterator[Any]
+    values = listed if listed is not None else (_pair(dataset, row)[1] for row in range(len(dataset)))
+    return torch.tensor([_as_label(value, row) for row, value in enumerate(values)], dtype=torch.int64)
+
+
+def _pair(dataset: MapStyle, row: int) -> tuple[Any, Any]:
+    item = dataset[row]
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise UnfedError(f"Row {row} of the data set is not a pair (x, y) but a {type(item).__name__}; return pairs.")
+    return item[0], item[1]
+
+
+def _as_label(value: Any, row: int) -> int:
+    if isinstance(value, (Tensor, np.ndarray)) and math.prod(value.shape) == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise UnfedError(f"Row {row} has the label {value!r}, which is not an integer; return class indices.")
+    return int(value)
+
+
+def _as_sample(value: Any, row: int, dtype: torch.dtype) -> Tensor:
+    """Tensors as they are; PIL images and arrays from [H, W] or [H, W, C] to [C, H, W]. uint8 becomes [0, 1]."""
+    if not isinstance(value, Tensor):
+        mode = getattr(value, "mode", None)  # only PIL images have one; a palette index is no intensity
+        array = np.asarray(value.convert("L" if mode == "1" else "RGB") if mode in ("1", "P") else value)
+        if array.dtype.kind not in "biuf" or array.ndim == 0:
+            raise UnfedError(
+                f"Row {row} holds a {type(value).__name__}, which is no tensor, image or array;"
+                " convert it in the data set's transform."
+            )
+        value = torch.from_numpy(np.array(array))
+        if value.ndim in (2, 3):
+            value = value[None] if value.ndim == 2 else value.permute(2, 0, 1)
+    return _unit(value, dtype) if value.dtype == torch.uint8 else value.to(dtype)

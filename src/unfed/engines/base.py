@@ -1,0 +1,88 @@
+"""The engine contract: what goes in, what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from unfed.params import Params
+from unfed.plan import Measure, Plan
+
+
+@dataclass(frozen=True)
+class PerClient:
+    """A context that differs per client."""
+
+    params: Mapping[str, Params]
+
+
+Context = Mapping[str, Params | PerClient]
+
+
+@dataclass(frozen=True)
+class Block:
+    """The updates of some clients, stacked along a first axis in the order of `clients`."""
+
+    clients: tuple[str, ...]
+    params: Params
+    samples: tuple[int, ...]
+    """Rows the plan covers at each client: its weight in the average."""
+    trained: tuple[int, ...]
+    """Rows that went forward and backward."""
+    forwarded: tuple[int, ...]
+    """Rows that went through context models."""
+    optimiser: Params | None = None
+    """The optimisers' state, stacked, where the plan says keep."""
+
+    def of(self, index: int) -> Params:
+        return {name: t[index] for name, t in self.params.items()}
+
+    def pick(self, keep: Sequence[int]) -> Block:
+        """The block with only these places."""
+        if len(keep) == len(self.clients):
+            return self
+        index = torch.tensor(list(keep), dtype=torch.int64)
+
+        def rows(tensors: Params) -> Params:
+            return {n: t[index.to(t.device)] for n, t in tensors.items()}
+
+        return Block(
+            tuple(self.clients[i] for i in keep),
+            rows(self.params),
+            tuple(self.samples[i] for i in keep),
+            tuple(self.trained[i] for i in keep),
+            tuple(self.forwarded[i] for i in keep),
+            None if self.optimiser is None else rows(self.optimiser),
+        )
+
+
+class Engine(Protocol):
+    """Trains and measures on clients, wherever they are."""
+
+    name: str
+
+    def train(
+        self,
+        plan: Plan,
+        params: Params,
+        clients: Sequence[str],
+        context: Context,
+        optimiser: Mapping[str, Params] | None = None,
+    ) -> Iterator[Block]:
+        """Every client starts from `params` and runs the plan; blocks come in any order."""
+        ...
+
+    def measure(
+        self, what: Measure, params: Params, clients: Sequence[str]
+    ) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+        """Every client answers with sums over its view."""
+        ...
+
+
+def context_of(context: Context, client: str) -> dict[str, Params]:
+    """The context as one client sees it."""
+    return {n: c.params[client] if isinstance(c, PerClient) else c for n, c in context.items()}

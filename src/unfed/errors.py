@@ -1,0 +1,36 @@
+"""The errors a user can meet: one sentence that says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UnfedError(Exception):
+    """Bad input. The message is one sentence with the remedy; the command line prints it and exits with 2."""
+
+    exit_code = 2
+
+
+class Refused(UnfedError):
+    """A quorum or a gate said no: the input was fine, the outcome was not accepted. Exit code 3."""
+
+    exit_code = 3
+
+
+class UnfedWarning(UserWarning):
+    """Something works, but not as a reader might think."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`Did you mean …?`, or nothing when no known word is close."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def listed(words: Iterable[object]) -> str:
+    """The words in a sentence: `a, b or c`."""
+    items = [str(word) for word in words]
+    if len(items) < 2:
+        return "".join(items)
+    return ", ".join(items[:-1]) + " or " + items[-1]

@@ -1,0 +1,210 @@
+"""Rounds: who takes part, what they are asked, what is averaged. Algorithm 1 of the paper in its general form.
+
+    θ ← begin(server)                                 the request arrives: NoT negates
+    for r = 1, 2, …                                    the default round, `recover`
+        P_r ← participants(r) of the retained clients
+        θ   ← average(θ, train(plan(r), θ, P_r))       each k ∈ P_r trains one epoch on D_r^k
+
+A `Server` is what a method sees. It never sees data: it asks the engine, which asks the clients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from unfed import rng
+from unfed.aggregate import Refusal, average, validate
+from unfed.data import ClientData
+from unfed.engines.base import Block, Context, Engine, context_of
+from unfed.errors import Refused, UnfedError
+from unfed.ledger import Ledger
+from unfed.methods.base import State
+from unfed.params import Params, tensor_bytes
+from unfed.plan import Measure, Phase, Plan
+from unfed.template import Template
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate of round r of T, written into the round's plan by the server."""
+
+    kind: str = "constant"
+    minimum: float = 0.0
+    every: int = 1
+    factor: float = 0.1
+    warmup: int = 0
+
+    def rate(self, base: float, round: int, rounds: int) -> float:
+        """constant: η · cosine: from η down to the minimum in round T · step: η·factor^⌊(r−1)/every⌋."""
+        if round <= self.warmup:
+            return base * round / self.warmup
+        if self.kind == "constant":
+            return base
+        if self.kind == "step":
+            return max(self.minimum, base * self.factor ** ((round - 1 - self.warmup) // self.every))
+        if self.kind == "cosine":
+            span = max(1, rounds - self.warmup - 1)
+            progress = min(1.0, (round - 1 - self.warmup) / span)
+            return self.minimum + (base - self.minimum) * (1 + math.cos(math.pi * progress)) / 2
+        raise UnfedError(f"The schedule {self.kind!r} is not known; use constant, cosine or step.")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a federation runs its rounds."""
+
+    phase: Phase = field(default_factory=Phase)
+    rounds: int = 60
+    schedule: Schedule = field(default_factory=Schedule)
+    participation: float = 1.0
+    """The share of the clients that is asked in a round, at least one."""
+    drop_out: float = 0.0
+    """The probability that a client that was asked does not answer."""
+    quorum: float = 0.5
+    """The share of those asked whose updates must be accepted, at least one."""
+
+
+class Server:
+    """What a method can ask for. One server serves one job: a training, or one method on one request."""
+
+    def __init__(
+        self,
+        template: Template,
+        engine: Engine,
+        clients: Mapping[str, ClientData],
+        params: Params,
+        settings: Settings,
+        seed: int,
+        fresh: Callable[[int], Params],
+        forward_flops: int,
+        wired: bool = True,
+    ) -> None:
+        self.template, self.engine, self.settings, self.seed = template, engine, settings, seed
+        self.params = params
+        self.ledger = Ledger()
+        self._wired = wired
+        """Whether clients are elsewhere: without a wire (one model, one data set) no byte is counted."""
+        self.asked: dict[int, list[str]] = {}
+        self.refusals: list[Refusal] = []
+        self.fresh, self._forward_flops = fresh, forward_flops
+        self._order = {name: place for place, name in enumerate(clients)}
+        self._parameters = sum(template.like[name].numel() for name in template.trainable)
+        self.look_at(clients, engine)
+
+    def look_at(self, clients: Mapping[str, ClientData], engine: Engine) -> None:
+        """Take note of who holds what; called again when a further request marks more rows."""
+        self.engine = engine
+        self.clients = tuple(clients)
+        self.retained = tuple(n for n, c in clients.items() if len(c.view("retain")))
+        self.owners = tuple(n for n, c in clients.items() if len(c.view("forget")))
+        if not self.retained:
+            raise UnfedError("Every client would be forgotten, so nobody is left to train; ask for fewer.")
+
+    # --- what a plan is made of -----------------------------------------------------------------------------------
+
+    @property
+    def base(self) -> Phase:
+        """The configured phase: cross-entropy on retained data, one local epoch."""
+        return self.settings.phase
+
+    def plan(self, round: int, *phases: Phase, keep: bool = False) -> Plan:
+        """The plan of round r; without phases the base phase at the round's learning rate."""
+        return Plan(self.seed, round, phases or (self.scheduled(self.base, round),), keep)
+
+    def scheduled(self, phase: Phase, round: int) -> Phase:
+        """The phase at the learning rate of round r."""
+        rate = self.settings.schedule.rate(phase.optimiser.lr, round, self.settings.rounds)
+        return phase.with_optimiser(lr=rate)
+
+    def init(self, purpose: str = "init") -> Params:
+        """A fresh random initialisation, a function of this job's seed."""
+        return self.fresh(rng.key(self.seed, purpose))
+
+    # --- asking ---------------------------------------------------------------------------------------------------
+
+    def participants(self, round: int, among: Sequence[str]) -> tuple[str, ...]:
+        """Who is asked in round r: a seeded share of the clients, in the federation's order."""
+        if self.settings.participation >= 1.0:
+            return tuple(among)
+        count = max(1, round_half_up(self.settings.participation * len(among)))
+        picked = rng.order(rng.as_key(rng.key(self.seed, "participants", round)), len(among))[:count]
+        return tuple(among[i] for i in sorted(picked.tolist()))
+
+    def train(
+        self,
+        plan: Plan,
+        params: Params,
+        clients: Sequence[str],
+        context: Context | None = None,
+        optimiser: Mapping[str, Params] | None = None,
+    ) -> Iterator[Block]:
+        """Ask clients to run a plan. What cannot be averaged is refused and named; below the quorum the round fails."""
+        context = context or {}
+        asked = sorted(clients, key=self._order.__getitem__)
+        self.asked.setdefault(plan.round, []).extend(asked)
+        for name in asked:
+            self._send(params, *context_of(context, name).values())
+        answering = [name for name in asked if not self._drops_out(name, plan.round)]
+        silent = [Refusal(plan.round, name, "it did not answer") for name in asked if name not in set(answering)]
+        self.refusals += silent
+        refused, accepted = list(silent), 0
+        for block in self.engine.train(plan, params, answering, context, optimiser):
+            self.ledger.worked(self._forward_flops, sum(block.trained), sum(block.forwarded))
+            for _ in block.clients if self._wired else ():
+                self.ledger.sent(1, self._parameters, tensor_bytes(block.params) // len(block.clients))
+            good, bad = validate(block, params, plan.round)
+            self.refusals += bad
+            refused += bad
+            accepted += len(good.clients)
+            if good.clients:
+                yield good
+        need = max(1, math.ceil(self.settings.quorum * len(asked)))
+        if accepted < need:
+            why = "; ".join(f"client {r.client}: {r.reason}" for r in refused[:3]) or "nobody was asked"
+            raise Refused(
+                f"Round {plan.round} got {accepted} usable updates of {len(asked)} asked, the quorum is {need} ({why});"
+                " mend these clients or lower training.quorum, then resume."
+            )
+
+    def measure(self, what: Measure, params: Params, clients: Sequence[str]) -> dict[str, Tensor]:
+        """Sums over the clients' views."""
+        total: dict[str, Tensor] = {}
+        for _, sums in self.engine.measure(what, params, clients):
+            total = {n: total[n] + t if total else t for n, t in sums.items()}
+        return total
+
+    def average(self, params: Params, updates: Iterable[Block]) -> Params:
+        """θ + Σ p_k (θ_k − θ), in the federation's order whatever order the answers came in."""
+        blocks = list(updates)
+        blocks.sort(key=lambda block: self._order[block.clients[0]])
+        return average(params, blocks)
+
+    def fedavg(self, params: Params, plan: Plan, clients: Sequence[str], context: Context | None = None) -> Params:
+        """One round: train, then average."""
+        return self.average(params, self.train(plan, params, clients, context))
+
+    def recover(self, state: State) -> State:
+        """The default round: FedAvg over the retained data."""
+        r = state.round + 1
+        params = self.fedavg(state.params, self.plan(r), self.participants(r, self.retained))
+        return replace(state, params=params, round=r)
+
+    def _send(self, params: Params, *context: Params) -> None:
+        if self._wired:
+            self.ledger.sent(1, self._parameters, sum(tensor_bytes(p) for p in (params, *context)))
+
+    def _drops_out(self, client: str, round: int) -> bool:
+        if self.settings.drop_out == 0.0:
+            return False
+        word = rng.words(rng.as_key(rng.key(self.seed, "drop-out", round, client)), torch.zeros((), dtype=torch.int64))
+        return bool(rng.chance(word, self.settings.drop_out))
+
+
+def round_half_up(value: float) -> int:
+    """3.5 → 4, also where Python's banker's rounding would not."""
+    return math.floor(value + 0.5)

@@ -1,0 +1,243 @@
+"""A run folder: one documented, versioned layout, from which every table and report is computed afterwards.
+
+    run.json                                   schema, config, versions, seeds, clients, model size
+    trajectory.jsonl                           one line per evaluated round: all metrics, all ledger columns
+    samples/SEED/JOB/ROUND.safetensors         per-sample loss, correctness, confidence, entropy of D_u and test
+    state/SEED/JOB.safetensors                 what a job needs to go on
+    models/SEED/JOB.safetensors                what came out of it
+    requests/NUMBER-ID.json                    deletion requests, in the order in which they came
+    progress.json                              where a running process is (a hint for `status`, nothing depends on it)
+
+JOB is `train`, or REQUEST/METHOD. Every saved state says how long the trajectory was when it was saved; what no state
+vouches for is cut off when work goes on, so a resumed run writes the same bytes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from unfed import checkpoint
+from unfed.data import Request
+from unfed.errors import UnfedError
+from unfed.methods import State
+from unfed.params import Params
+
+SCHEMA = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+
+
+def check_id(name: str, what: str) -> str:
+    """Names that become files: letters, digits, dots, underscores and dashes."""
+    if not _NAME.fullmatch(name):
+        raise UnfedError(
+            f"The {what} {name!r} cannot be used as a file name; take at most 80 letters, digits, dots, dashes or"
+            " underscores, beginning with a letter or a digit."
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class Job:
+    """One stretch of rounds: the training of a seed, or one method on one request."""
+
+    seed: int
+    request: str | None
+    label: str
+
+    @property
+    def path(self) -> Path:
+        if self.request is None:
+            return Path(str(self.seed), self.label)
+        return Path(str(self.seed), self.request, self.label.replace(":", "."))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A deletion request as it stands in the queue."""
+
+    number: int
+    request: Request
+    method: str
+    until: str
+    created: str
+    seed: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "request": self.request.to_json(), "schema": SCHEMA}
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> Entry:
+        values = {name: raw[name] for name in ("number", "method", "until", "created", "seed")}
+        return Entry(request=Request.from_json(raw["request"]), **values)
+
+
+class RunFolder:
+    """Reads and writes the layout; knows nothing of training."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    # --- run.json -------------------------------------------------------------------------------------------------
+
+    def create(self, description: Mapping[str, Any]) -> None:
+        """Begin a run in a new or empty folder."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UnfedError(
+                f"{self.path} is there already and not empty; choose another folder with --out, or go on with"
+                f" `unfed resume {self.path}`."
+            )
+        checkpoint.write_json(self.path / "run.json", {"schema": SCHEMA, **description})
+
+    def description(self) -> dict[str, Any]:
+        if not (self.path / "run.json").exists():
+            raise UnfedError(f"{self.path} is not a run folder (it has no run.json); `unfed run` makes one.")
+        found: dict[str, Any] = checkpoint.read_json(self.path / "run.json", "run description")
+        if found.get("schema") != SCHEMA:
+            raise UnfedError(
+                f"{self.path} was written in layout {found.get('schema')}, this version reads layout {SCHEMA};"
+                " use the version of unfed that wrote it."
+            )
+        return found
+
+    # --- trajectory -----------------------------------------------------------------------------------------------
+
+    @property
+    def trajectory(self) -> Path:
+        return self.path / "trajectory.jsonl"
+
+    def append(self, line: Mapping[str, Any]) -> int:
+        return checkpoint.append_line(self.trajectory, json.dumps(line, separators=(",", ":")))
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All whole lines; the last one may be torn if a process died while writing it."""
+        if not self.trajectory.exists():
+            return []
+        found = []
+        whole, _, _ = self.trajectory.read_bytes().rpartition(b"\n")
+        for number, text in enumerate(whole.splitlines(), 1):
+            try:
+                found.append(json.loads(text))
+            except ValueError as error:
+                raise UnfedError(
+                    f"Line {number} of {self.trajectory} is damaged ({error}); restore the file."
+                ) from error
+        return found
+
+    def length(self) -> int:
+        """How long the trajectory is, in bytes."""
+        return self.trajectory.stat().st_size if self.trajectory.exists() else 0
+
+    def cut_back(self) -> None:
+        """Cut the trajectory to what a saved state vouches for."""
+        checkpoint.cut(self.trajectory, max((int(numbers["offset"]) for _, numbers in self.states()), default=0))
+
+    # --- jobs -----------------------------------------------------------------------------------------------------
+
+    def state_file(self, job: Job) -> Path:
+        return self._file("state", job)
+
+    def model_file(self, job: Job) -> Path:
+        return self._file("models", job)
+
+    def _file(self, folder: str, job: Job) -> Path:
+        path = self.path / folder / job.path
+        return path.with_name(path.name + ".safetensors")
+
+    def states(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Every saved state's numbers."""
+        for path in sorted((self.path / "state").rglob("*.safetensors")):
+            yield path, checkpoint.numbers_of(path)
+
+    def save_state(self, job: Job, state: State, numbers: Mapping[str, Any]) -> None:
+        whole = {"round": state.round, "done": state.done, "model": state.model, "numbers": dict(state.numbers)}
+        tensors = checkpoint.join({"params": state.params, **state.tensors})
+        checkpoint.save(self.state_file(job), tensors, {**whole, **numbers})
+
+    def load_state(self, job: Job) -> tuple[State, dict[str, Any]] | None:
+        path = self.state_file(job)
+        if not path.exists():
+            return None
+        tensors, numbers = checkpoint.load(path, "saved state")
+        groups = checkpoint.part(tensors)
+        state = State(
+            params=groups.pop("params", {}),
+            round=numbers["round"],
+            tensors=groups,
+            numbers=numbers["numbers"],
+            done=numbers["done"],
+            model=numbers["model"],
+        )
+        return state, numbers
+
+    def numbers(self, job: Job) -> dict[str, Any] | None:
+        path = self.state_file(job)
+        return checkpoint.numbers_of(path) if path.exists() else None
+
+    def finished(self, job: Job) -> bool:
+        return bool((self.numbers(job) or {}).get("finished"))
+
+    def save_model(self, job: Job, params: Params, numbers: Mapping[str, Any]) -> None:
+        checkpoint.save(self.model_file(job), params, numbers)
+
+    def load_model(self, job: Job) -> Params:
+        return checkpoint.load(self.model_file(job), "model")[0]
+
+    def save_samples(self, job: Job, round: int, samples: Mapping[str, Tensor]) -> None:
+        if samples:
+            checkpoint.save(self.path / "samples" / job.path / f"{round:06d}.safetensors", samples, {"round": round})
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def requests(self) -> list[Entry]:
+        files = sorted((self.path / "requests").glob("*.json"))
+        return [Entry.from_json(checkpoint.read_json(file, "request")) for file in files]
+
+    def put_request(self, entry: Entry) -> None:
+        checkpoint.write_json(self.path / "requests" / f"{entry.number:04d}-{entry.request.id}.json", entry.to_json())
+
+    # --- who is at work -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def lock(self, name: str = "work") -> Iterator[bool]:
+        """Hold a lock of the folder: True if it was free. It ends with the process, however that ends."""
+        with checkpoint.disk_errors(self.path):
+            descriptor = os.open(self.path / f".{name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+        finally:
+            os.close(descriptor)
+
+    def busy(self) -> bool:
+        """Whether a process is at work here now."""
+        with self.lock() as free:
+            return not free
+
+    def beat(self, progress: Mapping[str, Any]) -> None:
+        """Say where the work is. Only a hint, so it is neither synced nor an error when it fails."""
+        file = self.path / "progress.json"
+        temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps({**progress, "pid": os.getpid(), "at": time.time()}))
+            os.replace(temporary, file)
+
+    def heard(self) -> dict[str, Any] | None:
+        with contextlib.suppress(OSError, ValueError):
+            found: dict[str, Any] = json.loads((self.path / "progress.json").read_text())
+            return found
+        return None

@@ -1,0 +1,268 @@
+"""A job: one method from its beginning to its end, evaluated, saved and resumable.
+
+    saved?  ── no ──► begin, evaluate round 0, save
+       │
+       └── yes ─► go on:  round ─► evaluate if due ─► save if due ─► … ─► done or T rounds ─► save, write the model
+
+The original training is the job of Retrain on an empty scope. A state is saved after `begin`, at the end, and in
+between as the config says; it holds the tensors, the ledger and the length of the trajectory, so a job killed at any
+moment goes on from its last save and writes the same bytes again. A resumed NoT is therefore never negated twice:
+`begin` is not called once a state is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+from unfed.aggregate import Refusal
+from unfed.data import Request
+from unfed.errors import Refused, UnfedError
+from unfed.evaluation import Evaluator
+from unfed.federation import Server, Settings
+from unfed.folder import Job, RunFolder
+from unfed.ledger import Ledger
+from unfed.methods import Method, State
+from unfed.metrics import Value, is_measured
+from unfed.params import Params, cast
+from unfed.world import World
+
+
+class Watch(Protocol):
+    """Somebody who looks on: a progress bar, or nobody."""
+
+    def begins(self, job: Job, round: int, rounds: int) -> None: ...
+
+    def goes_on(self, job: Job, round: int, rounds: int, line: dict[str, Any] | None) -> None: ...
+
+    def ends(self, job: Job, outcome: str) -> None: ...
+
+
+class Silence:
+    """Nobody looks on."""
+
+    def begins(self, job: Job, round: int, rounds: int) -> None:
+        """Nothing."""
+
+    def goes_on(self, job: Job, round: int, rounds: int, line: dict[str, Any] | None) -> None:
+        """Nothing."""
+
+    def ends(self, job: Job, outcome: str) -> None:
+        """Nothing."""
+
+
+@dataclass
+class Diary:
+    """What a job remembers between saves besides its state."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    offset: int = 0
+    best: float = -1.0
+    best_round: int = 0
+    asked: dict[int, list[str]] = field(default_factory=dict)
+    refused: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "ledger": self.ledger.to_json(), "asked": {str(r): c for r, c in self.asked.items()}}
+
+    @staticmethod
+    def from_json(raw: dict[str, Any]) -> Diary:
+        return Diary(
+            Ledger.from_json(raw["ledger"]),
+            raw["offset"],
+            raw["best"],
+            raw["best_round"],
+            {int(r): c for r, c in raw["asked"].items()},
+            raw["refused"],
+        )
+
+
+class JobRunner:
+    """Runs one job in a folder."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        world: World,
+        job: Job,
+        method: Method,
+        settings: Settings,
+        seed: int,
+        requests: Sequence[Request],
+        params: Params,
+        patience: int = 0,
+        until: str | None = None,
+        pending: Callable[[], Sequence[Request]] | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self.folder, self.world, self.job, self.method = folder, world, job, method
+        self.requests, self.patience, self.until, self.pending = tuple(requests), patience, until, pending
+        self.watch: Watch = watch or Silence()
+        clients = world.scoped(self.requests)
+        self.evaluator = Evaluator(world, clients, self.requests)
+        self.server = Server(
+            world.template,
+            world.engine(clients),
+            clients,
+            params,
+            settings,
+            seed,
+            world.fresh,
+            world.forward_flops,
+        )
+        self.rounds = int(until) if until is not None and until != "recovered" else settings.rounds
+        self.before: Value = self.evaluator.validation(params) if requests else 0.0
+        self.left_out: tuple[Request, ...] = ()
+        self._saved_at, self._saved_round = time.monotonic(), 0
+        if until == "recovered" and not is_measured(self.before):
+            raise UnfedError(f"--until recovered cannot be judged here ({self.before}); use --until N.")
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    def run(self) -> State:
+        """The job's last state; what was already done is not done again."""
+        saved = self.folder.load_state(self.job)
+        if saved is None:
+            state, diary = self._begin()
+        else:
+            state, diary = self._resumed(*saved)
+            if saved[1]["finished"] and state.round >= self._enough(saved[1]):
+                return self._write_model(state)
+        self.watch.begins(self.job, state.round, self.rounds)
+        outcome = self._outcome(state, diary)
+        while outcome is None:
+            self._leave_out_newcomers()
+            started = time.monotonic()
+            state = self.method.round(self.server, state)
+            diary.ledger.seconds += time.monotonic() - started
+            self._take_notes(diary)
+            line = self._evaluate(state, diary) if self._due(state) else None
+            outcome = self._outcome(state, diary, line)
+            self.watch.goes_on(self.job, state.round, self.rounds, line)
+            if outcome is None and self._save_due(state):
+                self._save(state, diary, None)
+        self._save(state, diary, outcome)
+        if outcome == "not recovered":
+            raise Refused(
+                f"Request {self.job.request!r} is not recovered after {state.round} rounds: the best validation"
+                f" accuracy was {diary.best:.2f} % (round {diary.best_round}), it takes {self._target():.2f} %; go on with"
+                f" --until {2 * self.rounds}, or accept less with evaluation.recovered_within."
+            )
+        self.watch.ends(self.job, outcome)
+        return self._write_model(state)
+
+    def _begin(self) -> tuple[State, Diary]:
+        diary = Diary(offset=self.folder.length())
+        self.server.ledger = diary.ledger
+        started = time.monotonic()
+        state = self.method.begin(self.server)
+        diary.ledger.seconds += time.monotonic() - started
+        self._take_notes(diary)
+        line = self._evaluate(state, diary)
+        outcome = self._outcome(state, diary, line)
+        if outcome is None:
+            self._save(state, diary, None)
+        return state, diary
+
+    def _resumed(self, state: State, numbers: dict[str, Any]) -> tuple[State, Diary]:
+        diary = Diary.from_json(numbers["diary"])
+        self.server.ledger = diary.ledger
+        self._saved_round = state.round
+        tensors = {name: self._on_device(group) for name, group in state.tensors.items()}
+        return replace(state, params=self._on_device(state.params), tensors=tensors), diary
+
+    def _on_device(self, tensors: Params) -> Params:
+        return cast(tensors, self.world.dtype, self.world.device)
+
+    def _enough(self, numbers: dict[str, Any]) -> int:
+        """A job that ended by its number of rounds goes on when it is asked for more."""
+        return self.rounds if numbers["finished"] == "all rounds" and self.until is not None else 0
+
+    def _leave_out_newcomers(self) -> None:
+        """Who asked to leave while this job was running takes no part from the next round on."""
+        newcomers = tuple(self.pending()) if self.pending else ()
+        if newcomers != self.left_out:
+            self.left_out = newcomers
+            clients = self.world.scoped([*self.requests, *newcomers])
+            self.server.look_at(clients, self.world.engine(clients))
+
+    # --- when -----------------------------------------------------------------------------------------------------
+
+    def _due(self, state: State) -> bool:
+        last = state.done or state.round >= self.rounds
+        return last or state.round % self.world.config.evaluation.every == 0
+
+    def _save_due(self, state: State) -> bool:
+        when = self.world.config.checkpoint
+        by_rounds = when.rounds is not None and state.round - self._saved_round >= when.rounds
+        return by_rounds or (when.seconds is not None and time.monotonic() - self._saved_at >= when.seconds)
+
+    def _outcome(self, state: State, diary: Diary, line: dict[str, Any] | None = None) -> str | None:
+        """Why the job ends here, or None."""
+        if state.done:
+            return "done"
+        if self.until == "recovered" and line is not None and self._is_recovered(state, line):
+            return "recovered"
+        if self.patience and state.round - diary.best_round >= self.patience:
+            return "early stop"
+        if state.round >= self.rounds:
+            return "not recovered" if self.until == "recovered" else "all rounds"
+        return None
+
+    def _is_recovered(self, state: State, line: dict[str, Any]) -> bool:
+        value = line["validation"]
+        return state.round >= 1 and state.model and is_measured(value) and value >= self._target()
+
+    def _target(self) -> float:
+        assert not isinstance(self.before, str)
+        return self.before - self.world.config.evaluation.recovered_within
+
+    # --- what is written ------------------------------------------------------------------------------------------
+
+    def _take_notes(self, diary: Diary) -> None:
+        for round, clients in self.server.asked.items():
+            diary.asked.setdefault(round, []).extend(clients)
+        diary.refused += [_refusal(r) for r in self.server.refusals]
+        self.server.asked, self.server.refusals = {}, []
+
+    def _evaluate(self, state: State, diary: Diary) -> dict[str, Any]:
+        seen = self.evaluator(state.params)
+        line = {
+            "seed": self.job.seed,
+            "request": self.job.request,
+            "method": self.job.label,
+            "round": state.round,
+            "done": state.done,
+            "model": state.model,
+            **seen.numbers,
+            "validation_before": self.before if self.requests else seen.numbers["validation"],
+            **diary.ledger.to_json(),
+            "asked": {str(round): clients for round, clients in diary.asked.items()},
+            "refused": diary.refused,
+        }
+        self.folder.save_samples(self.job, state.round, seen.samples)
+        diary.offset = self.folder.append(line)
+        diary.asked, diary.refused = {}, []
+        value = seen.numbers["validation"]
+        if is_measured(value) and value > diary.best:
+            diary.best, diary.best_round = value, state.round
+        return line
+
+    def _save(self, state: State, diary: Diary, outcome: str | None) -> None:
+        finished = None if outcome == "not recovered" else outcome
+        numbers = {"offset": diary.offset, "diary": diary.to_json(), "finished": finished, "rounds": self.rounds}
+        self.folder.save_state(self.job, state, numbers)
+        self._saved_at, self._saved_round = time.monotonic(), state.round
+
+    def _write_model(self, state: State) -> State:
+        if not self.folder.model_file(self.job).exists() or self.until is not None:
+            model = self.world.config.model
+            numbers = {**asdict(self.job), "round": state.round, "architecture": model.name, "options": model.options}
+            self.folder.save_model(self.job, state.params, numbers)
+        return state
+
+
+def _refusal(refusal: Refusal) -> dict[str, Any]:
+    return {"round": refusal.round, "client": refusal.client, "reason": refusal.reason}

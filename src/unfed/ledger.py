@@ -1,0 +1,61 @@
+"""What unlearning cost, cumulated from its start to the round at hand.
+
+    comm_bytes  = Σ over model transfers of 4·P         the paper's rule: one download and one upload per participant
+    wire_bytes  = Σ over everything that crossed        buffers and context models too, in their own types
+    flops       = Σ over samples of 3·F, or F           forward and backward, or forward only
+
+F is `flop_counter`'s count of one forward pass; P counts trainable parameters. Evaluation and averaging
+are not counted. Framing (headers, serialisation) is not in `wire_bytes`: in a simulation there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from unfed.template import Template
+
+
+@dataclass
+class Ledger:
+    """The columns; every field is cumulative and survives a resume."""
+
+    comm_bytes: int = 0
+    wire_bytes: int = 0
+    flops: int = 0
+    stored_server_bytes: int = 0
+    stored_client_bytes: int = 0
+    seconds: float = 0.0
+
+    def sent(self, models: int, parameters: int, wire_bytes: int) -> None:
+        """Models that crossed, in either direction."""
+        self.comm_bytes += 4 * parameters * models
+        self.wire_bytes += wire_bytes
+
+    def worked(self, forward_flops: int, trained: int, forwarded: int = 0) -> None:
+        """Samples that were trained on, and samples that only went through a context model."""
+        self.flops += forward_flops * (3 * trained + forwarded)
+
+    def to_json(self) -> dict[str, float | int]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: Mapping[str, float | int]) -> Ledger:
+        known = {f.name for f in fields(Ledger)}
+        return Ledger(**{k: v for k, v in values.items() if k in known})  # type: ignore[arg-type]
+
+
+def forward_flops(template: Template) -> int:
+    """FLOPs of one forward pass of one sample, two per multiply-add.
+
+    Counted under the plain attention kernel: the counter has no formula for the fused one on a CPU.
+    """
+    some = next(t for t in template.like.values() if t.is_floating_point())
+    x = torch.zeros((1, *template.shape), dtype=some.dtype, device=some.device)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        template.bind(template.like)(x)
+    return int(counter.get_total_flops())

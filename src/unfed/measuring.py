@@ -1,0 +1,89 @@
+"""What a model does on rows, in eval mode: one score per row, or sums that clients can answer with.
+
+loss_i = −log softmax(z_i)_{y_i}     correct_i     confidence_i = max softmax     entropy_i = −Σ p log p
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unfed.data import ClientData, Source
+from unfed.local import bounds
+from unfed.params import Params
+from unfed.plan import Measure
+from unfed.template import Template
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One entry per row."""
+
+    loss: Tensor
+    correct: Tensor
+    confidence: Tensor
+    entropy: Tensor
+    predicted: Tensor
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    def __getitem__(self, index: Tensor) -> Scores:
+        return Scores(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+
+    @property
+    def accuracy(self) -> float:
+        """In percent."""
+        return 100.0 * float(self.correct.double().mean())
+
+    @property
+    def mean_loss(self) -> float:
+        return float(self.loss.double().mean())
+
+
+@torch.no_grad()
+def score(template: Template, params: Params, source: Source, rows: Tensor, batch: int = 1024) -> Scores:
+    """Score rows of a source, without augmentation, in large batches; the result lies on the CPU."""
+    net, parts = template.bind(params), []
+    for begin in range(0, len(rows), batch):
+        x, y = source.fetch(rows[begin : begin + batch], None)
+        logits = net(x)
+        log_p = logits.log_softmax(-1)
+        top, predicted = log_p.max(-1)
+        parts.append(
+            (
+                F.nll_loss(log_p, y, reduction="none").cpu(),
+                (predicted == y).cpu(),
+                top.exp().cpu(),
+                -(log_p.exp() * log_p).sum(-1).cpu(),
+                predicted.cpu(),
+            )
+        )
+    if not parts:
+        empty = torch.empty(0)
+        return Scores(empty, empty.bool(), empty, empty, empty.long())
+    return Scores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def measure(template: Template, what: Measure, client: ClientData, params: Params) -> Mapping[str, Tensor]:
+    """One client's answer to a measuring plan: sums over its view, and how many rows and batches they are over."""
+    positions = client.view(what.view)
+    count = {"count": torch.tensor(float(len(positions)), dtype=torch.float64)}
+    if what.what == "correct":
+        scores = score(template, params, client.source, client.rows[positions], what.batch)
+        return count | {"correct": scores.correct.double().sum(), "loss": scores.loss.double().sum()}
+    sums = {name: torch.zeros_like(params[name]) for name in template.trainable}
+    steps = bounds(len(positions), what.batch)
+    for begin, end in steps:
+        x, y = client.source.fetch(client.rows[positions[begin:end]], None)
+        leaves = {name: params[name].detach().requires_grad_() for name in template.trainable}
+        loss = F.cross_entropy(template.bind(params | leaves)(x), y)
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        for name, grad in zip(leaves, found, strict=True):
+            if grad is not None:
+                sums[name] += grad if what.what == "gradient" else grad.square()
+    return count | {"batches": torch.tensor(float(len(steps)), dtype=torch.float64)} | sums

@@ -1,0 +1,27 @@
+"""FT: start at θ* and let the remaining clients go on. Forgetting, if any, comes by itself.
+
+begin: θ ← θ*          round: FedAvg over D_r
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from unfed.methods.base import Method, State, register
+
+if TYPE_CHECKING:
+    from unfed.federation import Server
+
+
+@register
+@dataclass(frozen=True)
+class FineTune(Method):
+    """Fine-tuning on the retained data."""
+
+    name: ClassVar[str] = "ft"
+    title: ClassVar[str] = "FT"
+    cite: ClassVar[str] = "the natural baseline of Khalil et al., NoT, CVPR 2025"
+
+    def begin(self, server: Server) -> State:
+        return State(server.params)

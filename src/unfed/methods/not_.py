@@ -1,0 +1,57 @@
+"""NoT: negate the weights of chosen layers of the converged model, then let the remaining clients fine-tune.
+
+    begin: θ' = (−θ*_ℓ)_{ℓ ∈ L_neg} ⊕ (θ*_ℓ)_{ℓ ∉ L_neg}          (Eq. 3)
+    round: FedAvg over D_r                                          (Algorithm 1)
+
+No stored history, no access to the forgotten data. Negation breaks the co-adaptation between layers, so the loss is
+high and the gradients are large, while each layer by itself stays as good as it was: recovery is fast.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import nn
+
+from unfed.errors import UnfedWarning
+from unfed.layers import cancellations, choose
+from unfed.methods.base import Method, State, option, register
+from unfed.params import Params, params_of
+from unfed.perturb import perturb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from unfed.federation import Server
+
+
+@register
+@dataclass(frozen=True)
+class NoT(Method):
+    """Weight negation, then fine-tuning on the retained data."""
+
+    name: ClassVar[str] = "not"
+    title: ClassVar[str] = "NoT"
+    cite: ClassVar[str] = "Khalil et al., NoT: Federated Unlearning via Weight Negation, CVPR 2025"
+
+    layers: tuple[str | int, ...] = option(("first",), "L_neg: which tensors are perturbed", "paper")
+    perturbation: str = option("negate", "what happens to them; the others are the paper's ablation", "paper")
+    include_bias: bool = option(False, "also the bias of each chosen weight", "paper")
+    scale: float = option(1.0, "for perturbation = 'noise': its size in standard deviations of the tensor", "ours")
+
+    def begin(self, server: Server) -> State:
+        return State(self._perturbed(server.template.module, server.params, server.seed, server.fresh))
+
+    def check(self, module: nn.Module) -> None:
+        params = params_of(module)
+        self._perturbed(module, params, 0, lambda seed: params)
+        if self.perturbation == "negate":
+            for sentence in cancellations(module, choose(module, self.layers, self.include_bias)):
+                warnings.warn(sentence, UnfedWarning, stacklevel=2)
+
+    def _perturbed(self, module: nn.Module, params: Params, seed: int, fresh: Callable[[int], Params]) -> Params:
+        chosen = choose(module, self.layers, self.include_bias)
+        numbers = {"scale": self.scale} if self.perturbation == "noise" else {}
+        return perturb(params, chosen, self.perturbation, seed=seed, fresh=fresh, **numbers)

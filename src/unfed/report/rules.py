@@ -1,0 +1,273 @@
+"""Which round of a method is its result? Three rules, always named, computed from the trajectory afterwards.
+
+    best-gap    argmin over evaluated rounds t of  Avg. Gap(t, Retrain)       the paper's choice; an oracle
+    recovered   min { t :  validation(t) ≥ validation(θ*) - within }          what a deployment can apply
+    last        the last evaluated round                                      no choice at all
+
+Retrain is the reference and always stands at its last round, so that every gap follows from the printed columns.
+A result is a round t ≥ 1, or round 0 of a method that is done there: before that FT *is* θ*, and NoT a broken model.
+Rounds marked `model: false` (FedEraser while it calibrates) are nobody's result.
+
+Over seeds (METHODS §0): metrics are mean ± std; a gap is taken between the seed means, and its ± is the spread of the
+per-seed gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from unfed.errors import UnfedError, listed, nearest
+from unfed.metrics import (
+    GAP_METRICS,
+    Line,
+    Spread,
+    Value,
+    average,
+    average_gap,
+    gap,
+    is_measured,
+    mean_std,
+    not_measured,
+    reading,
+    together,
+)
+
+METRICS = (*GAP_METRICS, "validation", "backdoor", "retain_loss", "forget_loss", "test_loss", "loss_gap")
+COSTS = ("comm_bytes", "wire_bytes", "flops", "stored_server_bytes", "stored_client_bytes", "seconds")
+NO_RETRAIN = not_measured("no Retrain in this run")
+
+Trajectory = list[Line]
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A rule's answer for one seed: the line it reports (None: there is no result) and what a reader should know."""
+
+    line: Line | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A named rule: how it is explained and how it picks a line from one seed's trajectory."""
+
+    name: str
+    explanation: str
+    pick: Callable[[Trajectory, Line | None, float], Pick]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method under one request, as one rule reports it. `verdict` is set where the rule found no result."""
+
+    request: str
+    method: str
+    rule: str
+    seeds: tuple[int, ...]
+    rounds: tuple[int, ...]
+    metrics: Mapping[str, Spread]
+    gaps: Mapping[str, Spread]
+    average_gap: Spread
+    costs: Mapping[str, Spread]
+    finished: bool
+    verdict: str = ""
+    note: str = ""
+
+    @property
+    def is_reference(self) -> bool:
+        """Retrain, to which the gaps are taken."""
+        return self.method == "retrain"
+
+    @property
+    def is_before(self) -> bool:
+        """θ* under the request's scope: what unlearning started from."""
+        return self.method == "before"
+
+
+def rows(lines: Sequence[Line], rule: str = "best-gap", *, recovered_within: float = 0.5) -> list[Row]:
+    """One row per request and method: θ* first, then Retrain, then the methods as they ran."""
+    chosen = named(rule)
+    table = trajectories(lines)
+    result = []
+    for request, methods in table.items():
+        order = sorted(methods, key=lambda method: (method != "before", method != "retrain"))
+        reference = {seed: _last(t) for seed, t in methods.get("retrain", {}).items()}
+        result += [_row(request, method, methods[method], reference, chosen, recovered_within) for method in order]
+    return result
+
+
+def named(rule: str) -> Rule:
+    """The rule of that name."""
+    if rule not in RULES:
+        raise UnfedError(f"There is no reporting rule {rule!r}; use {listed(RULES)}.{nearest(rule, RULES)}")
+    return RULES[rule]
+
+
+def trajectories(lines: Sequence[Line]) -> dict[str, dict[str, dict[int, Trajectory]]]:
+    """request → method → seed → lines in round order; a round written twice (a resumed run) counts as written last."""
+    found: dict[str, dict[str, dict[int, dict[int, Line]]]] = {}
+    for line in lines:
+        if line.get("request") is None:
+            continue
+        seeds = found.setdefault(str(line["request"]), {}).setdefault(str(line["method"]), {})
+        seeds.setdefault(int(line["seed"]), {})[int(line["round"])] = line
+    return {
+        request: {
+            method: {seed: [by_round[t] for t in sorted(by_round)] for seed, by_round in sorted(seeds.items())}
+            for method, seeds in methods.items()
+        }
+        for request, methods in found.items()
+    }
+
+
+def results(trajectory: Trajectory) -> Trajectory:
+    """The lines a rule may choose from."""
+    return [line for line in trajectory if is_model(line) and (line["round"] >= 1 or bool(line.get("done")))]
+
+
+def is_model(line: Line) -> bool:
+    """False for rounds in which the method has no usable model yet."""
+    return line.get("model", True) is not False
+
+
+def _last(trajectory: Trajectory) -> Line:
+    """The last result; of a run that has none yet, the last line there is."""
+    return (results(trajectory) or trajectory)[-1]
+
+
+def _pick_last(trajectory: Trajectory, reference: Line | None, within: float) -> Pick:
+    line = _last(trajectory)
+    if not is_model(line):
+        return Pick(None, not_measured(f"no usable model after {line['round']} rounds"))
+    return Pick(line)
+
+
+def _pick_best_gap(trajectory: Trajectory, reference: Line | None, within: float) -> Pick:
+    if reference is None:
+        last = _pick_last(trajectory, reference, within)
+        return last if last.line is None else Pick(last.line, "last round shown, for there is no Retrain to choose by")
+    gaps = [(value, line) for line in results(trajectory) if is_measured(value := average_gap(line, reference))]
+    if not gaps:
+        last = _pick_last(trajectory, reference, within)
+        return last if last.line is None else Pick(last.line, "last round shown, for no round has an average gap")
+    return Pick(min(gaps, key=lambda pair: (pair[0], pair[1]["round"]))[1])
+
+
+def _pick_recovered(trajectory: Trajectory, reference: Line | None, within: float) -> Pick:
+    best: tuple[float, Line] | None = None
+    reason = not_measured("no round after the first has been evaluated yet")
+    for line in results(trajectory):
+        now, before = reading(line, "validation"), reading(line, "validation_before")
+        if not (is_measured(now) and is_measured(before)):
+            reason = str(gap(now, before))
+            continue
+        # The small slack keeps "within 0.5" true for 96.5 against 97.0, whatever their binary fractions.
+        if now >= before - within - 1e-9:
+            return Pick(line)
+        if best is None or now > best[0]:
+            best = (now, line)
+    if best is None:
+        return Pick(None, reason)
+    last = trajectory[-1]
+    span = "within" if last.get("done") else "yet after"
+    unit = "round" if last["round"] == 1 else "rounds"
+    return Pick(None, f"not recovered {span} {last['round']} {unit} (best {best[0]:.1f} at round {best[1]['round']})")
+
+
+RULES: dict[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        Rule(
+            "best-gap",
+            "Each method at the evaluated round with the smallest average gap to Retrain. This is the paper's choice; "
+            "it is an oracle, because in a deployment there is no Retrain to look at.",
+            _pick_best_gap,
+        ),
+        Rule(
+            "recovered",
+            "Each method at the first evaluated round at which its validation accuracy is back within {within:g} "
+            "points of the model's before unlearning. It needs no Retrain, so a deployment can use it; but it speaks "
+            "of utility only: a method that never forgot, such as FT, may meet it at once.",
+            _pick_recovered,
+        ),
+        Rule("last", "Each method at its last evaluated round: no choice, every method's full cost.", _pick_last),
+    )
+}
+
+
+def _row(
+    request: str,
+    method: str,
+    by_seed: Mapping[int, Trajectory],
+    reference: Mapping[int, Line],
+    rule: Rule,
+    within: float,
+) -> Row:
+    picks = {seed: _pick(method, lines, reference.get(seed), rule, within) for seed, lines in by_seed.items()}
+    found = {seed: pick.line for seed, pick in picks.items() if pick.line is not None}
+    # Where there is no result the method still spent what it spent: costs and rounds run to its last line.
+    reported = {seed: found.get(seed, lines[-1]) for seed, lines in by_seed.items()}
+    values = {name: {s: _value(picks[s], name) for s in picks} for name in METRICS}
+    gaps = {name: _gap(values[name], {s: reading(line, name) for s, line in reference.items()}) for name in METRICS}
+    return Row(
+        request=request,
+        method=method,
+        rule=rule.name,
+        seeds=tuple(by_seed),
+        rounds=tuple(int(line["round"]) for line in reported.values()),
+        metrics={name: mean_std(list(values[name].values())) for name in METRICS},
+        gaps=gaps,
+        average_gap=_average_gap(gaps, found, reference),
+        costs={name: _cost(method, name, reported.values()) for name in COSTS},
+        finished=method == "before" or all(bool(lines[-1].get("done")) for lines in by_seed.values()),
+        verdict=_verdict(picks),
+        note=_note(method, by_seed, picks, rule, within),
+    )
+
+
+def _pick(method: str, lines: Trajectory, reference: Line | None, rule: Rule, within: float) -> Pick:
+    if method == "before":
+        return Pick(lines[0])
+    return _pick_last(lines, reference, within) if method == "retrain" else rule.pick(lines, reference, within)
+
+
+def _value(pick: Pick, name: str) -> Value:
+    return pick.note if pick.line is None else reading(pick.line, name)
+
+
+def _cost(method: str, name: str, reported: Iterable[Line]) -> Spread:
+    return mean_std([0.0 if method == "before" else reading(line, name) for line in reported])
+
+
+def _gap(values: Mapping[int, Value], reference: Mapping[int, Value]) -> Spread:
+    """|mean of the method - mean of Retrain| over the seeds that have both; ± from the per-seed gaps."""
+    shared = [seed for seed in values if seed in reference]
+    if not shared:
+        return Spread(NO_RETRAIN, None, len(values))
+    mean = gap(mean_std([values[s] for s in shared]).mean, mean_std([reference[s] for s in shared]).mean)
+    return Spread(mean, mean_std([gap(values[s], reference[s]) for s in shared]).std, len(shared))
+
+
+def _average_gap(gaps: Mapping[str, Spread], found: Mapping[int, Line], reference: Mapping[int, Line]) -> Spread:
+    """The mean of the four gaps; ± from the per-seed average gaps."""
+    per_seed = [average_gap(line, reference[seed]) for seed, line in found.items() if seed in reference]
+    mean = average([gaps[name].mean for name in GAP_METRICS])
+    return Spread(mean, mean_std(per_seed).std if is_measured(mean) else None, gaps[GAP_METRICS[0]].n)
+
+
+def _verdict(picks: Mapping[int, Pick]) -> str:
+    without = [pick.note for pick in picks.values() if pick.line is None]
+    if not without:
+        return ""
+    share = f" ({len(without)} of {len(picks)} seeds)" if len(without) < len(picks) else ""
+    return together(without) + share
+
+
+def _note(method: str, by_seed: Mapping[int, Trajectory], picks: Mapping[int, Pick], rule: Rule, within: float) -> str:
+    if method == "retrain" and rule.name == "recovered":
+        # Retrain stands at its last round here too; for a fair look at the costs, say when it would have met the rule.
+        again = [_pick_recovered(lines, None, within).line for lines in by_seed.values()]
+        met = [str(line["round"]) for line in again if line is not None]
+        return f"last round; itself recovered at round {', '.join(met)}" if met else "last round; itself not recovered"
+    return "; ".join(dict.fromkeys(pick.note for pick in picks.values() if pick.line is not None and pick.note))

@@ -1,0 +1,280 @@
+"""Rows as tables: Markdown, LaTeX (booktabs) and plain cells for a console.
+
+    Method | Retain (Δ) | Forget (Δ) | Test (Δ) | MIA (Δ) | Avg. gap | [Backdoor] | Bytes | FLOPs | Rounds
+
+One `Table` of cells is laid out once and only its writing differs. Δ is the gap to Retrain; the smallest average gap
+of a request is marked. A cell whose value was not measured holds the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from unfed.errors import UnfedError
+from unfed.metrics import GAP_METRICS, Spread, is_measured
+from unfed.report.rules import RULES, Row
+
+NAMES = {
+    "before": "Before",
+    "train": "Training",
+    "retrain": "Retrain",
+    "ft": "FT",
+    "not": "NoT",
+    "federaser": "FedEraser",
+    "fukd": "FUKD",
+    "pgd": "PGD",
+    "mode": "MoDE",
+    "fcu": "FCU",
+    "randl": "RandL",
+    "ga": "GA",
+    "badt": "BadT",
+    "l1-sparse": "\u21131-sparse",
+    "l1_sparse": "\u21131-sparse",
+    "ssd": "SSD",
+    "salun": "SalUn",
+}
+METRIC_NAMES = {"retain": "Retain", "forget": "Forget", "test": "Test", "mia": "MIA", "backdoor": "Backdoor"}
+# The paper prints accuracies with two decimals and MIA, a mean over few splits, with one.
+DECIMALS = {"mia": 1}
+DASH = "\u2014"  # does not apply; a value that is missing says why instead
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: the value, its ± over seeds, the gap beside it; is it the best of its column, is it a missing value?"""
+
+    text: str
+    spread: str = ""
+    delta: str = ""
+    best: bool = False
+    missing: bool = False
+
+    def __str__(self) -> str:
+        spread = f" ± {self.spread}" if self.spread else ""
+        return self.text + spread + (f" ({self.delta})" if self.delta else "")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headers and cells; a row whose verdict replaces its metrics has that text in the first metric cell."""
+
+    rule: str
+    header: tuple[str, ...]
+    body: tuple[tuple[Cell, ...], ...]
+    rows: tuple[Row, ...]
+
+
+def name_of(method: str) -> str:
+    """A method's name as the paper writes it."""
+    return NAMES.get(method, method)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """The cells of some rows of one rule; with several requests the first column says which."""
+    rules = sorted({row.rule for row in rows})
+    if len(rules) > 1:
+        raise UnfedError(f"One table shows one rule, not {' and '.join(rules)}; make a table for each.")
+    several = len({row.request for row in rows}) > 1
+    backdoor = any(is_measured(row.metrics["backdoor"].mean) for row in rows)
+    header = ["Method", *(f"{METRIC_NAMES[name]} (Δ)" for name in GAP_METRICS), "Avg. gap"]
+    header += ["Backdoor", "Bytes", "FLOPs", "Rounds"] if backdoor else ["Bytes", "FLOPs", "Rounds"]
+    body = []
+    for row in rows:
+        cells = [Cell(name_of(row.method)), *_metric_cells(row), _gap_cell(row, rows)]
+        if backdoor:
+            cells.append(_verdict_or(row, _spread_cell(row.metrics["backdoor"], 2)))
+        cells += _cost_cells(row)
+        body.append(tuple([Cell(row.request), *cells] if several else cells))
+    return Table(
+        rules[0] if rules else "", tuple(["Request", *header] if several else header), tuple(body), tuple(rows)
+    )
+
+
+def plain(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of strings; the best average gap of a request carries a star."""
+    made = table(rows)
+    return list(made.header), [[f"{cell} ★" if cell.best else str(cell) for cell in cells] for cells in made.body]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A GitHub table; the best average gap is bold."""
+    made = table(rows)
+    lines = [made.header, ["---"] + ["---:"] * (len(made.header) - 1)]
+    lines += [[f"**{cell}**" if cell.best else str(cell) for cell in cells] for cells in made.body]
+    text = ["| " + " | ".join(_markdown_escape(cell) for cell in line) + " |" for line in lines]
+    return "\n".join([f"Rule: `{made.rule}`. Δ = gap to Retrain.", "", *text, *_markdown_notes(made)]) + "\n"
+
+
+def latex(rows: Sequence[Row]) -> str:
+    r"""A booktabs tabular (`\usepackage{booktabs}`); the best average gap is bold."""
+    made = table(rows)
+    first = made.header.index("Method") + 1
+    lines = [
+        f"% rule: {made.rule}; Delta = gap to Retrain",
+        rf"\begin{{tabular}}{{{'l' * first}{'r' * (len(made.header) - first)}}}",
+        r"\toprule",
+        " & ".join(_latex_escape(name) for name in made.header) + r" \\",
+        r"\midrule",
+    ]
+    last = ""
+    for row, cells in zip(made.rows, made.body, strict=True):
+        if last and row.request != last:
+            lines.append(r"\midrule")
+        last = row.request
+        lines.append(" & ".join(_latex_cells(cells)) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def merged(cells: Sequence[Cell]) -> list[tuple[Cell, int]]:
+    """Cells with their widths: a verdict takes the place of the dashes that follow it."""
+    found: list[tuple[Cell, int]] = []
+    for cell in cells:
+        if cell.text == DASH and found and found[-1][0].missing:
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((cell, 1))
+    return found
+
+
+def notes(made: Table) -> list[str]:
+    """What the table cannot say in a cell."""
+    several = len({row.request for row in made.rows}) > 1
+    found = []
+    for row in made.rows:
+        who = name_of(row.method) + (f" ({row.request})" if several else "")
+        if row.note:
+            found.append(f"{who}: {row.note}.")
+        if not row.finished:
+            found.append(f"{who}: not finished; what there is up to round {max(row.rounds)}.")
+    return found
+
+
+def bytes_text(value: float) -> str:
+    """Bytes in decimal units: 7.1 MB."""
+    return _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def flops_text(value: float) -> str:
+    """Floating-point operations: 3.4 GFLOP."""
+    return _scaled(value, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP"))
+
+
+def seconds_text(value: float) -> str:
+    """A duration: 12.3 s, 4 min 5 s, 2 h 3 min."""
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, seconds = divmod(round(value), 60)
+    return f"{minutes} min {seconds} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def number_text(spread: Spread, decimals: int = 2) -> str:
+    """`97.12 ± 0.30`, or the reason why there is no number."""
+    return str(_spread_cell(spread, decimals))
+
+
+def rounds_text(rounds: Sequence[int]) -> str:
+    """The reported rounds: one number if the seeds agree, all of them if not."""
+    return ", ".join(str(r) for r in (rounds if len(set(rounds)) > 1 else rounds[:1]))
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    for power, unit in enumerate(units):
+        scaled = value / 1000**power
+        # 999.95 would be printed as 1000.0; the next unit says it better.
+        if scaled < 999.95 or power == len(units) - 1:
+            return f"{scaled:.0f} {unit}" if power == 0 else f"{scaled:.1f} {unit}"
+    raise AssertionError("the last unit takes everything")
+
+
+def _metric_cells(row: Row) -> Iterator[Cell]:
+    if row.verdict:
+        yield Cell(row.verdict, missing=True)
+        yield from (Cell(DASH) for _ in GAP_METRICS[1:])
+        return
+    for name in GAP_METRICS:
+        decimals = DECIMALS.get(name, 2)
+        value, delta = row.metrics[name], row.gaps[name].mean
+        cell = _spread_cell(value, decimals)
+        if cell.missing or row.is_reference:
+            yield cell
+        else:
+            # The reason stands once, in the Avg. gap column, which is missing whenever one of its four gaps is.
+            shown = f"{delta:.{decimals}f}" if is_measured(delta) else "Δ not measured"
+            yield replace(cell, delta=shown)
+
+
+def _gap_cell(row: Row, rows: Sequence[Row]) -> Cell:
+    if row.is_reference:
+        return Cell("reference")
+    return _verdict_or(row, _spread_cell(row.average_gap, 2, best=_is_best(row, rows)))
+
+
+def _is_best(row: Row, rows: Sequence[Row]) -> bool:
+    """Smallest average gap among the methods of the same request, as far as two decimals can tell."""
+    rivals = [r for r in rows if r.request == row.request and not (r.is_reference or r.is_before)]
+    gaps = [r.average_gap.mean for r in rivals if is_measured(r.average_gap.mean)]
+    mine = row.average_gap.mean
+    return row in rivals and is_measured(mine) and round(mine, 2) == round(min(gaps), 2)
+
+
+def _cost_cells(row: Row) -> Iterator[Cell]:
+    if row.is_before:
+        yield from (Cell(DASH), Cell(DASH), Cell(DASH))
+        return
+    for name, write in (("comm_bytes", bytes_text), ("flops", flops_text)):
+        value = row.costs[name].mean
+        yield Cell(write(value)) if is_measured(value) else Cell(str(value), missing=True)
+    yield Cell(rounds_text(row.rounds))
+
+
+def _spread_cell(spread: Spread, decimals: int, best: bool = False) -> Cell:
+    if not is_measured(spread.mean):
+        return Cell(str(spread.mean), missing=True)
+    around = "" if spread.std is None else f"{spread.std:.{decimals}f}"
+    return Cell(f"{spread.mean:.{decimals}f}", around, best=best)
+
+
+def _verdict_or(row: Row, cell: Cell) -> Cell:
+    return Cell(DASH) if row.verdict else cell
+
+
+def _markdown_escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def _markdown_notes(made: Table) -> list[str]:
+    found = notes(made)
+    return ["", *(f"- {_markdown_escape(note)}" for note in found)] if found else []
+
+
+def _latex_cells(cells: Sequence[Cell]) -> Iterator[str]:
+    for cell, width in merged(cells):
+        text = _latex_escape(str(cell))
+        if width > 1:
+            yield rf"\multicolumn{{{width}}}{{l}}{{{text}}}"
+        else:
+            yield rf"\textbf{{{text}}}" if cell.best else text
+
+
+_LATEX = {
+    **{mark: "\\" + mark for mark in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "Δ": r"$\Delta$",
+    "±": r"$\pm$",
+    "\u2113": r"$\ell$",
+    "\u2014": "---",
+}
+
+
+def _latex_escape(text: str) -> str:
+    return "".join(_LATEX.get(mark, mark) for mark in text)
+
+
+def explanation(rule: str, recovered_within: float) -> str:
+    """What a rule does, in words, with its number filled in."""
+    return RULES[rule].explanation.format(within=recovered_within)

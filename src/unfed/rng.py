@@ -1,0 +1,94 @@
+"""Randomness is a function, not a state.
+
+Every draw is a hash of an address: (seed, purpose, round, client) on the host, then (view, epoch, step, position)
+on the device. Nothing is consumed, so a resumed run draws what the uninterrupted one drew, one client alone draws
+what it would draw in a stack of ten thousand, and any round can be replayed.
+
+    key("seed", 3, "train", 17, "client-4")  ->  a 63-bit key                      (blake2b, host)
+    fold(key, data)                          ->  a child key                       (integers only, any device)
+    words(key, positions)                    ->  one 32-bit word per position      (integers only, any device)
+
+The mixer is a 32-bit bijection (xor-shift, multiply, twice) carried in int64: both multipliers are below 2**31, so
+no product overflows and CPU, CUDA, `vmap` and `torch.compile` agree bit for bit. For one key it maps distinct
+positions to distinct words, so sorting the words is a permutation without ties.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+WORD = 1 << 32
+_MASK = WORD - 1
+_GOLDEN = 0x9E3779B9
+
+# What a visit's key is folded with, so that orders, flips, masks and labels never share a word.
+ORDER, AUGMENT, DROPOUT, LABEL = 1, 2, 3, 4
+
+
+def key(*address: str | int) -> int:
+    """The 63-bit key at an address. Any change of any part gives an unrelated key."""
+    digest = hashlib.blake2b(json.dumps(address, separators=(",", ":")).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def mix(word: Tensor) -> Tensor:
+    """A bijection of 32-bit words in which every input bit reaches every output bit."""
+    word = word ^ (word >> 16)
+    word = (word * 0x21F0AAAD) & _MASK
+    word = word ^ (word >> 15)
+    word = (word * 0x735A2D97) & _MASK
+    return word ^ (word >> 15)
+
+
+def as_key(value: int | Tensor, device: torch.device | str | None = None) -> Tensor:
+    """A key as the int64 tensor that the functions below take."""
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.int64, device=device)
+
+
+def fold(parent: Tensor, data: int | Tensor) -> Tensor:
+    """The child of a key for one more part of the address; broadcasts over tensors of keys or data."""
+    low, high = parent & _MASK, parent >> 32
+    part = mix((as_key(data, parent.device) + _GOLDEN) & _MASK)
+    new_low = mix((low + part) & _MASK)
+    new_high = mix(((high ^ part) + new_low) & _MASK) >> 1
+    return (new_high << 32) | new_low
+
+
+def words(parent: Tensor, positions: Tensor) -> Tensor:
+    """One word in [0, 2**32) per position; distinct positions below 2**32 get distinct words."""
+    low, high = parent & _MASK, parent >> 32
+    return mix(mix((positions + high) & _MASK) ^ low)
+
+
+def below(word: Tensor, high: int | Tensor) -> Tensor:
+    """Words scaled to integers in [0, high); `high` must be below 2**31."""
+    return (word * high) >> 32
+
+
+def chance(word: Tensor, probability: float) -> Tensor:
+    """True where the word falls under the probability; 0 is never, 1 is always."""
+    return word < round(probability * WORD)
+
+
+def order(parent: Tensor, n: int) -> Tensor:
+    """A permutation of range(n)."""
+    return torch.argsort(words(parent, torch.arange(n, device=parent.device)), stable=True)
+
+
+def generator(seed: int) -> torch.Generator:
+    """A CPU generator for the few floating-point draws (noise, orthogonal matrices)."""
+    return torch.Generator().manual_seed(seed)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Run code that draws from the global generator (module initialisers) as a function of `seed`."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,397 @@
+"""A run: train θ*, then let methods forget, one after another; or serve deletion requests as they come.
+
+    run = Run.create(Config.preset("demo"), "runs/demo")
+    run.execute()                                          # again after a crash: it goes on where it was
+    run.forget(Request("r1", clients=("3",)))              # the operator's way: one request, one method, a new model
+
+`execute` compares: every method starts from θ* and takes the config's requests one after another; nothing is purged.
+`forget` serves: each request starts from what the one before it left. A request that arrives while another is at work
+is left out of every round from the next on, and its turn comes after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unfed.config import Config
+from unfed.data import Request
+from unfed.errors import UnfedError, listed
+from unfed.evaluation import Evaluator
+from unfed.folder import Entry, Job, RunFolder, check_id
+from unfed.jobs import JobRunner, Silence, Watch
+from unfed.methods import Method, Retrain, State, admit
+from unfed.params import Params, cast, check_like
+from unfed.world import World
+
+# What a simulation can provide: all data is here, and the model can be made anew.
+PROVIDED = frozenset({"retain", "init", "forget"})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What `forget` did with a request."""
+
+    entry: Entry
+    status: str
+    """`done`, `queued` (another process is at work and will take it up), or `already done`."""
+
+
+class Run:
+    """A run folder with the work that belongs to it."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.description = folder.description()
+        self.config = Config.parse(self.description["config"])
+        self._worlds: dict[int, World] = {}
+
+    # --- beginning ------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def create(config: Config, folder: str | Path) -> Run:
+        """A new run folder, once everything that can be known beforehand was found right."""
+        where = RunFolder(folder)
+        world = World(config, config.seed_list[0])
+        requests = config.requests()
+        methods = config.methods.build() if requests else {}
+        for label, method in methods.items():
+            check_id(label.replace(":", "."), "method name")
+            method.check(world.template.module)
+            for request in requests:
+                admit(label, method, request.kind, PROVIDED)
+        described = [_describe(world, requests[: i + 1]) for i in range(len(requests))]
+        where.create(
+            {
+                "name": config.name,
+                "created": _now(),
+                "config": config.to_json(),
+                "seeds": list(config.seed_list),
+                "clients": [c.name for c in world.clients],
+                "topped_up_clients": [str(k) for k in world.repaired],
+                "versions": _versions(),
+                "hardware": _hardware(world.device),
+                "device": str(world.device),
+                "engine": world.engine({}).name,
+                "parameters": world.parameters,
+                "forward_flops": world.forward_flops,
+                "requests": described,
+                "titles": {label: method.title for label, method in methods.items()},
+                "rounds": {"training": config.training.rounds, "unlearning": config.unlearning.rounds},
+                "backdoor": None if config.poison is None else {"target_class": config.poison.target_class},
+                "recovered_within": config.evaluation.recovered_within,
+            }
+        )
+        run = Run(where)
+        run._worlds[world.seed] = world
+        return run
+
+    @staticmethod
+    def open(folder: str | Path) -> Run:
+        return Run(RunFolder(folder))
+
+    def world(self, seed: int) -> World:
+        if seed not in self._worlds:
+            self._worlds.clear()  # one at a time: a world holds the whole data set
+            self._worlds[seed] = World(self.config, seed)
+        return self._worlds[seed]
+
+    # --- comparing ------------------------------------------------------------------------------------------------
+
+    def execute(self, watch: Watch | None = None) -> None:
+        """Do whatever is not done yet: train, compare, serve."""
+        with self.folder.lock() as free:
+            if not free:
+                where = self.folder.path
+                raise UnfedError(f"Another process is at work in {where}; see `unfed status {where}`.")
+            self.folder.cut_back()
+            for seed in self.config.seed_list:
+                trained = self._train(seed, watch or Silence())
+                self._compare(seed, trained, watch or Silence())
+            self._serve(watch or Silence())
+
+    def jobs(self) -> list[tuple[Job, int]]:
+        """Every job of this run in its order, with its number of rounds."""
+        found: list[tuple[Job, int]] = []
+        for seed in self.config.seed_list:
+            found.append((self._training_job(seed), self._training_rounds()))
+            for label, method in self.config.methods.build().items():
+                for request in self.config.requests():
+                    found.append((Job(seed, request.id, label), self._rounds(method)))
+        for entry in self.folder.requests():
+            rounds = self.config.unlearning.rounds if entry.until == "recovered" else int(entry.until)
+            found.append((Job(entry.seed, entry.request.id, entry.method), rounds))
+        return found
+
+    def _rounds(self, method: Method) -> int:
+        own, train = self.config.unlearning, self.config.training
+        return (own.retrain_rounds or train.rounds) if isinstance(method, Retrain) else own.rounds
+
+    def _training_rounds(self) -> int:
+        return self.config.training.rounds
+
+    def _training_job(self, seed: int) -> Job:
+        return Job(seed, None, "train")
+
+    def _train(self, seed: int, watch: Watch) -> Params:
+        """θ*: Retrain on an empty scope, under the training seed."""
+        job = self._training_job(seed)
+        if self.folder.finished(job) and self.folder.model_file(job).exists():
+            return self._model(job)
+        world = self.world(seed)
+        method: Method = Retrain() if world.initial is None else _Continue()
+        runner = JobRunner(
+            self.folder,
+            world,
+            job,
+            method,
+            world.training_settings(),
+            world.seeds.training,
+            (),
+            world.initial or world.template.like,
+            patience=self.config.training.patience,
+            pending=lambda: [e.request for e in self.folder.requests() if e.seed == seed],
+            watch=watch,
+        )
+        return runner.run().params
+
+    def _compare(self, seed: int, trained: Params, watch: Watch) -> None:
+        requests = self.config.requests()
+        for i in range(len(requests)):
+            self._score_before(seed, requests[: i + 1], trained)
+        for label, method in self.config.methods.build().items():
+            params = trained
+            for i in range(len(requests)):
+                params = self._unlearn(seed, requests[: i + 1], label, method, params, watch).params
+
+    def _unlearn(
+        self,
+        seed: int,
+        requests: Sequence[Request],
+        label: str,
+        method: Method,
+        params: Params,
+        watch: Watch,
+        entry: Entry | None = None,
+    ) -> State:
+        """One method on the last of these requests, the ones before it being out already."""
+        world, retrain = self.world(seed), isinstance(method, Retrain)
+        runner = JobRunner(
+            self.folder,
+            world,
+            Job(seed, requests[-1].id, label),
+            method,
+            world.unlearning_settings(retrain),
+            world.seeds.request(requests[-1].id),
+            requests,
+            params,
+            patience=self.config.unlearning.patience,
+            until=None if entry is None else entry.until,
+            pending=None if entry is None else lambda: self._behind(entry),
+            watch=watch,
+        )
+        return runner.run()
+
+    def _score_before(self, seed: int, requests: Sequence[Request], params: Params) -> None:
+        """One line for θ as it was, under the scope of the request."""
+        job = Job(seed, requests[-1].id, "before")
+        if self.folder.finished(job):
+            return
+        world = self.world(seed)
+        seen = Evaluator(world, world.scoped(requests), requests)(params)
+        line = {"seed": seed, "request": job.request, "method": job.label, "round": 0, "done": True, "model": True}
+        self.folder.save_samples(job, 0, seen.samples)
+        offset = self.folder.append({**line, **seen.numbers, "validation_before": seen.numbers["validation"]})
+        self.folder.save_state(job, State({}, done=True), {"offset": offset, "finished": "done"})
+
+    # --- serving --------------------------------------------------------------------------------------------------
+
+    def forget(
+        self,
+        request: Request,
+        method: str = "not",
+        until: str | int = "recovered",
+        seed: int | None = None,
+        watch: Watch | None = None,
+    ) -> Outcome:
+        """Take a client, a class or samples out. The same request twice does nothing."""
+        entry, finished = self._enqueue(request, method, str(until), self._one_seed(seed))
+        if finished:
+            return Outcome(entry, "already done")
+        with self.folder.lock() as free:
+            if not free:
+                return Outcome(entry, "queued")
+            self.folder.cut_back()
+            self._serve(watch or Silence())
+        return Outcome(entry, "done")
+
+    def _one_seed(self, seed: int | None) -> int:
+        seeds = self.config.seed_list
+        if seed is None and len(seeds) > 1:
+            raise UnfedError(f"This run has {len(seeds)} repetitions; say which one with --seed, {listed(seeds)}.")
+        if seed is not None and seed not in seeds:
+            raise UnfedError(f"This run has no seed {seed}; use {listed(seeds)}.")
+        return seeds[0] if seed is None else seed
+
+    def _enqueue(self, request: Request, method: str, until: str, seed: int) -> tuple[Entry, bool]:
+        check_id(request.id, "request id")
+        if until != "recovered" and not (until.isdigit() and int(until) >= 1):
+            raise UnfedError(f"--until takes 'recovered' or a number of rounds, not {until!r}.")
+        admit(method, self.config.methods.method(method), request.kind, PROVIDED)
+        self.config.methods.method(method).check(self.world(seed).template.module)
+        if not self.folder.finished(self._training_job(seed)) and not self.folder.busy():
+            raise UnfedError(f"The training of this run is not finished; first `unfed resume {self.folder.path}`.")
+        if request.id in {r.id for r in self.config.requests()}:
+            raise UnfedError(f"The id {request.id!r} belongs to this run's comparison; choose another with --id.")
+        with self.folder.lock("requests") as free:
+            if not free:
+                raise UnfedError("Another request is being filed at this very moment; ask again.")
+            known = self.folder.requests()
+            for entry in known:
+                if entry.request.id == request.id:
+                    return self._asked_again(entry, request, method, until)
+            others = [e.request for e in known if e.seed == seed]
+            self.world(seed).scoped([*others, request])
+            number = 1 + max((e.number for e in known), default=0)
+            entry = Entry(number, request, method, until, _now(), seed)
+            self.folder.put_request(entry)
+            return entry, False
+
+    def _asked_again(self, entry: Entry, request: Request, method: str, until: str) -> tuple[Entry, bool]:
+        if entry.request != request or entry.method != method:
+            raise UnfedError(
+                f"The id {request.id!r} was already used for another request ({entry.method},"
+                f" {json.dumps(entry.request.to_json())}); choose another with --id."
+            )
+        job = Job(entry.seed, request.id, method)
+        if self.folder.finished(job) and self.folder.model_file(job).exists():
+            return entry, True
+        changed = replace(entry, until=until)
+        if changed != entry:
+            self.folder.put_request(changed)
+        return changed, False
+
+    def _behind(self, entry: Entry) -> list[Request]:
+        """The requests that came after this one, for the same model."""
+        return [e.request for e in self.folder.requests() if e.number > entry.number and e.seed == entry.seed]
+
+    def _serve(self, watch: Watch) -> None:
+        """Serve the queue in its order, including what comes in meanwhile."""
+        served: set[int] = set()
+        while waiting := [e for e in self.folder.requests() if e.number not in served]:
+            entry = waiting[0]
+            earlier = [e for e in self.folder.requests() if e.number < entry.number and e.seed == entry.seed]
+            requests = [*(e.request for e in earlier), entry.request]
+            job = Job(entry.seed, entry.request.id, entry.method)
+            if not (self.folder.finished(job) and self.folder.model_file(job).exists()):
+                params = self.current(entry.seed, before=entry.number)
+                self._score_before(entry.seed, requests, params)
+                method = self.config.methods.method(entry.method)
+                self._unlearn(entry.seed, requests, entry.method, method, params, watch, entry)
+            served.add(entry.number)
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def current_job(self, seed: int, before: int | None = None) -> Job:
+        """The job whose model is in force: the last request that was served, else the training."""
+        job = self._training_job(seed)
+        for entry in self.folder.requests():
+            own = Job(seed, entry.request.id, entry.method)
+            if entry.seed == seed and (before is None or entry.number < before) and self.folder.finished(own):
+                job = own
+        return job
+
+    def current(self, seed: int, before: int | None = None) -> Params:
+        """The model in force."""
+        return self._model(self.current_job(seed, before))
+
+    def _model(self, job: Job) -> Params:
+        if not self.folder.model_file(job).exists():
+            raise UnfedError(f"This run has no model {job.path} yet; `unfed resume {self.folder.path}` makes it.")
+        world = self.world(job.seed)
+        params = self.folder.load_model(job)
+        check_like(params, world.template.like, f"The model {self.folder.model_file(job)}")
+        return cast(params, world.dtype, world.device)
+
+    def model(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params:
+        """The model that a method left, or the one in force."""
+        seed = self._one_seed(seed)
+        if method is None and request is None:
+            return self.current(seed)
+        if method == "train":
+            return self._model(self._training_job(seed))
+        ids = [r.id for r in self.config.requests()] + [e.request.id for e in self.folder.requests()]
+        if request is None and len(ids) != 1:
+            raise UnfedError(f"This run has {len(ids)} requests; say which one with --request, {listed(ids)}.")
+        return self._model(Job(seed, request or ids[0], method or "not"))
+
+    def lines(self) -> list[dict[str, Any]]:
+        return self.folder.lines()
+
+    def info(self) -> dict[str, Any]:
+        """`run.json` with the requests that came later."""
+        entries = self.folder.requests()
+        extra = []
+        for entry in entries:
+            active = [e.request for e in entries if e.number <= entry.number and e.seed == entry.seed]
+            extra.append({**_describe(self.world(entry.seed), active), "created": entry.created})
+        titles = {e.method: self.config.methods.method(e.method).title for e in entries}
+        return {
+            **self.description,
+            "requests": [*self.description["requests"], *extra],
+            "titles": {**self.description["titles"], **titles},
+        }
+
+
+class _Continue(Retrain):
+    """Training that starts from an existing checkpoint (`model.initial`)."""
+
+    def begin(self, server: Any) -> State:
+        return State(server.params)
+
+
+def request_id(request: dict[str, Any]) -> str:
+    """An id made from what is asked, so that asking twice is asking once."""
+    kind, value = next((k, v) for k, v in request.items() if v)
+    text = "-".join(str(v) for v in value) if isinstance(value, tuple | list) else str(value)
+    name = f"{ {'clients': 'client', 'classes': 'class'}.get(kind, kind) }-{text}"
+    if len(name) <= 60 and kind != "samples":
+        return name
+    return f"{kind}-{hashlib.sha256(json.dumps([kind, value]).encode()).hexdigest()[:12]}"
+
+
+def _describe(world: World, requests: Sequence[Request]) -> dict[str, Any]:
+    request = requests[-1]
+    clients = world.scoped(requests)
+    return {
+        "id": request.id,
+        "kind": request.kind,
+        "clients": list(request.clients),
+        "classes": list(request.classes),
+        "samples": len(request.samples),
+        "fraction": request.fraction,
+        "forgotten_rows": Evaluator(world, clients, requests).forgotten_rows,
+    }
+
+
+def _versions() -> dict[str, str]:
+    names = ("unfed", "torch", "numpy", "scikit-learn", "safetensors")
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+
+
+def _hardware(device: torch.device) -> str:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return f"{name}, {torch.get_num_threads()} CPU threads"
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,167 @@
+"""The federation that a config describes, for one seed: data, clients, model.
+
+    config ─► data ─► partition ─► (poison) ─► clients, template, fresh initialisation
+
+A world is a function of (config, seed): build it twice and it is the same twice. That is why a run can be resumed
+from its config alone, and why nothing of it is ever saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from unfed import checkpoint, rng
+from unfed.config import Config
+from unfed.data import ClientData, Dataset, Request, Transform, backdoor, dirichlet, iid, load, mark, shards, split
+from unfed.engines import Engine, Sequential
+from unfed.errors import UnfedError
+from unfed.federation import Schedule, Settings
+from unfed.ledger import forward_flops
+from unfed.models import build
+from unfed.params import Params, cast, check_like, params_of
+from unfed.plan import Optimiser, Phase
+from unfed.template import Template
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The four seeds of one repetition. All derive from one number unless the config sets them."""
+
+    partition: int
+    training: int
+    unlearning: int
+    evaluation: int
+
+    @staticmethod
+    def of(config: Config, seed: int) -> Seeds:
+        given = config.seeds.model_dump()
+        return Seeds(**{n: rng.key(seed if v is None else v, n) for n, v in given.items()})
+
+    def request(self, request_id: str) -> int:
+        """The unlearning seed of a request: the same for every method of a comparison."""
+        return rng.key(self.unlearning, request_id)
+
+
+def pick_device(name: str) -> torch.device:
+    """auto: CUDA if there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise UnfedError(f"device = {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices.")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UnfedError("device = 'mps' is not there on this machine; use cpu.")
+    return device
+
+
+class World:
+    """Everything that exists before a request arrives."""
+
+    def __init__(self, config: Config, seed: int) -> None:
+        self.config, self.seed = config, seed
+        self.seeds = Seeds.of(config, seed)
+        self.device = pick_device(config.device)
+        self.dtype = DTYPES[config.engine.precision]
+        if self.device.type == "mps" and self.dtype == torch.float64:
+            raise UnfedError("The mps device has no float64; set engine.precision to float32.")
+        self.dataset = self._load()
+        self.repaired: tuple[int, ...] = ()
+        self.clients = self._deal()
+        self.template = Template(self._module(0), self.dataset.train.shape).to(self.device, self.dtype)
+        self.forward_flops = forward_flops(self.template)
+        self.parameters = sum(self.template.like[n].numel() for n in self.template.trainable)
+        self.initial = self._initial()
+
+    # --- data -----------------------------------------------------------------------------------------------------
+
+    def _load(self) -> Dataset:
+        data = self.config.data
+        wanted = {n: getattr(data, n) for n in ("flip", "pad_crop", "resize", "crop")}
+        given = any(wanted[n] for n in wanted)
+        dataset = load(
+            data.name,
+            root=data.root,
+            test_size=data.test_size,
+            seed=self.seeds.partition,
+            device=self.device,
+            dtype=self.dtype,
+            transform=Transform(**wanted) if given else None,
+        )
+        return dataset
+
+    def _deal(self) -> tuple[ClientData, ...]:
+        part, seed, source = self.config.partition, self.seeds.partition, self.dataset.train
+        labels = source.labels.cpu()
+        if part.scheme == "iid":
+            dealt = iid(labels, part.clients, seed)
+        elif part.scheme == "dirichlet":
+            dealt = dirichlet(labels, part.clients, part.beta, seed, part.min_samples)
+        else:
+            dealt = shards(labels, part.clients, part.shards_per_client, seed)
+        self.repaired = dealt.repaired
+        keys = [rng.key(seed, "validation", k) for k in range(part.clients)]
+        splits = [split(len(rows), key, part.validation) for rows, key in zip(dealt.rows, keys, strict=True)]
+        poisoned = self.config.poison
+        if poisoned is not None:
+            if poisoned.client not in {str(k) for k in range(part.clients)}:
+                last = part.clients - 1
+                raise UnfedError(f"poison.client = {poisoned.client!r} is not one of the clients 0 to {last}.")
+            k = int(poisoned.client)
+            training = dealt.rows[k][splits[k][0]]
+            source = backdoor(source, training, poisoned.target_class, seed, poisoned.share)
+        return tuple(ClientData(str(k), source, rows, *splits[k]) for k, rows in enumerate(dealt.rows))
+
+    def scoped(self, requests: Sequence[Request]) -> dict[str, ClientData]:
+        """The clients with the forget sets of these requests marked."""
+        return {c.name: c for c in mark(self.clients, requests, self.seeds.partition)}
+
+    def engine(self, clients: dict[str, ClientData]) -> Engine:
+        """What runs the plans; for now every choice is the sequential engine."""
+        return Sequential(self.template, clients)
+
+    # --- model ----------------------------------------------------------------------------------------------------
+
+    def _module(self, seed: int) -> torch.nn.Module:
+        model, train = self.config.model, self.dataset.train
+        return build(model.name, shape=train.shape, classes=train.classes, seed=seed, **model.options)
+
+    def fresh(self, seed: int) -> Params:
+        """A new initialisation by the model's own rules."""
+        return cast(params_of(self._module(seed)), self.dtype, self.device)
+
+    def _initial(self) -> Params | None:
+        path = self.config.model.initial
+        if path is None:
+            return None
+        params, _ = checkpoint.load(path, "checkpoint model.initial")
+        check_like(params, self.template.like, f"The checkpoint {path}")
+        return cast({name: params[name] for name in self.template.like}, self.dtype, self.device)
+
+    # --- settings -------------------------------------------------------------------------------------------------
+
+    def training_settings(self) -> Settings:
+        train = self.config.training
+        optimiser = Optimiser(lr=train.lr, momentum=train.momentum, decay=train.decay)
+        return Settings(
+            phase=Phase(epochs=train.epochs, batch=train.batch, optimiser=optimiser),
+            rounds=train.rounds,
+            schedule=Schedule(**train.schedule.model_dump()),
+            participation=train.participation,
+            drop_out=train.drop_out,
+            quorum=train.quorum,
+        )
+
+    def unlearning_settings(self, retrain: bool) -> Settings:
+        """Recovery is as training, but for what `unlearning` says. Retrain is training again, without D_u."""
+        settings, own = self.training_settings(), self.config.unlearning
+        if retrain:
+            rounds = own.retrain_rounds or self.config.training.rounds
+            return Settings(**{**vars(settings), "rounds": rounds})
+        phase = settings.phase if own.lr is None else settings.phase.with_optimiser(lr=own.lr)
+        schedule = Schedule(**own.schedule.model_dump())
+        return Settings(**{**vars(settings), "rounds": own.rounds, "phase": phase, "schedule": schedule})

@@ -1,0 +1,282 @@
+"""The page says what happened in one sentence, escapes what it shows, loads nothing, and hides no gap in the data."""
+
+from __future__ import annotations
+
+import math
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from unfed.errors import UnfedError
+from unfed.report import figures
+from unfed.report.html import render, sentence, unfinished
+from unfed.report.rules import rows, trajectories
+
+# method: (forget, backdoor and validation at round 0; their limits; rounds to get there)
+SHAPES = {
+    "not": ((18.0, 2.0, 12.0), (25.0, 4.2, 96.8), 4.0),
+    "ft": ((99.1, 93.1, 97.0), (88.0, 71.0, 97.2), 9.0),
+    "retrain": ((10.0, 1.0, 10.0), (24.0, 3.9, 96.9), 5.0),
+}
+
+
+def fake_line(seed: int, request: str, method: str, t: int, done: bool, wobble: float = 0.0) -> dict[str, Any]:
+    """One evaluated round of a method that approaches its limit exponentially."""
+    start, limit, pace = SHAPES.get(method, SHAPES["not"])
+    fade = math.exp(-t / pace)
+    ripple = 0.6 * math.sin(2.1 * t + 5 * seed) * (t > 0) + wobble
+    forget, backdoor, validation = (b + (a - b) * fade + ripple for a, b in zip(start, limit, strict=True))
+    return {
+        "seed": seed, "request": request, "method": method, "round": t, "done": done, "model": True,
+        "retain": validation + 0.6, "forget": forget, "test": validation + 0.4, "validation": validation,
+        "validation_before": 97.0, "retain_loss": 0.1, "forget_loss": 2.0, "test_loss": 0.1, "loss_gap": 0.01,
+        "mia": 50.5 + forget / 9 - 2.4, "backdoor": max(backdoor, 0.0), "comm_bytes": 355_000 * t,
+        "wire_bytes": 356_200 * t, "flops": 1.7e9 * t, "stored_server_bytes": 0, "stored_client_bytes": 0,
+        "seconds": 0.4 * t, "asked": {}, "refused": [],
+    }  # fmt: skip
+
+
+def fake_run(
+    seeds: tuple[int, ...] = (0,), methods: tuple[str, ...] = ("not", "ft", "retrain"), rounds: int = 20
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A run folder's content, as `unfed demo` would leave it."""
+    request = {"id": "r1", "kind": "client", "clients": ["0"], "classes": [], "samples": 0, "fraction": None}
+    run = {
+        "schema": 1, "name": "demo", "created": "2026-11-15T04:00:00Z",
+        "config": {"data": {"name": "digits", "clients": 10}, "model": "cnn", "methods": list(methods)},
+        "seeds": list(seeds), "clients": [str(k) for k in range(10)],
+        "versions": {"unfed": "0.1.0", "torch": "2.13.0", "python": "3.11.9"}, "hardware": "2 cores",
+        "device": "cpu", "engine": "batched", "parameters": 4938, "forward_flops": 251_000,
+        "requests": [{**request, "forgotten_rows": 115}], "rounds": {"training": 60, "unlearning": rounds},
+        "backdoor": {"target_class": 0}, "recovered_within": 0.5,
+    }  # fmt: skip
+    lines = []
+    for seed in seeds:
+        before = fake_line(seed, "r1", "before", 0, True)
+        lines.append({**before, "retain": 98.2, "forget": 99.1, "test": 98.1, "mia": 61.0, "backdoor": 93.1})
+        for method in methods:
+            lines += [fake_line(seed, "r1", method, t, t == rounds, 0.3 * seed) for t in range(rounds + 1)]
+    return run, lines
+
+
+class Page(HTMLParser):
+    """A strict reader: every element that opens must close in order; collects what the tests ask about."""
+
+    VOID = frozenset({"meta", "link", "input", "br", "hr", "img"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def test_the_page_is_well_formed_and_its_identifiers_are_unique() -> None:
+    page = Page(render(*fake_run()))
+    identifiers = [value for _, name, value in page.attributes if name == "id"]
+    assert len(identifiers) == len(set(identifiers)) > 50
+    known = set(identifiers)
+    for _, name, value in page.attributes:
+        for target in re.findall(r"#([\w.-]+)", value) if name in ("href", "clip-path") else []:
+            assert target in known
+        if name in ("for", "aria-labelledby"):
+            assert set(value.split()) <= known
+
+
+def test_the_page_loads_nothing_and_runs_nothing() -> None:
+    text = render(*fake_run())
+    page = Page(text)
+    assert "://" not in text and "script" not in page.tags and "img" not in page.tags
+    for _, name, value in page.attributes:
+        assert not name.startswith("on")
+        if name in ("src", "href"):
+            assert value.startswith(("#", "data:"))
+
+
+def test_the_sentence_for_a_poisoned_client() -> None:
+    run, lines = fake_run()
+    said = sentence(run["requests"][0], rows(lines, "last"))
+    last = lines[21]
+    assert last["method"] == "not" and last["round"] == 20
+    assert said == (
+        f"Client 0 was taken out by NoT in 20 rounds and 7.1 MB: the backdoor it planted fires on "
+        f"{last['backdoor']:.1f} % of the test images instead of 93.1 %, "
+        f"accuracy on test data 98.1 → {last['test']:.1f} %."
+    )
+    assert said in Page(render(run, lines, rule="last")).text
+
+
+@pytest.mark.parametrize(
+    ("request_", "opening"),
+    [
+        ({"id": "r", "kind": "client", "clients": ["0", "3", "4"]}, "Clients 0, 3 and 4 were taken out by NoT"),
+        ({"id": "r", "kind": "client", "clients": [str(k) for k in range(9)]}, "9 clients were taken out"),
+        ({"id": "r", "kind": "class", "classes": [3]}, "Class 3 was taken out by NoT"),
+        ({"id": "r", "kind": "class", "classes": [3, 5]}, "Classes 3 and 5 were taken out"),
+        (
+            {"id": "r", "kind": "instance", "fraction": 0.1, "forgotten_rows": 115},
+            "115 samples, 10 % of the data of every client, were taken out",
+        ),
+        ({"id": "r", "kind": "instance", "clients": ["7"], "samples": 1}, "1 sample of client 7 was taken out"),
+    ],
+)
+def test_the_sentence_for_other_scopes(request_: dict[str, Any], opening: str) -> None:
+    lines = [dict(line, backdoor="not measured: no backdoor in this run") for line in fake_run()[1]]
+    said = sentence(request_, rows(lines, "last"))
+    assert said.startswith(opening)
+    assert "of the forgotten data instead of 99.1 %" in said and "backdoor" not in said
+
+
+def test_the_sentence_does_not_flatter() -> None:
+    run, lines = fake_run(methods=("ft", "retrain"))
+    assert sentence(run["requests"][0], rows(lines, "last")).startswith("Client 0 was only partly taken out by FT")
+
+
+def test_the_sentence_when_nothing_recovered_or_nothing_ran() -> None:
+    run, lines = fake_run()
+    request = run["requests"][0]
+    said = sentence(request, rows(lines, "recovered", recovered_within=-9))
+    assert said.startswith("Client 0: NoT has no result under the rule recovered (not recovered within 20 rounds (best")
+    assert "no unlearning method has been evaluated yet" in sentence(request, rows(lines[:1]))
+
+
+def test_one_shot_methods_take_one_step() -> None:
+    run, lines = fake_run(methods=("retrain",))
+    shot = {**fake_line(0, "r1", "ssd", 0, True), "backdoor": 4.0}
+    assert "by SSD in one step:" in sentence(run["requests"][0], rows([*lines, shot], "last"))
+
+
+def test_strings_of_the_run_are_escaped_everywhere() -> None:
+    run, lines = fake_run()
+    evil = "<script>alert(1)</script>"
+    run |= {"name": evil, "clients": [evil], "hardware": evil, "config": {evil: evil}, "versions": {evil: evil}}
+    run["requests"] = [{"id": evil, "kind": "client", "clients": [evil], "forgotten_rows": 3}]
+    hostile = [dict(line, request=evil, method=line["method"].replace("ft", evil)) for line in lines]
+    hostile[5] |= {"mia": f"not measured: {evil}", "refused": [{"round": 5, "client": evil, "reason": evil}]}
+    text = render(run, hostile)
+    page = Page(text)
+    assert "<script" not in text and "script" not in page.tags
+    assert page.text.count(evil) > 8
+
+
+def test_not_measured_is_carried_to_the_page() -> None:
+    run, lines = fake_run()
+    missing = "not measured: only 3 forget samples; the attack needs at least 10"
+    text = Page(render(run, [dict(line, mia=missing) for line in lines])).text
+    # Each of three tables says it for Before, Retrain, NoT and FT and for three average gaps; the curve says it once.
+    assert text.count(missing) >= 3 * 7 + 1
+
+
+def test_a_run_without_retrain_says_so() -> None:
+    run, lines = fake_run(methods=("not", "ft"))
+    text = Page(render(run, lines)).text
+    assert "not measured: no Retrain in this run" in text
+    assert "There is no Retrain in this run" in text
+    assert "last round shown, for there is no Retrain to choose by" in text
+
+
+def test_an_unfinished_run_shows_what_there_is() -> None:
+    run, lines = fake_run()
+    cut = [line for line in lines if line["method"] in ("before", "not") and line["round"] < 8]
+    run["requests"].append({"id": "r2", "kind": "class", "classes": [3]})
+    assert unfinished(run, cut) == [
+        "Request r2: nothing has been evaluated yet.",
+        "NoT, request r1, seed 0: at round 7 of 20.",
+    ]
+    text = Page(render(run, cut)).text
+    assert (
+        "This run is not finished" in text
+        and "Client 0 is being taken out by NoT, so far in 7 rounds and 2.5 MB" in text
+    )
+    assert "Class 3 is to be taken out; no unlearning method has been evaluated yet." in text
+    assert unfinished(*fake_run()) == []
+
+
+def test_a_run_that_has_only_just_begun_still_renders() -> None:
+    run, _ = fake_run()
+    assert "This run is not finished" in Page(render(run, [])).text
+    assert "no unlearning request yet" in Page(render({}, [])).text
+
+
+def test_several_seeds_show_their_spread() -> None:
+    text = Page(render(*fake_run(seeds=(0, 1, 2)))).text
+    assert "(means over 3 seeds)" in text and "3 models, one per seed" in text and " ± " in text
+
+
+def test_all_three_rules_are_there_and_the_asked_one_is_in_front() -> None:
+    run, lines = fake_run()
+    for rule in ("best-gap", "recovered", "last"):
+        text = render(run, lines, rule=rule)
+        assert f'id="rule-0-{rule}" checked' in text and text.count(" checked") == 1
+    with pytest.raises(UnfedError, match="no reporting rule"):
+        render(run, lines, rule="oracle")
+
+
+def test_the_limits_are_always_stated() -> None:
+    text = Page(render(*fake_run())).text
+    assert "What this does not prove" in text and "evidence, not a guarantee" in text
+    assert "may meet it at once" in text and "one attack" in text
+
+
+def test_refused_updates_are_listed_once() -> None:
+    run, lines = fake_run()
+    for line in lines[3:6]:
+        line["refused"] = [{"round": 3, "client": "7", "reason": "NaN in conv1.weight"}]
+    text = Page(render(run, lines)).text
+    assert text.count("round 3: client 7, NaN in conv1.weight") == 1
+
+
+def test_the_same_run_gives_the_same_page() -> None:
+    assert render(*fake_run()) == render(*fake_run())
+
+
+def test_figures_take_their_colours_from_the_page_and_describe_themselves() -> None:
+    _, lines = fake_run()
+    svg = figures.curves(trajectories(lines)["r1"], "forget", name="f")
+    assert svg is not None and svg.startswith("<svg viewBox=")
+    assert "currentColor" in svg and "var(--series-0)" in svg and "var(--reference)" in svg
+    assert not re.search(r"#[0-9a-f]{6}\b", svg) and "font-family" not in svg and "<style" not in svg
+    assert 'role="img"' in svg and '<title id="f-title">' in svg and "Retrain ends at" in svg
+
+
+def test_figures_skip_what_is_no_model_and_what_was_not_measured() -> None:
+    _, lines = fake_run(methods=("not",))
+    blind = [dict(line, forget="not measured: x") for line in lines]
+    assert figures.curves(trajectories(blind)["r1"], "forget", name="f") is None
+    no_model = [dict(line, model=False) for line in lines]
+    assert figures.curves(trajectories(no_model)["r1"], "forget", name="f") is None
+
+
+def test_cost_bars_show_every_method_but_before() -> None:
+    found = rows(fake_run()[1], "last")
+    svg = figures.cost_bars(found, "comm_bytes", name="c")
+    assert svg is not None and svg.count("7.1 MB</text>") == 3 and "Before" not in svg
+    free = [dict(line, comm_bytes=0) for line in fake_run()[1]]
+    assert figures.cost_bars(rows(free, "last"), "comm_bytes", name="c") is None

@@ -1,0 +1,134 @@
+"""Tables show every number once, mark the best gap, and say why a number is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from unfed.errors import UnfedError
+from unfed.report.rules import Row, rows
+from unfed.report.tables import bytes_text, flops_text, latex, markdown, plain, seconds_text
+
+METRICS = ("retain", "forget", "test", "mia", "backdoor", "validation", "validation_before")
+
+
+def line(method: str, t: int, *metrics: float | str, **more: Any) -> dict[str, Any]:
+    state = {"seed": 0, "request": "r1", "method": method, "round": t, "done": True, "model": True}
+    values = dict(zip(METRICS, metrics, strict=False))
+    return {**state, **values, "comm_bytes": 3_550_000 * t, "flops": 1.7e9 * t, **more}
+
+
+LINES = [
+    line("before", 0, 98.2, 99.1, 98.1, 61.0, 93.1, 97, 97),
+    line("retrain", 20, 97.5, 24.0, 97.4, 51.0, 3.9, 97, 97),
+    line("ft", 2, 98.5, 97.0, 98.0, 60.0, 88.0, 97, 97),
+    line("not", 2, 97.1, 23.5, 97.2, 52.3, 4.2, 97, 97),
+]
+
+
+def test_a_row_by_hand() -> None:
+    header, body = plain(rows(LINES))
+    assert header == [
+        "Method", "Retain (Δ)", "Forget (Δ)", "Test (Δ)", "MIA (Δ)", "Avg. gap", "Backdoor", "Bytes", "FLOPs", "Rounds",
+    ]  # fmt: skip
+    # gaps 0.4, 0.5, 0.2, 1.3: 0.6
+    assert body[3] == [
+        "NoT", "97.10 (0.40)", "23.50 (0.50)", "97.20 (0.20)", "52.3 (1.3)", "0.60 ★", "4.20",
+        "7.1 MB", "3.4 GFLOP", "2",
+    ]  # fmt: skip
+    assert body[1][:6] == ["Retrain", "97.50", "24.00", "97.40", "51.0", "reference"]
+    assert body[0][0] == "Before" and body[0][-1] == "\u2014"
+
+
+def test_only_the_best_method_is_marked_never_before_or_retrain() -> None:
+    close = [dict(LINES[1], method="before"), *LINES[1:]]  # even if θ* had Retrain's very numbers
+    _, body = plain(rows(close))
+    assert [cells[0] for cells in body if "★" in cells[5]] == ["NoT"]
+    assert markdown(rows(LINES)).count("**") == 2
+    assert latex(rows(LINES)).count(r"\textbf") == 1
+
+
+def test_the_backdoor_column_appears_only_when_measured() -> None:
+    without = [dict(item, backdoor="not measured: no backdoor in this run") for item in LINES]
+    assert "Backdoor" not in plain(rows(without))[0]
+    some = [dict(LINES[1], backdoor="not measured: no stamped images"), *LINES[2:]]
+    assert plain(rows(some))[1][0][6] == "not measured: no stamped images"
+
+
+def test_the_rule_is_always_named() -> None:
+    for rule in ("best-gap", "recovered", "last"):
+        assert rule in markdown(rows(LINES, rule)).splitlines()[0]
+        assert rule in latex(rows(LINES, rule)).splitlines()[0]
+
+
+def test_not_measured_is_shown_never_blank() -> None:
+    missing = "not measured: only 3 forget samples; the attack needs at least 10"
+    found = rows([*LINES[:3], line("not", 2, 97.1, 23.5, 97.2, missing, 4.2, 97, 97)])
+    cells = plain(found)[1][3]
+    assert cells[4] == missing and cells[5] == missing
+    assert missing in markdown(found) and missing in latex(found)
+
+
+def test_without_retrain_the_gap_says_so() -> None:
+    cells = plain(rows([LINES[3]]))[1][0]
+    assert cells[1] == "97.10 (Δ not measured)" and cells[5] == "not measured: no Retrain in this run"
+
+
+def test_missing_costs_say_so() -> None:
+    cells = plain(rows([dict(LINES[3], flops="not measured: the model is not traceable")]))[1][0]
+    assert cells[8] == "not measured: the model is not traceable"
+
+
+def test_a_verdict_takes_the_place_of_the_metrics() -> None:
+    found = rows([*LINES[:3], line("not", 2, 97.1, 23.5, 97.2, 52.3, 4.2, 60, 97)], "recovered")
+    cells = plain(found)[1][3]
+    assert cells[1] == "not recovered within 2 rounds (best 60.0 at round 2)" and cells[2] == "\u2014"
+    assert r"\multicolumn{6}{l}{not recovered within 2 rounds (best 60.0 at round 2)} & 7.1 MB" in latex(found)
+
+
+def test_seeds_show_their_spread_and_their_rounds() -> None:
+    second = [dict(item, seed=1, round=item["round"] + 1, retain=float(item["retain"]) + 1) for item in LINES]
+    cells = plain(rows(LINES + second))[1][3]
+    assert cells[1] == "97.60 ± 0.71 (0.40)" and cells[5] == "0.60 ± 0.00 ★" and cells[-1] == "2, 3"
+
+
+def test_several_requests_are_told_apart() -> None:
+    both = rows(LINES + [dict(item, request="r|2") for item in LINES])
+    header, body = plain(both)
+    assert header[0] == "Request" and {cells[0] for cells in body} == {"r1", "r|2"}
+    assert "r\\|2" in markdown(both)
+    assert latex(both).count(r"\midrule") == 2
+
+
+def test_user_strings_are_escaped() -> None:
+    odd = rows([dict(LINES[3], method="my_method & <b>|100%")])
+    assert r"my\_method \& \textless{}b\textgreater{}|100\%" in latex(odd)
+    assert "my_method & &lt;b>\\|100%" in markdown(odd)
+
+
+def test_every_line_of_a_markdown_table_has_the_same_width() -> None:
+    lines = [item for item in markdown(rows(LINES)).splitlines() if item.startswith("|")]
+    assert len({item.count("|") for item in lines}) == 1 and len(lines) == 2 + len(LINES)
+
+
+def test_unfinished_methods_are_noted() -> None:
+    assert "- NoT: not finished; what there is up to round 2." in markdown(rows([dict(LINES[3], done=False)]))
+
+
+def test_one_table_shows_one_rule() -> None:
+    mixed: list[Row] = rows(LINES, "last") + rows(LINES, "recovered")
+    with pytest.raises(UnfedError, match="One table shows one rule"):
+        plain(mixed)
+
+
+def test_no_rows_make_an_empty_table() -> None:
+    assert plain([])[1] == []
+
+
+def test_units() -> None:
+    assert [bytes_text(v) for v in (0, 999, 1000, 7_100_000, 999_999, 1.48e12)] == [
+        "0 B", "999 B", "1.0 kB", "7.1 MB", "1.0 MB", "1.5 TB",
+    ]  # fmt: skip
+    assert flops_text(3.4e9) == "3.4 GFLOP" and flops_text(9.88e21) == "9.9 ZFLOP"
+    assert [seconds_text(v) for v in (3.21, 245, 7380)] == ["3.2 s", "4 min 5 s", "2 h 3 min"]
