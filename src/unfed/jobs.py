@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from unfed.aggregate import Refusal
 from unfed.data import Request
@@ -27,30 +27,8 @@ from unfed.ledger import Ledger
 from unfed.methods import Method, State
 from unfed.metrics import Value, is_measured
 from unfed.params import Params, cast
+from unfed.watching import Silence, Watch
 from unfed.world import World
-
-
-class Watch(Protocol):
-    """Somebody who looks on: a progress bar, or nobody."""
-
-    def begins(self, job: Job, round: int, rounds: int) -> None: ...
-
-    def goes_on(self, job: Job, round: int, rounds: int, line: dict[str, Any] | None) -> None: ...
-
-    def ends(self, job: Job, outcome: str) -> None: ...
-
-
-class Silence:
-    """Nobody looks on."""
-
-    def begins(self, job: Job, round: int, rounds: int) -> None:
-        """Nothing."""
-
-    def goes_on(self, job: Job, round: int, rounds: int, line: dict[str, Any] | None) -> None:
-        """Nothing."""
-
-    def ends(self, job: Job, outcome: str) -> None:
-        """Nothing."""
 
 
 @dataclass
@@ -147,8 +125,8 @@ class JobRunner:
         if outcome == "not recovered":
             raise Refused(
                 f"Request {self.job.request!r} is not recovered after {state.round} rounds: the best validation"
-                f" accuracy was {diary.best:.2f} % (round {diary.best_round}), it takes {self._target():.2f} %; go on with"
-                f" --until {2 * self.rounds}, or accept less with evaluation.recovered_within."
+                f" accuracy was {diary.best:.2f} % (round {diary.best_round}), it takes {self._target():.2f} %;"
+                f" go on with --until {2 * self.rounds}, or accept less with evaluation.recovered_within."
             )
         self.watch.ends(self.job, outcome)
         return self._write_model(state)

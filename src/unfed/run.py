@@ -11,26 +11,22 @@ is left out of every round from the next on, and its turn comes after.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from unfed.config import Config
 from unfed.data import Request
+from unfed.describe import describe_request, hardware, now, versions
 from unfed.errors import UnfedError, listed
 from unfed.evaluation import Evaluator
 from unfed.folder import Entry, Job, RunFolder, check_id
-from unfed.jobs import JobRunner, Silence, Watch
+from unfed.jobs import JobRunner
 from unfed.methods import Method, Retrain, State, admit
 from unfed.params import Params, cast, check_like
+from unfed.watching import Heart, Silence, Watch
 from unfed.world import World
 
 # What a simulation can provide: all data is here, and the model can be made anew.
@@ -69,17 +65,17 @@ class Run:
             method.check(world.template.module)
             for request in requests:
                 admit(label, method, request.kind, PROVIDED)
-        described = [_describe(world, requests[: i + 1]) for i in range(len(requests))]
+        described = [describe_request(world, requests[: i + 1]) for i in range(len(requests))]
         where.create(
             {
                 "name": config.name,
-                "created": _now(),
+                "created": now(),
                 "config": config.to_json(),
                 "seeds": list(config.seed_list),
                 "clients": [c.name for c in world.clients],
                 "topped_up_clients": [str(k) for k in world.repaired],
-                "versions": _versions(),
-                "hardware": _hardware(world.device),
+                "versions": versions(),
+                "hardware": hardware(world.device),
                 "device": str(world.device),
                 "engine": world.engine({}).name,
                 "parameters": world.parameters,
@@ -114,10 +110,11 @@ class Run:
                 where = self.folder.path
                 raise UnfedError(f"Another process is at work in {where}; see `unfed status {where}`.")
             self.folder.cut_back()
+            heart = Heart(self.folder, self.jobs(), watch or Silence())
             for seed in self.config.seed_list:
-                trained = self._train(seed, watch or Silence())
-                self._compare(seed, trained, watch or Silence())
-            self._serve(watch or Silence())
+                trained = self._train(seed, heart)
+                self._compare(seed, trained, heart)
+            self._serve(heart)
 
     def jobs(self) -> list[tuple[Job, int]]:
         """Every job of this run in its order, with its number of rounds."""
@@ -224,17 +221,18 @@ class Run:
         watch: Watch | None = None,
     ) -> Outcome:
         """Take a client, a class or samples out. The same request twice does nothing."""
-        entry, finished = self._enqueue(request, method, str(until), self._one_seed(seed))
+        entry, finished = self._enqueue(request, method, str(until), self.one_seed(seed))
         if finished:
             return Outcome(entry, "already done")
         with self.folder.lock() as free:
             if not free:
                 return Outcome(entry, "queued")
             self.folder.cut_back()
-            self._serve(watch or Silence())
+            self._serve(Heart(self.folder, self.jobs(), watch or Silence()))
         return Outcome(entry, "done")
 
-    def _one_seed(self, seed: int | None) -> int:
+    def one_seed(self, seed: int | None) -> int:
+        """The repetition that is meant; a run with several must be told."""
         seeds = self.config.seed_list
         if seed is None and len(seeds) > 1:
             raise UnfedError(f"This run has {len(seeds)} repetitions; say which one with --seed, {listed(seeds)}.")
@@ -262,7 +260,7 @@ class Run:
             others = [e.request for e in known if e.seed == seed]
             self.world(seed).scoped([*others, request])
             number = 1 + max((e.number for e in known), default=0)
-            entry = Entry(number, request, method, until, _now(), seed)
+            entry = Entry(number, request, method, until, now(), seed)
             self.folder.put_request(entry)
             return entry, False
 
@@ -324,7 +322,7 @@ class Run:
 
     def model(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params:
         """The model that a method left, or the one in force."""
-        seed = self._one_seed(seed)
+        seed = self.one_seed(seed)
         if method is None and request is None:
             return self.current(seed)
         if method == "train":
@@ -333,6 +331,11 @@ class Run:
         if request is None and len(ids) != 1:
             raise UnfedError(f"This run has {len(ids)} requests; say which one with --request, {listed(ids)}.")
         return self._model(Job(seed, request or ids[0], method or "not"))
+
+    def scope(self, seed: int) -> tuple[Request, ...]:
+        """What is out of the model in force: the requests that were served; in a mere comparison, the compared ones."""
+        served = tuple(e.request for e in self.folder.requests() if e.seed == seed)
+        return served or self.config.requests()
 
     def lines(self) -> list[dict[str, Any]]:
         return self.folder.lines()
@@ -343,7 +346,7 @@ class Run:
         extra = []
         for entry in entries:
             active = [e.request for e in entries if e.number <= entry.number and e.seed == entry.seed]
-            extra.append({**_describe(self.world(entry.seed), active), "created": entry.created})
+            extra.append({**describe_request(self.world(entry.seed), active), "created": entry.created})
         titles = {e.method: self.config.methods.method(e.method).title for e in entries}
         return {
             **self.description,
@@ -357,41 +360,3 @@ class _Continue(Retrain):
 
     def begin(self, server: Any) -> State:
         return State(server.params)
-
-
-def request_id(request: dict[str, Any]) -> str:
-    """An id made from what is asked, so that asking twice is asking once."""
-    kind, value = next((k, v) for k, v in request.items() if v)
-    text = "-".join(str(v) for v in value) if isinstance(value, tuple | list) else str(value)
-    name = f"{ {'clients': 'client', 'classes': 'class'}.get(kind, kind) }-{text}"
-    if len(name) <= 60 and kind != "samples":
-        return name
-    return f"{kind}-{hashlib.sha256(json.dumps([kind, value]).encode()).hexdigest()[:12]}"
-
-
-def _describe(world: World, requests: Sequence[Request]) -> dict[str, Any]:
-    request = requests[-1]
-    clients = world.scoped(requests)
-    return {
-        "id": request.id,
-        "kind": request.kind,
-        "clients": list(request.clients),
-        "classes": list(request.classes),
-        "samples": len(request.samples),
-        "fraction": request.fraction,
-        "forgotten_rows": Evaluator(world, clients, requests).forgotten_rows,
-    }
-
-
-def _versions() -> dict[str, str]:
-    names = ("unfed", "torch", "numpy", "scikit-learn", "safetensors")
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
-
-
-def _hardware(device: torch.device) -> str:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return f"{name}, {torch.get_num_threads()} CPU threads"
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,386 @@
+"""The command line: `unfed demo`, `run`, `resume`, `forget`, `status`, `report`, and tools for model files.
+
+Bad input ends with one sentence on stderr and exit code 2 (3 where a quorum or gate refused, 130 after Ctrl-C with the
+command that resumes). `--json` writes one JSON value to stdout and nothing else there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from unfed import checkpoint, cli_files, describe
+from unfed.config import Config, presets
+from unfed.data import Request, read_samples
+from unfed.display import Display, clock_text, percent, results_table, story
+from unfed.errors import UnfedError, UnfedWarning
+from unfed.evaluation import Evaluator
+from unfed.methods import METHODS, find
+from unfed.metrics import is_measured
+from unfed.params import cast, check_like
+from unfed.report import rows, tables
+from unfed.report.html import render
+from unfed.run import Run
+from unfed.watching import Silence
+
+app = typer.Typer(
+    name="unfed",
+    help="Take a participant, a class or samples out of a trained federated model, and show that they are out.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+methods_app = typer.Typer(help="The methods: what they need, which scopes they serve, their hyperparameters.")
+app.add_typer(methods_app, name="methods")
+cli_files.add_to(app)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
+Sets = Annotated[list[str], typer.Option("--set", help="Change a config key: `--set training.rounds=20`. Repeatable.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Seed = Annotated[int | None, typer.Option(help="Which repetition, where a run has several.")]
+
+stdout = Console(highlight=False)
+stderr = Console(stderr=True, highlight=False)
+
+
+def main() -> None:
+    """The entry point: runs a command and turns what can go wrong into sentences and exit codes."""
+    sys.path.insert(0, os.getcwd())  # a user's `package.module:factory` lies where the command is given
+    warnings.showwarning = _show_warning
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except UnfedError as error:
+        stderr.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        stderr.print("Interrupted; nothing half-written was left.")
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+    if issubclass(category, UnfedWarning):
+        stderr.print(f"[bold yellow]note:[/bold yellow] {escape(str(message))}", soft_wrap=True)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"unfed {installed('unfed')}")
+        raise typer.Exit
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Where the run folder goes; default runs/demo.")] = None,
+    methods: Annotated[str | None, typer.Option(help="`all`, or names with commas; default not,ft,retrain.")] = None,
+    seed: Annotated[int, typer.Option(help="Another seed, another federation.")] = 0,
+    sets: Sets = [],  # noqa: B006  (typer reads the default, nobody changes it)
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Ten clients learn to read digits; client 0 plants a backdoor and must leave. About a minute.
+
+    Trains, then unlearns client 0 by NoT, by fine-tuning and by retraining, and writes an HTML report.
+    """
+    preset = "demo"
+    changes = [f"seed={seed}", *sets]
+    if methods == "all" and "demo-all" in presets():
+        preset = "demo-all"
+    elif methods is not None:
+        names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
+        changes.append(f"methods.run={json.dumps(names)}")
+    _work(_begin(Config.preset(preset, _with_device(changes, device)), out, "demo"), as_json, quiet)
+
+
+@app.command()
+def run(
+    config: Annotated[str, typer.Argument(metavar="FILE", help="A TOML file, or the name of a preset.")],
+    out: Annotated[Path | None, typer.Option(help="Where the run folder goes; default runs/NAME.")] = None,
+    sets: Sets = [],  # noqa: B006
+    device: Device = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a federation, let methods forget, compare them, write a report."""
+    changes = _with_device(sets, device)
+    known = not Path(config).exists() and config in presets()
+    read = Config.preset(config, changes) if known else Config.read(config, changes)
+    _work(_begin(read, out, read.name), as_json, quiet)
+
+
+@app.command()
+def resume(run: RunArgument, as_json: Json = False, quiet: Quiet = False) -> None:
+    """Go on with a run that was interrupted; the result is bit-equal to an uninterrupted one."""
+    _work(Run.open(run), as_json, quiet)
+
+
+@app.command()
+def forget(
+    run: RunArgument,
+    client: Annotated[list[str], typer.Option(help="A client that leaves. Repeatable.")] = [],  # noqa: B006
+    classes: Annotated[list[int], typer.Option("--class", help="A class to forget. Repeatable.")] = [],  # noqa: B006
+    samples: Annotated[Path | None, typer.Option(help="A CSV file `client,position` of single samples.")] = None,
+    method: Annotated[str, typer.Option(help="Which method; see `unfed methods`.")] = "not",
+    until: Annotated[str, typer.Option(help="`recovered`, or a number of rounds.")] = "recovered",
+    name: Annotated[str | None, typer.Option("--id", help="The request's id; the same id twice does nothing.")] = None,
+    seed: Seed = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Take clients, classes or samples out of a trained run, and leave a new model in force."""
+    listed = read_samples(samples) if samples else ()
+    given = {"clients": client, "classes": classes, "samples": listed}
+    if sum(bool(value) for value in given.values()) != 1:
+        raise UnfedError("Say what to forget by exactly one of --client, --class or --samples.")
+    opened = Run.open(run)
+    request = Request(name or describe.request_id(given), tuple(client), tuple(classes), listed)
+    with _resumable(run), _shown(opened, as_json or quiet) as display:
+        outcome = opened.forget(request, method, until, seed, display)
+    _tell_outcome(opened, outcome.status, request.id, as_json, quiet)
+
+
+def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: bool) -> None:
+    lines = [line for line in run.lines() if line["request"] == request]
+    last = lines[-1] if lines else {}
+    report = None if status == "queued" else _write_report(run)
+    if as_json:
+        typer.echo(json.dumps({"request": request, "status": status, "last": last, "report": report and str(report)}))
+    elif quiet:
+        return
+    elif status == "queued":
+        stdout.print(
+            f"Request {request!r} is filed. Another process is at work in this run: from its next round on the"
+        )
+        stdout.print("leaver takes no part, and the request is served after what is running now.")
+    elif status == "already done":
+        stdout.print(f"Request {request!r} was served already (round {last.get('round')}); nothing was done.")
+    else:
+        stdout.print(
+            f"Request {request!r} is served after {last['round']} rounds: validation {percent(last['validation'])}"
+            f" (before {percent(last['validation_before'])}), forget {percent(last['forget'])},"
+            f" test {percent(last['test'])}."
+        )
+        stdout.print(f"Report: {report}", soft_wrap=True)
+
+
+def _with_device(sets: list[str], device: str | None) -> list[str]:
+    return [*sets, f'device="{device}"'] if device else list(sets)
+
+
+def _begin(config: Config, out: Path | None, name: str) -> Run:
+    """A new run folder; an unfinished one of the same config is gone on with."""
+    if out is not None:
+        return Run.create(config, out)
+    folder, number = Path("runs", name), 2
+    while folder.exists():
+        if (folder / "run.json").exists():
+            found = Run.open(folder)
+            if found.config == config and describe.status(found)["state"] == "interrupted":
+                return found
+        folder, number = Path("runs", f"{name}-{number}"), number + 1
+    return Run.create(config, folder)
+
+
+def _work(run: Run, as_json: bool, quiet: bool) -> None:
+    """Do what is to be done in a run, show it, write the report."""
+    with _resumable(run.folder.path), _shown(run, as_json or quiet) as display:
+        if not (as_json or quiet):
+            stdout.print(_headline(run))
+        run.execute(display)
+    report = _write_report(run)
+    found = rows(run.lines(), "last", recovered_within=run.config.evaluation.recovered_within)
+    if as_json:
+        typer.echo(json.dumps({"run": str(run.folder.path), "report": str(report), "lines": run.lines()}))
+    elif not quiet:
+        stdout.print()
+        if found:
+            title = "After the last round (rule: last). ★ smallest average gap to Retrain."
+            stdout.print(results_table(found, title, stdout.width >= 130))
+        for sentence in story(run.lines()):
+            stdout.print(sentence, soft_wrap=True)
+        stdout.print()
+        stdout.print(f"Report: [bold]{escape(str(report))}[/bold]", soft_wrap=True)
+
+
+def _headline(run: Run) -> str:
+    about, config = run.description, run.config
+    return (
+        f"[bold]{escape(config.name)}[/bold]: {config.data.name}, {len(about['clients'])} clients, {config.model.name}"
+        f" with {about['parameters']:,} parameters; {about['engine']} engine on {about['device']}."
+    )
+
+
+@contextlib.contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        stderr.print(f"Interrupted. Nothing is lost: go on with `unfed resume {folder}`.", soft_wrap=True)
+        sys.exit(130)
+
+
+@contextlib.contextmanager
+def _shown(run: Run, silent: bool) -> Iterator[Display | Silence]:
+    if silent:
+        yield Silence()
+        return
+    with Display(run, stdout) as display:
+        yield display
+
+
+def _write_report(run: Run) -> Path:
+    path = run.folder.path / "report.html"
+    checkpoint.write_bytes(path, render(run.info(), run.lines()).encode())
+    return path
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def status(run: RunArgument, as_json: Json = False) -> None:
+    """Where a run stands: round, accuracy, time left, how to go on."""
+    opened = Run.open(run)
+    found = describe.status(opened)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    stdout.print(f"[bold]{escape(opened.config.name)}[/bold] in {run}: {found['state']}")
+    table = Table(box=None, pad_edge=False)
+    for column in ("job", "round", "test", "forget", "state"):
+        table.add_column(column, justify="right" if column in ("round", "test", "forget") else "left")
+    for job in found["jobs"]:
+        table.add_row(
+            job["job"], f"{job['round']}/{job['rounds']}", percent(job["test"]), percent(job["forget"]), job["state"]
+        )
+    stdout.print(table)
+    if found["state"] == "running":
+        stdout.print(f"About {clock_text(found['seconds_left'])} left.")
+    elif found["state"] == "interrupted":
+        stdout.print(f"Go on with: unfed resume {run}", soft_wrap=True)
+
+
+@app.command()
+def evaluate(
+    run: RunArgument,
+    model: Annotated[Path | None, typer.Option(help="A safetensors file; default: the model in force.")] = None,
+    seed: Seed = None,
+    as_json: Json = False,
+) -> None:
+    """Score a model on the run's own data: retain, forget, test, membership inference, backdoor."""
+    opened = Run.open(run)
+    one = opened.one_seed(seed)
+    world = opened.world(one)
+    if model is None:
+        params = opened.current(one)
+    else:
+        params, _ = checkpoint.load(model, "model")
+        check_like(params, world.template.like, f"The model {model}")
+        params = cast({n: params[n] for n in world.template.like}, world.dtype, world.device)
+    requests = opened.scope(one)
+    found = Evaluator(world, world.scoped(requests), requests)(params).numbers
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    forgotten = ", ".join(r.id for r in requests) or "nothing"
+    table = Table(title=f"Scope: {forgotten}", title_justify="left", box=None, pad_edge=False, show_header=False)
+    for name, value in found.items():
+        loss = name.endswith(("loss", "gap"))
+        table.add_row(name, (f"{value:.4f}" if loss else f"{value:.2f} %") if is_measured(value) else str(value))
+    stdout.print(table)
+
+
+@app.command()
+def report(
+    run: RunArgument,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Default: RUN/report.html.")] = None,
+    kind: Annotated[str, typer.Option("--format", help="html, md or latex.")] = "html",
+    rule: Annotated[str, typer.Option(help="best-gap, recovered or last.")] = "best-gap",
+) -> None:
+    """Write the report of a run, finished or not: an HTML page, or a table in Markdown or LaTeX."""
+    opened = Run.open(run)
+    found = rows(opened.lines(), rule, recovered_within=opened.config.evaluation.recovered_within)
+    if kind not in ("html", "md", "latex"):
+        raise UnfedError(f"--format takes html, md or latex, not {kind!r}.")
+    path = out or (run / "report.html" if kind == "html" else None)
+    if kind == "html":
+        text = render(opened.info(), opened.lines(), rule=rule)
+    else:
+        text = (tables.markdown if kind == "md" else tables.latex)(found)
+    if path is None:
+        typer.echo(text)
+        return
+    checkpoint.write_bytes(path, text.encode())
+    stdout.print(f"Report: {path}", soft_wrap=True)
+
+
+@methods_app.callback(invoke_without_command=True)
+def methods(context: typer.Context, as_json: Json = False) -> None:
+    """All methods: which scopes they serve and what they need."""
+    if context.invoked_subcommand:
+        return
+    if as_json:
+        listed = {
+            name: {"title": m.title, "scopes": sorted(m.scopes), "needs": sorted(m.needs)}
+            for name, m in METHODS.items()
+        }
+        typer.echo(json.dumps(listed))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("name", "method", "scopes", "needs", "reference"):
+        table.add_column(column)
+    for name, method in METHODS.items():
+        table.add_row(
+            name, method.title, ", ".join(sorted(method.scopes)), ", ".join(sorted(method.needs)), method.cite
+        )
+    stdout.print(table)
+    stdout.print("\nHyperparameters of one: unfed methods show NAME")
+
+
+@methods_app.command("show")
+def methods_show(name: Annotated[str, typer.Argument(help="A method, or package.module:Class.")]) -> None:
+    """One method: what it is, what it needs, its hyperparameters and where their defaults come from."""
+    method = find(name)
+    stdout.print(f"[bold]{escape(method.title)}[/bold] ({escape(name)}): {escape((method.__doc__ or '').strip())}")
+    stdout.print(f"Reference: {escape(method.cite)}")
+    stdout.print(f"Scopes: {', '.join(sorted(method.scopes))}.  Needs: {', '.join(sorted(method.needs))}.\n")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("hyperparameter", "default", "meaning", "source"):
+        table.add_column(column)
+    for option, default, says, source in method.options():
+        table.add_row(option, escape(str(default)), escape(says), source)
+    stdout.print(table if method.options() else "It has no hyperparameters.")
+
+
+if __name__ == "__main__":
+    main()

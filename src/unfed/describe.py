@@ -1,0 +1,83 @@
+"""A run in words: what was asked for, on which machine, with which versions, and where it stands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unfed.data import Request
+from unfed.evaluation import Evaluator
+from unfed.world import World
+
+if TYPE_CHECKING:
+    from unfed.run import Run
+
+
+def status(run: Run) -> dict[str, Any]:
+    """Where a run stands: `running`, `finished` or `interrupted`, and every job with its last evaluated round."""
+    last = {(line["seed"], line["request"], line["method"]): line for line in run.lines()}
+    busy, heard, jobs = run.folder.busy(), run.folder.heard() or {}, []
+    for job, rounds in run.jobs():
+        line = last.get((job.seed, job.request, job.label), {})
+        numbers = run.folder.numbers(job) or {}
+        finished = numbers.get("finished")
+        at = (heard.get("seed"), heard.get("request"), heard.get("method"))
+        here = busy and at == (job.seed, job.request, job.label)
+        jobs.append(
+            {
+                "job": "/".join(job.path.parts),
+                "round": heard["round"] if here else max(int(numbers.get("round", 0)), int(line.get("round", 0))),
+                "rounds": numbers.get("rounds", rounds),
+                "test": line.get("test"),
+                "forget": line.get("forget"),
+                "state": finished or ("running" if here else "waiting" if not numbers else "not finished"),
+            }
+        )
+    complete = all(run.folder.finished(job) for job, _ in run.jobs())
+    state = "running" if busy else "finished" if complete else "interrupted"
+    return {"state": state, "jobs": jobs, "seconds_left": heard.get("seconds_left") if busy else None}
+
+
+def request_id(request: dict[str, Any]) -> str:
+    """An id made from what is asked, so that asking twice is asking once."""
+    kind, value = next((k, v) for k, v in request.items() if v)
+    text = "-".join(str(v) for v in value) if isinstance(value, tuple | list) else str(value)
+    name = f"{ {'clients': 'client', 'classes': 'class'}.get(kind, kind) }-{text}"
+    if len(name) <= 60 and kind != "samples":
+        return name
+    return f"{kind}-{hashlib.sha256(json.dumps([kind, value]).encode()).hexdigest()[:12]}"
+
+
+def describe_request(world: World, requests: Sequence[Request]) -> dict[str, Any]:
+    request = requests[-1]
+    clients = world.scoped(requests)
+    return {
+        "id": request.id,
+        "kind": request.kind,
+        "clients": list(request.clients),
+        "classes": list(request.classes),
+        "samples": len(request.samples),
+        "fraction": request.fraction,
+        "forgotten_rows": Evaluator(world, clients, requests).forgotten_rows,
+    }
+
+
+def versions() -> dict[str, str]:
+    names = ("unfed", "torch", "numpy", "scikit-learn", "safetensors")
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+
+
+def hardware(device: torch.device) -> str:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return f"{name}, {torch.get_num_threads()} CPU threads"
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
