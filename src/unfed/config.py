@@ -33,13 +33,13 @@ ClientName = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, in
 
 
 class DataConfig(_Table):
-    """Which images, and how they are augmented."""
+    """Which images, and how they are augmented; what is not given is the data set's own."""
 
     name: str = "digits"
     root: Path | None = None
     test_size: Positive | None = None
-    flip: Share = 0.0
-    pad_crop: Annotated[int, Field(ge=0)] = 0
+    flip: Share | None = None
+    pad_crop: Annotated[int, Field(ge=0)] | None = None
     resize: Positive | None = None
     crop: Positive | None = None
 
@@ -79,6 +79,7 @@ class ScheduleConfig(_Table):
     every: Positive = 1
     factor: Annotated[float, Field(gt=0, le=1)] = 0.1
     warmup: Annotated[int, Field(ge=0)] = 0
+    over: Positive | None = None
 
 
 class TrainingConfig(_Table):
@@ -95,16 +96,25 @@ class TrainingConfig(_Table):
     drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.5
     patience: Annotated[int, Field(ge=0)] = 0
+    keep_model: Literal["last", "best-test"] = "last"
 
 
 class UnlearningConfig(_Table):
-    """Recovery after the request; what is not given is as in training."""
+    """Recovery after the request; what is not given is as in training, or as in the method's centralised recipe."""
 
     rounds: Positive = 20
     retrain_rounds: Positive | None = None
     lr: Rate | None = None
-    schedule: ScheduleConfig = ScheduleConfig()
+    schedule: ScheduleConfig | None = None
     patience: Annotated[int, Field(ge=0)] = 0
+
+
+class RecoveryConfig(_Table):
+    """What `[methods.NAME.unlearning]` says for one method alone."""
+
+    rounds: Positive | None = None
+    lr: Rate | None = None
+    schedule: ScheduleConfig | None = None
 
 
 class RequestConfig(_Table):
@@ -129,7 +139,8 @@ class RequestConfig(_Table):
 class MethodsConfig(BaseModel):
     """Which methods run, in which order, and their hyperparameters by name.
 
-    A table may stand under a name of its own and say which method it uses: `[methods.not-conv2] use = "not"`.
+    A table may stand under a name of its own and say which method it uses: `[methods.not-conv2] use = "not"`. Its
+    sub-table `unlearning` sets rounds, lr and schedule for that method alone.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -152,6 +163,10 @@ class MethodsConfig(BaseModel):
     def method(self, label: str) -> all_methods.Method:
         """One method with its hyperparameters, whether or not it is among those to run."""
         return _build_method(label, dict(self.model_extra or {}).get(label, {}))
+
+    def recovery(self, label: str) -> RecoveryConfig:
+        """What is said about the recovery of one method alone."""
+        return _recovery(label, dict(self.model_extra or {}).get(label, {}))
 
 
 class EvaluationConfig(_Table):
@@ -195,6 +210,7 @@ class Config(_Table):
     """The whole experiment."""
 
     name: str = "run"
+    setting: Literal["federated", "central"] = "federated"
     seed: int | tuple[int, ...] = 0
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
     data: DataConfig = DataConfig()
@@ -216,6 +232,11 @@ class Config(_Table):
             raise ValueError("seed must be a number or a list of at least one number")
         if len(set(self.seed_list)) < len(self.seed_list):
             raise ValueError("seed lists a number twice; every seed is one repetition")
+        if self.setting == "central":
+            if self.partition.clients != 1:
+                raise ValueError("setting = 'central' has one holder of all data; leave partition.clients out")
+            if self.training.participation < 1 or self.training.drop_out > 0:
+                raise ValueError("setting = 'central' has nobody who could stay away; leave participation, drop_out out")
         return self
 
     @property
@@ -260,6 +281,9 @@ class Config(_Table):
         values = _deep_copy(raw)
         for change in sets:
             _apply(values, change)
+        if values.get("setting") == "central" and isinstance(values.setdefault("partition", {}), dict):
+            # One place holds every training row; whoever wants validation rows says so.
+            values["partition"] = {"clients": 1, "validation": 0.0} | values["partition"]
         if where is not None:
             _resolve_paths(values, where)
         try:
@@ -282,6 +306,8 @@ def presets() -> list[str]:
 
 def _build_method(label: str, table: Mapping[str, Any]) -> all_methods.Method:
     values = dict(table)
+    _recovery(label, table)
+    values.pop("unlearning", None)
     kind = all_methods.find(str(values.pop("use", label)))
     known = [name for name, *_ in kind.options()]
     for key in values:
@@ -295,6 +321,16 @@ def _build_method(label: str, table: Mapping[str, Any]) -> all_methods.Method:
         key = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
         raise UnfedError(f"methods.{label}.{key} is wrong: {first['msg']}.") from error
     return built
+
+
+def _recovery(label: str, table: Mapping[str, Any]) -> RecoveryConfig:
+    try:
+        return RecoveryConfig.model_validate(table.get("unlearning", {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in first["loc"])
+        known = ", ".join(RecoveryConfig.model_fields)
+        raise UnfedError(f"methods.{label}.unlearning.{path}: {first['msg']}; it takes {known}.") from error
 
 
 def _deep_copy(value: Any) -> Any:

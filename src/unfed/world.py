@@ -9,13 +9,13 @@ from its config alone, and why nothing of it is ever saved.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from unfed import checkpoint, rng
-from unfed.config import Config
-from unfed.data import ClientData, Dataset, Request, Transform, backdoor, dirichlet, iid, load, mark, shards, split
+from unfed.config import Config, RecoveryConfig
+from unfed.data import ClientData, Dataset, Request, backdoor, dirichlet, iid, load, mark, shards, split
 from unfed.engines import Engine, Sequential
 from unfed.errors import UnfedError
 from unfed.federation import Schedule, Settings
@@ -77,22 +77,25 @@ class World:
         self.parameters = sum(self.template.like[n].numel() for n in self.template.trainable)
         self.initial = self._initial()
 
+    @property
+    def central(self) -> bool:
+        """Whether one place holds all data: no messages, and one optimiser from epoch to epoch."""
+        return self.config.setting == "central"
+
     # --- data -----------------------------------------------------------------------------------------------------
 
     def _load(self) -> Dataset:
         data = self.config.data
         wanted = {n: getattr(data, n) for n in ("flip", "pad_crop", "resize", "crop")}
-        given = any(wanted[n] for n in wanted)
-        dataset = load(
+        return load(
             data.name,
             root=data.root,
             test_size=data.test_size,
             seed=self.seeds.partition,
             device=self.device,
             dtype=self.dtype,
-            transform=Transform(**wanted) if given else None,
+            transform={n: value for n, value in wanted.items() if value is not None},
         )
-        return dataset
 
     def _deal(self) -> tuple[ClientData, ...]:
         part, seed, source = self.config.partition, self.seeds.partition, self.dataset.train
@@ -154,14 +157,25 @@ class World:
             participation=train.participation,
             drop_out=train.drop_out,
             quorum=train.quorum,
+            keep=self.central,
         )
 
-    def unlearning_settings(self, retrain: bool) -> Settings:
-        """Recovery is as training, but for what `unlearning` says. Retrain is training again, without D_u."""
-        settings, own = self.training_settings(), self.config.unlearning
+    def unlearning_settings(self, retrain: bool, label: str | None = None) -> Settings:
+        """Recovery is as training, but for what the config says of unlearning, or of the method with this label alone.
+
+        Retrain is training again, without D_u. Where one place holds all data, a method brings its own recipe.
+        """
+        settings, config, own = self.training_settings(), self.config, self.config.unlearning
         if retrain:
-            rounds = own.retrain_rounds or self.config.training.rounds
-            return Settings(**{**vars(settings), "rounds": rounds})
-        phase = settings.phase if own.lr is None else settings.phase.with_optimiser(lr=own.lr)
-        schedule = Schedule(**own.schedule.model_dump())
-        return Settings(**{**vars(settings), "rounds": own.rounds, "phase": phase, "schedule": schedule})
+            return replace(settings, rounds=own.retrain_rounds or config.training.rounds)
+        alone = RecoveryConfig() if label is None else config.methods.recovery(label)
+        lr = own.lr if alone.lr is None else alone.lr
+        stated = own.schedule if alone.schedule is None else alone.schedule
+        schedule = Schedule() if stated is None else Schedule(**stated.model_dump())
+        if self.central and label is not None:
+            recipe = config.methods.method(label).recipe
+            lr = recipe.lr if lr is None else lr
+            if stated is None:
+                schedule = Schedule("cosine", minimum=min(recipe.minimum, lr), over=recipe.over)
+        phase = settings.phase if lr is None else settings.phase.with_optimiser(lr=lr)
+        return replace(settings, rounds=alone.rounds or own.rounds, phase=phase, schedule=schedule)

@@ -6,6 +6,9 @@
     test  = the first `test_size` of a permutation of all rows         permutation = order(key(seed, "split"))
     mean, std = the training part's own, per channel, where the data set does not bring published ones
 
+Each data set brings a transform of its own (CIFAR is mirrored, Caltech-101 is stretched to 256 and cropped to 224);
+`transform` replaces it, or, given as a mapping, changes some of its fields.
+
 A new data set is one function that reads its files and one entry in `DATASETS`. A factory returns (train, test), each
 a map-style data set with `len` and `[i] -> (x, y)`, or a pair of tensors (x, y) with uint8 images [N, C, H, W] or
 prepared float samples [N, …].
@@ -14,8 +17,9 @@ prepared float samples [N, …].
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +28,15 @@ import torch
 from torch import Tensor
 
 from unfed import rng
+from unfed.data import cifar, folders, idx
+from unfed.data.folders import Files
+from unfed.data.partition import portion
 from unfed.data.source import DatasetSource, Source, TensorSource, Transform
 from unfed.errors import UnfedError, listed, nearest
 
 Pair = tuple[Tensor, Tensor]
+Part = tuple[Tensor | Files, Tensor]
+"""Images and labels; the images may still lie in files, to be decoded once it is known at which size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +53,9 @@ class Dataset:
 class Raw:
     """What a loader reads: pixels and labels, the data set's own test part or the size of the one to hold out."""
 
-    train: Pair
+    train: Part
     classes: tuple[str, ...]
-    test: Pair | None = None
+    test: Part | None = None
     test_size: int | None = None
     transform: Transform = field(default_factory=Transform)  # its mean and std, if set, are the published ones
 
@@ -62,9 +71,12 @@ def load(
     seed: int = 0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    transform: Transform | None = None,
+    transform: Transform | Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """The data set, split and ready to fetch; `test_size` pools all rows and holds out that many anew."""
+    """The data set, split and ready to fetch; `test_size` pools all rows and holds out that many anew.
+
+    `transform` replaces the data set's own; a mapping changes only the fields it names.
+    """
     folder = None if root is None else Path(root)
     if ":" in name:
         made = _from_factory(name, folder, device, dtype, test_size, transform)
@@ -78,8 +90,15 @@ def load(
             f"There is no data set {name!r}; the names are {listed(DATASETS)}, and your own is"
             f" 'package.module:factory'.{nearest(name, DATASETS)}"
         )
-    (x, y), (test_x, test_y) = _split(raw, name, test_size, seed)
-    chosen = _with_normalisation(transform or raw.transform, raw.transform, x)
+    (train, y), (test, test_y) = _split(raw, name, test_size, seed)
+    asked = transform if isinstance(transform, Transform) else _changed(raw.transform, transform or {})
+    x, test_x = (part.decode(asked.resize) if isinstance(part, Files) else part for part in (train, test))
+    if x.shape[1:] != test_x.shape[1:]:
+        raise UnfedError(
+            f"The data set {name!r} has training samples of {_described(x)} and test samples of {_described(test_x)};"
+            " set data.resize, so that one shape fits all."
+        )
+    chosen = _with_normalisation(asked, raw.transform, x)
 
     def source(images: Tensor, labels: Tensor) -> TensorSource:
         return TensorSource(images.to(device), labels, classes=len(raw.classes), transform=chosen, dtype=dtype)
@@ -87,17 +106,32 @@ def load(
     return Dataset(name, source(x, y), source(test_x, test_y), raw.classes)
 
 
-def _split(raw: Raw, name: str, test_size: int | None, seed: int) -> tuple[Pair, Pair]:
+def _changed(own: Transform, changes: Mapping[str, Any]) -> Transform:
+    """The data set's own transform with some fields changed. Another resize undoes its crop, which was made for it."""
+    if changes.get("resize") is not None and "crop" not in changes:
+        changes = {**changes, "crop": None}
+    return replace(own, **changes)
+
+
+def _split(raw: Raw, name: str, test_size: int | None, seed: int) -> tuple[Part, Part]:
     """(train, test): the data set's own, or drawn by the seed from everything there is."""
     if test_size is None and raw.test is not None:
         return raw.train, raw.test
     held_out = raw.test_size if test_size is None else test_size
-    x, y = raw.train if raw.test is None else (torch.cat(both) for both in zip(raw.train, raw.test, strict=True))
+    x, y = raw.train if raw.test is None else _pooled(raw.train, raw.test)
     if held_out is None or not 0 < held_out < len(x):
         raise UnfedError(f"test_size must be between 1 and {len(x) - 1} for the data set {name!r}, not {held_out}.")
     order = rng.order(rng.as_key(rng.key(seed, "split")), len(x))
     test, train = order[:held_out].sort().values, order[held_out:].sort().values
     return (x[train], y[train]), (x[test], y[test])
+
+
+def _pooled(one: Part, other: Part) -> Part:
+    (x, y), (more_x, more_y) = one, other
+    if isinstance(x, Files) and isinstance(more_x, Files):
+        return x + more_x, torch.cat([y, more_y])
+    assert isinstance(x, Tensor) and isinstance(more_x, Tensor)  # a loader gives two parts of one sort
+    return torch.cat([x, more_x]), torch.cat([y, more_y])
 
 
 def _with_normalisation(transform: Transform, own: Transform, images: Tensor) -> Transform:
@@ -131,7 +165,47 @@ def _digits(root: Path | None) -> Raw:
     return Raw((torch.from_numpy(pixels)[:, None], labels), tuple(str(d) for d in range(10)), test_size=360)
 
 
-DATASETS: dict[str, Loader] = {"digits": _digits}
+# Per-channel statistics of the training sets (METHODS §0), and ImageNet's, which Caltech-101 borrows.
+_CIFAR10_NORM: dict[str, Any] = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616)}
+_CIFAR100_NORM: dict[str, Any] = {"mean": (0.5071, 0.4865, 0.4409), "std": (0.2673, 0.2564, 0.2762)}
+_IMAGENET_NORM: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+def _cifar(layout: cifar.Layout, norm: Mapping[str, Any], root: Path | None) -> Raw:
+    """CIFAR-10 or -100: 50,000 + 10,000 photographs of 32x32 pixels, mirrored half of the time."""
+    train, test = cifar.read(layout, root)
+    return Raw(train, layout.classes, test=test, transform=Transform(flip=0.5, **norm))
+
+
+def _mnist(family: idx.Family, root: Path | None) -> Raw:
+    """MNIST or Fashion-MNIST: 60,000 + 10,000 grey images of 28x28 pixels, as they are."""
+    train, test = idx.read(family, root)
+    return Raw(train, family.classes, test=test)
+
+
+def _caltech101(root: Path | None) -> Raw:
+    """Caltech-101: 8,677 photographs of all sizes in 101 classes, stretched to 256, cropped to 224, mirrored."""
+    train, classes = folders.caltech101(root)
+    transform = Transform(resize=256, crop=224, flip=0.5, **_IMAGENET_NORM)
+    return Raw(train, classes, test_size=portion(folders.HELD_OUT, len(train[0])), transform=transform)
+
+
+def _image_folder(root: Path | None) -> Raw:
+    """Any folder of images, one folder per class; nothing is augmented unless asked for."""
+    train, test, classes = folders.image_folder(root)
+    held_out = max(1, portion(folders.HELD_OUT, len(train[0]))) if test is None else None
+    return Raw(train, classes, test=test, test_size=held_out)
+
+
+DATASETS: dict[str, Loader] = {
+    "digits": _digits,
+    "cifar10": partial(_cifar, cifar.CIFAR10, _CIFAR10_NORM),
+    "cifar100": partial(_cifar, cifar.CIFAR100, _CIFAR100_NORM),
+    "mnist": partial(_mnist, idx.MNIST),
+    "fashion-mnist": partial(_mnist, idx.FASHION),
+    "caltech101": _caltech101,
+    "imagefolder": _image_folder,
+}
 
 
 def _from_factory(
@@ -140,7 +214,7 @@ def _from_factory(
     device: torch.device | str,
     dtype: torch.dtype,
     test_size: int | None,
-    transform: Transform | None,
+    transform: Transform | Mapping[str, Any] | None,
 ) -> Raw | Dataset:
     """A user's own data: tensors go the way of every data set, map-style data sets are wrapped as they are."""
     parts = _call(_factory(name), name, root)
@@ -163,7 +237,7 @@ def _from_factory(
             )
     if test_size is not None:
         raise UnfedError(f"test_size cannot be used with {name!r}, whose data sets are split already; leave it out.")
-    if transform is not None:
+    if transform is not None and transform != {}:
         raise UnfedError(f"A transform cannot be used with {name!r}, whose data sets have their own; leave it out.")
     train = DatasetSource(parts[0], dtype=dtype, device=device)
     test = DatasetSource(parts[1], dtype=dtype, device=device, warn=False)  # once is enough

@@ -111,7 +111,7 @@ class Transform:
             height, width = images.shape[-2:]
             top, left = (rng.below(_word(draws, k), 2 * self.pad_crop + 1) for k in (_PAD_TOP, _PAD_LEFT))
             images = _window(F.pad(images, (self.pad_crop,) * 4), top, left, height, width)
-        if self.resize is not None:
+        if self.resize is not None and images.shape[-2:] != (self.resize, self.resize):
             # Antialiasing matters, and costs, only where pixels get lost.
             shrinks = self.resize < max(images.shape[-2:])
             size = (self.resize, self.resize)
