@@ -13,9 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unfed import rng
 from unfed.errors import UnfedError, listed, nearest
 
 if TYPE_CHECKING:
@@ -62,3 +64,63 @@ def find(name: str) -> Objective:
 def cross_entropy(net: Net, batch: Batch, models: Models) -> Tensor:
     """−log softmax(z)_y"""
     return F.cross_entropy(net(batch.x), batch.y, reduction="none")
+
+
+@objective("ascend")
+def ascent(net: Net, batch: Batch, models: Models) -> Tensor:
+    """+log softmax(z)_y: descending on it climbs the cross-entropy."""
+    return -cross_entropy(net, batch, models)
+
+
+@objective("random_label")
+def random_label(net: Net, batch: Batch, models: Models, exclude_true: bool = False) -> Tensor:
+    """−log softmax(z)_u, u uniform over all classes, or over the wrong ones; the true label decides nothing else."""
+    logits = net(batch.x)
+    classes = logits.shape[-1]
+    if exclude_true:
+        drawn = (batch.y + 1 + rng.below(batch.draws, classes - 1)) % classes
+    else:
+        drawn = rng.below(batch.draws, classes)
+    return F.cross_entropy(logits, drawn, reduction="none")
+
+
+@objective("bad_teacher", forwards=2)
+def bad_teacher(net: Net, batch: Batch, models: Models, temperature: float = 1.0, per_class: bool = False) -> Tensor:
+    """KL(q ‖ softmax(z/τ)), q from the incompetent teacher on D_u rows and from the competent one elsewhere."""
+    with torch.no_grad():
+        taught = torch.where(batch.forget[:, None], models["bad"](batch.x), models["good"](batch.x))
+        q = (taught / temperature).softmax(-1)
+        log_q = (taught / temperature).log_softmax(-1)
+    terms = q * (log_q - (net(batch.x) / temperature).log_softmax(-1))
+    return terms.mean(-1) if per_class else terms.sum(-1)
+
+
+@objective("guided", forget_forwards=1)
+def guided(net: Net, batch: Batch, models: Models) -> Tensor:
+    """−log softmax(z)_u on D_u rows, u = argmax φ(x) by the degraded model; −log softmax(z)_y elsewhere (MoDE)."""
+    with torch.no_grad():
+        taught = models["phi"](batch.x).argmax(-1)
+    return F.cross_entropy(net(batch.x), torch.where(batch.forget, taught, batch.y), reduction="none")
+
+
+@objective("contrast", forwards=2)
+def contrast(net: Net, batch: Batch, models: Models, temperature: float = 0.5) -> Tensor:
+    """−log( e^{s_d/τ} / (e^{s_d/τ} + e^{s_p/τ}) ), s_d = cos(f, f_ψ), s_p = cos(f, f_θ*): pull to ψ, push from θ* (FCU).
+
+    `start` is θ*, `downgraded` is ψ; f are the features that enter the head. No label is read.
+    """
+    with torch.no_grad():
+        away, towards = models["start"].features(batch.x), models["downgraded"].features(batch.x)
+    f = net.features(batch.x).flatten(1)
+    push = F.cosine_similarity(f, away.flatten(1), dim=1)
+    pull = F.cosine_similarity(f, towards.flatten(1), dim=1)
+    return F.softplus((push - pull) / temperature)
+
+
+@objective("distil", forwards=1)
+def distil(net: Net, batch: Batch, models: Models, temperature: float = 3.0) -> Tensor:
+    """τ² · KL( softmax(z_T/τ) ‖ softmax(z/τ) ), the teacher T frozen in eval mode (FUKD). No label is read."""
+    with torch.no_grad():
+        taught = (models["teacher"](batch.x) / temperature).log_softmax(-1)
+    own = (net(batch.x) / temperature).log_softmax(-1)
+    return temperature**2 * F.kl_div(own, taught, reduction="none", log_target=True).sum(-1)

@@ -17,7 +17,7 @@ from torch import nn
 
 from unfed.errors import UnfedWarning
 from unfed.layers import cancellations, choose
-from unfed.methods.base import Method, State, option, register
+from unfed.methods.base import Method, Recipe, State, option, register
 from unfed.params import Params, params_of
 from unfed.perturb import perturb
 
@@ -35,6 +35,8 @@ class NoT(Method):
     name: ClassVar[str] = "not"
     title: ClassVar[str] = "NoT"
     cite: ClassVar[str] = "Khalil et al., NoT: Federated Unlearning via Weight Negation, CVPR 2025"
+    # Negation moves the model far away, so the paper brings it back with large steps and then hardly moves it.
+    recipe: ClassVar[Recipe] = Recipe(lr=0.1, minimum=1e-5, over=10)
 
     layers: tuple[str | int, ...] = option(("first",), "L_neg: which tensors are perturbed", "paper")
     perturbation: str = option("negate", "what happens to them; the others are the paper's ablation", "paper")

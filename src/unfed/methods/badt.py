@@ -1,0 +1,51 @@
+"""BadT: be taught by the old model on D_r, and by one that knows nothing on D_u.
+
+    θ ← θ*          on the shuffled union of D_u and D_r:  min  KL( q ‖ softmax(z_θ(x)/τ) )
+
+    q = softmax(z_bad(x)/τ)     for x ∈ D_u      bad  = a fresh random initialisation, frozen
+    q = softmax(z_good(x)/τ)    for x ∈ D_r      good = θ*, frozen
+
+No label is read. The divergence is averaged per sample; the published code divides by the number of classes as well
+(`reduction = "mean"`) and trains with Adam on a part of D_r, which mostly amounts to another learning rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from unfed.errors import UnfedError
+from unfed.methods.base import Central, State, option, register
+from unfed.plan import term
+
+if TYPE_CHECKING:
+    from unfed.federation import Server
+
+
+@register
+@dataclass(frozen=True)
+class BadTeacher(Central):
+    """A competent and an incompetent teacher."""
+
+    name: ClassVar[str] = "badt"
+    title: ClassVar[str] = "BadT"
+    cite: ClassVar[str] = "Chundawat et al., Can Bad Teaching Induce Forgetting?, AAAI 2023"
+    needs: ClassVar[frozenset[str]] = frozenset({"retain", "forget", "init"})
+
+    temperature: float = option(1.0, "τ: how soft the teachers' answers are", "paper")
+    optimiser: Literal["sgd", "adam"] = option("sgd", "the optimiser; the original takes adam", "ours")
+    reduction: Literal["batchmean", "mean"] = option("batchmean", "'mean' also divides by the classes", "ours")
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise UnfedError(f"BadT's temperature must be positive, not {self.temperature}; 1 is the default.")
+
+    def begin(self, server: Server) -> State:
+        return State(server.params, tensors={"bad": server.init("bad teacher")})
+
+    def round(self, server: Server, state: State) -> State:
+        objective = term("bad_teacher", temperature=float(self.temperature), per_class=self.reduction == "mean")
+        taught = replace(server.base, objective=objective, view="all").with_optimiser(rule=self.optimiser)
+        teachers = {"good": server.params, "bad": state.tensors["bad"]}
+        asked = server.participants(state.round + 1, server.clients)
+        return server.advance(state, asked, taught, context=teachers)
