@@ -7,6 +7,7 @@ An update block is stacked, [C, …]: one engine gives blocks of one client, ano
 """
 
 from unfed.engines.base import Block, Engine, PerClient
+from unfed.engines.batched import Batched
 from unfed.engines.sequential import Sequential
 
-__all__ = ["Block", "Engine", "PerClient", "Sequential"]
+__all__ = ["Batched", "Block", "Engine", "PerClient", "Sequential"]

@@ -1,0 +1,169 @@
+"""Many clients as rectangles: which rows, and which words, each of them takes in step t.
+
+    order[c] = argsort(words(key_c, 0 … n_c−1), padding last)         one sort for the whole stack, on the device
+    batch[c] = order[c, begin_c(t) : end_c(t)]                        padded to the widest, padded rows weigh 0
+
+A client's place in its passes is a closed form of t (`Course`), so clients with few rows may be in their third pass
+while others are in their first, and nobody waits. Every word is the hash that the client would draw alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from unfed import rng
+from unfed.data import ClientData, Source
+from unfed.local import bounds
+from unfed.plan import VIEWS, Phase, Plan
+
+Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Course:
+    """The steps of one phase for every client, in closed form; `local.passes` is its readable twin."""
+
+    rows: Integers
+    """n_c: rows in the view."""
+    batches: Integers
+    """Batches in a whole pass, where a last batch of one row has joined the one before it."""
+    per_pass: Integers
+    """Steps taken in a pass: all batches, or as many as the cap allows."""
+    total: Integers
+    """Steps in the phase."""
+    batch: int
+
+    @staticmethod
+    def of(phase: Phase, counts: Sequence[int]) -> Course:
+        rows = np.asarray(counts, dtype=np.int64)
+        batches = np.asarray([len(bounds(n, phase.batch)) for n in counts], dtype=np.int64)
+        per_pass = batches if phase.cap is None else np.minimum(batches, max(0, phase.cap))
+        total = per_pass * phase.epochs if phase.steps is None else np.where(per_pass > 0, phase.steps, 0)
+        return Course(rows, batches, per_pass, total, phase.batch)
+
+    def pick(self, places: Sequence[int]) -> Course:
+        """The course of the clients at these places."""
+        where = list(places)
+        return Course(self.rows[where], self.batches[where], self.per_pass[where], self.total[where], self.batch)
+
+    def spans(self, t: int, active: int) -> tuple[Integers, Integers]:
+        """Where the batch of step t (from 0) begins, and how many rows it has, for the first `active` clients."""
+        place = t % self.per_pass[:active]
+        begin = place * self.batch
+        last = place == self.batches[:active] - 1
+        return begin, np.where(last, self.rows[:active], begin + self.batch) - begin
+
+    def samples(self, taken: Sequence[int]) -> list[int]:
+        """How many rows each client went through in its first `taken` steps."""
+        found = []
+        for n, batches, m, steps in zip(self.rows, self.batches, self.per_pass, taken, strict=True):
+            whole, rest = divmod(int(steps), int(m)) if m else (0, 0)
+            full = int(n) if m == batches else int(m) * self.batch
+            found.append(whole * full + rest * self.batch)
+        return found
+
+    def passes(self, taken: Sequence[int]) -> list[int]:
+        """How many passes each client began in its first `taken` steps."""
+        return [-(-int(steps) // int(m)) if m else 0 for m, steps in zip(self.per_pass, taken, strict=True)]
+
+
+@dataclass(frozen=True)
+class Held:
+    """One view of some clients, padded to the longest, on the device."""
+
+    positions: Tensor
+    rows: Tensor
+    forget: Tensor
+    counts: tuple[int, ...]
+    source: Source
+
+    @staticmethod
+    def of(clients: Sequence[ClientData], view: str, device: torch.device) -> Held:
+        positions = [c.view(view) for c in clients]
+        rows = [c.rows[p] for c, p in zip(clients, positions, strict=True)]
+        forget = [c.forget[p] for c, p in zip(clients, positions, strict=True)]
+        padded = [pad_sequence(table, batch_first=True).to(device) for table in (positions, rows, forget)]
+        return Held(padded[0], padded[1], padded[2], tuple(len(p) for p in positions), clients[0].source)
+
+    @property
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.positions, self.rows, self.forget))
+
+
+class Dealer:
+    """Deals the batches of one phase to a stack of clients, sorted by falling number of steps."""
+
+    def __init__(
+        self, plan: Plan, phase: Phase, names: Sequence[str], held: Held, places: Tensor, course: Course
+    ) -> None:
+        """`places` says where in `held` the clients of the (sorted) stack are found."""
+        device = held.rows.device
+        self.course, self._source = course, held.source
+        self._held = [table[places] for table in (held.positions, held.rows, held.forget)]
+        self._counts = torch.from_numpy(course.rows).to(device)
+        visits = [rng.key(plan.seed, "train", plan.round, name) for name in names]
+        keys = torch.tensor(visits, dtype=torch.int64, device=device)
+        self._keys = rng.fold(keys, VIEWS.index(phase.view))
+        self._tables: list[Tensor] = []
+
+    def turn(self, t: int, active: int, done: Integers) -> None:
+        """Shuffle anew for the clients that begin a pass at step t; `done` passes were made before this phase."""
+        begins = np.flatnonzero(t % self.course.per_pass[:active] == 0)
+        if len(begins) == 0:
+            return
+        everybody = len(begins) == active
+        where = torch.from_numpy(begins).to(self._keys.device)
+        width = int(self.course.rows[begins].max())
+        epochs = torch.from_numpy(done[begins] + t // self.course.per_pass[begins]).to(self._keys.device)
+        fresh = self._shuffled(slice(0, active) if everybody else where, epochs, width, int(self.course.per_pass.max()))
+        if everybody:
+            self._tables = fresh
+            return
+        for table, new in zip(self._tables, fresh, strict=True):
+            table[where, : new.shape[1]] = new
+
+    def _shuffled(self, where: slice | Tensor, epochs: Tensor, width: int, steps: int) -> list[Tensor]:
+        """rows, forget marks, augmentation words and label words in the order of a pass; dropout keys per step."""
+        keys = rng.fold(self._keys[where], epochs)[:, None]
+        places = torch.arange(width, device=keys.device)
+        words = rng.words(rng.fold(keys, rng.ORDER), places)
+        words = torch.where(places < self._counts[where][:, None], words, rng.WORD)
+        order = torch.argsort(words, dim=1, stable=True)
+        positions, rows, forget = (table[where, :width].gather(1, order) for table in self._held)
+        return [
+            rows,
+            forget,
+            rng.words(rng.fold(keys, rng.AUGMENT), positions),
+            rng.words(rng.fold(keys, rng.LABEL), positions),
+            rng.fold(rng.fold(keys, rng.DROPOUT), torch.arange(steps, device=keys.device)),
+        ]
+
+    def batch(self, t: int, active: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The batches of step t, [active, widest, …]; `weight` is there only where some rows are padding."""
+        begin, size = self.course.spans(t, active)
+        width, device = int(size.max()), self._keys.device
+        rows, forget, augment, labels, masks = (table[:active] for table in self._tables)
+        weight = None
+        if bool((begin == begin[0]).all()) and bool((size == width).all()):
+            cut = slice(int(begin[0]), int(begin[0]) + width)
+            rows, forget, augment, labels = (table[:, cut] for table in (rows, forget, augment, labels))
+            keys = masks[:, int(t % self.course.per_pass[0])]
+        else:
+            places = torch.arange(width, device=device)
+            valid = places < torch.from_numpy(size).to(device)[:, None]
+            # Padding repeats the batch's first row: its loss is as finite as that row's, so 0 · loss is 0.
+            index = torch.from_numpy(begin).to(device)[:, None] + torch.where(valid, places, 0)
+            rows, forget, augment, labels = (table.gather(1, index) for table in (rows, forget, augment, labels))
+            forget = forget & valid
+            step = torch.from_numpy(t % self.course.per_pass[:active]).to(device)
+            keys = masks.gather(1, step[:, None])[:, 0]
+            weight = valid.to(dtype) if bool((size < width).any()) else None
+        x, y = self._source.fetch(rows, augment)
+        batch = {"x": x, "y": y, "forget": forget, "draws": labels, "key": keys}
+        return batch if weight is None else batch | {"weight": weight}
