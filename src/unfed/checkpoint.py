@@ -79,7 +79,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
     """One file with tensors and numbers; the tensors' order is kept in the header."""
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     header = {_NUMBERS: json.dumps(numbers), _ORDER: json.dumps(list(plain))}
-    write_bytes(path, safetensors.torch.save(plain, header))
+    write_bytes(path, _in_order(safetensors.torch.save(plain, header)))
 
 
 def load(path: Path, what: str = "checkpoint") -> tuple[Params, dict[str, Any]]:
@@ -134,6 +134,16 @@ def disk_errors(path: Path) -> Iterator[None]:
                 " Free some space and resume."
             ) from error
         raise UnfedError(f"{path} could not be written ({error.strerror or error}); check the path.") from error
+
+
+def _in_order(data: bytes) -> bytes:
+    """The same file with its header sorted: safetensors writes metadata in any order, and equal states must give equal
+    bytes, or a hash of the file would say nothing."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = header.encode()
+    text += b" " * (-len(text) % 8)  # tensors stay aligned
+    return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
 def _sync_folder(folder: Path) -> None:

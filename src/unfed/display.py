@@ -117,7 +117,15 @@ class Display:
 def results_table(rows: Sequence[Row], title: str, wide: bool) -> Table:
     """The results as a console table; the gaps stand beside the values where the terminal is wide enough."""
     content = tables.table(rows)
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    made = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=None,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for index, name in enumerate(content.header):
         made.add_column(
             name if wide else name.removesuffix(" (Δ)"), justify="left" if index == 0 else "right", no_wrap=True

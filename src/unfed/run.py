@@ -33,6 +33,11 @@ from unfed.world import World
 PROVIDED = frozenset({"retain", "init", "forget"})
 
 
+def provided(config: Config) -> frozenset[str]:
+    """What a run has to offer a method."""
+    return PROVIDED | {"central"} if config.setting == "central" else PROVIDED
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What `forget` did with a request."""
@@ -64,7 +69,7 @@ class Run:
             check_id(label.replace(":", "."), "method name")
             method.check(world.template.module)
             for request in requests:
-                admit(label, method, request.kind, PROVIDED)
+                admit(label, method, request.kind, provided(config))
         described = [describe_request(world, requests[: i + 1]) for i in range(len(requests))]
         where.create(
             {
@@ -123,15 +128,19 @@ class Run:
             found.append((self._training_job(seed), self._training_rounds()))
             for label, method in self.config.methods.build().items():
                 for request in self.config.requests():
-                    found.append((Job(seed, request.id, label), self._rounds(method)))
+                    found.append((Job(seed, request.id, label), self._rounds(label, method)))
         for entry in self.folder.requests():
             rounds = self.config.unlearning.rounds if entry.until == "recovered" else int(entry.until)
             found.append((Job(entry.seed, entry.request.id, entry.method), rounds))
         return found
 
-    def _rounds(self, method: Method) -> int:
+    def _rounds(self, label: str, method: Method) -> int:
         own, train = self.config.unlearning, self.config.training
-        return (own.retrain_rounds or train.rounds) if isinstance(method, Retrain) else own.rounds
+        return (own.retrain_rounds or train.rounds) if isinstance(method, Retrain) else self._granted(label)
+
+    def _granted(self, label: str) -> int:
+        """The rounds that the config grants a method: its own, or those of all."""
+        return self.config.methods.recovery(label).rounds or self.config.unlearning.rounds
 
     def _training_rounds(self) -> int:
         return self.config.training.rounds
@@ -187,7 +196,7 @@ class Run:
             world,
             Job(seed, requests[-1].id, label),
             method,
-            world.unlearning_settings(retrain),
+            world.unlearning_settings(retrain, label),
             world.seeds.request(requests[-1].id),
             requests,
             params,
@@ -198,9 +207,9 @@ class Run:
         )
         return runner.run()
 
-    def _score_before(self, seed: int, requests: Sequence[Request], params: Params) -> None:
+    def _score_before(self, seed: int, requests: Sequence[Request], params: Params, label: str = "before") -> None:
         """One line for θ as it was, under the scope of the request."""
-        job = Job(seed, requests[-1].id, "before")
+        job = Job(seed, requests[-1].id, label)
         if self.folder.finished(job):
             return
         world = self.world(seed)
@@ -244,7 +253,7 @@ class Run:
         check_id(request.id, "request id")
         if until != "recovered" and not (until.isdigit() and int(until) >= 1):
             raise UnfedError(f"--until takes 'recovered' or a number of rounds, not {until!r}.")
-        admit(method, self.config.methods.method(method), request.kind, PROVIDED)
+        admit(method, self.config.methods.method(method), request.kind, provided(self.config))
         self.config.methods.method(method).check(self.world(seed).template.module)
         if not self.folder.finished(self._training_job(seed)) and not self.folder.busy():
             raise UnfedError(f"The training of this run is not finished; first `unfed resume {self.folder.path}`.")
@@ -338,7 +347,13 @@ class Run:
         return served or self.config.requests()
 
     def lines(self) -> list[dict[str, Any]]:
-        return self.folder.lines()
+        """The trajectory; the last line of a job that has ended says `done`, whatever made it end."""
+        lines = self.folder.lines()
+        last = {(line["seed"], line["request"], line["method"]): line for line in lines}
+        for job, _ in self.jobs():
+            if self.folder.finished(job) and (job.seed, job.request, job.label) in last:
+                last[job.seed, job.request, job.label]["done"] = True
+        return lines
 
     def info(self) -> dict[str, Any]:
         """`run.json` with the requests that came later."""

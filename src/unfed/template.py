@@ -7,7 +7,7 @@ Two kinds of layer would break "a client alone equals the client in a stack". Th
 parameter names that read what they need from non-persistent buffers, which `functional_call` sets for every step
 and `vmap` stacks like any tensor:
 
-* dropout draws its mask from a key: an integer hash of (key, layer, position in the batch);
+* dropout and stochastic depth draw their masks from a key: an integer hash of (key, layer, position in the batch);
 * BatchNorm takes a weight per row, so that padded rows count for nothing:
   μ = Σ w x / Σ w,  σ² = Σ w (x − μ)² / Σ w.
 
@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 from unfed import rng
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.models import head_of
+from unfed.models import StochasticDepth, head_of
 from unfed.params import Params, params_of, trainable_names
 
 
@@ -157,20 +157,20 @@ class KeyedDropout(nn.Module):
 
     key: Tensor
 
-    def __init__(self, p: float, layer: int, channels_only: bool) -> None:
+    def __init__(self, p: float, layer: int, axes: int | None) -> None:
         super().__init__()
-        self.p, self.layer, self.channels_only = p, layer, channels_only
+        self.p, self.layer, self.axes = p, layer, axes
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return keyed_dropout(x, self.p, rng.fold(self.key, self.layer), self.channels_only)
+        return keyed_dropout(x, self.p, rng.fold(self.key, self.layer), self.axes)
 
 
-def keyed_dropout(x: Tensor, p: float, key: Tensor, channels_only: bool = False) -> Tensor:
-    """x · keep / (1 − p), where keep is drawn per element, or per (row, channel)."""
+def keyed_dropout(x: Tensor, p: float, key: Tensor, axes: int | None = None) -> Tensor:
+    """x · keep / (1 − p), where keep is drawn per element, or per index of the first `axes` axes: rows, channels."""
     if p == 0.0:
         return x
-    shape = x.shape[:2] + (1,) * (x.dim() - 2) if channels_only else x.shape
+    shape = x.shape if axes is None else x.shape[:axes] + (1,) * (x.dim() - axes)
     count = 1
     for size in shape:
         count *= size
@@ -196,7 +196,7 @@ class WeightedBatchNorm(_BatchNorm):
         per_channel = input.numel() // input.shape[1]
         if not self.training or (self.rows.numel() == 0 and per_channel > 1):
             return super().forward(input)
-        rows = self.rows if self.rows.numel() else torch.ones_like(input[:, 0].flatten(1)[:, 0])
+        rows = self.rows if self.rows.numel() else input.new_ones(input.shape[0])
         axes = [axis for axis in range(input.dim()) if axis != 1]
         weight = rows.view(-1, *[1] * (input.dim() - 1)).to(input.dtype)
         n = weight.sum() * (per_channel // input.shape[0])
@@ -245,7 +245,8 @@ class _FunctionalDropout(TorchFunctionMode):
             if p > 0.0:
                 self.calls += 1
                 # Layers of their own are numbered from 0; calls by hand come far behind them.
-                return keyed_dropout(args[0], p, rng.fold(self.key, 1_000_000 + self.calls), func is F.dropout2d)
+                axes = 2 if func is F.dropout2d else None
+                return keyed_dropout(args[0], p, rng.fold(self.key, 1_000_000 + self.calls), axes)
         return func(*args, **options)
 
 
@@ -257,13 +258,14 @@ _CHANNEL_DROPOUT = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def _swap(module: nn.Module) -> nn.Module:
-    """Replace dropout and BatchNorm layers by their keyed and weighted twins, in place, wherever they sit."""
+    """Replace the layers that draw, and BatchNorm, by their keyed and weighted twins, in place, wherever they sit."""
     twins: dict[int, nn.Module] = {}
     layer = 0
     for name, child in list(module.named_modules()):
         _refuse_unkeyable(name, child)
-        if isinstance(child, (nn.Dropout, *_CHANNEL_DROPOUT)):
-            twins[id(child)] = KeyedDropout(child.p, layer, isinstance(child, _CHANNEL_DROPOUT))
+        if isinstance(child, (nn.Dropout, *_CHANNEL_DROPOUT, StochasticDepth)):
+            drawn = 2 if isinstance(child, _CHANNEL_DROPOUT) else None
+            twins[id(child)] = KeyedDropout(child.p, layer, 1 if isinstance(child, StochasticDepth) else drawn)
             layer += 1
         elif type(child) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             assert isinstance(child, _BatchNorm)

@@ -1,0 +1,67 @@
+"""Small worlds for tests: digits, a tiny network, few clients, few rounds."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads cost more than they give
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from unfed.config import Config
+from unfed.data import ClientData, TensorSource
+
+torch.set_num_threads(1)
+# Machines differ in speed, claims do not; in CI the examples are fixed, so that a red run can be repeated.
+settings.register_profile(
+    "unfed",
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    derandomize=bool(os.environ.get("CI")),
+)
+settings.load_profile("unfed")
+
+SMALL = {
+    "name": "small",
+    "partition": {"clients": 4},
+    "model": {"name": "cnn-tiny"},
+    "training": {"rounds": 3, "batch": 64, "lr": 0.02},
+    "unlearning": {"rounds": 3},
+    "request": {"id": "r1", "clients": ["0"]},
+    "methods": {"run": ["not"]},
+}
+
+
+@pytest.fixture
+def small():
+    """Makes a small config with `key.path=value` changes."""
+
+    def make(*sets: str) -> Config:
+        return Config.parse(SMALL, sets)
+
+    return make
+
+
+@pytest.fixture
+def toy():
+    """Makes clients that hold a few random 1×8×8 images in float64."""
+
+    def make(*sizes: int, classes: int = 3, forget: dict[int, list[int]] | None = None) -> dict[str, ClientData]:
+        generator = torch.Generator().manual_seed(1)
+        total = sum(sizes)
+        images = torch.randint(0, 256, (total, 1, 8, 8), generator=generator, dtype=torch.uint8)
+        labels = torch.randint(0, classes, (total,), generator=generator)
+        source = TensorSource(images, labels, classes=classes, dtype=torch.float64)
+        clients, begin = {}, 0
+        for k, size in enumerate(sizes):
+            marks = torch.zeros(size, dtype=torch.bool)
+            marks[(forget or {}).get(k, [])] = True
+            rows, everything = torch.arange(begin, begin + size), torch.arange(size)
+            clients[str(k)] = ClientData(str(k), source, rows, everything, everything[:0], marks)
+            begin += size
+        return clients
+
+    return make

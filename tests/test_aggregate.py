@@ -1,0 +1,109 @@
+"""Averages by hand, and updates that must not be averaged."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unfed.aggregate import average, validate
+from unfed.engines import Block
+from unfed.errors import Refused
+
+OLD = {"w": torch.tensor([1.0, 2.0]), "mean": torch.tensor([0.5]), "count": torch.tensor(3)}
+
+
+def block(*clients, samples=None, **tensors):
+    n = len(clients)
+    ones = tuple(1 for _ in clients)
+    return Block(clients, tensors, samples or ones, ones, tuple(0 for _ in range(n)))
+
+
+def update(client, w, mean=0.5, count=4, samples=1):
+    return block(
+        client,
+        samples=(samples,),
+        w=torch.tensor([w]),
+        mean=torch.tensor([[mean]]),
+        count=torch.tensor([count]),
+    )
+
+
+def test_two_clients_by_hand():
+    # weights 1 and 3: w = ([1,2] + 3·[5,10]) / 4 = [4, 8], mean = (0 + 3·1) / 4
+    new = average(OLD, [update("a", [1.0, 2.0], 0.0, 4, 1), update("b", [5.0, 10.0], 1.0, 5, 3)])
+    assert new["w"].tolist() == [4.0, 8.0]
+    assert new["mean"].tolist() == [0.75]
+    assert int(new["count"]) == 5  # an integer counter is copied, not averaged
+    assert new["count"].dtype == OLD["count"].dtype
+
+
+def test_a_stacked_block_equals_single_blocks():
+    single = average(OLD, [update("a", [1.0, 2.0], 0.0, 4, 1), update("b", [5.0, 10.0], 1.0, 5, 3)])
+    stacked = block(
+        "a",
+        "b",
+        samples=(1, 3),
+        w=torch.tensor([[1.0, 2.0], [5.0, 10.0]]),
+        mean=torch.tensor([[0.0], [1.0]]),
+        count=torch.tensor([4, 5]),
+    )
+    for name, value in average(OLD, [stacked]).items():
+        assert torch.equal(value, single[name])
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=9), st.integers(0, 1000))
+def test_what_nobody_changed_stays_bit_equal(samples, seed):
+    old = {"w": torch.randn(50, generator=torch.Generator().manual_seed(seed))}
+    blocks = [block(str(k), samples=(n,), w=old["w"][None].clone()) for k, n in enumerate(samples)]
+    assert torch.equal(average(old, blocks)["w"], old["w"])
+
+
+def test_nothing_to_average_is_refused():
+    with pytest.raises(Refused, match="no update to average"):
+        average(OLD, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"w": torch.tensor([[1.0, float("nan")]])}, "NaN or infinite values in 'w'"),
+        ({"mean": torch.tensor([[float("inf")]])}, "NaN or infinite values in 'mean'"),
+        ({"w": torch.tensor([[1.0, 2.0, 3.0]])}, r"'w' has shape \(3,\), not \(2,\)"),
+        ({"w": torch.tensor([[1.0, 2.0]], dtype=torch.float64)}, "'w' is torch.float64, not torch.float32"),
+        ({"x": torch.tensor([[1.0]])}, "has an unknown tensor 'x'"),
+    ],
+)
+def test_a_bad_update_is_refused_and_named(change, reason):
+    good = update("b", [1.0, 2.0])
+    kept, refusals = validate(block("b", **{**good.params, **change}), OLD, round=7)
+    assert kept.clients == ()
+    assert [(r.round, r.client) for r in refusals] == [(7, "b")]
+    import re
+
+    assert re.search(reason, refusals[0].reason)
+
+
+def test_a_missing_tensor_is_named():
+    kept, refusals = validate(block("b", w=torch.tensor([[1.0, 2.0]])), OLD, 1)
+    assert kept.clients == () and "lacks the tensor 'count'" in refusals[0].reason
+
+
+@pytest.mark.parametrize("samples", [0, -1])
+def test_a_weight_that_is_not_positive_is_refused(samples):
+    kept, refusals = validate(update("b", [1.0, 2.0], samples=samples), OLD, 1)
+    assert kept.clients == () and "not positive" in refusals[0].reason
+
+
+def test_only_the_bad_client_of_a_block_is_refused():
+    mixed = block(
+        "a",
+        "b",
+        "c",
+        w=torch.tensor([[1.0, 2.0], [float("nan"), 2.0], [3.0, 4.0]]),
+        mean=torch.zeros(3, 1),
+        count=torch.tensor([1, 1, 1]),
+    )
+    kept, refusals = validate(mixed, OLD, 1)
+    assert kept.clients == ("a", "c")
+    assert kept.params["w"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert [r.client for r in refusals] == ["b"]

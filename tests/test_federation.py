@@ -1,0 +1,296 @@
+"""Rounds: who is asked, what is averaged, what it costs, and what must always hold."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from unfed import rng
+from unfed.engines import Sequential
+from unfed.errors import Refused, UnfedError
+from unfed.federation import Schedule, Server, Settings
+from unfed.methods import FineTune, NoT, Retrain, State
+from unfed.models import build
+from unfed.params import cast, params_of, tensor_bytes
+from unfed.plan import Measure, Optimiser, Phase, Plan
+from unfed.template import Template
+
+
+def fresh(seed, name="cnn-tiny"):
+    return cast(params_of(build(name, shape=(1, 8, 8), classes=3, seed=seed)), torch.float64, "cpu")
+
+
+def serve(clients, params=None, seed=5, engine=None, model="cnn-tiny", **settings):
+    template = Template(build(model, shape=(1, 8, 8), classes=3, seed=0), (1, 8, 8)).to("cpu", torch.float64)
+    phase = Phase(batch=4, optimiser=Optimiser(lr=0.05))
+    return Server(
+        template,
+        engine or Sequential(template, clients),
+        clients,
+        params or template.like,
+        Settings(**{"phase": phase, "rounds": 4, **settings}),
+        seed,
+        lambda s: fresh(s, model),
+        forward_flops=10,
+    )
+
+
+def rounds(method, server, n):
+    state = method.begin(server)
+    for _ in range(n):
+        state = method.round(server, state)
+    return state
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+# --- what must always hold --------------------------------------------------------------------------------------------
+
+
+def test_not_without_layers_is_ft_bit_for_bit(toy):
+    clients = toy(9, 12, 7, forget={0: list(range(9))})
+    a = rounds(NoT(layers=()), serve(clients), 3)
+    b = rounds(FineTune(), serve(clients), 3)
+    assert equal(a.params, b.params)
+
+
+def test_retrain_on_an_empty_scope_and_the_same_seed_repeats_the_training_bit_for_bit(toy):
+    a = rounds(Retrain(), serve(toy(9, 12, 7)), 3)
+    b = rounds(Retrain(), serve(toy(9, 12, 7), params=a.params), 3)
+    assert equal(a.params, b.params)
+    c = rounds(Retrain(), serve(toy(9, 12, 7), seed=6), 3)
+    assert not equal(a.params, c.params)
+
+
+def test_ft_starts_at_theta_star(toy):
+    params = fresh(3)
+    assert equal(FineTune().begin(serve(toy(9, 12), params)).params, params)
+
+
+def test_not_negates_the_first_weight_and_nothing_else(toy):
+    params = fresh(3)
+    state = NoT().begin(serve(toy(9, 12), params))
+    assert torch.equal(state.params["conv1.weight"], -params["conv1.weight"])
+    assert torch.equal(state.params["conv1.bias"], params["conv1.bias"])
+    for name in params:
+        if name != "conv1.weight":
+            assert torch.equal(state.params[name], params[name]), name
+
+
+@pytest.mark.parametrize("method", [NoT(), FineTune(), Retrain()])
+@pytest.mark.parametrize("forget", [{0: list(range(9))}, {0: [1, 2], 1: [5], 2: [0]}])
+def test_no_forgotten_row_is_ever_fetched(toy, monkeypatch, method, forget):
+    clients = toy(9, 12, 7, forget=forget)
+    source, seen = clients["0"].source, []
+    original = type(source).fetch
+    monkeypatch.setattr(
+        type(source), "fetch", lambda self, rows, draws=None: seen.append(rows) or original(self, rows, draws)
+    )
+    rounds(method, serve(clients), 2)
+    touched = set(torch.cat(seen).tolist())
+    forgotten = {int(clients[str(k)].rows[p]) for k, positions in forget.items() for p in positions}
+    assert touched == set(range(28)) - forgotten
+
+
+def test_a_client_without_retained_rows_is_never_asked(toy):
+    server = serve(toy(9, 12, 7, forget={0: list(range(9))}))
+    rounds(FineTune(), server, 2)
+    assert server.asked == {1: ["1", "2"], 2: ["1", "2"]}
+    assert server.retained == ("1", "2") and server.owners == ("0",)
+
+
+def test_every_client_gone_is_an_error(toy):
+    with pytest.raises(UnfedError, match="nobody is left to train"):
+        serve(toy(3, 2, forget={0: [0, 1, 2], 1: [0, 1]}))
+
+
+# --- averaging --------------------------------------------------------------------------------------------------------
+
+
+def test_a_round_is_the_weighted_mean_of_its_clients(toy):
+    clients, params = toy(9, 12), fresh(3)
+    server = serve(clients, params)
+    alone = {k: next(iter(server.engine.train(server.plan(1), params, [k], {}))).of(0) for k in clients}
+    new = server.recover(State(params)).params
+    for name in params:
+        expected = (9 * alone["0"][name] + 12 * alone["1"][name]) / 21
+        assert torch.allclose(new[name], expected, atol=1e-12), name
+
+
+class Shuffled(Sequential):
+    """Answers come in any order."""
+
+    def train(self, plan, params, clients, context, optimiser=None):
+        yield from reversed(list(super().train(plan, params, clients, context, optimiser)))
+
+
+def test_the_order_of_the_answers_does_not_matter(toy):
+    clients = toy(9, 12, 7)
+    server = serve(clients)
+    shuffled = serve(clients, engine=Shuffled(server.template, clients))
+    assert equal(rounds(FineTune(), server, 2).params, rounds(FineTune(), shuffled, 2).params)
+
+
+def test_batch_statistics_are_averaged_and_counters_copied(toy):
+    clients = toy(9, 12)
+    server = serve(clients, fresh(3, "cnn-tiny-bn"), model="cnn-tiny-bn")
+    new = server.recover(State(server.params)).params
+    assert not torch.equal(new["norm1.running_mean"], server.params["norm1.running_mean"])
+    assert int(new["norm1.num_batches_tracked"]) == 3  # the last client: 12 rows in batches of 4
+
+
+# --- who answers ------------------------------------------------------------------------------------------------------
+
+
+class Faulty(Sequential):
+    """Some clients answer with NaN."""
+
+    def __init__(self, template, clients, bad):
+        super().__init__(template, clients)
+        self.bad = bad
+
+    def train(self, plan, params, clients, context, optimiser=None):
+        for block in super().train(plan, params, clients, context, optimiser):
+            if block.clients[0] in self.bad:
+                block.params["conv1.weight"][:] = float("nan")
+            yield block
+
+
+def test_a_nan_update_is_refused_and_the_round_goes_on_with_the_rest(toy):
+    clients = toy(9, 12, 7)
+    server = serve(clients)
+    server.engine = Faulty(server.template, clients, {"1"})
+    new = server.recover(State(server.params)).params
+    without = serve(clients)
+    expected = without.fedavg(without.params, without.plan(1), ["0", "2"])
+    assert equal(new, expected)
+    assert [(r.round, r.client) for r in server.refusals] == [(1, "1")]
+
+
+def test_below_the_quorum_the_round_fails_with_the_reasons(toy):
+    clients = toy(9, 12, 7)
+    server = serve(clients)
+    server.engine = Faulty(server.template, clients, {"0", "1"})
+    with pytest.raises(
+        Refused, match=r"Round 1 got 1 usable updates of 3 asked, the quorum is 2 \(client 0: its update has NaN"
+    ):
+        server.recover(State(server.params))
+    server = serve(clients, quorum=0.0)
+    server.engine = Faulty(server.template, clients, {"0", "1"})
+    server.recover(State(server.params))  # one is enough
+
+
+def test_clients_that_drop_out_are_named_and_the_rest_goes_on(toy):
+    server = serve(toy(4, 4, 4, 4, 4, 4), drop_out=0.4, quorum=0.0, rounds=20)
+    state = rounds(FineTune(), server, 12)
+    missing = {(r.round, r.client) for r in server.refusals}
+    assert 10 < len(missing) < 50 and all(r.reason == "it did not answer" for r in server.refusals)
+    assert all(bool(torch.isfinite(t).all()) for t in state.params.values())
+    again = serve(toy(4, 4, 4, 4, 4, 4), drop_out=0.4, quorum=0.0, rounds=20)
+    rounds(FineTune(), again, 12)
+    assert missing == {(r.round, r.client) for r in again.refusals}
+
+
+def test_partial_participation_asks_a_seeded_share(toy):
+    server = serve(toy(*[4] * 10), participation=0.3)
+    rounds(FineTune(), server, 5)
+    assert all(len(names) == 3 for names in server.asked.values())
+    assert all(names == sorted(names, key=int) for names in server.asked.values())
+    assert len({tuple(names) for names in server.asked.values()}) > 1
+    assert serve(toy(4, 4), participation=0.01).participants(1, ("0", "1")) in (("0",), ("1",))
+
+
+# --- schedules --------------------------------------------------------------------------------------------------------
+
+
+def test_schedules_by_hand():
+    assert Schedule().rate(0.1, 7, 10) == 0.1
+    step = Schedule("step", every=3, factor=0.5)
+    assert [step.rate(0.8, r, 9) for r in (1, 3, 4, 6, 7)] == [0.8, 0.8, 0.4, 0.4, 0.2]
+    cosine = Schedule("cosine", minimum=0.02)
+    assert cosine.rate(0.1, 1, 11) == pytest.approx(0.1)
+    assert cosine.rate(0.1, 6, 11) == pytest.approx(0.06)
+    assert cosine.rate(0.1, 11, 11) == pytest.approx(0.02)
+    warm = Schedule(warmup=4)
+    assert [warm.rate(0.1, r, 9) for r in (1, 2, 4, 5)] == pytest.approx([0.025, 0.05, 0.1, 0.1])
+    with pytest.raises(UnfedError, match="use constant, cosine or step"):
+        Schedule("linear").rate(0.1, 1, 2)
+
+
+def test_the_server_writes_the_rounds_rate_into_the_plan(toy):
+    server = serve(toy(4), schedule=Schedule("step", every=1, factor=0.1))
+    assert server.plan(3).phases[0].optimiser.lr == pytest.approx(0.0005)
+    assert server.base.optimiser.lr == 0.05
+
+
+# --- the ledger -------------------------------------------------------------------------------------------------------
+
+
+def test_costs_by_hand(toy):
+    clients = toy(9, 12, 7, forget={0: list(range(9))})
+    server = serve(clients)
+    rounds(FineTune(), server, 2)
+    parameters = sum(server.params[n].numel() for n in server.template.trainable)
+    assert server.ledger.comm_bytes == 2 * 2 * 2 * 4 * parameters  # rounds · clients · directions
+    assert server.ledger.wire_bytes == 2 * 2 * 2 * tensor_bytes(server.params)
+    assert server.ledger.flops == 2 * (12 + 7) * 3 * 10
+
+
+def test_buffers_count_on_the_wire_but_not_in_the_papers_bytes(toy):
+    server = serve(toy(9, 12), model="cnn-tiny-bn")
+    server.recover(State(server.params))
+    buffers = [n for n in server.params if n not in server.template.trainable]
+    extra = sum(server.params[n].numel() * server.params[n].element_size() for n in buffers)
+    weights = sum(server.params[n].numel() * 8 for n in server.template.trainable)  # float64 here
+    assert server.ledger.wire_bytes == 4 * (weights + extra)
+    assert server.ledger.comm_bytes == 4 * weights // 2
+
+
+def test_ft_and_not_cost_the_same(toy):
+    a, b = serve(toy(9, 12)), serve(toy(9, 12))
+    rounds(FineTune(), a, 3)
+    rounds(NoT(), b, 3)
+    assert dataclasses.replace(a.ledger, seconds=0) == dataclasses.replace(b.ledger, seconds=0)
+
+
+def test_who_does_not_answer_was_sent_a_model_but_sent_none(toy):
+    server = serve(toy(4, 4, 4, 4), drop_out=0.3, quorum=0.0)
+    rounds(FineTune(), server, 6)
+    size = tensor_bytes(server.params)
+    assert server.ledger.wire_bytes == size * (6 * 4 + 6 * 4 - len(server.refusals))
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def test_measured_sums_add_up_over_clients(toy):
+    clients = toy(9, 12)
+    server = serve(clients)
+    total = server.measure(Measure("correct", "all"), server.params, ["0", "1"])
+    parts = [server.measure(Measure("correct", "all"), server.params, [k]) for k in ("0", "1")]
+    assert float(total["count"]) == 21
+    assert float(total["correct"]) == sum(float(p["correct"]) for p in parts)
+
+
+def test_a_measured_gradient_is_the_gradient(toy):
+    clients = toy(8)
+    server = serve(clients)
+    found = server.measure(Measure("gradient", "all", batch=8), server.params, ["0"])
+    squared = server.measure(Measure("squared_gradient", "all", batch=8), server.params, ["0"])
+    quiet = Phase(view="all", batch=8, optimiser=Optimiser(lr=1.0, momentum=0.0, decay=0.0))
+    after = next(iter(server.engine.train(Plan(1, 1, (quiet,)), server.params, ["0"], {}))).of(0)
+    for name in server.template.trainable:
+        step = server.params[name] - after[name]
+        assert torch.allclose(found[name], step, atol=1e-12)
+        assert torch.allclose(squared[name], step.square(), atol=1e-12)
+    assert float(found["batches"]) == 1
+
+
+def test_the_unlearning_seed_moves_every_draw(toy):
+    clients = toy(9, 12)
+    assert not equal(
+        rounds(FineTune(), serve(clients, seed=1), 1).params, rounds(FineTune(), serve(clients, seed=2), 1).params
+    )
+    assert rng.key(1, "init") != rng.key(2, "init")

@@ -1,0 +1,78 @@
+"""A plan travels as JSON and comes back as it was."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unfed.errors import UnfedError
+from unfed.plan import Measure, Optimiser, Phase, Plan, term
+
+terms = st.builds(
+    lambda name, numbers: term(name, **numbers),
+    st.sampled_from(["ce", "ball", "hold"]),
+    st.dictionaries(
+        st.sampled_from(["radius", "every", "of"]), st.integers(0, 9) | st.floats(0, 1) | st.text(max_size=4)
+    ),
+)
+optimisers = st.builds(
+    Optimiser,
+    rule=st.sampled_from(["sgd", "adam"]),
+    lr=st.floats(0, 1),
+    clip=st.none() | st.floats(0.1, 9),
+    plateau=st.none() | terms,
+)
+phases = st.builds(
+    Phase,
+    objective=terms,
+    view=st.sampled_from(["retain", "forget", "all", "val"]),
+    epochs=st.integers(0, 5),
+    steps=st.none() | st.integers(0, 9),
+    cap=st.none() | st.integers(1, 9),
+    batch=st.integers(1, 64),
+    optimiser=optimisers,
+    penalties=st.lists(terms, max_size=2).map(tuple),
+    after=st.lists(terms, max_size=2).map(tuple),
+    stop=st.none() | terms,
+)
+plans = st.builds(
+    Plan,
+    seed=st.integers(0, 2**62),
+    round=st.integers(0, 999),
+    phases=st.lists(phases, max_size=3).map(tuple),
+    keep=st.booleans(),
+)
+
+
+@given(plans)
+def test_a_plan_survives_the_journey(plan):
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_measure_survives_the_journey():
+    assert Measure.from_json(Measure("gradient", "forget", 32).to_json()) == Measure("gradient", "forget", 32)
+
+
+def test_equal_rules_are_equal_whatever_the_order_of_their_numbers():
+    assert term("ball", radius=1.0, around="start") == term("ball", around="start", radius=1.0)
+    assert hash(term("ball", a=1, b=2)) == hash(term("ball", b=2, a=1))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Phase(view="retained"), "The view 'retained' is not known.*Did you mean 'retain'"),
+        (lambda: Phase(batch=0), "batch size of at least 1"),
+        (lambda: Optimiser(rule="lion"), "use sgd or adam"),
+        (lambda: Optimiser(lr=-1.0), "must not be negative"),
+        (lambda: Optimiser(clip=0.0), "clip must be positive"),
+        (lambda: Measure("hessian"), "use correct, gradient or squared_gradient"),
+        (lambda: Measure(view="tset"), "The view 'tset' is not known"),
+        (lambda: Plan.from_json("{"), "not a plan"),
+        (lambda: Plan.from_json('{"phases": [{"view": "retain"}]}'), "not a plan"),
+        (lambda: Plan.from_json("[1]"), "not a plan"),
+        (lambda: Measure.from_json('{"who": 1}'), "not a measure"),
+    ],
+)
+def test_a_wrong_plan_is_named(make, says):
+    with pytest.raises(UnfedError, match=says):
+        make()

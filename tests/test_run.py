@@ -1,0 +1,373 @@
+"""Runs: resumed is uninterrupted, requests are served once and in their order, and nothing is half-written."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from unfed import checkpoint
+from unfed.data import Request
+from unfed.errors import Refused, UnfedError
+from unfed.folder import Job
+from unfed.run import Run
+
+
+def outcome(folder):
+    """Everything a run leaves that must be the same again: trajectory without times, models, samples."""
+    run = Run.open(folder)
+    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in run.lines()]
+    files = {}
+    for kind in ("models", "samples"):
+        for path in sorted((folder / kind).rglob("*.safetensors")):
+            files[str(path.relative_to(folder))] = path.read_bytes()
+    return lines, files
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+def crash_at(monkeypatch, number):
+    """Let the number-th write of the process fail to happen, as if the process had been killed just before it."""
+    count = {"writes": 0}
+    for name in ("write_bytes", "append_line"):
+        original = getattr(checkpoint, name)
+
+        def guarded(*args, original=original):
+            count["writes"] += 1
+            if count["writes"] == number:
+                raise Crash
+            return original(*args)
+
+        monkeypatch.setattr(checkpoint, name, guarded)
+    return count
+
+
+FAST = ("checkpoint.rounds=2", "training.rounds=3", "unlearning.rounds=3", "evaluation.every=2", "poison.client=0")
+
+
+def test_a_run_killed_at_any_write_resumes_to_the_same_bytes(small, tmp_path, monkeypatch):
+    config = small(*FAST, "methods.run=['not', 'retrain']")
+    Run.create(config, tmp_path / "whole").execute()
+    truth = outcome(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        count = crash_at(patch, -1)
+        Run.create(config, tmp_path / "counted").execute()
+        writes = count["writes"]
+    assert writes > 25
+    for number in range(2, writes + 1):  # write 1 is run.json itself
+        folder = tmp_path / f"crash-{number}"
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            crash_at(patch, number)
+            Run.create(config, folder).execute()
+        Run.open(folder).execute()
+        assert outcome(folder) == truth, f"differs after a crash at write {number} of {writes}"
+
+
+def test_a_resumed_not_is_not_negated_twice(small, tmp_path, monkeypatch):
+    from unfed.methods import NoT
+
+    calls = []
+    original = NoT.begin
+    monkeypatch.setattr(NoT, "begin", lambda self, server: calls.append(1) or original(self, server))
+    folder = tmp_path / "run"
+    run = Run.create(small(*FAST), folder)
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        count = crash_at(patch, -1)
+        state = patch.setattr(NoT, "round", lambda self, server, state: (_ for _ in ()).throw(Crash))
+        run.execute()
+    assert count and state is None
+    assert calls == [1]
+    saved, _ = run.folder.load_state(Job(0, "r1", "not"))
+    trained = run.folder.load_model(Job(0, None, "train"))
+    assert torch.equal(saved.params["conv1.weight"], -trained["conv1.weight"])
+    Run.open(folder).execute()
+    assert calls == [1]
+
+
+def test_executing_a_finished_run_again_changes_nothing(small, tmp_path):
+    folder = tmp_path / "run"
+    run = Run.create(small(*FAST), folder)
+    run.execute()
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "progress.json"}
+    Run.open(folder).execute()
+    assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "progress.json"}
+
+
+def test_a_torn_last_line_is_not_read(small, tmp_path):
+    run = Run.create(small(*FAST), tmp_path / "run")
+    run.execute()
+    whole = run.lines()
+    with open(run.folder.trajectory, "ab") as file:
+        file.write(b'{"seed": 0, "requ')
+    assert run.lines() == whole
+    Run.open(tmp_path / "run").execute()
+    assert run.folder.lines() == [json.loads(text) for text in run.folder.trajectory.read_text().splitlines()]
+
+
+def test_several_seeds_are_several_federations(small, tmp_path):
+    run = Run.create(small("seed=[0, 1]", "training.rounds=1", "unlearning.rounds=1"), tmp_path / "run")
+    run.execute()
+    models = [run.folder.load_model(Job(seed, None, "train")) for seed in (0, 1)]
+    assert not torch.equal(models[0]["conv1.weight"], models[1]["conv1.weight"])
+    assert {line["seed"] for line in run.lines()} == {0, 1}
+
+
+def test_methods_of_a_comparison_share_the_unlearning_seed(small, tmp_path):
+    """FT and NoT without layers are the same run under two names."""
+    sets = ("methods.run=['ft', 'none']", "methods.none.use='not'", "methods.none.layers=[]", "training.rounds=1")
+    run = Run.create(small(*sets), tmp_path / "run")
+    run.execute()
+    a, b = (run.folder.load_model(Job(0, "r1", label)) for label in ("ft", "none"))
+    assert all(torch.equal(a[n], b[n]) for n in a)
+
+
+def test_several_requests_come_one_after_another(small, tmp_path):
+    config = small("training.rounds=1", "unlearning.rounds=1", "methods.run=['ft']")
+    raw = {**config.to_json(), "request": [{"id": "a", "clients": ["0"]}, {"id": "b", "classes": [3]}]}
+    run = Run.create(type(config).parse(raw), tmp_path / "run")
+    run.execute()
+    asked = {line["request"]: line["asked"] for line in run.lines() if line["method"] == "ft" and line["round"] == 1}
+    assert asked == {"a": {"1": ["1", "2", "3"]}, "b": {"1": ["1", "2", "3"]}}
+    first = run.folder.load_model(Job(0, "a", "ft"))
+    second_start = [line for line in run.lines() if (line["request"], line["method"], line["round"]) == ("b", "ft", 0)][
+        0
+    ]
+    world = run.world(0)
+    from unfed.evaluation import Evaluator
+
+    requests = run.config.requests()
+    seen = Evaluator(world, world.scoped(requests), requests)(first).numbers
+    assert second_start["test"] == pytest.approx(seen["test"])
+
+
+def test_a_run_can_start_from_an_existing_checkpoint(small, tmp_path):
+    run = Run.create(small("training.rounds=2"), tmp_path / "first")
+    run.execute()
+    path = run.folder.model_file(Job(0, None, "train"))
+    again = Run.create(small("training.rounds=1", f"model.initial='{path}'"), tmp_path / "second")
+    again.execute()
+    start = next(line for line in again.lines() if line["method"] == "train" and line["round"] == 0)
+    end = [line for line in run.lines() if line["method"] == "train"][-1]
+    assert start["test"] == end["test"]
+
+
+def test_early_stopping_ends_a_job(small, tmp_path):
+    run = Run.create(
+        small("training.rounds=40", "training.patience=2", "training.lr=0.0", "request=[]"), tmp_path / "run"
+    )
+    run.execute()
+    assert run.folder.numbers(Job(0, None, "train"))["finished"] == "early stop"
+    assert run.lines()[-1]["round"] == 2
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def train(small, tmp_path):
+    def make(*sets):
+        run = Run.create(small("training.rounds=4", "request=[]", "unlearning.rounds=4", *sets), tmp_path / "run")
+        run.execute()
+        return run
+
+    return make
+
+
+@pytest.fixture
+def trained(train):
+    return train()
+
+
+def test_forget_leaves_a_new_model_in_force(trained):
+    before = trained.current(0)
+    done = trained.forget(Request("bye-3", clients=("3",)), until=2)
+    assert done.status == "done"
+    assert trained.current_job(0) == Job(0, "bye-3", "not")
+    assert not torch.equal(trained.current(0)["conv2.weight"], before["conv2.weight"])
+    lines = [line for line in trained.lines() if line["method"] == "not"]
+    assert [line["round"] for line in lines] == [0, 1, 2]
+    assert all("3" not in clients for line in lines for clients in line["asked"].values())
+
+
+def test_the_same_request_twice_does_nothing(trained):
+    trained.forget(Request("x", clients=("3",)), until=2)
+    before = trained.folder.trajectory.read_bytes()
+    assert trained.forget(Request("x", clients=("3",)), until=2).status == "already done"
+    assert trained.folder.trajectory.read_bytes() == before
+
+
+def test_an_id_belongs_to_one_request(trained):
+    trained.forget(Request("x", clients=("3",)), until=1)
+    with pytest.raises(UnfedError, match="already used for another request"):
+        trained.forget(Request("x", clients=("2",)), until=1)
+    with pytest.raises(UnfedError, match="already used for another request"):
+        trained.forget(Request("x", clients=("3",)), method="ft", until=1)
+
+
+def test_a_second_request_starts_from_what_the_first_left(trained):
+    trained.forget(Request("a", clients=("3",)), until=1)
+    first = trained.current(0)
+    trained.forget(Request("b", clients=("1",)), until=1)
+    negated, _ = trained.folder.load_state(Job(0, "b", "not"))
+    begin = [line for line in trained.lines() if line["request"] == "b" and line["round"] == 0][-1]
+    assert begin["validation_before"] == pytest.approx(
+        next(line for line in trained.lines() if line["request"] == "b" and line["method"] == "before")["validation"]
+    )
+    asked = [line["asked"] for line in trained.lines() if line["request"] == "b" and line["method"] == "not"][-1]
+    assert asked == {"1": ["0", "2"]}
+    assert first.keys() == negated.params.keys()
+
+
+def test_recovered_ends_at_the_first_round_that_is_good_enough(train):
+    trained = train("evaluation.recovered_within=100.0")
+    trained.forget(Request("x", clients=("3",)))
+    assert [line["round"] for line in trained.lines() if line["method"] == "not"] == [0, 1]
+    assert trained.folder.numbers(Job(0, "x", "not"))["finished"] == "recovered"
+
+
+def test_not_recovered_is_refused_and_can_go_on(train):
+    trained = train("evaluation.recovered_within=0.0", "unlearning.rounds=1")
+    with pytest.raises(
+        Refused, match=r"Request 'x' is not recovered after 1 rounds: the best validation accuracy was \d"
+    ):
+        trained.forget(Request("x", clients=("3",)))
+    assert trained.current_job(0) == Job(0, None, "train")  # the old model stays in force
+    assert trained.forget(Request("x", clients=("3",)), until=3).status == "done"
+    rounds = [line["round"] for line in trained.lines() if line["method"] == "not"]
+    assert rounds == [0, 1, 2, 3]  # it went on, it did not begin again
+
+
+def test_a_request_during_anothers_recovery_is_left_out_from_the_next_round_on(trained, monkeypatch):
+    """A second process files the request; here the first job's second round plays that process."""
+    from unfed.methods import NoT
+
+    original, other = NoT.round, Run.open(trained.folder.path)
+
+    def round(self, server, state):
+        if state.round == 1 and not other.folder.requests()[1:]:
+            assert other.forget(Request("b", clients=("1",)), until=1).status == "queued"
+        return original(self, server, state)
+
+    monkeypatch.setattr(NoT, "round", round)
+    trained.forget(Request("a", clients=("3",)), until=4)
+    asked = {}
+    for line in trained.lines():
+        if line["method"] == "not":
+            asked.setdefault(line["request"], {}).update(line["asked"])
+    assert asked["a"] == {"1": ["0", "1", "2"], "2": ["0", "1", "2"], "3": ["0", "2"], "4": ["0", "2"]}
+    assert asked["b"] == {"1": ["0", "2"]}  # its turn came after
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (Request("x", clients=("9",)), "9"),
+        (Request("x", clients=("0", "1", "2", "3")), "nothing would be left to learn from"),
+        (Request("x", classes=(77,)), "77"),
+        (Request("x", samples=(("0", 10**6),)), "0"),
+        (Request("../x", clients=("1",)), "cannot be used as a file name"),
+    ],
+)
+def test_a_wrong_request_is_refused_and_nothing_is_filed(trained, request_, says):
+    with pytest.raises(UnfedError, match=says):
+        trained.forget(request_, until=1)
+    assert trained.folder.requests() == []
+
+
+def test_wrong_ways_to_ask(trained):
+    with pytest.raises(UnfedError, match="--until takes 'recovered' or a number"):
+        trained.forget(Request("x", clients=("1",)), until="soon")
+    with pytest.raises(UnfedError, match="The method 'nott' is not known"):
+        trained.forget(Request("x", clients=("1",)), method="nott")
+    with pytest.raises(UnfedError, match="no seed 5"):
+        trained.forget(Request("x", clients=("1",)), seed=5)
+
+
+def test_forgetting_needs_a_finished_training(small, tmp_path):
+    run = Run.create(small("request=[]"), tmp_path / "run")
+    with pytest.raises(UnfedError, match="training of this run is not finished; first `unfed resume"):
+        run.forget(Request("x", clients=("1",)))
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_do_not_work_in_one_folder(small, tmp_path):
+    run = Run.create(small(), tmp_path / "run")
+    with run.folder.lock() as free:
+        assert free
+        with pytest.raises(UnfedError, match="Another process is at work"):
+            Run.open(tmp_path / "run").execute()
+    assert not run.folder.busy()
+
+
+def test_a_run_is_not_created_over_something_else(small, tmp_path):
+    (tmp_path / "x").write_text("")
+    with pytest.raises(UnfedError, match="is there already and not empty"):
+        Run.create(small(), tmp_path)
+
+
+def test_nothing_is_written_when_the_config_cannot_work(small, tmp_path):
+    for sets, says in [
+        ("methods.not.layers=['conv9']", "conv9"),
+        ("methods.not.perturbation=negat", "Did you mean 'negate'"),
+        ("request.clients=['77']", "77"),
+        ("model.name=cnn-tinny", "Did you mean 'cnn-tiny'"),
+        ("data.name=digit", "Did you mean 'digits'"),
+        ("partition.clients=100000", "clients"),
+        ("poison.client=8", "not one of the clients 0 to 3"),
+        ("model.initial=/nowhere.safetensors", "There is no checkpoint"),
+        ("device=cuda:7", "is not there"),
+    ]:
+        with pytest.raises(UnfedError, match=says):
+            Run.create(small(sets), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(small, tmp_path):
+    run = Run.create(small("training.rounds=1", "request=[]"), tmp_path / "a")
+    run.execute()
+    path = run.folder.model_file(Job(0, None, "train"))
+    with pytest.raises(UnfedError, match="another architecture|has shape|expects"):
+        Run.create(small("model.name=cnn-small", f"model.initial='{path}'"), tmp_path / "b")
+    params, numbers = checkpoint.load(path)
+    params["conv1.bias"][0] = float("nan")
+    checkpoint.save(tmp_path / "nan.safetensors", params, numbers)
+    with pytest.raises(UnfedError, match="NaN or infinite values in 'conv1.bias'"):
+        Run.create(small(f"model.initial='{tmp_path / 'nan.safetensors'}'"), tmp_path / "b")
+
+
+def test_a_folder_of_another_layout_is_refused(small, tmp_path):
+    run = Run.create(small(), tmp_path / "run")
+    raw = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**raw, "schema": 99}))
+    with pytest.raises(UnfedError, match="layout 99, this version reads layout"):
+        Run.open(tmp_path / "run")
+    os.remove(run.folder.path / "run.json")
+    with pytest.raises(UnfedError, match="is not a run folder"):
+        Run.open(tmp_path / "run")
+
+
+def test_out_of_disk_ends_in_a_sentence_and_the_run_can_go_on(small, tmp_path, monkeypatch):
+    import errno
+
+    config = small(*FAST)
+    Run.create(config, tmp_path / "whole").execute()
+    run = Run.create(config, tmp_path / "run")
+    calls = {"n": 0}
+    original = os.fsync
+
+    def full(descriptor):
+        calls["n"] += 1
+        if calls["n"] > 12:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(descriptor)
+
+    with monkeypatch.context() as patch, pytest.raises(UnfedError, match="The disk is full"):
+        patch.setattr(os, "fsync", full)
+        run.execute()
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+    Run.open(tmp_path / "run").execute()
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
