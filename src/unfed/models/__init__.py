@@ -1,20 +1,20 @@
-"""The networks: one small CNN family, the paper's presets in it, and any module of yours.
+"""The networks: a small CNN family, three standard ones with torchvision's parameter names, and any module of yours.
 
-    conv1 → norm1 → ReLU → max-pool 2 → conv2 → norm2 → ReLU → max-pool 2 → [average-pool] → flatten → [hidden] → head
+    build("resnet18", shape=(3, 224, 224), classes=10, seed=0)
 
-The paper does not print its CNN, so the family has knobs and the presets are the ones that were measured to come
-closest (`cnn` on CIFAR-10, `cnn-wide` on CIFAR-100). Two things are fixed on purpose: parameter 0 is `conv1.weight`,
-the tensor NoT negates, and the *head* is dropout + linear, so that features are taken before the dropout's noise.
-
+`resnet18`, `vit-b-16` and `efficientnet-b0` have torchvision's names, order, shapes and initialisation, so that its
+checkpoints load and the paper's parameter indices hold; their `-tiny` variants are the same code in a size for tests.
 A module of your own is named `package.module:factory`; the factory is called anew for every fresh model, which is
 what makes "a model that never saw the data" possible.
+
+The class attribute `head_name` says which submodule turns features into logits.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -23,100 +23,38 @@ from torch import Tensor, nn
 
 from unfed import rng
 from unfed.errors import UnfedError, listed, nearest
+from unfed.models.cnn import CNN, NORMS, PRESETS
+from unfed.models.drop import StochasticDepth
+from unfed.models.efficientnet import EfficientNet
+from unfed.models.resnet import ResNet
+from unfed.models.vit import VisionTransformer
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "cnn": {"widths": (32, 64), "kernel": 5, "norm": "group", "dropout": 0.5},
-    "cnn-wide": {"widths": (64, 128), "kernel": 5, "norm": "group", "pool": 4},
-    "cnn-small": {"widths": (16, 32), "kernel": 3, "norm": "group"},
-    "cnn-tiny": {"widths": (4, 8), "kernel": 3, "norm": "group"},
-    "cnn-tiny-bn": {"widths": (4, 8), "kernel": 3, "norm": "batch"},
-    "cnn-tiny-dropout": {"widths": (4, 8), "kernel": 3, "norm": "group", "dropout": 0.5},
-}
+__all__ = [
+    "CNN",
+    "MODELS",
+    "NORMS",
+    "PRESETS",
+    "EfficientNet",
+    "ResNet",
+    "StochasticDepth",
+    "VisionTransformer",
+    "build",
+    "head_of",
+    "reset",
+    "translated",
+]
 
-NORMS: dict[str, Callable[[int, int], nn.Module]] = {
-    "group": lambda channels, side: nn.GroupNorm(1, channels),
-    "batch": lambda channels, side: nn.BatchNorm2d(channels),
-    "layer": lambda channels, side: nn.LayerNorm([channels, side, side]),
-    "none": lambda channels, side: nn.Identity(),
+MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    **{name: (CNN, knobs) for name, knobs in PRESETS.items()},
+    "resnet18": (ResNet, {}),
+    "resnet-tiny": (ResNet, {"widths": (4, 8, 8, 16), "blocks": (1, 1, 1, 1)}),
+    "vit-b-16": (VisionTransformer, {}),
+    "vit-tiny": (VisionTransformer, {"patch": 4, "depth": 2, "heads": 2, "width": 16, "mlp": 32}),
+    "efficientnet-b0": (EfficientNet, {}),
+    "efficientnet-tiny": (EfficientNet, {"width": 0.25, "depth": 0.5, "stages": 3}),
 }
 
 HEADS = ("head", "fc", "classifier", "heads")
-
-
-class CNN(nn.Module):
-    """Convolution blocks and a linear head; `features` is what enters the head."""
-
-    head_name = "head"
-
-    def __init__(
-        self,
-        widths: Sequence[int] = (32, 64),
-        kernel: int = 5,
-        norm: str = "group",
-        pool: int = 0,
-        hidden: int = 0,
-        dropout: float = 0.0,
-        *,
-        in_channels: int = 3,
-        size: int = 32,
-        classes: int = 10,
-    ) -> None:
-        super().__init__()
-        side = _checked_side(widths, kernel, norm, pool, hidden, dropout, size, classes)
-        self.depth = len(widths)
-        for i, (before, width) in enumerate(zip((in_channels, *widths), widths, strict=False), start=1):
-            self.add_module(f"conv{i}", nn.Conv2d(before, width, kernel, padding=kernel // 2))
-            self.add_module(f"norm{i}", NORMS[norm](width, size >> (i - 1)))
-            self.add_module(f"relu{i}", nn.ReLU())
-            self.add_module(f"pool{i}", nn.MaxPool2d(2))
-        self.average = nn.AvgPool2d(pool) if pool else nn.Identity()
-        entering = widths[-1] * side**2
-        self.hidden = nn.Sequential()
-        if hidden:
-            self.hidden.add_module("linear", nn.Linear(entering, hidden))
-            self.hidden.add_module("relu", nn.ReLU())
-        self.head = nn.Sequential()
-        if dropout:
-            self.head.add_module("dropout", nn.Dropout(dropout))
-        self.head.add_module("linear", nn.Linear(hidden or entering, classes))
-
-    def features(self, x: Tensor) -> Tensor:
-        """The penultimate activations, before the head's dropout."""
-        for i in range(1, self.depth + 1):
-            for part in ("conv", "norm", "relu", "pool"):
-                x = self.get_submodule(f"{part}{i}")(x)
-        return self.hidden(self.average(x).flatten(1))  # type: ignore[no-any-return]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
-        return self.head(self.features(x))  # type: ignore[no-any-return]
-
-
-def _checked_side(
-    widths: Sequence[int], kernel: int, norm: str, pool: int, hidden: int, dropout: float, size: int, classes: int
-) -> int:
-    """The side of the map that is flattened, or the sentence that says which number cannot be."""
-    if not widths or min(widths) < 1:
-        raise UnfedError(f"A CNN needs widths of at least one channel each, not {list(widths)}; try widths = [32, 64].")
-    if kernel < 1 or kernel % 2 == 0:
-        raise UnfedError(f"A CNN's kernel must be odd, so that 'same' padding is symmetric, not {kernel}; try 3 or 5.")
-    if norm not in NORMS:
-        raise UnfedError(f"There is no norm {norm!r}; choose {listed(NORMS)}.{nearest(norm, NORMS)}")
-    if not 0 <= dropout < 1:
-        raise UnfedError(f"A CNN's dropout must lie in [0, 1), not {dropout}; use 0 for none.")
-    if classes < 1 or pool < 0 or hidden < 0:
-        raise UnfedError(
-            f"A CNN needs classes >= 1, pool >= 0 and hidden >= 0, not {classes}, {pool} and {hidden}; use 0 for none."
-        )
-    side = size >> len(widths)
-    if side < 1:
-        raise UnfedError(
-            f"Images of {size}x{size} are too small for {len(widths)} max-poolings; use fewer widths or larger images."
-        )
-    if pool > side:
-        raise UnfedError(f"An average-pool of {pool} does not fit the last {side}x{side} map; use {side} or less.")
-    return side // pool if pool else side
-
 
 _handed_out: WeakSet[nn.Module] = WeakSet()
 
@@ -124,8 +62,8 @@ _handed_out: WeakSet[nn.Module] = WeakSet()
 def build(name: str, *, shape: Sequence[int], classes: int, seed: int, **options: Any) -> nn.Module:
     """A fresh model, initialised as a function of `seed`: a preset by name, or your `package.module:factory`.
 
-    `shape` is one image's (channels, height, width). `options` override a preset's knobs (widths, kernel, norm, pool,
-    hidden, dropout), or are handed to your factory.
+    `shape` is one image's (channels, height, width). `options` override a preset's knobs (a CNN's widths, a ViT's
+    depth), or are handed to your factory.
     """
     with rng.seeded(seed):
         module = _from_factory(name, shape, classes, options) if ":" in name else _preset(name, shape, classes, options)
@@ -135,19 +73,23 @@ def build(name: str, *, shape: Sequence[int], classes: int, seed: int, **options
     return module
 
 
-def _preset(name: str, shape: Sequence[int], classes: int, options: dict[str, Any]) -> CNN:
-    if name not in PRESETS:
+def _preset(name: str, shape: Sequence[int], classes: int, options: dict[str, Any]) -> nn.Module:
+    if name not in MODELS:
         raise UnfedError(
-            f"There is no model {name!r}; choose {listed(PRESETS)}, or name your own as package.module:factory."
-            f"{nearest(name, PRESETS)}"
+            f"There is no model {name!r}; choose {listed(MODELS)}, or name your own as package.module:factory."
+            f"{nearest(name, MODELS)}"
         )
-    knobs = [knob for knob, p in inspect.signature(CNN).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    kind, preset = MODELS[name]
+    knobs = [knob for knob, p in inspect.signature(kind).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     for option in options:
         if option not in knobs:
             raise UnfedError(f"{name} has no option {option!r}; it has {listed(knobs)}.{nearest(option, knobs)}")
     if len(shape) != 3 or shape[1] != shape[2]:
         raise UnfedError(f"{name} takes square images (channels, side, side), not {tuple(shape)}; crop or resize them.")
-    return CNN(**(PRESETS[name] | options), in_channels=shape[0], size=shape[1], classes=classes)
+    try:
+        return kind(**(preset | options), in_channels=shape[0], size=shape[1], classes=classes)
+    except (TypeError, ValueError) as error:  # an option of the wrong type gets as far as PyTorch
+        raise UnfedError(f"{name} cannot be built with {options} ({error}); correct model.options.") from error
 
 
 def _from_factory(name: str, shape: Sequence[int], classes: int, options: dict[str, Any]) -> nn.Module:
@@ -230,6 +172,21 @@ def head_of(module: nn.Module) -> str:
 def _is_dropout_and_linear(module: nn.Module) -> bool:
     parts = list(module.children())
     return len(parts) == 2 and isinstance(parts[0], nn.Dropout) and isinstance(parts[1], nn.Linear)
+
+
+def translated(module: nn.Module, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint's tensors under the names this model uses today.
+
+    Old files call some layers by earlier names (the class attribute `old_names`), and lack BatchNorm's counters, which
+    PyTorch itself takes as zero then. Whatever else differs stays as it is, for the caller to refuse.
+    """
+    found = dict(params)
+    for old, new in getattr(type(module), "old_names", ()):
+        found = {name.replace(old, new): value for name, value in found.items()}
+    for name, counter in module.named_buffers():
+        if name.endswith(".num_batches_tracked") and name.rpartition(".")[0] + ".running_mean" in found:
+            found.setdefault(name, torch.zeros_like(counter))
+    return found
 
 
 def reset(module: nn.Module, seed: int) -> tuple[str, ...]:
