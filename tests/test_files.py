@@ -250,6 +250,9 @@ def entry(dtype: object = "F32", shape: object = (2,), offsets: object = (0, 8))
     return {"w": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}
 
 
+TWINS = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
@@ -259,7 +262,7 @@ def entry(dtype: object = "F32", shape: object = (2,), offsets: object = (0, 8))
         ((500).to_bytes(8, "little") + b"{}", "cut off inside its header"),
         (raw(b"{not json"), "header of .* is corrupt"),
         (raw(b"[]"), "is corrupt"),
-        (raw(b'{"w": 1, "w": 2}'), "is corrupt"),
+        (raw(TWINS), "is corrupt"),
         (raw({"__metadata__": {"a": 1}}), "is corrupt"),
         (raw({"__metadata__": [1]}), "is corrupt"),
         (raw({"w": {"dtype": "F32"}}), "is corrupt"),

@@ -298,6 +298,16 @@ def test_a_layer_without_bias_cancels_by_its_weight_alone() -> None:
     assert warned == 1
 
 
+def test_two_neighbours_that_are_no_layer_and_its_normalisation_do_not_warn() -> None:
+    model = nn.Sequential(nn.Linear(64, 3), nn.Linear(3, 3), nn.LayerNorm(3), nn.LayerNorm(3), nn.Linear(3, 2))
+    assert layers.cancellations(model, choose(model, ["0.*", "1.*", "4.*"])) == []
+    assert layers.cancellations(model, choose(model, ["0.*", "3.*"])) == []
+    other_width = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(3))
+    assert layers.cancellations(other_width, choose(other_width, ["*"])) == []
+    no_scale = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3, elementwise_affine=False))
+    assert layers.cancellations(no_scale, choose(no_scale, ["*"])) == []
+
+
 def test_the_warning_names_both_tensors_and_when_it_holds() -> None:
     model = tiny("cnn-tiny-bn")
     (sentence,) = layers.cancellations(model, choose(model, ["conv1.*", "norm1.*"]))

@@ -108,6 +108,9 @@ def test_the_draws_of_two_tensors_and_of_two_row_blocks_differ() -> None:
     params = {"a": torch.ones(2, 8), "b": torch.ones(2, 8)} | {"c": torch.arange(16.0).reshape(2, 8) % 8}
     noisy = perturb.noise(params, [Choice("a", None, ""), Choice("b", None, "")], seed=0, scale=1)
     assert torch.equal(noisy["a"], params["a"]), "a constant tensor has no spread to scale the noise by"
+    twins = {"a": params["c"], "b": params["c"]}
+    noisy = perturb.noise(twins, [Choice("a", None, ""), Choice("b", None, "")], seed=0)
+    assert not torch.allclose(noisy["a"], noisy["b"])
     rows = [Choice("c", (0, 1), ""), Choice("c", (1, 2), "")]
     added = perturb.noise(params, rows, seed=0)["c"] - params["c"]
     assert not torch.allclose(added[0], added[1])

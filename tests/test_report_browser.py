@@ -100,4 +100,6 @@ def test_print_shows_every_table(browser: Browser, report: Path) -> None:
     page.emulate_media(media="print")
     tables = page.locator(".tabs > section")
     assert all(tables.nth(index).is_visible() for index in range(3))
+    page.set_viewport_size({"width": 720, "height": 1000})  # A4 between its margins
+    assert page.evaluate("document.documentElement.scrollWidth") <= 720
     page.close()

@@ -150,7 +150,10 @@ def test_each_seed_is_reported_at_its_own_round() -> None:
 def test_a_seed_that_never_recovered_is_not_averaged_away() -> None:
     slow = [dict(item, seed=1, validation=60.0) for item in NOT]
     row = only(rows(NOT + slow, "recovered"), "not")
-    assert row.verdict == "not recovered within 4 rounds (best 60.0 at round 1) (1 of 2 seeds)"
+    assert row.verdict == "not recovered within 4 rounds (best 60.0 at round 1) in 1 of 2 seeds"
+    both = [dict(item, seed=2, validation=61.0) for item in NOT] + slow
+    verdict = only(rows(both, "recovered"), "not").verdict
+    assert verdict == "not recovered within 4 rounds (best 61.0 at round 1) in 2 of 2 seeds"
 
 
 def test_seeds_without_retrain_do_not_enter_the_gap() -> None:

@@ -90,7 +90,7 @@ def test_a_verdict_takes_the_place_of_the_metrics() -> None:
 def test_seeds_show_their_spread_and_their_rounds() -> None:
     second = [dict(item, seed=1, round=item["round"] + 1, retain=float(item["retain"]) + 1) for item in LINES]
     cells = plain(rows(LINES + second))[1][3]
-    assert cells[1] == "97.60 ± 0.71 (0.40)" and cells[5] == "0.60 ± 0.00 ★" and cells[-1] == "2, 3"
+    assert cells[1] == "97.60 ± 0.71 (0.40)" and cells[5] == "0.60 ± 0.00 ★" and cells[-1] == "2–3"
 
 
 def test_several_requests_are_told_apart() -> None:

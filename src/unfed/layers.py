@@ -106,7 +106,7 @@ def weights_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def cancellations(module: nn.Module, choices: Sequence[Choice]) -> list[str]:
-    """One sentence per pair of chosen tensors whose negations undo each other: (-N)(-C)(x) = N(C(x)).
+    """One sentence per pair of chosen tensors whose negations undo each other: (−N)(−C)(x) = N(C(x)).
 
     A normalisation is odd in its input, so the scale's sign turns the sign of all its input back. That needs the whole
     affine map before it negated: weight and bias, or the weight of a layer without bias. "Before it" is judged by

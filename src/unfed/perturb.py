@@ -2,7 +2,7 @@
 
 NoT is one line of this file. Eq. 3 of the paper:
 
-    θ' = (-θ_l)_{l ∈ L_neg} ⊕ (θ_l)_{l ∉ L_neg}                                   negate(params, choices)
+    θ' = (−θ_ℓ)_{ℓ ∈ L_neg} ⊕ (θ_ℓ)_{ℓ ∉ L_neg}                                   negate(params, choices)
 
 The rest are the paper's "Different Perturbations" (the same choices, another map on each chosen tensor W) and the maps
 that a plan applies `after` a step. Nothing here changes a tensor in place; what is not chosen is handed on as it is.
@@ -12,7 +12,7 @@ that a plan applies `after` a step. Nothing here changes a tensor in place; what
     noise       W ← W + s·std(W)·N(0, 1)                    orthogonal  W ← Q·W over the output axis, Q random
     graft       W ← another model's W
 
-    ball        w ← c + δ(w - c)/‖w - c‖  where ‖w - c‖ > δ          (PGD)
+    ball        w ← c + δ(w − c)/‖w − c‖  where ‖w − c‖ > δ          (PGD)
     hold        masked-out entries, or named tensors, back home      (SalUn, NR-Freeze)
     fuse        the donor's low-frequency amplitude under the base's phase                       (FCU)
 

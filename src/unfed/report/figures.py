@@ -52,7 +52,7 @@ COST_BARS = {
 _STYLE: dict[Any, Any] = {  # matplotlib types the keys as one long Literal
     "svg.fonttype": "none",
     "text.parse_math": False,  # a client or method may be called $x$
-    "font.size": 10,
+    "font.size": 9.5,
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": FAINT,
@@ -89,7 +89,7 @@ def curves(methods: Mapping[str, BySeed], metric: str, *, name: str) -> str | No
     if not series:
         return None
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(4.2, 2.4), layout="constrained")
+        figure = Figure(figsize=(4.4, 2.5), layout="constrained")
         axes = figure.add_subplot()
         number = styles(list(methods))
         for method, points in series.items():

@@ -4,7 +4,8 @@
     recovered   min { t :  validation(t) ≥ validation(θ*) - within }          what a deployment can apply
     last        the last evaluated round                                      no choice at all
 
-Retrain is the reference and always stands at its last round, so that every gap follows from the printed columns.
+Retrain is the reference and always stands at its last round, so that every gap follows from the printed columns; where
+the run keeps the model of the best epoch, as the paper does in its centralised table, at the one with the best test.
 A result is a round t ≥ 1, or round 0 of a method that is done there: before that FT *is* θ*, and NoT a broken model.
 Rounds marked `model: false` (FedEraser while it calibrates) are nobody's result.
 
@@ -30,7 +31,6 @@ from unfed.metrics import (
     mean_std,
     not_measured,
     reading,
-    together,
 )
 
 METRICS = (*GAP_METRICS, "validation", "backdoor", "retain_loss", "forget_loss", "test_loss", "loss_gap")
@@ -46,6 +46,7 @@ class Pick:
 
     line: Line | None
     note: str = ""
+    best: float = 0.0  # without a result: how close it came, so that over seeds the best one speaks
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def rows(lines: Sequence[Line], rule: str = "best-gap", *, recovered_within: flo
     result = []
     for request, methods in table.items():
         order = sorted(methods, key=lambda method: (method != "before", method != "retrain"))
-        reference = {seed: _last(t) for seed, t in methods.get("retrain", {}).items()}
+        reference = {seed: _reference(t) for seed, t in methods.get("retrain", {}).items()}
         result += [_row(request, method, methods[method], reference, chosen, recovered_within) for method in order]
     return result
 
@@ -136,6 +137,15 @@ def _last(trajectory: Trajectory) -> Line:
     return (results(trajectory) or trajectory)[-1]
 
 
+def _reference(trajectory: Trajectory) -> Line:
+    """Where Retrain stands: its last result, or the first of those with the best test accuracy."""
+    last = _last(trajectory)
+    if last.get("keep_model") != "best-test":
+        return last
+    tested = [line for line in results(trajectory) if is_measured(reading(line, "test"))]
+    return max(tested, key=lambda line: (line["test"], -line["round"]), default=last)
+
+
 def _pick_last(trajectory: Trajectory, reference: Line | None, within: float) -> Pick:
     line = _last(trajectory)
     if not is_model(line):
@@ -172,7 +182,8 @@ def _pick_recovered(trajectory: Trajectory, reference: Line | None, within: floa
     last = trajectory[-1]
     span = "within" if last.get("done") else "yet after"
     unit = "round" if last["round"] == 1 else "rounds"
-    return Pick(None, f"not recovered {span} {last['round']} {unit} (best {best[0]:.1f} at round {best[1]['round']})")
+    note = f"not recovered {span} {last['round']} {unit} (best {best[0]:.1f} at round {best[1]['round']})"
+    return Pick(None, note, best[0])
 
 
 RULES: dict[str, Rule] = {
@@ -208,7 +219,8 @@ def _row(
     found = {seed: pick.line for seed, pick in picks.items() if pick.line is not None}
     # Where there is no result the method still spent what it spent: costs and rounds run to its last line.
     reported = {seed: found.get(seed, lines[-1]) for seed, lines in by_seed.items()}
-    values = {name: {s: _value(picks[s], name) for s in picks} for name in METRICS}
+    verdict = _verdict(picks)
+    values = {name: {seed: verdict or reading(found[seed], name) for seed in picks} for name in METRICS}
     gaps = {name: _gap(values[name], {s: reading(line, name) for s, line in reference.items()}) for name in METRICS}
     return Row(
         request=request,
@@ -221,7 +233,7 @@ def _row(
         average_gap=_average_gap(gaps, found, reference),
         costs={name: _cost(method, name, reported.values()) for name in COSTS},
         finished=method == "before" or all(bool(lines[-1].get("done")) for lines in by_seed.values()),
-        verdict=_verdict(picks),
+        verdict=verdict,
         note=_note(method, by_seed, picks, rule, within),
     )
 
@@ -229,11 +241,11 @@ def _row(
 def _pick(method: str, lines: Trajectory, reference: Line | None, rule: Rule, within: float) -> Pick:
     if method == "before":
         return Pick(lines[0])
-    return _pick_last(lines, reference, within) if method == "retrain" else rule.pick(lines, reference, within)
-
-
-def _value(pick: Pick, name: str) -> Value:
-    return pick.note if pick.line is None else reading(pick.line, name)
+    if method == "retrain":
+        best = lines[-1].get("keep_model") == "best-test"
+        note = "the epoch with the highest test accuracy, as the paper takes it for Retrain"
+        return Pick(_reference(lines), note) if best else _pick_last(lines, reference, within)
+    return rule.pick(lines, reference, within)
 
 
 def _cost(method: str, name: str, reported: Iterable[Line]) -> Spread:
@@ -257,11 +269,11 @@ def _average_gap(gaps: Mapping[str, Spread], found: Mapping[int, Line], referenc
 
 
 def _verdict(picks: Mapping[int, Pick]) -> str:
-    without = [pick.note for pick in picks.values() if pick.line is None]
+    without = [pick for pick in picks.values() if pick.line is None]
     if not without:
         return ""
-    share = f" ({len(without)} of {len(picks)} seeds)" if len(without) < len(picks) else ""
-    return together(without) + share
+    closest = max(without, key=lambda pick: pick.best).note
+    return closest if len(picks) == 1 else f"{closest} in {len(without)} of {len(picks)} seeds"
 
 
 def _note(method: str, by_seed: Mapping[int, Trajectory], picks: Mapping[int, Pick], rule: Rule, within: float) -> str:

@@ -174,8 +174,9 @@ def number_text(spread: Spread, decimals: int = 2) -> str:
 
 
 def rounds_text(rounds: Sequence[int]) -> str:
-    """The reported rounds: one number if the seeds agree, all of them if not."""
-    return ", ".join(str(r) for r in (rounds if len(set(rounds)) > 1 else rounds[:1]))
+    """The reported rounds: one number if the seeds agree, their range if not."""
+    low, high = min(rounds), max(rounds)
+    return str(low) if low == high else f"{low}–{high}"
 
 
 def _scaled(value: float, units: Sequence[str]) -> str:
@@ -268,6 +269,7 @@ _LATEX = {
     "±": r"$\pm$",
     "\u2113": r"$\ell$",
     "\u2014": "---",
+    "–": "--",
 }
 
 
