@@ -98,10 +98,10 @@ def passes(phase: Phase, n: int, done: int) -> Iterator[Pass]:
         epoch += 1
 
 
-def epoch_key(plan: Plan, client: str, view: str, epoch: int) -> Tensor:
+def epoch_key(plan: Plan, client: str, view: str, epoch: int) -> int:
     """The key of one pass. The address holds the view, not the phase's number, so that a pass over the retained data
     draws the same whether or not another phase came before it."""
-    visit = rng.as_key(rng.key(plan.seed, "train", plan.round, client))
+    visit = rng.key(plan.seed, "train", plan.round, client)
     return rng.fold(rng.fold(visit, VIEWS.index(view)), epoch)
 
 
@@ -114,7 +114,7 @@ class Draws:
     masks: Tensor
 
     @staticmethod
-    def of(key: Tensor, order: Tensor, steps: int) -> Draws:
+    def of(key: rng.Key, order: Tensor, steps: int) -> Draws:
         return Draws(
             augment=rng.words(rng.fold(key, rng.AUGMENT), order),
             labels=rng.words(rng.fold(key, rng.LABEL), order),
