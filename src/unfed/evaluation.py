@@ -27,6 +27,8 @@ from unfed.metrics import Value, not_measured
 from unfed.params import Params
 from unfed.world import World
 
+NOT_HELD_OUT = not_measured("no held-out data")
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -50,9 +52,10 @@ class Evaluator:
         self._val = torch.cat([c.rows[c.view("val")] for c in staying])
         self._owner = torch.cat([torch.full((len(c.view("val")),), k) for k, c in enumerate(staying)])
         gone = [c for request in requests for c in request.classes]
-        labels = world.dataset.test.labels.cpu()
+        self._held_out = world.held_out
+        labels = torch.empty(0, dtype=torch.int64) if self._held_out is None else self._held_out.labels.cpu()
         self._test = (~torch.isin(labels, torch.tensor(gone, dtype=labels.dtype))).nonzero().flatten()
-        if len(self._test) == 0:
+        if self._held_out is not None and len(self._test) == 0:
             raise UnfedError(
                 "Every class of the test set would be forgotten, so nothing is left to test; ask for less."
             )
@@ -76,17 +79,19 @@ class Evaluator:
         seen = score(world.template, params, self._source, rows, batch)
         sizes = [len(self._retain), len(self._forget), len(self._val)]
         retain, forget, val = (seen[place] for place in torch.split_with_sizes(torch.arange(len(rows)), sizes))
-        test = score(world.template, params, world.dataset.test, self._test, batch)
+        test = None
+        if self._held_out is not None:
+            test = score(world.template, params, self._held_out, self._test, batch)
         nothing = not_measured("nothing was forgotten yet")
         some = len(forget) > 0
         numbers: dict[str, Value] = {
             "retain": retain.accuracy,
             "forget": forget.accuracy if some else nothing,
-            "test": test.accuracy,
+            "test": NOT_HELD_OUT if test is None else test.accuracy,
             "validation": self._mean_validation(val),
             "retain_loss": retain.mean_loss,
             "forget_loss": forget.mean_loss if some else nothing,
-            "test_loss": test.mean_loss,
+            "test_loss": NOT_HELD_OUT if test is None else test.mean_loss,
             "loss_gap": abs(retain.mean_loss - forget.mean_loss) if some else nothing,
             "mia": self._membership(forget, test) if some else nothing,
             "backdoor": self._backdoor(params),
@@ -104,7 +109,9 @@ class Evaluator:
         count = torch.bincount(self._owner, minlength=len(right))
         return 100.0 * float((right[count > 0] / count[count > 0]).mean())
 
-    def _membership(self, forget: Scores, test: Scores) -> Value:
+    def _membership(self, forget: Scores, test: Scores | None) -> Value:
+        if test is None:
+            return NOT_HELD_OUT
         if not self._config.attack:
             return not_measured("evaluation.attack is off")
         return try_membership_inference(forget.loss, test.loss, seed=self._world.seeds.evaluation)
@@ -116,11 +123,12 @@ class Evaluator:
         return score(self._world.template, params, source, rows, self._config.batch).accuracy
 
 
-def _samples(forget: Scores, test: Scores) -> dict[str, Tensor]:
+def _samples(forget: Scores, test: Scores | None) -> dict[str, Tensor]:
     """Per-sample columns, so that another attack needs no new run."""
     return {
         f"{part}/{column}": getattr(scores, column).to(kind)
         for part, scores in (("forget", forget), ("test", test))
+        if scores is not None
         for column, kind in (
             ("loss", torch.float32),
             ("correct", torch.bool),

@@ -1,0 +1,343 @@
+"""`unlearn`: take rows out of a model that somebody trained, with the methods of the paper's centralised table.
+
+    check everything ─► score before ─► (Retrain) ─► the method, epoch after epoch ─► score after
+
+It is a run like any other, with the caller's model and data in place of a config's: the same jobs, the same ledger,
+the same files. With a checkpoint folder a killed call goes on where it was and ends bit-equal.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from unfed.central.inputs import Data, chosen, read, refuse_overlap
+from unfed.central.result import Result
+from unfed.central.world import Factory, Given, OwnWorld, reachable
+from unfed.config import Config
+from unfed.data import Request
+from unfed.describe import describe_request, hardware, now, versions
+from unfed.errors import UnfedError, UnfedWarning
+from unfed.folder import Job, RunFolder
+from unfed.methods import Method, admit
+from unfed.metrics import is_measured
+from unfed.params import Params, cast, check_like, load_into, params_of
+from unfed.report.tables import name_of
+from unfed.run import Run
+from unfed.watching import Silence, Watch
+
+Progress = Callable[[int, int, Mapping[str, Any] | None], None]
+RETRAIN_EPOCHS = 200  # the paper's
+
+
+def unlearn(
+    model: nn.Module,
+    *,
+    forget: Data,
+    retain: Data | None = None,
+    data: Data | None = None,
+    test: Data | None = None,
+    method: str = "not",
+    epochs: int = 50,
+    lr: float | None = None,
+    batch: int = 64,
+    momentum: float = 0.9,
+    decay: float = 5e-4,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    progress: bool | Progress = False,
+    checkpoint: str | Path | None = None,
+    factory: Factory | None = None,
+    retrain: bool | int | nn.Module = False,
+    evaluate_every: int | None = None,
+    **options: Any,
+) -> Result:
+    """Make a model forget, and measure whether it did. The model that is handed in is not changed.
+
+    retain, forget   what stays and what leaves: pairs of tensors (x, y) or map-style data sets of (x, y); or give the
+                     whole training set as `data` and `forget` as row numbers or a mask
+    test             data the model never saw; without it neither Test nor the attack can be measured
+    method           ft, not, randl, ga, badt, l1-sparse, ssd, salun or retrain; `options` are its hyperparameters
+    epochs, lr       the budget and the first learning rate; by default the paper's: 50, and a cosine from 0.01 to
+                     1e-4 (NoT: from 0.1 to 1e-5 in 10 epochs)
+    device           by default where the model is
+    progress         True prints a line per epoch to stderr; a function gets (epoch, epochs, numbers or None)
+    checkpoint       a folder: a call that was killed and is made again goes on there, bit-equal; `unfed report` and
+                     `unfed status` read it
+    factory          builds a fresh model, for methods that need one (retrain, badt); without it every layer's
+                     `reset_parameters` is used, and a model that this does not reach is refused
+    retrain          the reference for the gap: True (200 epochs), a number of epochs, or a model you retrained
+    evaluate_every   epochs between two evaluations; by default ten in all
+    """
+    given = _given(model, retain, forget, data, test, factory)
+    again = (
+        None if isinstance(retrain, nn.Module) or retrain is False else RETRAIN_EPOCHS if retrain is True else retrain
+    )
+    wanted = Wanted(method, epochs, lr, batch, momentum, decay, seed, again, evaluate_every, options)
+    config = _config(model, wanted, device)
+    built = config.methods.build()
+    world = OwnWorld(config, given)
+    requests = world.requests()
+    for label, one in built.items():
+        if "init" in one.needs:
+            reachable(model, factory, one.title)
+        admit(label, one, requests[-1].kind, frozenset({"retain", "forget", "init", "central"}))
+        one.check(world.template.module)
+    if checkpoint is not None and given.retain.pair is None:
+        warnings.warn(
+            "the transforms of a data set of your own draw their own random numbers, so a call that is resumed from"
+            " its checkpoint will not be bit-equal",
+            UnfedWarning,
+            stacklevel=2,
+        )
+    if checkpoint is not None:
+        return _work(Path(checkpoint), wanted, world, requests, built, retrain, progress)
+    with tempfile.TemporaryDirectory() as folder:
+        return _work(Path(folder), wanted, world, requests, built, retrain, progress)
+
+
+# --- what was handed in -----------------------------------------------------------------------------------------------
+
+
+def _given(
+    model: nn.Module, retain: Data | None, forget: Data, data: Data | None, test: Data | None, factory: Factory | None
+) -> Given:
+    if not isinstance(model, nn.Module):
+        raise UnfedError(f"model must be a torch.nn.Module, not a {type(model).__name__}.")
+    if (retain is None) == (data is None):
+        raise UnfedError("Give what stays as retain=, or the whole training set as data= with forget= as row numbers.")
+    held_out = None if test is None else read(test, "test")
+    if data is None:
+        stays, leaves = read(retain, "retain"), read(forget, "forget")
+        refuse_overlap(leaves, stays, "a row that stays cannot be forgotten")
+    else:
+        whole = read(data, "data")
+        rows = chosen(forget, len(whole))
+        others = torch.ones(len(whole), dtype=torch.bool)
+        others[rows] = False
+        leaves, stays = whole.pick(rows, "forget"), whole.pick(others.nonzero().flatten(), "retain")
+    if held_out is not None:
+        refuse_overlap(leaves, held_out, "test data must be data the model never saw")
+    return Given(model, stays, leaves, held_out, factory)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The numbers of a call, by which a folder knows that it is made again."""
+
+    method: str
+    epochs: int
+    lr: float | None
+    batch: int
+    momentum: float
+    decay: float
+    seed: int
+    retrain: int | None
+    evaluate_every: int | None
+    options: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "retrain", "evaluate_every"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and value >= 1):
+                raise UnfedError(f"{name} must be a whole number of at least 1, not {value!r}.")
+        if self.lr is not None and not 0 <= self.lr < float("inf"):
+            raise UnfedError(f"lr must be a number of at least 0, not {self.lr}.")
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "options": {name: str(value) for name, value in self.options.items()}}
+
+
+def _config(model: nn.Module, wanted: Wanted, device: torch.device | str | None) -> Config:
+    """The call as a config, which checks what is left to check."""
+    some = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    if some.dtype not in (torch.float32, torch.float64):
+        raise UnfedError(f"The model computes in {some.dtype}; convert it with model.float() first.")
+    method, alone = wanted.method, wanted.method == "retrain" or wanted.retrain is None
+    first = wanted.lr if method == "retrain" and wanted.lr is not None else 0.01
+    raw: dict[str, Any] = {
+        "name": "unlearn",
+        "setting": "central",
+        "seed": wanted.seed,
+        "device": str(some.device if device is None else device),
+        "data": {"name": "your own"},
+        "model": {"name": type(model).__name__},
+        "training": {
+            "rounds": wanted.epochs if alone else wanted.retrain,
+            "batch": wanted.batch,
+            "lr": first,
+            "momentum": wanted.momentum,
+            "decay": wanted.decay,
+            "schedule": {"kind": "cosine", "minimum": min(1e-4, first)},
+        },
+        "unlearning": {"rounds": wanted.epochs} | ({} if wanted.lr is None else {"lr": wanted.lr}),
+        "methods": {"run": [method] if alone else ["retrain", method]}
+        | ({method: dict(wanted.options)} if wanted.options else {}),
+        "evaluation": {"every": wanted.evaluate_every or max(1, wanted.epochs // 10), "samples": False},
+        "checkpoint": {"rounds": 1},
+        "engine": {"name": "sequential", "precision": str(some.dtype).removeprefix("torch.")},
+    }
+    return Config.parse(raw)
+
+
+# --- the work ---------------------------------------------------------------------------------------------------------
+
+
+class _Call(Run):
+    """The run folder of one call."""
+
+    def __init__(self, folder: RunFolder, world: OwnWorld, requests: tuple[Request, ...]) -> None:
+        super().__init__(folder)
+        self._worlds[world.seed] = world
+        self._own, self._requests = world, requests
+
+    def jobs(self) -> list[tuple[Job, int]]:
+        """Only the methods: nobody trains here."""
+        asked = self._requests[-1].id
+        return [
+            (Job(self._own.seed, asked, label), self._rounds(label, method))
+            for label, method in self.config.methods.build().items()
+        ]
+
+    def work(self, built: Mapping[str, Method], reference: Params | None, watch: Watch) -> Params:
+        """Whatever is not done yet; the params that the last method left."""
+        params = self._own.params
+        with self.folder.lock() as free:
+            if not free:
+                raise UnfedError(f"Another process is at work in {self.folder.path}; wait, or take another folder.")
+            self.folder.cut_back()
+            self._score_before(self._own.seed, self._requests, params)
+            if reference is not None:
+                self._score_before(self._own.seed, self._requests, reference, "retrain")
+            left = params
+            for label, method in built.items():
+                left = self._unlearn(self._own.seed, self._requests, label, method, params, watch).params
+            return left
+
+
+def _work(
+    path: Path,
+    wanted: Wanted,
+    world: OwnWorld,
+    requests: tuple[Request, ...],
+    built: Mapping[str, Method],
+    retrain: bool | int | nn.Module,
+    progress: bool | Progress,
+) -> Result:
+    folder, label = RunFolder(path), wanted.method
+    _open(folder, wanted, world, requests, built)
+    run = _Call(folder, world, requests)
+    reference = _reference(retrain, world)
+    left = run.work(built, reference, _watch(progress))
+    lines, seen = run.lines(), {}
+    for line in lines:
+        seen[line["method"]] = line
+    model = copy.deepcopy(world.given.model)
+    load_into(model, left)
+    return Result(
+        model=model,
+        before=seen["before"],
+        after=seen[label],
+        retrain=seen.get("retrain"),
+        title=built[label].title,
+        epochs=int(seen[label]["round"]),
+        lines=lines,
+        info=run.info(),
+    )
+
+
+def _reference(retrain: bool | int | nn.Module, world: OwnWorld) -> Params | None:
+    """A model that the caller retrained, as params."""
+    if not isinstance(retrain, nn.Module):
+        return None
+    found = params_of(retrain)
+    check_like(found, world.template.like, "The retrained model")
+    return cast({name: found[name] for name in world.template.like}, world.dtype, world.device)
+
+
+def _open(
+    folder: RunFolder, wanted: Wanted, world: OwnWorld, requests: tuple[Request, ...], built: Mapping[str, Method]
+) -> None:
+    """A new folder, or one that this very call began."""
+    mark = world.fingerprint()
+    if (folder.path / "run.json").exists():
+        found = folder.description()
+        where = _difference(found.get("call", {}), wanted.to_json())
+        if where:
+            raise UnfedError(
+                f"{folder.path} belongs to a call with other arguments ({where}); repeat that call, or choose another"
+                " folder."
+            )
+        if found.get("fingerprint") != mark:
+            raise UnfedError(
+                f"{folder.path} belongs to a call with another model or other data; repeat that call, or choose another"
+                " folder."
+            )
+        return
+    folder.create(
+        {
+            "name": f"{world.config.model.name}, {name_of(list(built)[-1])}",
+            "created": now(),
+            "config": world.config.to_json(),
+            "call": wanted.to_json(),
+            "fingerprint": mark,
+            "seeds": [world.seed],
+            "clients": [client.name for client in world.clients],
+            "topped_up_clients": [],
+            "versions": versions(),
+            "hardware": hardware(world.device),
+            "device": str(world.device),
+            "engine": "sequential",
+            "parameters": world.parameters,
+            "forward_flops": world.forward_flops,
+            "requests": [describe_request(world, requests)],
+            "titles": {label: method.title for label, method in built.items()},
+            "rounds": {"unlearning": wanted.epochs},
+            "backdoor": None,
+            "recovered_within": world.config.evaluation.recovered_within,
+        }
+    )
+
+
+def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """The first argument in which two calls differ, in words."""
+    odd = [name for name in here if there.get(name) != here[name]]
+    return f"{odd[0]} is {there.get(odd[0])!r} there and {here[odd[0]]!r} here" if odd else ""
+
+
+# --- looking on -------------------------------------------------------------------------------------------------------
+
+
+class _Progress(Silence):
+    """Hands every epoch of the method to the caller's function."""
+
+    def __init__(self, tell: Progress) -> None:
+        self._tell = tell
+
+    def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
+        self._tell(round, rounds, line)
+
+
+class _Printed(Silence):
+    """Says on stderr where it is."""
+
+    def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
+        """One line per epoch, with the numbers where there are any."""
+        seen = {n: (line or {}).get(n) for n in ("retain", "forget", "test")}
+        shown = [f"{name} {value:.1f}" for name, value in seen.items() if is_measured(value)]
+        print(" ".join([name_of(job.label), f"{round}/{rounds}", *shown]), file=sys.stderr)
+
+
+def _watch(progress: bool | Progress) -> Watch:
+    if callable(progress):
+        return _Progress(progress)
+    return _Printed() if progress else Silence()

@@ -1,0 +1,79 @@
+"""What `unlearn` gives back: the model, what it did before and after, and how to read that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from unfed import checkpoint
+from unfed.metrics import GAP_METRICS, Line, Value, average_gap, is_measured, not_measured, reading
+from unfed.report.tables import DECIMALS, METRIC_NAMES, flops_text, seconds_text
+
+NO_RETRAIN = not_measured("no Retrain")
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """An unlearned model with the evidence. Printing it gives a table of five lines."""
+
+    model: nn.Module
+    """The unlearned model, a new module; the one that was handed in is as it was."""
+    before: Mapping[str, Value]
+    """Accuracy in percent on `retain`, `forget`, `test`; `mia`; mean losses: as numbers, or why there is none."""
+    after: Mapping[str, Value]
+    """The same for the unlearned model, with `flops` and `seconds`."""
+    retrain: Mapping[str, Value] | None
+    """The same for Retrain, where it was asked for."""
+    title: str
+    epochs: int
+    lines: Sequence[Line]
+    """Every evaluated epoch of every model, as in a run folder's trajectory."""
+    info: Mapping[str, Any]
+
+    @property
+    def gap(self) -> Value:
+        """The average gap to Retrain over retain, forget, test and mia."""
+        return NO_RETRAIN if self.retrain is None else average_gap(self.after, self.retrain)
+
+    def report(self, path: str | Path | None = None) -> str:
+        """The HTML report as text; with a path it is also written there."""
+        from unfed.report.html import render  # draws with matplotlib, which takes a second to import
+
+        page = render(self.info, self.lines, rule="last")
+        if path is not None:
+            checkpoint.write_bytes(Path(path), page.encode())
+        return page
+
+    def __str__(self) -> str:
+        width = max(len(self.title), 8)
+        header = "".join(f"{METRIC_NAMES[name]:>9}" for name in GAP_METRICS)
+        retrain = "  not run" if self.retrain is None else _cells(self.retrain)
+        value = self.gap
+        gap = f"{value:.2f}" if is_measured(value) else str(value).replace("not measured: ", "not measured, ", 1)
+        epochs = "one shot" if self.epochs == 0 else f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"
+        cost = f"{epochs}, {flops_text(float(self.after['flops']))}, {seconds_text(float(self.after['seconds']))}"
+        return "\n".join(
+            [
+                f"{self.title:<{width}}{header}",
+                f"{'before':<{width}}{_cells(self.before)}",
+                f"{'after':<{width}}{_cells(self.after)}",
+                f"{'Retrain':<{width}}{retrain}",
+                f"gap: {gap} · {cost}",
+            ]
+        )
+
+
+def _cells(line: Mapping[str, Value]) -> str:
+    """The four numbers; a reason is written once where the cells that lack a number begin."""
+    text, said = "", ""
+    for name in GAP_METRICS:
+        value = reading(line, name)
+        if is_measured(value):
+            text += f"{value:9.{DECIMALS.get(name, 2)}f}"
+        elif value != said:
+            text, said = f"{text}  {value}", str(value)
+    return text
