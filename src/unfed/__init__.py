@@ -1,1 +1,60 @@
-"""unfed: take a participant, a class or samples out of a trained federated model, and show that they are out."""
+"""unfed: take a participant, a class or samples out of a trained federated model, and show that they are out.
+
+unfed.negate(model)                                  one line: Eq. 3 on your own module
+run = unfed.Run.create(unfed.Config.preset("demo"), "runs/demo"); run.execute()
+run.forget(unfed.Request("bye", clients=("3",)))     a deletion request, served
+unfed.unlearn(model, retain=…, forget=…, test=…)     one model, one data set, no federation
+unfed.write_report(run)                              evidence a person can read
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unfed.api import negate, results, write_report
+    from unfed.central import Result, unlearn
+    from unfed.config import Config
+    from unfed.data import Request
+    from unfed.errors import Refused, UnfedError, UnfedWarning
+    from unfed.run import Run
+
+# Names are loaded when they are used: the engines work without the packages that configs and reports need.
+_HOMES = {
+    "Config": "unfed.config",
+    "Refused": "unfed.errors",
+    "Request": "unfed.data",
+    "Result": "unfed.central",
+    "Run": "unfed.run",
+    "UnfedError": "unfed.errors",
+    "UnfedWarning": "unfed.errors",
+    "negate": "unfed.api",
+    "results": "unfed.api",
+    "unlearn": "unfed.central",
+    "write_report": "unfed.api",
+}
+
+__all__ = [
+    "Config",
+    "Refused",
+    "Request",
+    "Result",
+    "Run",
+    "UnfedError",
+    "UnfedWarning",
+    "negate",
+    "results",
+    "unlearn",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'unfed' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -23,6 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from unfed import checkpoint, cli_files, describe
+from unfed.api import results, write_report
 from unfed.config import Config, presets
 from unfed.data import Request, read_samples
 from unfed.display import Display, clock_text, percent, results_table, story
@@ -31,8 +32,7 @@ from unfed.evaluation import Evaluator
 from unfed.methods import METHODS, find
 from unfed.metrics import is_measured
 from unfed.params import cast, check_like
-from unfed.report import rows, tables
-from unfed.report.html import render
+from unfed.report import tables
 from unfed.run import Run
 from unfed.watching import Silence
 
@@ -172,7 +172,7 @@ def forget(
 def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: bool) -> None:
     lines = [line for line in run.lines() if line["request"] == request]
     last = lines[-1] if lines else {}
-    report = None if status == "queued" else _write_report(run)
+    report = None if status == "queued" else write_report(run)
     if as_json:
         typer.echo(json.dumps({"request": request, "status": status, "last": last, "report": report and str(report)}))
     elif quiet:
@@ -215,10 +215,10 @@ def _work(run: Run, as_json: bool, quiet: bool) -> None:
     """Do what is to be done in a run, show it, write the report."""
     with _resumable(run.folder.path), _shown(run, as_json or quiet) as display:
         if not (as_json or quiet):
-            stdout.print(_headline(run))
+            stdout.print(_headline(run), soft_wrap=True)
         run.execute(display)
-    report = _write_report(run)
-    found = rows(run.lines(), "last", recovered_within=run.config.evaluation.recovered_within)
+    report = write_report(run)
+    found = results(run, "last")
     if as_json:
         typer.echo(json.dumps({"run": str(run.folder.path), "report": str(report), "lines": run.lines()}))
     elif not quiet:
@@ -256,12 +256,6 @@ def _shown(run: Run, silent: bool) -> Iterator[Display | Silence]:
         return
     with Display(run, stdout) as display:
         yield display
-
-
-def _write_report(run: Run) -> Path:
-    path = run.folder.path / "report.html"
-    checkpoint.write_bytes(path, render(run.info(), run.lines()).encode())
-    return path
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
@@ -329,19 +323,17 @@ def report(
 ) -> None:
     """Write the report of a run, finished or not: an HTML page, or a table in Markdown or LaTeX."""
     opened = Run.open(run)
-    found = rows(opened.lines(), rule, recovered_within=opened.config.evaluation.recovered_within)
     if kind not in ("html", "md", "latex"):
         raise UnfedError(f"--format takes html, md or latex, not {kind!r}.")
-    path = out or (run / "report.html" if kind == "html" else None)
     if kind == "html":
-        text = render(opened.info(), opened.lines(), rule=rule)
-    else:
-        text = (tables.markdown if kind == "md" else tables.latex)(found)
-    if path is None:
-        typer.echo(text)
+        stdout.print(f"Report: {write_report(opened, out, rule)}", soft_wrap=True)
         return
-    checkpoint.write_bytes(path, text.encode())
-    stdout.print(f"Report: {path}", soft_wrap=True)
+    text = (tables.markdown if kind == "md" else tables.latex)(results(opened, rule))
+    if out is None:
+        typer.echo(text)
+    else:
+        checkpoint.write_bytes(out, text.encode())
+        stdout.print(f"Report: {out}", soft_wrap=True)
 
 
 @methods_app.callback(invoke_without_command=True)

@@ -1,0 +1,52 @@
+"""The short way in: negate a model in one line, read a run's results, write its report."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
+
+from unfed import checkpoint
+from unfed.errors import UnfedWarning
+from unfed.layers import Choice, cancellations, choose
+from unfed.params import load_into, params_of
+from unfed.perturb import negate as negated
+from unfed.report import Row, rows
+from unfed.run import Run
+
+
+def negate(
+    model: nn.Module,
+    layers: str | int | Sequence[str | int] = "first",
+    *,
+    include_bias: bool = False,
+    dry_run: bool = False,
+) -> tuple[Choice, ...]:
+    """Negate layers of a model in place (Eq. 3 of the paper) and say which tensors, and why.
+
+    Fine-tune on the retained data afterwards: negation alone leaves a broken model. With `dry_run` nothing changes.
+    """
+    chosen = choose(model, [layers] if isinstance(layers, str | int) else list(layers), include_bias)
+    for sentence in cancellations(model, chosen):
+        warnings.warn(sentence, UnfedWarning, stacklevel=2)
+    if not dry_run:
+        before = params_of(model)
+        after = negated(before, chosen)
+        load_into(model, {choice.name: after[choice.name] for choice in chosen})
+    return chosen
+
+
+def results(run: Run, rule: str = "best-gap") -> list[Row]:
+    """One row per request and method, as a reporting rule (best-gap, recovered, last) reads the trajectory."""
+    return rows(run.lines(), rule, recovered_within=run.config.evaluation.recovered_within)
+
+
+def write_report(run: Run, path: str | Path | None = None, rule: str = "best-gap") -> Path:
+    """Write the HTML report of a run, finished or not; by default to `report.html` in its folder."""
+    from unfed.report.html import render  # matplotlib is slow to import, and only a report needs it
+
+    target = Path(path) if path is not None else run.folder.path / "report.html"
+    checkpoint.write_bytes(target, render(run.info(), run.lines(), rule=rule).encode())
+    return target

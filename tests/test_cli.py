@@ -1,0 +1,290 @@
+"""The command line as a person meets it: what it prints, what it writes, how it fails."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from unfed import checkpoint
+from unfed.cli import main
+from unfed.run import Run
+
+SMALL = """
+name = "small"
+partition.clients = 4
+model.name = "cnn-tiny"
+training = { rounds = 4, batch = 64, lr = 0.02 }
+unlearning.rounds = 3
+poison.client = 0
+request = { id = "r1", clients = ["0"] }
+methods.run = ["not", "retrain"]
+checkpoint.rounds = 1
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(SMALL)
+    return tmp_path
+
+
+@pytest.fixture
+def unfed(here, monkeypatch, capsys):
+    """Runs a command in this process: (exit code, stdout, stderr)."""
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["unfed", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    yield call
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def done(unfed, here):
+    """A small finished run."""
+    assert unfed("run", "small.toml", "--quiet")[0] == 0
+    return here / "runs" / "small"
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_ends_with_a_table_and_the_path_of_a_report(unfed, here):
+    code, out, err = unfed("run", "small.toml")
+    assert code == 0, err
+    assert "4 clients, cnn-tiny" in out and "engine on cpu" in out
+    assert "Training" in out and "4 rounds" in out
+    assert "NoT" in out and "Retrain" in out and "Avg. gap" in out
+    assert "runs/small/report.html" in out
+    assert (here / "runs/small/report.html").read_text().startswith("<!doctype html>")
+
+
+def test_quiet_prints_nothing_and_json_prints_json(unfed):
+    assert unfed("run", "small.toml", "--quiet", "--out", "a")[:2] == (0, "")
+    code, out, _ = unfed("run", "small.toml", "--json", "--out", "b")
+    value = json.loads(out)
+    assert code == 0 and value["report"].endswith("report.html")
+    assert {line["method"] for line in value["lines"]} == {"train", "before", "not", "retrain"}
+
+
+def test_set_and_device_change_the_config(unfed, here):
+    assert unfed("run", "small.toml", "-q", "--set", "training.rounds=1", "--device", "cpu")[0] == 0
+    config = json.loads((here / "runs/small/run.json").read_text())["config"]
+    assert config["training"]["rounds"] == 1 and config["device"] == "cpu"
+
+
+def test_a_second_run_gets_a_folder_of_its_own(unfed, done, here):
+    assert unfed("run", "small.toml", "--quiet")[0] == 0
+    assert (here / "runs/small-2/run.json").exists()
+
+
+def test_resuming_a_finished_run_does_nothing_new(unfed, done):
+    before = (done / "trajectory.jsonl").read_bytes()
+    assert unfed("resume", done)[0] == 0
+    assert (done / "trajectory.jsonl").read_bytes() == before
+
+
+def test_status_says_where_a_run_stands(unfed, done):
+    code, out, _ = unfed("status", done)
+    assert code == 0 and "finished" in out and "0/r1/not" in out and "3/3" in out
+    value = json.loads(unfed("status", done, "--json")[1])
+    assert value["state"] == "finished" and value["jobs"][0]["round"] == 4
+
+
+def test_forget_serves_a_request_once(unfed, done):
+    code, out, err = unfed("forget", done, "--client", "2", "--until", "2")
+    assert code == 0, err
+    assert "Request 'client-2' is served after 2 rounds" in out and "report.html" in out
+    code, out, _ = unfed("forget", done, "--client", "2", "--until", "2")
+    assert code == 0 and "was served already" in out
+    assert "client-2" in unfed("status", done)[1]
+
+
+def test_forget_by_class_and_by_samples(unfed, done, here):
+    assert unfed("forget", done, "--class", "3", "--until", "1", "--quiet")[:2] == (0, "")
+    (here / "ids.csv").write_text("client,position\n1,0\n1,5\n")
+    code, out, err = unfed("forget", done, "--samples", "ids.csv", "--until", "1", "--json")
+    assert code == 0, err
+    assert json.loads(out)["status"] == "done" and json.loads(out)["request"].startswith("samples-")
+
+
+def test_not_recovered_is_exit_code_3(unfed, done):
+    code, _, err = unfed("forget", done, "--client", "2")
+    assert code == 3 and "is not recovered after 3 rounds" in err and "--until 6" in err
+
+
+def test_export_evaluate_and_negate(unfed, done, here):
+    assert unfed("export", done, "--method", "not", "-o", "m.safetensors")[0] == 0
+    params, about = checkpoint.load(here / "m.safetensors")
+    assert about["architecture"] == "cnn-tiny"
+    value = json.loads(unfed("evaluate", done, "--model", "m.safetensors", "--json")[1])
+    last = [line for line in Run.open(done).lines() if line["method"] == "not"][-1]
+    assert value["forget"] == pytest.approx(last["forget"]) and value["mia"] == pytest.approx(last["mia"])
+    assert "forget" in unfed("evaluate", done)[1]
+    code, out, _ = unfed("negate", "m.safetensors", "--dry-run")
+    assert code == 0 and "would negate conv1.weight" in out
+    code, out, _ = unfed("negate", "m.safetensors", "--layers", "conv2", "--include-bias", "-o", "n.safetensors")
+    assert code == 0 and "negated conv2.weight" in out
+    after, _ = checkpoint.load(here / "n.safetensors")
+    assert torch.equal(after["conv2.weight"], -params["conv2.weight"])
+    assert torch.equal(after["conv1.weight"], params["conv1.weight"])
+
+
+def test_convert_reads_a_state_dict(unfed, here):
+    torch.save({"state_dict": {"a.weight": torch.ones(2, 2)}}, here / "m.pt")
+    assert unfed("convert", "m.pt", "-o", "m.safetensors")[0] == 0
+    assert checkpoint.load(here / "m.safetensors")[0]["a.weight"].tolist() == [[1, 1], [1, 1]]
+
+
+def test_reports_in_three_formats(unfed, done, here):
+    assert unfed("report", done, "-o", "x.html")[0] == 0 and (here / "x.html").exists()
+    assert "| Method |" in unfed("report", done, "--format", "md", "--rule", "last")[1]
+    assert unfed("report", done, "--format", "latex", "-o", "t.tex")[0] == 0
+    assert r"\toprule" in (here / "t.tex").read_text()
+
+
+def test_methods_are_listed_with_what_they_need(unfed):
+    code, out, _ = unfed("methods")
+    assert code == 0 and "NoT" in out and "Retrain" in out
+    listed = json.loads(unfed("methods", "--json")[1])
+    assert listed["not"]["needs"] == ["retain"] and "init" in listed["retrain"]["needs"]
+    out = unfed("methods", "show", "not")[1]
+    assert "layers" in out and "paper" in out
+
+
+def test_help_and_version(unfed):
+    assert "forget" in unfed("--help")[1]
+    assert unfed("--version")[1].startswith("unfed ")
+
+
+# --- failing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("run", "none.toml"), "cannot be read"),
+        (("run", "small.toml", "--set", "training.round=3"), "Did you mean 'rounds'"),
+        (("run", "small.toml", "--set", "methods.run=['nott']"), "Did you mean 'not'"),
+        (("run", "small.toml", "--set", "methods.not.layers=['conv7']"), "conv7"),
+        (("run", "small.toml", "--set", "request.clients=['9']"), "9"),
+        (("run", "small.toml", "--device", "tpu"), "use auto, cpu, cuda"),
+        (("demo", "--methods", "nott"), "Did you mean 'not'"),
+        (("resume", "."), "is not a run folder"),
+        (("status", "nowhere"), "is not a run folder"),
+        (("forget", "nowhere", "--client", "1"), "is not a run folder"),
+        (("forget", "nowhere"), "exactly one of --client, --class or --samples"),
+        (("forget", "nowhere", "--samples", "none.csv"), "none.csv"),
+        (("negate", "none.safetensors", "--dry-run"), "none.safetensors"),
+        (("negate", "small.toml", "-o", "x"), "small.toml"),
+        (("negate", "small.toml"), "-o FILE, or look first with --dry-run"),
+        (("convert", "small.toml", "-o", "x.safetensors"), "small.toml"),
+        (("methods", "show", "nott"), "Did you mean 'not'"),
+        (("report", "nowhere"), "is not a run folder"),
+    ],
+)
+def test_bad_input_is_one_sentence_exit_code_2_and_nothing_written(unfed, here, arguments, says):
+    before = sorted(os.listdir(here))
+    code, out, err = unfed(*arguments)
+    assert code == 2
+    assert says in err.replace("\n", " ")
+    assert "Traceback" not in err and out == ""
+    assert sorted(os.listdir(here)) == before
+
+
+def test_bad_input_about_a_run(unfed, done, here):
+    for arguments, says in [
+        (("report", done, "--format", "pdf"), "takes html, md or latex"),
+        (("report", done, "--rule", "first"), "first"),
+        (("forget", done, "--client", "1", "--method", "nott"), "Did you mean 'not'"),
+        (("forget", done, "--client", "9", "--until", "1"), "9"),
+        (("export", done, "-o", "x", "--method", "ft"), "has no model"),
+        (("evaluate", done, "--model", "small.toml"), "cannot be read as safetensors"),
+    ]:
+        code, _, err = unfed(*arguments)
+        assert code == 2 and says in err.replace("\n", " "), err
+    checkpoint.save(here / "other.safetensors", {"w": torch.ones(1)}, {})
+    code, _, err = unfed("evaluate", done, "--model", "other.safetensors")
+    assert code == 2 and "another architecture" in err.replace("\n", " ")
+
+
+# --- dying ------------------------------------------------------------------------------------------------------------
+
+
+def start(here, *arguments):
+    command = [sys.executable, "-m", "unfed.cli", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(condition, process, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end and process.poll() is None, "the process ended or took too long"
+        time.sleep(0.01)
+
+
+LONG = ("--set", "training.rounds=30", "--set", "unlearning.rounds=15")
+
+
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_with_130_and_the_command_that_resumes(here, kill):
+    process = start(here, "run", "small.toml", *LONG)
+    wait_for(lambda: (here / "runs/small/state").exists(), process)
+    process.send_signal(kill)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "unfed resume runs/small" in err and "Traceback" not in err + out
+
+
+def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(unfed, here):
+    assert unfed("run", "small.toml", *LONG, "--quiet", "--out", "whole")[0] == 0
+    process = start(here, "run", "small.toml", *LONG, "--quiet", "--out", "killed")
+    wait_for(lambda: (here / "killed/state").exists(), process)
+    chance = random.Random(0)
+    for _ in range(3):
+        grown = (here / "killed/trajectory.jsonl").stat().st_size
+        wait_for(lambda grown=grown: (here / "killed/trajectory.jsonl").stat().st_size > grown, process)
+        time.sleep(chance.uniform(0, 0.6))
+        process.kill()
+        process.communicate()
+        process = start(here, "resume", "killed", "--quiet")
+    assert process.wait(timeout=120) == 0
+    a, b = (Run.open(here / name).lines() for name in ("whole", "killed"))
+    assert [{k: v for k, v in line.items() if k != "seconds"} for line in a] == [
+        {k: v for k, v in line.items() if k != "seconds"} for line in b
+    ]
+    for path in (here / "whole/models").rglob("*.safetensors"):
+        assert path.read_bytes() == (here / "killed" / path.relative_to(here / "whole")).read_bytes()
+
+
+def test_status_of_a_running_run(here, unfed):
+    process = start(here, "run", "small.toml", *LONG, "--quiet")
+    try:
+        wait_for(lambda: (here / "runs/small/progress.json").exists(), process)
+        value = json.loads(unfed("status", "runs/small", "--json")[1])
+        assert value["state"] == "running"
+        code, out, _ = unfed("forget", "runs/small", "--client", "2", "--until", "1")
+        assert code == 0 and "is filed" in out
+    finally:
+        process.kill()
+        process.communicate()
+    code, out, _ = unfed("status", "runs/small")
+    assert "interrupted" in out and "unfed resume runs/small" in out
