@@ -8,6 +8,7 @@ there and the nearest match. The same value is kept in `run.json`, so a run can 
 
 from __future__ import annotations
 
+import math
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -64,11 +65,15 @@ class PoisonConfig(_Table):
 
 
 class ModelConfig(_Table):
-    """The network: a preset with options, or `package.module:factory`; `initial` starts from a checkpoint."""
+    """The network: a preset with options, or `package.module:factory`; `initial` starts from a checkpoint.
+
+    `fresh_head` takes everything but the head from it: for a checkpoint that was trained on other classes.
+    """
 
     name: str = "cnn-small"
     options: dict[str, Any] = Field(default_factory=dict)
     initial: Path | None = None
+    fresh_head: bool = False
 
 
 class ScheduleConfig(_Table):
@@ -97,6 +102,8 @@ class TrainingConfig(_Table):
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.5
     patience: Annotated[int, Field(ge=0)] = 0
     keep_model: Literal["last", "best-test"] = "last"
+    record: tuple[str, ...] = ()
+    """Methods whose history is recorded although no comparison runs them, for requests that come later."""
 
 
 class UnlearningConfig(_Table):
@@ -118,13 +125,17 @@ class RecoveryConfig(_Table):
 
 
 class RequestConfig(_Table):
-    """Who or what must leave: exactly one of clients, classes, samples (a CSV file) or fraction."""
+    """Who or what must leave: exactly one of clients, classes, samples (a CSV file) or fraction.
+
+    `deleted` says that the owners have deleted the data: methods that would still ask for it are refused.
+    """
 
     id: str | None = None
     clients: tuple[ClientName, ...] = ()
     classes: tuple[int, ...] = ()
     samples: Path | None = None
     fraction: float | None = None
+    deleted: bool = False
 
     def request(self, number: int) -> Request:
         return Request(
@@ -133,6 +144,7 @@ class RequestConfig(_Table):
             self.classes,
             read_samples(self.samples) if self.samples else (),
             self.fraction,
+            self.deleted,
         )
 
 
@@ -236,12 +248,28 @@ class Config(_Table):
             if self.partition.clients != 1:
                 raise ValueError("setting = 'central' has one holder of all data; leave partition.clients out")
             if self.training.participation < 1 or self.training.drop_out > 0:
-                raise ValueError("setting = 'central' has nobody who could stay away; leave participation, drop_out out")
+                raise ValueError(
+                    "setting = 'central' has nobody who could stay away; leave participation, drop_out out"
+                )
         return self
 
     @property
     def seed_list(self) -> tuple[int, ...]:
         return (self.seed,) if isinstance(self.seed, int) else self.seed
+
+    def method(self, label: str) -> all_methods.Method:
+        """A method with its hyperparameters, those of the paper for this model where nothing else is said."""
+        return self.methods.method(label).on(self.model.name)
+
+    def recorded(self) -> dict[str, all_methods.Method]:
+        """The methods whose history training records: those of the comparison that need one, and `training.record`."""
+        asked = {label: self.methods.method(label) for label in self.training.record}
+        for label, method in asked.items():
+            if "history" not in method.needs:
+                able = [name for name, kind in all_methods.METHODS.items() if "history" in kind.needs]
+                raise UnfedError(f"training.record lists {label!r}, which needs no history; it takes {listed(able)}.")
+        compared = self.methods.build() if self.request else {}
+        return {label: self.method(label) for label, m in (compared | asked).items() if "history" in m.needs}
 
     def requests(self) -> tuple[Request, ...]:
         """The requests, in their order, with the samples read."""
@@ -314,6 +342,8 @@ def _build_method(label: str, table: Mapping[str, Any]) -> all_methods.Method:
         if key not in known:
             allowed = f"{kind.name} has {listed(known)}" if known else f"{kind.name} has no hyperparameters"
             raise UnfedError(f"methods.{label}.{key} is not known; {allowed}.{nearest(key, known)}")
+        if isinstance(values[key], float) and not math.isfinite(values[key]):  # JSON, and so run.json, has no infinity
+            raise UnfedError(f"methods.{label}.{key} is {values[key]}; give a finite number, 1e300 if it must be huge.")
     try:
         built: all_methods.Method = TypeAdapter(kind).validate_python(values)
     except ValidationError as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +23,16 @@ from unfed.aggregate import Refusal, average, validate
 from unfed.data import ClientData
 from unfed.engines.base import Block, Context, Engine, context_of
 from unfed.errors import Refused, UnfedError
-from unfed.ledger import Ledger
+from unfed.history import History, Past, Recorder
+from unfed.ledger import Freight, Ledger
+from unfed.local import visit
 from unfed.methods.base import State
 from unfed.params import Params, tensor_bytes
 from unfed.plan import Measure, Phase, Plan
 from unfed.template import Template
+
+# Where a state carries the optimiser of a centralised run.
+OPTIMISER = "optimiser"
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class Schedule:
     every: int = 1
     factor: float = 0.1
     warmup: int = 0
+    over: int | None = None
+    """Where a cosine reaches its minimum, if not in the last round; it stays there."""
 
     def rate(self, base: float, round: int, rounds: int) -> float:
         """constant: η · cosine: from η down to the minimum in round T · step: η·factor^⌊(r−1)/every⌋."""
@@ -48,7 +56,7 @@ class Schedule:
         if self.kind == "step":
             return max(self.minimum, base * self.factor ** ((round - 1 - self.warmup) // self.every))
         if self.kind == "cosine":
-            span = max(1, rounds - self.warmup - 1)
+            span = max(1, (self.over or rounds) - self.warmup - 1)
             progress = min(1.0, (round - 1 - self.warmup) / span)
             return self.minimum + (base - self.minimum) * (1 + math.cos(math.pi * progress)) / 2
         raise UnfedError(f"The schedule {self.kind!r} is not known; use constant, cosine or step.")
@@ -67,6 +75,8 @@ class Settings:
     """The probability that a client that was asked does not answer."""
     quorum: float = 0.5
     """The share of those asked whose updates must be accepted, at least one."""
+    keep: bool = False
+    """Whether the optimiser goes on from round to round, as it does where one place holds all data."""
 
 
 class Server:
@@ -83,12 +93,20 @@ class Server:
         fresh: Callable[[int], Params],
         forward_flops: int,
         wired: bool = True,
+        history: History | None = None,
+        public: ClientData | None = None,
+        as_it_was: Callable[[Sequence[Mapping[str, Any]]], Engine] | None = None,
     ) -> None:
         self.template, self.engine, self.settings, self.seed = template, engine, settings, seed
         self.params = params
         self.ledger = Ledger()
         self._wired = wired
         """Whether clients are elsewhere: without a wire (one model, one data set) no byte is counted."""
+        self._history, self._public, self._as_it_was = history, public, as_it_was
+        self.recorders: dict[str, Recorder] = {}
+        """Who keeps history of the rounds from now on, by label."""
+        self.scope: tuple[Mapping[str, Any], ...] = ()
+        """The requests in force, as JSON: what a recorded round is replayed under."""
         self.asked: dict[int, list[str]] = {}
         self.refusals: list[Refusal] = []
         self.fresh, self._forward_flops = fresh, forward_flops
@@ -99,7 +117,7 @@ class Server:
     def look_at(self, clients: Mapping[str, ClientData], engine: Engine) -> None:
         """Take note of who holds what; called again when a further request marks more rows."""
         self.engine = engine
-        self.clients = tuple(clients)
+        self.clients = tuple(n for n, c in clients.items() if len(c.view("all")))
         self.retained = tuple(n for n, c in clients.items() if len(c.view("retain")))
         self.owners = tuple(n for n, c in clients.items() if len(c.view("forget")))
         if not self.retained:
@@ -125,6 +143,13 @@ class Server:
         """A fresh random initialisation, a function of this job's seed."""
         return self.fresh(rng.key(self.seed, purpose))
 
+    @property
+    def history(self) -> History:
+        """What this job's method recorded on the way to `params`."""
+        if self._history is None:
+            raise UnfedError("No history came with this job; record it with training.record and train again.")
+        return self._history
+
     # --- asking ---------------------------------------------------------------------------------------------------
 
     def participants(self, round: int, among: Sequence[str]) -> tuple[str, ...]:
@@ -142,21 +167,29 @@ class Server:
         clients: Sequence[str],
         context: Context | None = None,
         optimiser: Mapping[str, Params] | None = None,
+        *,
+        freight: Freight = Freight(),  # noqa: B008  (frozen)
+        patient: bool = False,
+        engine: Engine | None = None,
     ) -> Iterator[Block]:
-        """Ask clients to run a plan. What cannot be averaged is refused and named; below the quorum the round fails."""
+        """Ask clients to run a plan. What cannot be averaged is refused and named; below the quorum the round fails.
+
+        A `patient` server waits until everybody has answered: a leaver's own phase cannot go on without the leaver.
+        """
         context = context or {}
         asked = sorted(clients, key=self._order.__getitem__)
         self.asked.setdefault(plan.round, []).extend(asked)
         for name in asked:
-            self._send(params, *context_of(context, name).values())
-        answering = [name for name in asked if not self._drops_out(name, plan.round)]
+            crossing = [c for n, c in context_of(context, name).items() if n not in freight.seeded]
+            self._send(params, *crossing, models=freight.down)
+        answering = [name for name in asked if patient or not self._drops_out(name, plan.round)]
         silent = [Refusal(plan.round, name, "it did not answer") for name in asked if name not in set(answering)]
         self.refusals += silent
         refused, accepted = list(silent), 0
-        for block in self.engine.train(plan, params, answering, context, optimiser):
+        for block in (engine or self.engine).train(plan, params, answering, context, optimiser):
             self.ledger.worked(self._forward_flops, sum(block.trained), sum(block.forwarded))
             for _ in block.clients if self._wired else ():
-                self.ledger.sent(1, self._parameters, tensor_bytes(block.params) // len(block.clients))
+                self.ledger.sent(freight.up, self._parameters, tensor_bytes(block.params) // len(block.clients))
             good, bad = validate(block, params, plan.round)
             self.refusals += bad
             refused += bad
@@ -165,24 +198,60 @@ class Server:
                 yield good
         need = max(1, math.ceil(self.settings.quorum * len(asked)))
         if accepted < need:
+            if not self._wired:
+                reason = refused[0].reason.removeprefix("its update ") if refused else "holds no row to train on"
+                raise UnfedError(
+                    f"After epoch {plan.round} the model {reason}, because its loss is not finite any more; lower the"
+                    " learning rate (or the method's own strength) and start again."
+                )
             why = "; ".join(f"client {r.client}: {r.reason}" for r in refused[:3]) or "nobody was asked"
             raise Refused(
                 f"Round {plan.round} got {accepted} usable updates of {len(asked)} asked, the quorum is {need} ({why});"
                 " mend these clients or lower training.quorum, then resume."
             )
 
+    def replay(
+        self, plan: Plan, params: Params, clients: Sequence[str], scope: Sequence[Mapping[str, Any]]
+    ) -> Iterator[Block]:
+        """Have clients repeat a recorded round, on the rows they held in it: bit-equal, because draws have addresses.
+
+        It stands for a model that a client with a memory would simply still have, so it counts in `flops` and
+        `wire_bytes` and not among the paper's transfers.
+        """
+        if self._as_it_was is None:
+            raise UnfedError("This server cannot repeat a round that is over; run the method inside a run folder.")
+        engine = self._as_it_was(scope)
+        return self.train(plan, params, clients, freight=Freight(down=0, up=0), patient=True, engine=engine)
+
+    def train_at_home(self, plan: Plan, params: Params, context: Mapping[str, Params]) -> Params:
+        """Run a plan on the server's own unlabelled data: one more client, without messages."""
+        if self._public is None:
+            raise UnfedError("The server holds no data of its own; set partition.validation above 0.")
+        done = visit(self.template, plan, self._public, params, context)
+        self.ledger.worked(self._forward_flops, done.trained, done.forwarded)
+        return done.params
+
     def measure(self, what: Measure, params: Params, clients: Sequence[str]) -> dict[str, Tensor]:
-        """Sums over the clients' views."""
+        """Sums over the clients' views. Gradients cost what a training pass costs; counting correct answers is free."""
         total: dict[str, Tensor] = {}
         for _, sums in self.engine.measure(what, params, clients):
             total = {n: total[n] + t if total else t for n, t in sums.items()}
+            if what.what != "correct":
+                self.ledger.worked(self._forward_flops, int(sums["count"]))
+                self._send(params)
+                self._send(dict(sums))
         return total
 
     def average(self, params: Params, updates: Iterable[Block]) -> Params:
         """θ + Σ p_k (θ_k − θ), in the federation's order whatever order the answers came in."""
-        blocks = list(updates)
-        blocks.sort(key=lambda block: self._order[block.clients[0]])
-        return average(params, blocks)
+        return average(params, self._in_order(updates))
+
+    def _in_order(self, updates: Iterable[Block]) -> list[Block]:
+        return sorted(updates, key=lambda block: self._order[block.clients[0]])
+
+    def _record(self, plan: Plan, params: Params, updates: Sequence[Block]) -> None:
+        for recorder in self.recorders.values():
+            recorder(Past(plan, params, updates, self.template.trainable, self.scope))
 
     def fedavg(self, params: Params, plan: Plan, clients: Sequence[str], context: Context | None = None) -> Params:
         """One round: train, then average."""
@@ -190,13 +259,28 @@ class Server:
 
     def recover(self, state: State) -> State:
         """The default round: FedAvg over the retained data."""
-        r = state.round + 1
-        params = self.fedavg(state.params, self.plan(r), self.participants(r, self.retained))
-        return replace(state, params=params, round=r)
+        return self.advance(state, self.participants(state.round + 1, self.retained))
 
-    def _send(self, params: Params, *context: Params) -> None:
+    def advance(self, state: State, clients: Sequence[str], *phases: Phase, context: Context | None = None) -> State:
+        """One round further: these phases (without any, the base phase), at these clients, at the round's rate."""
+        r = state.round + 1
+        scheduled = tuple(self.scheduled(phase, r) for phase in phases)
+        plan = self.plan(r, *scheduled, keep=self.settings.keep)
+        if not self.settings.keep:
+            updates = self._in_order(self.train(plan, state.params, clients, context))
+            if not context:  # a round with context could not be repeated from its plan alone
+                self._record(plan, state.params, updates)
+            return replace(state, params=average(state.params, updates), round=r)
+        (name,) = clients  # only one place can go on with its own optimiser
+        kept = {name: state.tensors[OPTIMISER]} if OPTIMISER in state.tensors else None
+        (block,) = self.train(plan, state.params, clients, context, kept)
+        # Taken as it is: θ + (θ_1 − θ) would round, and a centralised run would not be the plain loop any more.
+        tensors = {**state.tensors, OPTIMISER: {n: t[0] for n, t in (block.optimiser or {}).items()}}
+        return replace(state, params=block.of(0), round=r, tensors=tensors)
+
+    def _send(self, params: Params, *context: Params, models: int = 1) -> None:
         if self._wired:
-            self.ledger.sent(1, self._parameters, sum(tensor_bytes(p) for p in (params, *context)))
+            self.ledger.sent(models, self._parameters, sum(tensor_bytes(p) for p in (params, *context)))
 
     def _drops_out(self, client: str, round: int) -> bool:
         if self.settings.drop_out == 0.0:

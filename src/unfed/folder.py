@@ -3,7 +3,7 @@
     run.json                                   schema, config, versions, seeds, clients, model size
     trajectory.jsonl                           one line per evaluated round: all metrics, all ledger columns
     samples/SEED/JOB/ROUND.safetensors         per-sample loss, correctness, confidence, entropy of D_u and test
-    state/SEED/JOB.safetensors                 what a job needs to go on
+    state/SEED/JOB.safetensors                 what a job needs to go on, and the histories that were recorded with it
     models/SEED/JOB.safetensors                what came out of it
     requests/NUMBER-ID.json                    deletion requests, in the order in which they came
     progress.json                              where a running process is (a hint for `status`, nothing depends on it)
@@ -20,7 +20,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from torch import Tensor
 from unfed import checkpoint
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.methods import State
+from unfed.history import History
+from unfed.methods import Method, State
 from unfed.params import Params
 
 SCHEMA = 1
@@ -80,6 +81,22 @@ class Entry:
     def from_json(raw: Mapping[str, Any]) -> Entry:
         values = {name: raw[name] for name in ("number", "method", "until", "created", "seed")}
         return Entry(request=Request.from_json(raw["request"]), **values)
+
+
+_HISTORY = "history:"
+
+
+def _pack(histories: Mapping[str, History]) -> tuple[Params, dict[str, Any]]:
+    """Histories as tensors whose group is `history:LABEL`, and their numbers by label."""
+    packed = {label: history.pack() for label, history in histories.items()}
+    tensors = checkpoint.join({f"{_HISTORY}{label}": tensors for label, (tensors, _) in packed.items()})
+    return tensors, {label: numbers for label, (_, numbers) in packed.items()}
+
+
+def _unpack(tensors: Params, numbers: Mapping[str, Any]) -> dict[str, History]:
+    groups = checkpoint.part({n: t for n, t in tensors.items() if n.startswith(_HISTORY)})
+    kept = numbers.get("histories", {})
+    return {label: History.unpack(groups.get(f"{_HISTORY}{label}", {}), own) for label, own in kept.items()}
 
 
 class RunFolder:
@@ -159,17 +176,21 @@ class RunFolder:
         for path in sorted((self.path / "state").rglob("*.safetensors")):
             yield path, checkpoint.numbers_of(path)
 
-    def save_state(self, job: Job, state: State, numbers: Mapping[str, Any]) -> None:
+    def save_state(
+        self, job: Job, state: State, numbers: Mapping[str, Any], histories: Mapping[str, History] | None = None
+    ) -> None:
+        """A state and the histories that belong to it: one file, so they can never come from two different rounds."""
         whole = {"round": state.round, "done": state.done, "model": state.model, "numbers": dict(state.numbers)}
         tensors = checkpoint.join({"params": state.params, **state.tensors})
-        checkpoint.save(self.state_file(job), tensors, {**whole, **numbers})
+        packed = _pack(histories or {})
+        checkpoint.save(self.state_file(job), tensors | packed[0], {**whole, **numbers, "histories": packed[1]})
 
     def load_state(self, job: Job) -> tuple[State, dict[str, Any]] | None:
         path = self.state_file(job)
         if not path.exists():
             return None
         tensors, numbers = checkpoint.load(path, "saved state")
-        groups = checkpoint.part(tensors)
+        groups = {n: g for n, g in checkpoint.part(tensors).items() if not n.startswith(_HISTORY)}
         state = State(
             params=groups.pop("params", {}),
             round=numbers["round"],
@@ -179,6 +200,22 @@ class RunFolder:
             model=numbers["model"],
         )
         return state, numbers
+
+    def load_histories(self, job: Job) -> dict[str, History]:
+        """What was recorded up to a job's saved state, by label; nothing where there is no state."""
+        path = self.state_file(job)
+        return _unpack(*checkpoint.load(path, "saved state")) if path.exists() else {}
+
+    def purge(self, seed: int, clients: Collection[str], methods: Mapping[str, Method]) -> None:
+        """Take these clients' records out of every history in the folder; done twice, it does nothing."""
+        for path in sorted((self.path / "state" / str(seed)).rglob("*.safetensors")):
+            kept = checkpoint.numbers_of(path).get("histories", {})
+            if not any(set(clients) & set(history["clients"]) for history in kept.values()):
+                continue
+            tensors, numbers = checkpoint.load(path, "saved state")
+            left = {label: methods[label].purge(h, clients) for label, h in _unpack(tensors, numbers).items()}
+            packed, own = _pack(left), {n: t for n, t in tensors.items() if not n.startswith(_HISTORY)}
+            checkpoint.save(path, own | packed[0], {**numbers, "histories": packed[1]})
 
     def numbers(self, job: Job) -> dict[str, Any] | None:
         path = self.state_file(job)

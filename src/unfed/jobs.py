@@ -13,22 +13,26 @@ moment goes on from its last save and writes the same bytes again. A resumed NoT
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from unfed.aggregate import Refusal
-from unfed.data import Request
+from unfed.data import Request, public
 from unfed.errors import Refused, UnfedError
 from unfed.evaluation import Evaluator
 from unfed.federation import Server, Settings
 from unfed.folder import Job, RunFolder
+from unfed.history import History, Recorder
 from unfed.ledger import Ledger
-from unfed.methods import Method, State
+from unfed.methods import Method, Retrain, State
 from unfed.metrics import Value, is_measured
-from unfed.params import Params, cast
+from unfed.params import Params, cast, tensor_bytes
 from unfed.watching import Silence, Watch
 from unfed.world import World
+
+# Where a saved state keeps the params of the best epoch, where that is the model that counts.
+BEST = "best"
 
 
 @dataclass
@@ -39,6 +43,7 @@ class Diary:
     offset: int = 0
     best: float = -1.0
     best_round: int = 0
+    best_test: float = -1.0
     asked: dict[int, list[str]] = field(default_factory=dict)
     refused: list[dict[str, Any]] = field(default_factory=list)
 
@@ -52,6 +57,7 @@ class Diary:
             raw["offset"],
             raw["best"],
             raw["best_round"],
+            raw["best_test"],
             {int(r): c for r, c in raw["asked"].items()},
             raw["refused"],
         )
@@ -74,12 +80,15 @@ class JobRunner:
         until: str | None = None,
         pending: Callable[[], Sequence[Request]] | None = None,
         watch: Watch | None = None,
+        history: History | None = None,
+        recorders: Mapping[str, Recorder] | None = None,
     ) -> None:
         self.folder, self.world, self.job, self.method = folder, world, job, method
         self.requests, self.patience, self.until, self.pending = tuple(requests), patience, until, pending
         self.watch: Watch = watch or Silence()
-        clients = world.scoped(self.requests)
-        self.evaluator = Evaluator(world, clients, self.requests)
+        self.evaluator = Evaluator(world, world.scoped(self.requests), self.requests)
+        # Whoever left by an earlier request is gone: the method sees the rows of the last one only.
+        clients = world.scoped(self.requests, gone=self.requests[:-1])
         self.server = Server(
             world.template,
             world.engine(clients),
@@ -89,10 +98,19 @@ class JobRunner:
             seed,
             world.fresh,
             world.forward_flops,
+            wired=not world.central,
+            history=None if history is None else history.to(world.device),
+            public=public(clients) if "public" in method.needs else None,
+            as_it_was=lambda scope: world.engine(world.scoped([Request.from_json(r) for r in scope])),
         )
+        self.server.scope = tuple(request.to_json() for request in self.requests)
+        self.server.recorders = dict(recorders or {})
         self.rounds = int(until) if until is not None and until != "recovered" else settings.rounds
         self.before: Value = self.evaluator.validation(params) if requests else 0.0
         self.left_out: tuple[Request, ...] = ()
+        # The paper's centralised models are those of their best epoch, judged by test data; Retrain and θ* only.
+        self._keeps_best = isinstance(method, Retrain) and world.config.training.keep_model == "best-test"
+        self._best_params: Params | None = None
         self._saved_at, self._saved_round = time.monotonic(), 0
         if until == "recovered" and not is_measured(self.before):
             raise UnfedError(f"--until recovered cannot be judged here ({self.before}); use --until N.")
@@ -106,6 +124,9 @@ class JobRunner:
             state, diary = self._begin()
         else:
             state, diary = self._resumed(*saved)
+            for label, history in self.folder.load_histories(self.job).items():
+                if label in self.server.recorders:
+                    self.server.recorders[label].history = history.to(self.world.device)
             if saved[1]["finished"] and state.round >= self._enough(saved[1]):
                 return self._write_model(state)
         self.watch.begins(self.job, state.round, self.rounds)
@@ -134,6 +155,8 @@ class JobRunner:
     def _begin(self) -> tuple[State, Diary]:
         diary = Diary(offset=self.folder.length())
         self.server.ledger = diary.ledger
+        if "history" in self.method.needs:
+            self._account(diary, [Recorder(self.method, self.server.history)])
         started = time.monotonic()
         state = self.method.begin(self.server)
         diary.ledger.seconds += time.monotonic() - started
@@ -149,6 +172,7 @@ class JobRunner:
         self.server.ledger = diary.ledger
         self._saved_round = state.round
         tensors = {name: self._on_device(group) for name, group in state.tensors.items()}
+        self._best_params = tensors.pop(BEST, None)
         return replace(state, params=self._on_device(state.params), tensors=tensors), diary
 
     def _on_device(self, tensors: Params) -> Params:
@@ -163,8 +187,10 @@ class JobRunner:
         newcomers = tuple(self.pending()) if self.pending else ()
         if newcomers != self.left_out:
             self.left_out = newcomers
-            clients = self.world.scoped([*self.requests, *newcomers])
+            everything = [*self.requests, *newcomers]
+            clients = self.world.scoped(everything, gone=[*self.requests[:-1], *newcomers])
             self.server.look_at(clients, self.world.engine(clients))
+            self.server.scope = tuple(request.to_json() for request in everything)
 
     # --- when -----------------------------------------------------------------------------------------------------
 
@@ -183,6 +209,8 @@ class JobRunner:
             return "done"
         if self.until == "recovered" and line is not None and self._is_recovered(state, line):
             return "recovered"
+        if not state.model:
+            return None  # nothing usable yet, whatever the number of rounds: the unlearning itself must end first
         if self.patience and state.round - diary.best_round >= self.patience:
             return "early stop"
         if state.round >= self.rounds:
@@ -205,7 +233,17 @@ class JobRunner:
         diary.refused += [_refusal(r) for r in self.server.refusals]
         self.server.asked, self.server.refusals = {}, []
 
+    def _account(self, diary: Diary, recorders: Iterable[Recorder]) -> None:
+        """What is stored for these methods, and what their originals would store."""
+        like = self.world.template.like
+        model_bytes = tensor_bytes({name: like[name] for name in self.world.template.trainable})
+        kept = [(r.history.stored_bytes, r.method.original_bytes(r.history, model_bytes)) for r in recorders]
+        diary.ledger.stored_server_bytes = sum(own for own, _ in kept)
+        diary.ledger.stored_original_bytes = sum(original for _, original in kept)
+
     def _evaluate(self, state: State, diary: Diary) -> dict[str, Any]:
+        if self.job.request is None:
+            self._account(diary, self.server.recorders.values())
         seen = self.evaluator(state.params)
         line = {
             "seed": self.job.seed,
@@ -220,21 +258,30 @@ class JobRunner:
             "asked": {str(round): clients for round, clients in diary.asked.items()},
             "refused": diary.refused,
         }
+        if self._keeps_best:
+            line["keep_model"] = self.world.config.training.keep_model
         self.folder.save_samples(self.job, state.round, seen.samples)
         diary.offset = self.folder.append(line)
         diary.asked, diary.refused = {}, []
         value = seen.numbers["validation"]
         if is_measured(value) and value > diary.best:
             diary.best, diary.best_round = value, state.round
+        test = seen.numbers["test"]
+        if self._keeps_best and state.round >= 1 and is_measured(test) and test > diary.best_test:
+            diary.best_test, self._best_params = test, state.params
         return line
 
     def _save(self, state: State, diary: Diary, outcome: str | None) -> None:
         finished = None if outcome == "not recovered" else outcome
         numbers = {"offset": diary.offset, "diary": diary.to_json(), "finished": finished, "rounds": self.rounds}
-        self.folder.save_state(self.job, state, numbers)
+        if self._best_params is not None:
+            state = replace(state, tensors={**state.tensors, BEST: self._best_params})
+        histories = {label: recorder.history for label, recorder in self.server.recorders.items()}
+        self.folder.save_state(self.job, state, numbers, histories)
         self._saved_at, self._saved_round = time.monotonic(), state.round
 
     def _write_model(self, state: State) -> State:
+        state = state if self._best_params is None else replace(state, params=self._best_params)
         if not self.folder.model_file(self.job).exists() or self.until is not None:
             model = self.world.config.model
             numbers = {**asdict(self.job), "round": state.round, "architecture": model.name, "options": model.options}

@@ -4,6 +4,9 @@
     wire_bytes  = Σ over everything that crossed        buffers and context models too, in their own types
     flops       = Σ over samples of 3·F, or F           forward and backward, or forward only
 
+    stored_*    = history kept since training           at the server, at the clients; and what the method as first
+                                                        published would have kept for the same rounds
+
 F is `flop_counter`'s count of one forward pass; P counts trainable parameters. Evaluation and averaging
 are not counted. Framing (headers, serialisation) is not in `wire_bytes`: in a simulation there is none.
 """
@@ -20,6 +23,19 @@ from torch.utils.flop_counter import FlopCounterMode
 from unfed.template import Template
 
 
+@dataclass(frozen=True)
+class Freight:
+    """How a visit is counted. The paper's rule counts models, the wire counts tensors.
+
+    `comm_bytes` takes `down` + `up` models per participant; `wire_bytes` takes what crosses: the model, its context and
+    the update, less what can travel as a seed because the client can draw it for itself.
+    """
+
+    down: int = 1
+    up: int = 1
+    seeded: tuple[str, ...] = ()
+
+
 @dataclass
 class Ledger:
     """The columns; every field is cumulative and survives a resume."""
@@ -29,6 +45,7 @@ class Ledger:
     flops: int = 0
     stored_server_bytes: int = 0
     stored_client_bytes: int = 0
+    stored_original_bytes: int = 0
     seconds: float = 0.0
 
     def sent(self, models: int, parameters: int, wire_bytes: int) -> None:

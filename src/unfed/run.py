@@ -6,36 +6,31 @@
 
 `execute` compares: every method starts from θ* and takes the config's requests one after another; nothing is purged.
 `forget` serves: each request starts from what the one before it left. A request that arrives while another is at work
-is left out of every round from the next on, and its turn comes after.
+is left out of every round from the next on, and its turn comes after. Once a request is served, the leaver's records
+are taken out of every history in the folder; what still carries its influence is listed in `info`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from unfed import lineage
 from unfed.config import Config
 from unfed.data import Request
 from unfed.describe import describe_request, hardware, now, versions
 from unfed.errors import UnfedError, listed
 from unfed.evaluation import Evaluator
 from unfed.folder import Entry, Job, RunFolder, check_id
+from unfed.history import Recorder
 from unfed.jobs import JobRunner
-from unfed.methods import Method, Retrain, State, admit
+from unfed.methods import Method, Retrain, State
 from unfed.params import Params, cast, check_like
 from unfed.watching import Heart, Silence, Watch
 from unfed.world import World
-
-# What a simulation can provide: all data is here, and the model can be made anew.
-PROVIDED = frozenset({"retain", "init", "forget"})
-
-
-def provided(config: Config) -> frozenset[str]:
-    """What a run has to offer a method."""
-    return PROVIDED | {"central"} if config.setting == "central" else PROVIDED
 
 
 @dataclass(frozen=True)
@@ -64,12 +59,13 @@ class Run:
         where = RunFolder(folder)
         world = World(config, config.seed_list[0])
         requests = config.requests()
-        methods = config.methods.build() if requests else {}
+        config.recorded()
+        methods = {label: config.method(label) for label in config.methods.build()} if requests else {}
         for label, method in methods.items():
             check_id(label.replace(":", "."), "method name")
             method.check(world.template.module)
-            for request in requests:
-                admit(label, method, request.kind, provided(config))
+            for i, request in enumerate(requests):
+                lineage.welcome(config, label, request, requests[:i])
         described = [describe_request(world, requests[: i + 1]) for i in range(len(requests))]
         where.create(
             {
@@ -87,6 +83,7 @@ class Run:
                 "forward_flops": world.forward_flops,
                 "requests": described,
                 "titles": {label: method.title for label, method in methods.items()},
+                "hyperparameters": {label: asdict(method) for label, method in methods.items()},
                 "rounds": {"training": config.training.rounds, "unlearning": config.unlearning.rounds},
                 "backdoor": None if config.poison is None else {"target_class": config.poison.target_class},
                 "recovered_within": config.evaluation.recovered_within,
@@ -126,17 +123,20 @@ class Run:
         found: list[tuple[Job, int]] = []
         for seed in self.config.seed_list:
             found.append((self._training_job(seed), self._training_rounds()))
-            for label, method in self.config.methods.build().items():
+            for label in self.config.methods.run:
                 for request in self.config.requests():
-                    found.append((Job(seed, request.id, label), self._rounds(label, method)))
+                    found.append((Job(seed, request.id, label), self._rounds(label, self.config.method(label))))
         for entry in self.folder.requests():
-            rounds = self.config.unlearning.rounds if entry.until == "recovered" else int(entry.until)
+            own = self._rounds(entry.method, self.config.method(entry.method))
+            rounds = own if entry.until == "recovered" else int(entry.until)
             found.append((Job(entry.seed, entry.request.id, entry.method), rounds))
         return found
 
     def _rounds(self, label: str, method: Method) -> int:
         own, train = self.config.unlearning, self.config.training
-        return (own.retrain_rounds or train.rounds) if isinstance(method, Retrain) else self._granted(label)
+        if isinstance(method, Retrain):
+            return own.retrain_rounds or train.rounds
+        return method.rounds(self._granted(label), train.rounds)
 
     def _granted(self, label: str) -> int:
         """The rounds that the config grants a method: its own, or those of all."""
@@ -167,6 +167,7 @@ class Run:
             patience=self.config.training.patience,
             pending=lambda: [e.request for e in self.folder.requests() if e.seed == seed],
             watch=watch,
+            recorders={label: Recorder(recorded) for label, recorded in self.config.recorded().items()},
         )
         return runner.run().params
 
@@ -174,10 +175,11 @@ class Run:
         requests = self.config.requests()
         for i in range(len(requests)):
             self._score_before(seed, requests[: i + 1], trained)
-        for label, method in self.config.methods.build().items():
-            params = trained
+        for label in self.config.methods.run if requests else ():
+            params, method, previous = trained, self.config.method(label), self._training_job(seed)
             for i in range(len(requests)):
-                params = self._unlearn(seed, requests[: i + 1], label, method, params, watch).params
+                params = self._unlearn(seed, requests[: i + 1], label, method, params, watch, previous=previous).params
+                previous = Job(seed, requests[i].id, label)
 
     def _unlearn(
         self,
@@ -188,15 +190,26 @@ class Run:
         params: Params,
         watch: Watch,
         entry: Entry | None = None,
+        previous: Job | None = None,
     ) -> State:
-        """One method on the last of these requests, the ones before it being out already."""
+        """One method on the last of these requests, the ones before it being out already.
+
+        `previous` is the job that made `params`, if not the training.
+        """
+        previous = previous or self._training_job(seed)
         world, retrain = self.world(seed), isinstance(method, Retrain)
+        settings = replace(world.unlearning_settings(retrain, label), rounds=self._rounds(label, method))
+        history = lineage.history_of(self.folder, label, method, self._training_job(seed), previous)
+        going_on = lineage.recorders(self.folder, self.config, method, previous)
+        if entry is None:  # a comparison records for its own next request only; what is served, for whoever comes next
+            more = len(requests) < len(self.config.requests())
+            going_on = {own: recorder for own, recorder in going_on.items() if own == label and more}
         runner = JobRunner(
             self.folder,
             world,
             Job(seed, requests[-1].id, label),
             method,
-            world.unlearning_settings(retrain, label),
+            settings,
             world.seeds.request(requests[-1].id),
             requests,
             params,
@@ -204,6 +217,8 @@ class Run:
             until=None if entry is None else entry.until,
             pending=None if entry is None else lambda: self._behind(entry),
             watch=watch,
+            history=history,
+            recorders=going_on,
         )
         return runner.run()
 
@@ -253,8 +268,7 @@ class Run:
         check_id(request.id, "request id")
         if until != "recovered" and not (until.isdigit() and int(until) >= 1):
             raise UnfedError(f"--until takes 'recovered' or a number of rounds, not {until!r}.")
-        admit(method, self.config.methods.method(method), request.kind, provided(self.config))
-        self.config.methods.method(method).check(self.world(seed).template.module)
+        lineage.welcome(self.config, method, request, ()).check(self.world(seed).template.module)
         if not self.folder.finished(self._training_job(seed)) and not self.folder.busy():
             raise UnfedError(f"The training of this run is not finished; first `unfed resume {self.folder.path}`.")
         if request.id in {r.id for r in self.config.requests()}:
@@ -266,8 +280,10 @@ class Run:
             for entry in known:
                 if entry.request.id == request.id:
                     return self._asked_again(entry, request, method, until)
-            others = [e.request for e in known if e.seed == seed]
-            self.world(seed).scoped([*others, request])
+            queue = [e for e in known if e.seed == seed]
+            lineage.welcome(self.config, method, request, [e.request for e in queue])
+            lineage.unbroken(self.config, method, queue)
+            self.world(seed).scoped([*(e.request for e in queue), request])
             number = 1 + max((e.number for e in known), default=0)
             entry = Entry(number, request, method, until, now(), seed)
             self.folder.put_request(entry)
@@ -302,8 +318,11 @@ class Run:
             if not (self.folder.finished(job) and self.folder.model_file(job).exists()):
                 params = self.current(entry.seed, before=entry.number)
                 self._score_before(entry.seed, requests, params)
-                method = self.config.methods.method(entry.method)
-                self._unlearn(entry.seed, requests, entry.method, method, params, watch, entry)
+                previous = self.current_job(entry.seed, before=entry.number)
+                method = self.config.method(entry.method)
+                self._unlearn(entry.seed, requests, entry.method, method, params, watch, entry, previous)
+            # Also where a process died between the last save and here: purging twice is purging once.
+            self.folder.purge(entry.seed, entry.request.clients, self.config.recorded())
             served.add(entry.number)
 
     # --- reading --------------------------------------------------------------------------------------------------
@@ -367,6 +386,7 @@ class Run:
             **self.description,
             "requests": [*self.description["requests"], *extra],
             "titles": {**self.description["titles"], **titles},
+            "influence": lineage.influence(self.folder, self.config),
         }
 
 

@@ -15,12 +15,12 @@ import torch
 
 from unfed import checkpoint, rng
 from unfed.config import Config, RecoveryConfig
-from unfed.data import ClientData, Dataset, Request, backdoor, dirichlet, iid, load, mark, shards, split
+from unfed.data import ClientData, Dataset, Request, Source, backdoor, dirichlet, iid, load, mark, shards, split
 from unfed.engines import Engine, Sequential
 from unfed.errors import UnfedError
 from unfed.federation import Schedule, Settings
 from unfed.ledger import forward_flops
-from unfed.models import build
+from unfed.models import build, head_of, translated
 from unfed.params import Params, cast, check_like, params_of
 from unfed.plan import Optimiser, Phase
 from unfed.template import Template
@@ -82,6 +82,11 @@ class World:
         """Whether one place holds all data: no messages, and one optimiser from epoch to epoch."""
         return self.config.setting == "central"
 
+    @property
+    def held_out(self) -> Source | None:
+        """The test data, if there is any."""
+        return self.dataset.test
+
     # --- data -----------------------------------------------------------------------------------------------------
 
     def _load(self) -> Dataset:
@@ -119,9 +124,13 @@ class World:
             source = backdoor(source, training, poisoned.target_class, seed, poisoned.share)
         return tuple(ClientData(str(k), source, rows, *splits[k]) for k, rows in enumerate(dealt.rows))
 
-    def scoped(self, requests: Sequence[Request]) -> dict[str, ClientData]:
-        """The clients with the forget sets of these requests marked."""
-        return {c.name: c for c in mark(self.clients, requests, self.seeds.partition)}
+    def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
+        """The clients with the forget sets of these requests marked; of those that are `gone` no row is left at all."""
+        marked = mark(self.clients, requests, self.seeds.partition)
+        if not gone:
+            return {c.name: c for c in marked}
+        before = mark(self.clients, gone, self.seeds.partition)
+        return {c.name: replace(c, train=c.train[~b.forget[c.train]]) for c, b in zip(marked, before, strict=True)}
 
     def engine(self, clients: dict[str, ClientData]) -> Engine:
         """What runs the plans; for now every choice is the sequential engine."""
@@ -141,7 +150,12 @@ class World:
         path = self.config.model.initial
         if path is None:
             return None
-        params, _ = checkpoint.load(path, "checkpoint model.initial")
+        module = self.template.module
+        params = translated(module, checkpoint.load(path, "checkpoint model.initial")[0])
+        if self.config.model.fresh_head:
+            head = head_of(module) + "."
+            own = {name: t for name, t in self.fresh(self.seeds.training).items() if name.startswith(head)}
+            params = {name: t for name, t in params.items() if not name.startswith(head)} | own
         check_like(params, self.template.like, f"The checkpoint {path}")
         return cast({name: params[name] for name in self.template.like}, self.dtype, self.device)
 
@@ -169,6 +183,7 @@ class World:
         if retrain:
             return replace(settings, rounds=own.retrain_rounds or config.training.rounds)
         alone = RecoveryConfig() if label is None else config.methods.recovery(label)
+        rounds = alone.rounds or own.rounds
         lr = own.lr if alone.lr is None else alone.lr
         stated = own.schedule if alone.schedule is None else alone.schedule
         schedule = Schedule() if stated is None else Schedule(**stated.model_dump())
@@ -176,6 +191,7 @@ class World:
             recipe = config.methods.method(label).recipe
             lr = recipe.lr if lr is None else lr
             if stated is None:
-                schedule = Schedule("cosine", minimum=min(recipe.minimum, lr), over=recipe.over)
+                over = None if recipe.over is None else min(recipe.over, rounds)
+                schedule = Schedule("cosine", minimum=min(recipe.minimum, lr), over=over)
         phase = settings.phase if lr is None else settings.phase.with_optimiser(lr=lr)
-        return replace(settings, rounds=alone.rounds or own.rounds, phase=phase, schedule=schedule)
+        return replace(settings, rounds=rounds, phase=phase, schedule=schedule)

@@ -13,6 +13,7 @@ one integer word per row, everything else of a seed.
 from unfed.data.datasets import DATASETS, Dataset, Loader, Raw, load
 from unfed.data.partition import Deal, Partition, dirichlet, iid, shards, split
 from unfed.data.poison import Trigger, backdoor, poison, triggered
+from unfed.data.public import Unlabelled, public
 from unfed.data.scope import ClientData, Request, mark, read_samples
 from unfed.data.source import DatasetSource, Source, Stamp, TensorSource, Transform
 
@@ -31,12 +32,14 @@ __all__ = [
     "TensorSource",
     "Transform",
     "Trigger",
+    "Unlabelled",
     "backdoor",
     "dirichlet",
     "iid",
     "load",
     "mark",
     "poison",
+    "public",
     "read_samples",
     "shards",
     "split",

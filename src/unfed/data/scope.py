@@ -39,6 +39,8 @@ class Request:
     classes: tuple[int, ...] = ()
     samples: tuple[tuple[str, int], ...] = ()
     fraction: float | None = None
+    deleted: bool = False
+    """Whether its owners have deleted the data already: then nothing can be asked of it any more."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
@@ -60,13 +62,14 @@ class Request:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary: the id and the one thing that is asked for."""
+        plain: dict[str, Any] = {"id": self.id} | ({"deleted": True} if self.deleted else {})
         if self.fraction is not None:
-            return {"id": self.id, "fraction": self.fraction}
+            return plain | {"fraction": self.fraction}
         if self.samples:
-            return {"id": self.id, "samples": [list(sample) for sample in self.samples]}
+            return plain | {"samples": [list(sample) for sample in self.samples]}
         if self.clients:
-            return {"id": self.id, "clients": list(self.clients)}
-        return {"id": self.id, "classes": list(self.classes)}
+            return plain | {"clients": list(self.clients)}
+        return plain | {"classes": list(self.classes)}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Request:
@@ -83,6 +86,7 @@ class Request:
             classes=tuple(_typed(data, "classes", _is_index, "class numbers from 0 on")),
             samples=tuple((c, p) for c, p in _typed(data, "samples", _is_sample, "pairs [client, position]")),
             fraction=_fraction(data.get("fraction")),
+            deleted=_flag(data.get("deleted", False)),
         )
 
 
@@ -109,6 +113,12 @@ def _fraction(value: Any) -> float | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise UnfedError(f"A request's fraction must be a number between 0 and 1, not {value!r}.")
     return None if value is None else float(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UnfedError(f"A request's deleted must be true or false, not {value!r}.")
+    return value
 
 
 def read_samples(path: str | Path) -> tuple[tuple[str, int], ...]:

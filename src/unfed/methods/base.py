@@ -2,26 +2,30 @@
 
     begin(server)        -> State        the request arrives: NoT negates, Retrain starts afresh
     round(server, state) -> State        until done; by default FedAvg over the retained data
+    record(history, past) -> History     after every round of training, only if the method needs history
 
 State is params, tensors and numbers, nothing else: it can be saved after any round and read back. A method declares
 what it `needs` and which scopes it serves, so that a run which cannot provide them is refused before any work starts.
-Its hyperparameters are its dataclass fields; each says where its default comes from.
+Its hyperparameters are its dataclass fields; each says where its default comes from. Where the paper gives a value per
+architecture, the field is None and the value stands in the method's `paper` table.
 """
 
 from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from torch import nn
 
 from unfed.errors import UnfedError, listed, nearest
+from unfed.history import History, Past
 from unfed.params import Params
 
 if TYPE_CHECKING:
+    from unfed.data import Request
     from unfed.federation import Server
 
 CLIENT, CLASS, INSTANCE = "client", "class", "instance"
@@ -30,7 +34,7 @@ ALL_SCOPES = frozenset({CLIENT, CLASS, INSTANCE})
 NEEDS = {
     "retain": "the retained data, at the clients that stay",
     "init": "a factory that makes a freshly initialised model",
-    "forget": "the forgotten data, at the clients that leave",
+    "forget": "the data that is to be forgotten",
     "history": "history that was recorded during training",
     "public": "unlabelled data at the server",
 }
@@ -49,6 +53,16 @@ class State:
     """Whether params are a usable model yet."""
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How the paper fine-tunes a method where one place holds all data: a cosine from `lr` down to `minimum`."""
+
+    lr: float = 0.01
+    minimum: float = 1e-4
+    over: int | None = None
+    """Epochs until the minimum is reached, where it then stays; None is all of them."""
+
+
 def option(default: Any, says: str, source: str) -> Any:
     """A hyperparameter with its meaning, and where its default comes from: `paper`, `original` or `ours`."""
     if isinstance(default, list | dict):
@@ -65,9 +79,22 @@ class Method(ABC):
     cite: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset({"retain"})
     scopes: ClassVar[frozenset[str]] = ALL_SCOPES
+    recipe: ClassVar[Recipe] = Recipe()
+    """The centralised learning rates; in a federation the run's config decides."""
+
+    paper: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """The paper's values per architecture, for the fields whose default is None."""
+    lineage: ClassVar[Literal["goes on", "anew", "ends"]] = "goes on"
+    """What becomes of recorded histories when it makes the model in force: they go on with its rounds, they begin anew
+    with them, or they end, because it rebuilds the model in rounds that no other method could read."""
+    follows: ClassVar[bool] = False
+    """Whether its history goes on during recovery, because a further request starts at the model of that day."""
 
     def check(self, module: nn.Module) -> None:  # noqa: B027  (most methods have nothing to check)
         """Raise the sentence that says which hyperparameter does not fit the model; called before any work starts."""
+
+    def after(self, earlier: Sequence[Request]) -> None:  # noqa: B027
+        """Raise the sentence that says why it cannot come after these requests; called before any work starts."""
 
     @abstractmethod
     def begin(self, server: Server) -> State:
@@ -77,10 +104,89 @@ class Method(ABC):
         """One round further."""
         return server.recover(state)
 
+    def serves(self, scope: str) -> bool:
+        """Whether it takes requests of this scope, with these hyperparameters."""
+        return scope in self.scopes
+
+    def rounds(self, unlearning: int, training: int) -> int:
+        """How many rounds it takes where the config grants `unlearning` of them and training had `training`."""
+        return unlearning
+
+    # --- history, for the methods that need it ---
+
+    def record(self, history: History, past: Past) -> History:
+        """The history with one more round in it, called before the round's updates are averaged."""
+        return history
+
+    def purge(self, history: History, clients: Collection[str]) -> History:
+        """The history without anything that belongs to these clients."""
+        return history.without(clients)
+
+    def original_bytes(self, history: History, model_bytes: int) -> int:
+        """What the method as first published would have stored for the same rounds."""
+        return 0
+
+    # --- hyperparameters ---
+
     @classmethod
     def options(cls) -> list[tuple[str, Any, str, str]]:
-        """(name, default, meaning, source) of every hyperparameter."""
-        return [(f.name, f.default, f.metadata.get("says", ""), f.metadata.get("source", "")) for f in fields(cls)]
+        """(name, default, meaning, source) of every hyperparameter; a default per architecture is a `PerModel`."""
+        return [
+            (f.name, cls._default(f.name, f.default), f.metadata.get("says", ""), f.metadata.get("source", ""))
+            for f in fields(cls)
+        ]
+
+    @classmethod
+    def _default(cls, name: str, default: Any) -> Any:
+        values = PerModel({family: table[name] for family, table in cls.paper.items() if name in table})
+        return values or default
+
+    def explain(self, model: str) -> list[tuple[str, Any, str, str]]:
+        """(name, value, meaning, source) of every hyperparameter as it is used on this model."""
+        used = self.on(model)
+        return [
+            (name, getattr(used, name), says, source if getattr(used, name) == _of(default, model) else "set here")
+            for name, default, says, source in self.options()
+        ]
+
+    def on(self, model: str) -> Self:
+        """The method with the paper's values for this architecture where nothing else was set."""
+        open_ = [f.name for f in fields(self) if getattr(self, f.name) is None and self._default(f.name, None)]
+        table = self.paper.get(family(model), {})
+        missing = [name for name in open_ if name not in table]
+        if missing:
+            known = "; ".join(f"{name}: {self._default(name, None)}" for name in missing)
+            raise UnfedError(
+                f"The paper gives {self.title} no {listed(missing)} for the model {model}; set"
+                f" methods.{self.name}.{missing[0]} and the like (the paper's own: {known})."
+            )
+        return replace(self, **{name: table[name] for name in open_}) if open_ else self
+
+
+class PerModel(dict[str, Any]):
+    """A default that depends on the architecture."""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{value} ({name})" for name, value in self.items())
+
+
+def family(model: str) -> str:
+    """Which of the paper's architectures a model's name stands for: every cnn preset is its CNN."""
+    return next((name for name in FAMILIES if model == name or model.startswith(f"{name}-")), model)
+
+
+FAMILIES = ("cnn", "resnet18", "vit-b-16")
+
+
+def _of(default: Any, model: str) -> Any:
+    return default.get(family(model)) if isinstance(default, PerModel) else default
+
+
+@dataclass(frozen=True)
+class Central(Method):
+    """A method made for one model and one data set. Inside a federation it must be switched on."""
+
+    federated: bool = option(False, "also inside a federation, where nobody has published it: at the owners", "ours")
 
 
 METHODS: dict[str, type[Method]] = {}
@@ -92,14 +198,43 @@ def register(method: type[Method]) -> type[Method]:
     return method
 
 
-def admit(label: str, method: Method, scope: str, provided: frozenset[str]) -> None:
-    """Refuse, before any work starts, a method that does not serve the scope or needs what is not there."""
-    if scope not in method.scopes:
-        able = sorted(name for name, m in METHODS.items() if scope in m.scopes)
-        raise UnfedError(f"{label} does not serve {scope}-wise requests; use {listed(able)}.")
+def admit(
+    label: str, method: Method, scope: str, provided: frozenset[str], missing: Mapping[str, str] | None = None
+) -> None:
+    """Refuse, before any work starts, a method that does not serve the scope or needs what is not there.
+
+    `provided` holds what the run has, by the names in `NEEDS`, and "central" where one place holds all data;
+    `missing` says why something else is not there.
+    """
+    if "central" in provided and scope == CLIENT:
+        raise UnfedError(
+            "A centralised run has one holder of all data, so no client can leave it; ask for classes, samples or a"
+            " fraction."
+        )
+    if isinstance(method, Central) and "central" not in provided and not method.federated:
+        raise UnfedError(
+            f"{label} is a centralised method; run it with setting = 'central', or switch it on inside a federation"
+            f" with methods.{label}.federated = true."
+        )
+    name = method.title if label == method.name else label
+    if not method.serves(scope):
+        able = _able(scope, frozenset(NEEDS), provided)
+        raise UnfedError(f"{name} does not serve {scope}-wise requests. Use {able}.")
     for need in sorted(method.needs - provided):
-        able = sorted(name for name, m in METHODS.items() if m.needs <= provided and scope in m.scopes)
-        raise UnfedError(f"{label} needs {NEEDS[need]}, which this run does not have; use {listed(able)}.")
+        what = "the target client's data" if need == "forget" and scope == CLIENT else NEEDS[need]
+        why = (missing or {}).get(need, "this run does not have it")
+        # History is recorded per method, so what this one lacks nobody else is promised.
+        raise UnfedError(f"{name} needs {what}; {why}. Use {_able(scope, provided - {'history'}, provided)}.")
+
+
+def _able(scope: str, provides: frozenset[str], provided: frozenset[str]) -> str:
+    """The methods that serve a scope with what is there, in a sentence."""
+    central = "central" in provided
+    return listed(
+        name
+        for name, m in METHODS.items()
+        if scope in m.scopes and m.needs <= provides and (central or not issubclass(m, Central))
+    )
 
 
 def find(name: str) -> type[Method]:

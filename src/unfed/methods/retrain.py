@@ -10,7 +10,7 @@ scope.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from unfed.methods.base import Method, State, register
 
@@ -27,6 +27,7 @@ class Retrain(Method):
     title: ClassVar[str] = "Retrain"
     cite: ClassVar[str] = "exact unlearning; the gold standard of Khalil et al., NoT, CVPR 2025"
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "init"})
+    lineage: ClassVar[Literal["goes on", "anew", "ends"]] = "anew"
 
     def begin(self, server: Server) -> State:
         return State(server.init())

@@ -1,0 +1,199 @@
+"""FedEraser: replay the training without the leaver, each update brought to the length it had then.
+
+    training:  at rounds t_1 = 1, t_2, … (every Δt-th) keep ‖U_k^{t_j}‖, U_k^t = θ_k^t − θ^{t−1}; of round 1 keep θ_k^1
+    begin:     θ̃_1 = θ^0 + Σ_{k∈R} p_k U_k^{t_1}                            θ^0 never saw the leaver
+    round j:   k ∈ R trains from θ̃_{j−1} for ⌈r·E⌉ epochs  →  Û_k = θ̂_k − θ̃_{j−1}
+               Ũ_k = ‖U_k^{t_j}‖ · Û_k / ‖Û_k‖                               the calibrated update
+               θ̃_j = θ̃_{j−1} + Σ_{k∈R} p_k Ũ_k
+    done:      after the last kept round; no further recovery
+
+The rule asks stored updates only for their norms, except in round 1, so the norms are all that is stored: a few floats
+per client and round, exactly equal to storing everything (`store = "full"`). Norms are taken per client and per tensor;
+buffers are averaged as they come, for a norm ratio means nothing there. A calibration round repeats the draws of the
+round it replays, so with nobody removed the original training comes out again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from unfed.engines.base import Block
+from unfed.errors import UnfedError
+from unfed.history import History, Past, Record
+from unfed.methods.base import CLIENT, Method, State, option, register
+from unfed.params import Params, check_like
+from unfed.plan import Plan
+
+if TYPE_CHECKING:
+    from unfed.data import Request
+    from unfed.federation import Server
+
+
+def rescaled(new: Params, then: Tensor, granularity: str = "tensor") -> Params:
+    """Û brought to the norms `then`, one per tensor: ‖U‖ · Û / ‖Û‖. Where either norm is 0, so is the result."""
+    scale = _scale(norms(new), then, granularity)
+    return {name: scale[i] * u for i, (name, u) in enumerate(new.items())}
+
+
+def norms(update: Params) -> Tensor:
+    """‖U‖ of every tensor."""
+    return torch.stack([torch.linalg.vector_norm(u) for u in update.values()])
+
+
+def _scale(now: Tensor, then: Tensor, granularity: str) -> Tensor:
+    if granularity == "global":
+        now, then = (torch.linalg.vector_norm(n).expand_as(n) for n in (now, then))
+    return torch.where(now > 0, then / now, 0.0)
+
+
+@register
+@dataclass(frozen=True)
+class FedEraser(Method):
+    """Calibrated replay of the recorded training."""
+
+    name: ClassVar[str] = "federaser"
+    title: ClassVar[str] = "FedEraser"
+    cite: ClassVar[str] = "Liu et al., FedEraser, IWQoS 2021"
+    needs: ClassVar[frozenset[str]] = frozenset({"retain", "history"})
+    scopes: ClassVar[frozenset[str]] = frozenset({CLIENT})
+    lineage: ClassVar[Literal["goes on", "anew", "ends"]] = "ends"
+
+    every: int = option(1, "Δt: one round in how many is kept (original: 2)", "paper (its cost column)")
+    calibration: float = option(1.0, "r: epochs of a calibration, as a share of training's (original: 0.5)", "paper")
+    store: Literal["norms", "full"] = option("norms", "what is kept of an update; both give the same model", "ours")
+    granularity: Literal["tensor", "global"] = option("tensor", "one norm per tensor, or one per client", "ours")
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UnfedError(f"FedEraser keeps every Δt-th round, so `every` must be at least 1, not {self.every}.")
+        if not 0 < self.calibration <= 1:
+            raise UnfedError(
+                f"FedEraser's calibration is a share of the local epochs between 0 and 1, not {self.calibration};"
+                " 1 repeats them all."
+            )
+
+    # --- the rule ---
+
+    def begin(self, server: Server) -> State:
+        history = self._checked(server)
+        present = [client for client in server.retained if "samples" in _numbers(history, client)]
+        if not present:
+            raise UnfedError(
+                "Nobody who stays took part in the first recorded round, so FedEraser has no model to start from; use"
+                " retrain."
+            )
+        start = _on(history.shared["initial"], server.params)
+        first = [_alone(client, history.own[client], server.params) for client in present]
+        return self._then(server, State(server.average(start, first)), replayed=1)
+
+    def round(self, server: Server, state: State) -> State:
+        history, at, start = server.history, int(state.numbers["next"]), state.params
+        asked = [client for client in server.retained if at in _rounds(history, client)]
+        blocks = []
+        for block in server.train(self._plan(history, at), start, asked):
+            blocks += [self._calibrated(block.pick([i]), start, history, at) for i in range(len(block.clients))]
+        return self._then(server, replace(state, params=server.average(start, blocks), round=state.round + 1), at)
+
+    def _calibrated(self, block: Block, start: Params, history: History, at: int) -> Block:
+        names = history.numbers["tensors"]
+        new = {name: block.params[name][0] - start[name] for name in names}
+        then = self._norms(history, block.clients[0], at).to(new[names[0]].device)
+        # θ̂ + (Ũ − Û), not θ̃ + Ũ: where the norms agree the client's own model is kept bit for bit.
+        more = dict(zip(names, _scale(norms(new), then, self.granularity) - 1, strict=True))
+        params = {n: t + more[n] * new[n] if n in more else t for n, t in block.params.items()}
+        return replace(block, params=params)
+
+    def _then(self, server: Server, state: State, replayed: int) -> State:
+        """The next kept round in which somebody who stays took part; without one the replay is done."""
+        left = {t for client in server.retained for t in _rounds(server.history, client) if t > replayed}
+        return replace(state, numbers={"next": min(left)} if left else {}, done=not left, model=not left)
+
+    def _plan(self, history: History, at: int) -> Plan:
+        plan = Plan.from_json(history.numbers["plan"])
+        epochs = [max(1, math.ceil(self.calibration * phase.epochs)) for phase in plan.phases]
+        rate = history.numbers["rates"][str(at)]
+        phases = [replace(p, epochs=e).with_optimiser(lr=rate) for p, e in zip(plan.phases, epochs, strict=True)]
+        return replace(plan, round=at, phases=tuple(phases))
+
+    def rounds(self, unlearning: int, training: int) -> int:
+        """The kept rounds, but for the first, which costs nothing."""
+        return max(1, math.ceil(training / self.every) - 1)
+
+    def _checked(self, server: Server) -> History:
+        history = server.history
+        if history.rounds == 0:
+            raise UnfedError("FedEraser's history is empty; train again with it, or use not, ft or retrain.")
+        check_like(history.shared["initial"], server.template.like, "FedEraser's history")
+        return history
+
+    def after(self, earlier: Sequence[Request]) -> None:
+        for request in earlier:
+            if request.kind != CLIENT:
+                raise UnfedError(
+                    f"FedEraser would replay updates in which the rows of request {request.id!r} took part; it can only"
+                    " leave out whole clients. Use not, ft or retrain."
+                )
+
+    # --- the history ---
+
+    def record(self, history: History, past: Past) -> History:
+        at, numbers, shared = past.plan.round, dict(history.numbers), dict(history.shared)
+        if history.rounds == 0:
+            numbers = {"plan": past.plan.to_json(), "tensors": list(past.trainable), "rates": {}}
+            shared = {"initial": {name: t.cpu() for name, t in past.params.items()}}
+        own = dict(history.own)
+        if (at - 1) % self.every == 0:
+            numbers["rates"] = {**numbers["rates"], str(at): past.plan.phases[0].optimiser.lr}
+            for client, samples, params in past.models():
+                if at == 1:
+                    own[client] = Record({f"1/{n}": t.cpu() for n, t in params.items()}, {"samples": samples})
+                else:
+                    own[client] = self._kept(own.get(client, Record()), at, past.update(params))
+        return replace(history, rounds=history.rounds + 1, shared=shared, own=own, numbers=numbers)
+
+    def _kept(self, record: Record, at: int, update: Params) -> Record:
+        rounds = [*record.numbers.get("rounds", ()), at]
+        if self.store == "full":
+            tensors = {**record.tensors, **{f"{at}/{n}": u.cpu() for n, u in update.items()}}
+        else:
+            now, before = norms(update).cpu()[None], record.tensors.get("norms")
+            tensors = {**record.tensors, "norms": now if before is None else torch.cat([before, now])}
+        return Record(tensors, {**record.numbers, "rounds": rounds})
+
+    def _norms(self, history: History, client: str, at: int) -> Tensor:
+        tensors = history.own[client].tensors
+        if "norms" in tensors:
+            return tensors["norms"][_rounds(history, client).index(at)]
+        return norms({name: tensors[f"{at}/{name}"] for name in history.numbers["tensors"]})
+
+    def original_bytes(self, history: History, model_bytes: int) -> int:
+        """θ^0, and the update of every client in every kept round."""
+        kept = [len(_rounds(history, c)) + ("samples" in _numbers(history, c)) for c in history.own]
+        return model_bytes * (1 + sum(kept))
+
+
+def _numbers(history: History, client: str) -> dict[str, object]:
+    record = history.own.get(client)
+    return dict(record.numbers) if record else {}
+
+
+def _rounds(history: History, client: str) -> list[int]:
+    """The kept rounds after the first in which a client took part."""
+    record = history.own.get(client)
+    return list(record.numbers.get("rounds", ())) if record else []
+
+
+def _on(params: Params, like: Params) -> Params:
+    return {name: t.to(like[name].device) for name, t in params.items()}
+
+
+def _alone(client: str, record: Record, like: Params) -> Block:
+    """A client's model of round 1 as the update it was."""
+    params = {name: record.tensors[f"1/{name}"].to(t.device)[None] for name, t in like.items()}
+    return Block((client,), params, (int(record.numbers["samples"]),), (0,), (0,))
