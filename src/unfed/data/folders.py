@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
 from unfed.data.roots import find
@@ -155,6 +154,8 @@ def _listed(folder: Path, names: Sequence[str], least: int, all_names: Sequence[
 
 def _decoded(path: Path, side: int | None) -> npt.NDArray[np.uint8]:
     """One image as uint8 [3, H, W]."""
+    from PIL import Image, ImageOps  # here, because a client without image folders need not load it
+
     try:
         with Image.open(path) as image:
             deep = image.mode in ("I", "F") or image.mode.startswith("I;")
