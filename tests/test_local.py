@@ -306,6 +306,12 @@ def test_a_pass_over_retained_data_draws_the_same_whatever_came_before(module, t
     close(alone.params, after_nothing.params, 0.0)
 
 
+def test_two_views_do_not_share_their_draws(toy):
+    plan = Plan(1, 1, (Phase(),))
+    keys = {int(local.epoch_key(plan, "0", view, 0)) for view in ("retain", "forget", "all", "val")}
+    assert len(keys) == 4
+
+
 def test_a_second_pass_over_the_same_view_draws_anew(module, toy):
     clients = toy(12)
     quiet = Optimiser(lr=0.1, momentum=0.0)

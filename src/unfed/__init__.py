@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from unfed.errors import Refused, UnfedError, UnfedWarning
     from unfed.run import Run
 
+__version__ = "0.1.0"
+
 # Names are loaded when they are used: the engines work without the packages that configs and reports need.
 _HOMES = {
     "Config": "unfed.config",

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+import unfed
 from unfed import checkpoint, cli_files, describe
 from unfed.api import results, write_report
 from unfed.config import Config, presets
@@ -89,9 +90,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 @app.callback(invoke_without_command=True)
 def _top(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
     if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"unfed {installed('unfed')}")
+        typer.echo(f"unfed {unfed.__version__}")
         raise typer.Exit
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+import unfed
 from unfed.data import Request
 from unfed.evaluation import Evaluator
 from unfed.world import World
@@ -70,8 +71,9 @@ def describe_request(world: World, requests: Sequence[Request]) -> dict[str, Any
 
 
 def versions() -> dict[str, str]:
-    names = ("unfed", "torch", "numpy", "scikit-learn", "safetensors")
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+    names = ("torch", "numpy", "scikit-learn", "safetensors")
+    own = {"unfed": unfed.__version__, "python": platform.python_version()}
+    return own | {name: metadata.version(name) for name in names}
 
 
 def hardware(device: torch.device) -> str:

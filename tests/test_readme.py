@@ -1,0 +1,61 @@
+"""What the README shows works as it stands there."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import unfed
+from unfed.models import build
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def blocks():
+    return re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def test_the_ten_lines_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = blocks()[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    exec(code, {})
+    out = capsys.readouterr().out
+    assert "not" in out and "retrain" in out and out.strip().endswith("report.html")
+    assert (tmp_path / "runs/readme/report.html").exists()
+
+
+def test_one_line_negates_a_module_in_place():
+    model = build("cnn-tiny", shape=(1, 8, 8), classes=3, seed=0)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    space = {"unfed": unfed, "model": model}
+    dry = blocks()[1].splitlines()[0]
+    exec(dry, space)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    chosen = unfed.negate(model, dry_run=True)
+    assert [c.name for c in chosen] == ["conv1.weight"] and "first" in chosen[0].why
+    unfed.negate(model)
+    for name, p in model.named_parameters():
+        assert torch.equal(p, -before[name] if name == "conv1.weight" else before[name])
+    unfed.negate(model)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_negating_a_convolution_and_its_norm_warns():
+    model = build("cnn-tiny", shape=(1, 8, 8), classes=3, seed=0)
+    with pytest.warns(unfed.UnfedWarning, match="cancel"):
+        unfed.negate(model, ["conv1.weight", "conv1.bias", "norm1.weight"], dry_run=True)
+
+
+def test_every_public_name_is_there():
+    for name in unfed.__all__:
+        assert getattr(unfed, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = unfed.nothing
+
+
+def test_the_readmes_commands_are_the_makefiles():
+    makefile = (README.parent / "Makefile").read_text()
+    for target in re.findall(r"^make ([a-z-]+)", README.read_text(), re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
