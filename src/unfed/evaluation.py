@@ -47,6 +47,13 @@ class Evaluator:
         self._source = holders[0].source
         self._retain = torch.cat([c.rows[c.view("retain")] for c in holders])
         self._forget = torch.cat([c.rows[c.view("forget")] for c in holders])
+        self.forgotten_rows = len(self._forget)
+        deleted = [request for request in requests if request.deleted]
+        if deleted:  # what its owners have deleted, nobody can score
+            marked = world.scoped(deleted).values()
+            gone_rows = torch.cat([c.rows[c.view("forget")] for c in marked])
+            self._forget = self._forget[~torch.isin(self._forget, gone_rows)]
+        self._no_forget = not_measured("its owners have deleted it" if deleted else "nothing was forgotten yet")
         # Validation speaks of the clients that stay: one without a retained row has left.
         staying = [c for c in holders if len(c.view("retain"))]
         self._val = torch.cat([c.rows[c.view("val")] for c in staying])
@@ -60,10 +67,6 @@ class Evaluator:
                 "Every class of the test set would be forgotten, so nothing is left to test; ask for less."
             )
         self._attack = self._triggered()
-
-    @property
-    def forgotten_rows(self) -> int:
-        return len(self._forget)
 
     def _triggered(self) -> tuple[Tensor, Any] | None:
         poison = self._world.config.poison
@@ -82,8 +85,7 @@ class Evaluator:
         test = None
         if self._held_out is not None:
             test = score(world.template, params, self._held_out, self._test, batch)
-        nothing = not_measured("nothing was forgotten yet")
-        some = len(forget) > 0
+        nothing, some = self._no_forget, len(forget) > 0
         numbers: dict[str, Value] = {
             "retain": retain.accuracy,
             "forget": forget.accuracy if some else nothing,

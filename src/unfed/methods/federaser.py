@@ -96,7 +96,8 @@ class FedEraser(Method):
         history, at, start = server.history, int(state.numbers["next"]), state.params
         asked = [client for client in server.retained if at in _rounds(history, client)]
         blocks = []
-        for block in server.train(self._plan(history, at), start, asked):
+        # Nobody else can calibrate in the place of who was there, so they are waited for.
+        for block in server.train(self._plan(history, at), start, asked, patient=True):
             blocks += [self._calibrated(block.pick([i]), start, history, at) for i in range(len(block.clients))]
         return self._then(server, replace(state, params=server.average(start, blocks), round=state.round + 1), at)
 

@@ -19,7 +19,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 
 from unfed.metrics import Line, Spread, is_measured
-from unfed.report import figures, tables
+from unfed.report import figures, ranking, tables
 from unfed.report.rules import COSTS, RULES, Row, named, rows, trajectories
 from unfed.report.tables import bytes_text, flops_text, name_of, seconds_text
 
@@ -29,6 +29,7 @@ COST_NAMES = {
     "flops": ("Computation", flops_text),
     "stored_server_bytes": ("Kept by the server", bytes_text),
     "stored_client_bytes": ("Kept by the clients", bytes_text),
+    "stored_original_bytes": ("The original would keep", bytes_text),
     "seconds": ("Time", seconds_text),
 }
 BARS = {
@@ -63,6 +64,7 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "best-g
         seeds=[int(seed) for seed in run.get("seeds", [])] or sorted({int(line["seed"]) for line in lines}),
         retrain_seeds=len({line["seed"] for line in lines if line["method"] == "retrain"}),
         refused=_refused(lines),
+        influence=run.get("influence") or [],
         facts=_facts(run),
         cost_names=[COST_NAMES[cost][0] for cost in COSTS],
         config=json.dumps(run.get("config", {}), indent=2, ensure_ascii=False, default=str),
@@ -80,7 +82,7 @@ def sentence(request: Mapping[str, Any], found: Sequence[Row]) -> str:
     verb = "were" if plural else "was"
     if not row.finished:
         verb = "are being" if plural else "is being"
-    elif _fell_short(row, before, retrain):
+    elif ranking.fell_short(row, before, retrain):
         verb += " only partly"
     outcome = ", ".join((_forgetting(request, row, before, plural), _utility(row, before)))
     return f"{subject} {verb} taken out by {name_of(row.method)}{_effort(row)}: {outcome}."
@@ -157,6 +159,8 @@ def _request_view(
         "tables": {name: _table_view(found) for name, found in by_rule.items()},
         "legend": [_legend(method, number) for method, number in numbers.items()],
         "retrain": "retrain" in methods,
+        "ranking": ranking.orders(shown),
+        "shortcomings": ranking.shortcomings(shown),
         "curves": [{"title": figures.CURVES[m], "svg": svg, "reason": _reason(shown, m)} for m, svg in curves.items()],
         "costs": [
             {"title": title, "svg": figures.cost_bars(shown, cost, name=f"cost-{index}-{cost}")}
@@ -285,17 +289,6 @@ def _utility(row: Row, before: Row | None) -> str:
     if now is None:
         return f"accuracy on test data {row.metrics['test'].mean}"
     return f"accuracy on test data {earlier} → {now} %" if earlier is not None else f"accuracy on test data {now} %"
-
-
-def _fell_short(row: Row, before: Row | None, retrain: Row | None) -> bool:
-    """True where more than half of the way from before to Retrain is still to go: then "taken out" would flatter."""
-    if before is None or retrain is None:
-        return False
-    metric = "backdoor" if _percent(row, "backdoor") is not None else "forget"
-    now, start, goal = (r.metrics[metric].mean for r in (row, before, retrain))
-    if not (is_measured(now) and is_measured(start) and is_measured(goal)):
-        return False
-    return abs(start - goal) >= 2 and abs(now - goal) > abs(start - goal) / 2
 
 
 def _refused(lines: Sequence[Line]) -> list[dict[str, Any]]:

@@ -34,7 +34,10 @@ from unfed.metrics import (
 )
 
 METRICS = (*GAP_METRICS, "validation", "backdoor", "retain_loss", "forget_loss", "test_loss", "loss_gap")
-COSTS = ("comm_bytes", "wire_bytes", "flops", "stored_server_bytes", "stored_client_bytes", "seconds")
+COSTS = (
+    *("comm_bytes", "wire_bytes", "flops"),
+    *("stored_server_bytes", "stored_client_bytes", "stored_original_bytes", "seconds"),
+)
 NO_RETRAIN = not_measured("no Retrain in this run")
 
 Trajectory = list[Line]

@@ -1,0 +1,78 @@
+"""Who came closest to Retrain, who was cheapest, and who did poorly, in plain words.
+
+    by average gap · by bytes exchanged · by computation          smallest first; what was not measured has no rank
+
+A method did poorly where more than half of the way from the old model to Retrain is still to go, or where it costs more
+than `LOST` points of test accuracy against Retrain. The words are made from the same rows as the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from unfed.metrics import Spread, is_measured
+from unfed.report.rules import Row
+from unfed.report.tables import bytes_text, flops_text, name_of
+
+LOST = 5.0
+
+Orders = list[tuple[str, list[tuple[str, str]]]]
+
+
+def orders(found: Sequence[Row]) -> Orders:
+    """(title, [(method, value)…]) for each way to rank; a ranking needs at least two methods."""
+    own = [row for row in found if not (row.is_before or row.is_reference or row.verdict)]
+    everyone = [row for row in found if not (row.is_before or row.verdict)]
+    ranked = [
+        ("Smallest average gap to Retrain", _sorted(own, lambda row: row.average_gap, "{:.2f}".format)),
+        ("Fewest bytes exchanged", _sorted(everyone, lambda row: row.costs["comm_bytes"], bytes_text)),
+        ("Least computation", _sorted(everyone, lambda row: row.costs["flops"], flops_text)),
+    ]
+    return [(title, places) for title, places in ranked if len(places) > 1]
+
+
+def _sorted(found: Sequence[Row], key: Callable[[Row], Spread], write: Callable[[float], str]) -> list[tuple[str, str]]:
+    places = [(value, row) for row in found if is_measured(value := key(row).mean)]
+    return [(name_of(row.method), write(value)) for value, row in sorted(places, key=lambda place: place[0])]
+
+
+def shortcomings(found: Sequence[Row]) -> list[str]:
+    """A sentence for every method that did poorly, worst news first within a method."""
+    before = next((row for row in found if row.is_before), None)
+    retrain = next((row for row in found if row.is_reference), None)
+    said = []
+    for row in found:
+        if row.is_before or row.is_reference or row.verdict:
+            continue
+        for sentence in (_kept(row, before, retrain), _lost(row, retrain)):
+            if sentence:
+                said.append(f"{name_of(row.method)} {sentence}.")
+    return said
+
+
+def fell_short(row: Row, before: Row | None, retrain: Row | None) -> bool:
+    """True where more than half of the way from before to Retrain is still to go: then "taken out" would flatter."""
+    return bool(_kept(row, before, retrain))
+
+
+def _kept(row: Row, before: Row | None, retrain: Row | None) -> str:
+    if before is None or retrain is None:
+        return ""
+    metric = "backdoor" if is_measured(row.metrics["backdoor"].mean) else "forget"
+    now, start, goal = (r.metrics[metric].mean for r in (row, before, retrain))
+    if not (is_measured(now) and is_measured(start) and is_measured(goal)):
+        return ""
+    if abs(start - goal) < 2 or abs(now - goal) <= abs(start - goal) / 2:
+        return ""
+    if metric == "backdoor":
+        return f"did not take it out: the backdoor still fires on {now:.1f} % (Retrain: {goal:.1f} %)"
+    if (now - goal) * (start - goal) < 0:
+        return f"went past forgetting: it is right on {now:.1f} % of the forgotten data (Retrain: {goal:.1f} %)"
+    return f"did not take it out: it is still right on {now:.1f} % of the forgotten data (Retrain: {goal:.1f} %)"
+
+
+def _lost(row: Row, retrain: Row | None) -> str:
+    now, goal = row.metrics["test"].mean, None if retrain is None else retrain.metrics["test"].mean
+    if not (is_measured(now) and is_measured(goal)) or goal - now <= LOST:
+        return ""
+    return f"costs {goal - now:.1f} points of test accuracy against Retrain ({now:.1f} instead of {goal:.1f} %)"

@@ -1,0 +1,612 @@
+"""FedEraser, FUKD, PGD, MoDE and FCU: the properties their rules promise, on real digits in float64."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import SMALL
+from unfed import local, objectives
+from unfed.config import Config
+from unfed.data import Request
+from unfed.engines import Sequential
+from unfed.errors import UnfedError
+from unfed.history import History, Record
+from unfed.ledger import Freight
+from unfed.local import Batch, Models
+from unfed.measuring import score
+from unfed.methods import FCU, FUKD, METHODS, PGD, FedEraser, FineTune, MoDE, Retrain, State
+from unfed.methods.federaser import norms, rescaled
+from unfed.methods.mode import mixed
+from unfed.methods.pgd import radius
+from unfed.params import tensor_bytes
+from unfed.plan import Plan
+from unfed.world import World
+from worlds import LEAVES, serve, train, unlearn
+
+EXACT = ("engine.precision=float64", "engine.name=sequential")
+CLASS, SAMPLES = Request("c", classes=(3,)), Request("s", fraction=0.1)
+
+
+def make(*sets):
+    return World(Config.parse(SMALL, (*EXACT, *sets)), 0)
+
+
+@pytest.fixture(scope="module")
+def world():
+    return make()
+
+
+@pytest.fixture(scope="module")
+def trained(world):
+    """θ* after three rounds, with everybody's history."""
+    return train(world, 3, {"federaser": FedEraser(), "full": FedEraser(store="full"), "fukd": FUKD(), "pgd": PGD()})
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+def close(a, b, atol):
+    return all(torch.allclose(a[n].double(), b[n].double(), rtol=0, atol=atol) for n in a)
+
+
+def models(world, rounds=1, **changes):
+    """Every client's model of the last of some rounds, the model before it and the weights."""
+    server = serve(world, (), seed=world.seeds.training, **changes)
+    state = State(server.params)
+    for _ in range(rounds - 1):
+        state = server.recover(state)
+    blocks = list(server.train(server.plan(rounds), state.params, server.participants(rounds, server.retained)))
+    return state.params, {b.clients[0]: b.of(0) for b in blocks}, {b.clients[0]: b.samples[0] for b in blocks}
+
+
+def mean(models, samples):
+    total = sum(samples[c] for c in models)
+    return {n: sum(samples[c] / total * models[c][n] for c in models) for n in next(iter(models.values()))}
+
+
+def shuffled(world, rows, seed=0):
+    """The same world, but the labels of these rows permuted, and different from what they were."""
+    labels = world.clients[0].source.labels.clone()
+    labels[rows] = (labels[rows] + 1 + torch.arange(len(rows)) % 3) % 10
+    source = world.clients[0].source.relabelled(labels, None, None)
+    other = make()
+    other.clients = tuple(replace(c, source=source) for c in world.clients)
+    return other
+
+
+def rows_of(world, request):
+    return torch.cat([c.rows[c.view("forget")] for c in world.scoped([request]).values()])
+
+
+# --- FedEraser --------------------------------------------------------------------------------------------------------
+
+
+def test_federaser_with_one_kept_round_is_the_others_first_step(world):
+    _, histories = train(world, 1, {"fe": FedEraser()})
+    state = FedEraser().begin(serve(world, history=histories["fe"]))
+    _, client, samples = models(world)
+    client.pop("0")
+    assert state.done and state.model
+    assert close(state.params, mean(client, samples), 1e-12)
+
+
+@pytest.mark.parametrize("model", ["cnn-tiny", "cnn-tiny-bn", "cnn-tiny-dropout"])
+def test_federaser_with_nobody_removed_repeats_the_training_exactly(model):
+    world = make(f"model.name={model}", "training.schedule.kind=cosine", "training.epochs=2")
+    theta, histories = train(world, 3, {"fe": FedEraser()})
+    state = unlearn(FedEraser(), serve(world, (), history=histories["fe"]))
+    assert state.round == 2 and equal(state.params, theta)
+
+
+@given(st.integers(0, 10_000), st.sampled_from(["tensor", "global"]))
+def test_a_calibrated_update_has_the_old_length_and_the_new_direction(seed, granularity):
+    generator = torch.Generator().manual_seed(seed)
+    new, old = ({n: torch.randn(3, 4, generator=generator).double() for n in "ab"} for _ in range(2))
+    result = rescaled(new, norms(old), granularity)
+    for n in "ab":
+        assert torch.allclose(
+            torch.cosine_similarity(result[n].flatten(), new[n].flatten(), 0), torch.tensor(1.0).double()
+        )
+    if granularity == "tensor":
+        assert torch.allclose(norms(result), norms(old))
+    assert torch.allclose(norms(result).norm(), norms(old).norm())
+
+
+def test_a_zero_update_stays_zero_whichever_side_it_is_on():
+    some, none = {"a": torch.ones(3)}, {"a": torch.zeros(3)}
+    assert equal(rescaled(none, norms(some)), none)
+    assert equal(rescaled(some, norms(none)), none)
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "global"])
+def test_norms_are_exactly_as_good_as_the_full_history(world, trained, granularity):
+    theta, histories = trained
+    a = unlearn(FedEraser(granularity=granularity), serve(world, history=histories["federaser"]))
+    b = unlearn(FedEraser(store="full", granularity=granularity), serve(world, history=histories["full"]))
+    assert equal(a.params, b.params) and not equal(a.params, theta)
+    assert histories["federaser"].stored_bytes < histories["full"].stored_bytes
+
+
+def test_federaser_never_reads_what_the_leaver_left(world, trained):
+    history = trained[1]["federaser"]
+    spoilt = {n: t * math.nan for n, t in history.own["0"].tensors.items()}
+    other = replace(history, own={**history.own, "0": Record(spoilt, history.own["0"].numbers)})
+    a, b = (unlearn(FedEraser(), serve(world, history=h)) for h in (history, other))
+    assert equal(a.params, b.params)
+
+
+def test_federaser_keeps_and_replays_every_second_round_only(world):
+    method = FedEraser(every=2)
+    _, histories = train(world, 5, {"fe": method})
+    server = serve(world, history=histories["fe"])
+    state = unlearn(method, server)
+    assert histories["fe"].own["1"].numbers["rounds"] == [3, 5] and state.round == 2 == method.rounds(20, 5)
+    assert server.ledger.comm_bytes == 2 * 2 * 3 * 4 * world.parameters
+
+
+def test_a_calibration_takes_its_share_of_the_local_epochs_rounded_up():
+    world = make("training.epochs=3")
+    method = FedEraser(calibration=0.5)
+    _, histories = train(world, 2, {"fe": method})
+    server = serve(world, history=histories["fe"])
+    unlearn(method, server)
+    rows = sum(len(c.view("retain")) for c in world.scoped([LEAVES]).values())
+    assert server.ledger.flops == 2 * rows * 3 * world.forward_flops
+
+
+def test_federaser_leaves_out_who_was_absent_and_skips_a_round_of_leavers_only():
+    world = make("training.participation=0.25")  # one client a round
+    method = FedEraser()
+    _, histories = train(world, 12, {"fe": method})
+    seen = {t: c for c, record in histories["fe"].own.items() for t in record.numbers.get("rounds", [])}
+    first = next(c for c, record in histories["fe"].own.items() if "samples" in record.numbers)
+    leaver = next(c for c in sorted(set(seen.values())) if c != first)
+    server = serve(world, (Request("x", clients=(leaver,)),), history=histories["fe"])
+    state = unlearn(method, server)
+    assert state.round == sum(c != leaver for c in seen.values()) < len(seen)
+    assert {c for asked in server.asked.values() for c in asked} == {*seen.values()} - {leaver}
+
+
+def test_federaser_without_anybody_of_round_one_says_so():
+    world = make("training.participation=0.25")
+    _, histories = train(world, 3, {"fe": FedEraser()})
+    first = next(c for c, record in histories["fe"].own.items() if "samples" in record.numbers)
+    with pytest.raises(UnfedError, match="first recorded round"):
+        FedEraser().begin(serve(world, (Request("x", clients=(first,)),), history=histories["fe"]))
+
+
+# --- FUKD -------------------------------------------------------------------------------------------------------------
+
+
+def test_fukd_with_nothing_to_subtract_starts_at_the_old_model_and_has_nothing_to_learn(world, trained):
+    theta, histories = trained
+    empty = replace(histories["fukd"], own={c: r for c, r in histories["fukd"].own.items() if c != "0"})
+    assert equal(FUKD(epochs=0).begin(serve(world, params=theta, history=empty)).params, theta)
+    net = world.template.bind(theta)
+    x, y = world.dataset.test.fetch(torch.arange(32))
+    batch = Batch(x, y, torch.zeros(32, dtype=torch.bool), torch.zeros(32, dtype=torch.int64))
+    loss = objectives.distil(net, batch, Models(world.template, {"teacher": theta}))
+    assert loss.abs().max() < 1e-12
+
+
+def test_fukd_after_one_round_is_the_round_without_the_leavers_updates(world):
+    theta, histories = train(world, 1, {"fukd": FUKD()})
+    start, client, samples = models(world)
+    state = FUKD(epochs=0).begin(serve(world, params=theta, history=histories["fukd"]))
+    total = sum(samples.values())
+    lazy = {n: t + sum(samples[c] / total * (client[c][n] - t) for c in "123") for n, t in start.items()}
+    assert close(state.params, lazy, 1e-12)
+
+
+def test_fukd_sums_are_the_weighted_updates_of_all_rounds(world, trained):
+    theta, histories = trained
+    total = sum(torch.stack([r.tensors["conv1.weight"] for r in histories["fukd"].own.values()]))
+    assert torch.allclose(total, theta["conv1.weight"] - world.fresh(1)["conv1.weight"])
+
+
+def test_distillation_teaches_the_student_and_leaves_the_teacher_alone(world, trained):
+    theta, histories = trained
+    kept = {n: t.clone() for n, t in theta.items()}
+    server = serve(world, params=theta, history=histories["fukd"])
+    seen = []
+    for epochs in (0, 3):
+        params = FUKD(epochs=epochs, lr=0.01).begin(server).params
+        x, y = world.dataset.test.fetch(torch.arange(100))
+        batch = Batch(x, y, y == -1, y)
+        models = Models(world.template, {"teacher": theta})
+        seen.append(float(objectives.distil(world.template.bind(params), batch, models).mean()))
+    assert seen[1] < 0.8 * seen[0] and equal(theta, kept)
+
+
+def test_distillation_reads_no_label_sends_nothing_and_costs_four_forward_passes_a_sample(world, trained):
+    theta, histories = trained
+    held = torch.cat([c.rows[c.val] for c in world.clients[1:]])
+    a, b = (serve(w, params=theta, history=histories["fukd"]) for w in (world, shuffled(world, held)))
+    assert equal(FUKD().begin(a).params, FUKD().begin(b).params)
+    assert a.ledger.flops == 3 * len(held) * 4 * world.forward_flops
+    assert a.ledger.comm_bytes == a.ledger.wire_bytes == 0 and not a.asked
+
+
+def test_fukd_that_subtracts_too_much_says_so_and_clips_nothing(world, trained):
+    theta, histories = trained
+    huge = {n: t * math.inf for n, t in histories["fukd"].own["0"].tensors.items()}
+    spoilt = replace(histories["fukd"], own={**histories["fukd"].own, "0": Record(huge, {"rounds": 3})})
+    with pytest.raises(UnfedError, match="not finite"):
+        FUKD().begin(serve(world, params=theta, history=spoilt))
+
+
+def test_fukd_recovers_at_its_own_rate_if_one_is_given(world, trained):
+    theta, histories = trained
+    still = FUKD(epochs=0, recovery_lr=0.0)
+    server = serve(world, params=theta, history=histories["fukd"])
+    assert equal(unlearn(still, server, 1).params, still.begin(server).params)
+
+
+# --- PGD --------------------------------------------------------------------------------------------------------------
+
+CLIMB = PGD(lr=0.05, iterations=3, updates=3, threshold=math.inf, clip=2.0)
+
+
+def test_the_leavers_last_model_is_replayed_bit_for_bit(world, trained):
+    theta, histories = trained
+    _, client, _ = models(world, 3)
+    last = CLIMB.last_models(serve(world, params=theta, history=histories["pgd"]))
+    assert equal(last["0"], client["0"])
+    assert len(histories["pgd"].shared) == 1  # one model, whoever leaves
+
+
+@pytest.mark.parametrize("leaving", [("0",), ("0", "2", "3")])
+def test_the_reference_is_the_mean_of_the_others_last_models(world, trained, leaving):
+    theta, histories = trained
+    _, client, samples = models(world, 3)
+    server = serve(world, (Request("x", clients=leaving),), params=theta, history=histories["pgd"])
+    ref = CLIMB.reference(server, CLIMB.last_models(server))
+    assert close(ref, mean({c: m for c, m in client.items() if c not in leaving}, samples), 1e-12)
+
+
+def test_the_references_variances_stay_positive():
+    world = make("model.name=cnn-tiny-bn")
+    theta, histories = train(world, 2, {"pgd": PGD()})
+    server = serve(world, params=theta, history=histories["pgd"])
+    last = CLIMB.last_models(server)
+    last["0"]["norm1.running_var"] += 1e6
+    ref = CLIMB.reference(server, last)
+    assert (ref["norm1.running_var"] >= 1e-5).all() and (ref["norm1.running_mean"] != theta["norm1.running_mean"]).any()
+
+
+def climbed(world, trained, method, requests=(LEAVES,)):
+    """(w_ref, δ, w, ledger) of the ascent."""
+    theta, histories = trained
+    server = serve(world, requests, params=theta, history=histories["pgd"])
+    ref = method.reference(server, method.last_models(server))
+    server = serve(world, requests, params=theta, history=histories["pgd"])
+    return ref, radius(server, ref), method.begin(server).params, server.ledger
+
+
+def distance(world, a, b):
+    return float(local.norm({n: a[n] - b[n] for n in world.template.trainable}))
+
+
+@pytest.mark.parametrize("lr", [1e-3, 1.0, 50.0, 1e12])
+def test_the_ascent_never_leaves_the_ball_and_never_ends_in_nan(world, trained, lr):
+    ref, within, w, _ = climbed(world, trained, replace(CLIMB, lr=lr))
+    assert distance(world, w, ref) <= within * (1 + 1e-6)
+    assert all(torch.isfinite(t).all() for t in w.values())
+
+
+def test_a_ball_of_radius_zero_gives_the_reference(world, trained, monkeypatch):
+    monkeypatch.setattr("unfed.methods.pgd.radius", lambda server, ref: 0.0)
+    ref, _, w, _ = climbed(world, trained, CLIMB)
+    assert equal({n: w[n] for n in world.template.trainable}, {n: ref[n] for n in world.template.trainable})
+
+
+def test_climbing_makes_the_leavers_loss_larger(world, trained):
+    ref, _, w, _ = climbed(world, trained, replace(CLIMB, lr=1e-3))
+    rows = rows_of(world, LEAVES)
+    before, after = (score(world.template, p, world.clients[0].source, rows).mean_loss for p in (ref, w))
+    assert after > before
+
+
+def test_a_threshold_of_zero_stops_after_exactly_one_step_and_none_never(world, trained):
+    replayed = len(world.clients[0].train)
+    for threshold, steps in ((0.0, 1), (math.inf, 9)):
+        method = replace(CLIMB, threshold=threshold, updates=3)
+        *_, ledger = climbed(world, trained, method)
+        assert ledger.flops == (replayed + steps * 64) * 3 * world.forward_flops
+
+
+def test_pgd_counts_two_transfers_and_sends_the_reference_the_last_model_and_the_replay(world, trained):
+    *_, ledger = climbed(world, trained, CLIMB)
+    assert ledger.comm_bytes == 2 * 4 * world.parameters
+    assert ledger.wire_bytes == 5 * tensor_bytes(world.template.like)  # θ^{T−1} and θ_0^T; w_ref, θ_0^T and w
+
+
+def test_pgd_keeps_one_model_per_round_in_which_somebody_was_last_seen():
+    world = make("training.participation=0.5")
+    theta, histories = train(world, 6, {"pgd": PGD()})
+    history = histories["pgd"]
+    assert set(history.shared) == {r.numbers["last"] for r in history.own.values()} and len(history.shared) > 1
+    for client in history.own:
+        key = history.own[client].numbers["last"]
+        plan = Plan.from_json(history.numbers[key]["plan"])
+        _, found, _ = models(world, plan.round)
+        server = serve(world, (Request("x", clients=(client,)),), params=theta, history=history)
+        assert equal(CLIMB.last_models(server)[client], found[client])
+    gone = PGD().purge(history, ["0"])
+    assert "0" not in gone.own and set(gone.shared) == {r.numbers["last"] for r in gone.own.values()}
+
+
+def test_pgd_refuses_a_client_it_never_saw(world, trained):
+    theta, histories = trained
+    with pytest.raises(UnfedError, match="no record of client 0"):
+        CLIMB.begin(serve(world, params=theta, history=histories["pgd"].without(["0"])))
+
+
+@pytest.mark.parametrize("request_", [CLASS, SAMPLES])
+def test_pgd_and_fcu_serve_other_scopes_only_if_told_to(world, trained, request_):
+    assert not CLIMB.serves(request_.kind) and not FCU().serves(request_.kind)
+    method = replace(CLIMB, any_scope=True)
+    assert method.serves(request_.kind)
+    ref, within, w, _ = climbed(world, trained, method, (request_,))
+    assert equal(ref, trained[0]) and 0 < distance(world, w, ref) <= within
+
+
+# --- MoDE -------------------------------------------------------------------------------------------------------------
+
+GUIDE = MoDE(guidance=2, degradation=1, coefficient=0.4, lr=0.01, degradation_lr=0.05)
+
+
+def test_mode_that_erases_nothing_and_learns_nothing_is_the_old_model(world, trained):
+    theta = trained[0]
+    still = MoDE(guidance=2, degradation=2, coefficient=1.0, lr=0.0, degradation_lr=0.05)
+    assert equal(unlearn(still, serve(world, params=theta), 2).params, theta)
+
+
+def test_mode_that_keeps_nothing_becomes_the_degraded_model(world, trained):
+    still = MoDE(guidance=1, degradation=1, coefficient=0.0, lr=0.0, degradation_lr=0.05)
+    state = unlearn(still, serve(world, params=trained[0]), 1)
+    assert equal(state.params, state.tensors["phi"])
+
+
+@given(st.floats(0, 1), st.integers(0, 1000))
+def test_an_erasure_is_the_convex_combination_of_every_tensor(keep, seed):
+    generator = torch.Generator().manual_seed(seed)
+    a, b = ({"w": torch.randn(5, generator=generator), "n": torch.tensor(3 + i)} for i in range(2))
+    found = mixed(a, b, keep)
+    assert torch.allclose(found["w"], keep * a["w"] + (1 - keep) * b["w"]) and int(found["n"]) == 3
+
+
+def test_the_degraded_model_is_the_retrained_one_and_rests_after_its_rounds(world, trained):
+    server = serve(world, params=trained[0])
+    state = GUIDE.round(server, GUIDE.begin(server))
+    own = serve(world)
+    phi = own.fedavg(own.init("degraded model"), own.plan(1, own.base.with_optimiser(lr=0.05)), own.retained)
+    assert equal(state.tensors["phi"], phi)
+    assert equal(GUIDE.round(server, state).tensors["phi"], phi)
+    assert not GUIDE.round(server, GUIDE.round(server, state)).tensors  # recovery needs no φ
+
+
+@pytest.mark.parametrize("request_", [LEAVES, CLASS, SAMPLES])
+def test_mode_reads_no_label_of_the_forgotten_data(world, trained, request_):
+    other = shuffled(world, rows_of(world, request_))
+    if request_ is CLASS:  # the permuted labels would be another class: keep the marks
+        other.scoped = lambda requests, gone=(): {
+            c.name: replace(c, source=other.clients[0].source) for c in world.scoped(requests, gone).values()
+        }
+    a, b = (unlearn(GUIDE, serve(w, (request_,), params=trained[0]), 3) for w in (world, other))
+    assert equal(a.params, b.params)
+
+
+@pytest.mark.parametrize(("request_", "owners"), [(LEAVES, 1), (CLASS, 4), (SAMPLES, 4)])
+def test_mode_sends_the_degraded_model_to_its_owners_only(world, trained, request_, owners):
+    server = serve(world, (request_,), params=trained[0])
+    unlearn(GUIDE, server, 2)
+    staying = len(server.retained)
+    transfers = 1 * 2 * staying + 2 * (2 * 4 + owners)  # METHODS §5: r_de·2|R| + r_max·(2N + |owners|)
+    assert server.ledger.comm_bytes == transfers * 4 * world.parameters
+    assert server.ledger.wire_bytes == transfers * tensor_bytes(world.template.like)
+    clients = world.scoped([request_]).values()
+    retain, forget, everything = (sum(len(c.view(v)) for c in clients) for v in ("retain", "forget", "all"))
+    trained_rows = retain + 2 * everything
+    assert server.ledger.flops == (3 * trained_rows + 2 * forget) * world.forward_flops
+
+
+def test_mode_has_no_model_before_its_guidance_is_over(world, trained):
+    server = serve(world, params=trained[0])
+    state = GUIDE.begin(server)
+    flags = []
+    for _ in range(3):
+        flags.append(state.model)
+        state = GUIDE.round(server, state)
+    assert flags == [False, False, True] and GUIDE.rounds(20, 60) == 22
+
+
+# --- FCU --------------------------------------------------------------------------------------------------------------
+
+CONTRAST = FCU(iterations=7, fuse_every=3, rho=0.9)
+
+
+def features(world, params, other):
+    x, y = world.dataset.test.fetch(torch.arange(16))
+    batch = Batch(x, y, y == -1, y)
+    models = Models(world.template, {"start": params, "downgraded": other})
+    return objectives.contrast(world.template.bind(params), batch, models)
+
+
+def test_the_contrast_is_log_two_where_both_models_say_the_same(world, trained):
+    loss = features(world, trained[0], trained[0])
+    assert torch.allclose(loss, torch.full_like(loss, math.log(2)))
+
+
+def test_the_contrast_falls_over_ten_steps_on_one_batch():
+    world = make("training.batch=512")  # one batch is all of D_u
+    theta, _ = train(world, 2)
+    method = FCU(iterations=10, fuse_every=10, rho=0.0)
+    phase = method.contrast(world.training_settings().phase)
+    losses = []
+    for steps in (1, 10):
+        server = serve(world, params=theta)
+        client = world.scoped([LEAVES])["0"]
+        context = {"downgraded": server.init("downgraded model")}
+        plan = server.plan(0, replace(phase, steps=steps))
+        losses.append(local.visit(world.template, plan, client, theta, context).loss)
+    assert losses[1] < losses[0] - 0.05
+
+
+def test_fcu_reads_no_label(world, trained):
+    other = shuffled(world, rows_of(world, LEAVES))
+    a, b = (CONTRAST.begin(serve(w, params=trained[0])).params for w in (world, other))
+    assert equal(a, b) and not equal(a, trained[0])
+
+
+def test_fcu_drops_leftover_steps_and_its_random_model_travels_as_a_seed(world, trained):
+    server = serve(world, params=trained[0])
+    CONTRAST.begin(server)
+    rows, left = len(world.clients[0].train), 6
+    steps = [b - a for a, b in local.bounds(rows, 64)] * 3
+    assert server.ledger.flops == sum(steps[:left]) * 5 * world.forward_flops  # 6M + 2·2M = 10M
+    assert server.ledger.comm_bytes == 2 * 4 * world.parameters
+    assert server.ledger.wire_bytes == 2 * tensor_bytes(world.template.like)
+
+
+def test_the_order_of_fusion_matters_and_both_are_there(world, trained):
+    a = CONTRAST.begin(serve(world, params=trained[0])).params
+    b = replace(CONTRAST, fusion_order="repo_call").begin(serve(world, params=trained[0])).params
+    # The last step was a fusion: one keeps the phase of what was learnt, the other that of θ*.
+    phase = [torch.fft.fft2(p["head.linear.weight"]).angle()[1:4, 1:4] for p in (a, b, trained[0])]
+    own, theirs = ((torch.cos(p - phase[2])).mean() for p in phase[:2])
+    assert not equal(a, b) and theirs > own
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+READY = {
+    "retrain": Retrain(),
+    "ft": FineTune(),
+    "not": METHODS["not"](),
+    "federaser": FedEraser(),
+    "fukd": FUKD(),
+    "pgd": CLIMB,
+    "mode": GUIDE,
+    "fcu": CONTRAST,
+}
+
+
+@pytest.mark.parametrize("name", READY)
+@pytest.mark.parametrize("leaving", [("0", "1"), ("0", "1", "3")])
+def test_several_clients_can_leave_at_once(world, trained, name, leaving):
+    theta, histories = trained
+    request = Request("many", clients=leaving)
+    server = serve(world, (request,), params=theta, history=histories.get(name))
+    state = unlearn(READY[name], server, 1)
+    assert all(torch.isfinite(t).all() for t in state.params.values())
+    if name in ("pgd", "fcu"):
+        assert set(server.asked[0]) == set(leaving)
+    if name == "pgd":
+        assert server.ledger.comm_bytes == (2 * len(leaving) + 2 * (4 - len(leaving))) * 4 * world.parameters
+
+
+@pytest.mark.parametrize("name", READY)
+def test_partial_participation_works(name):
+    world = make("training.participation=0.5", "training.drop_out=0.2", "training.quorum=0.1")
+    methods = {n: m for n, m in READY.items() if "history" in m.needs}
+    theta, histories = train(world, 5, methods, quorum=0.0)
+    leaver = sorted(histories["pgd"].own)[0]
+    server = serve(world, (Request("x", clients=(leaver,)),), params=theta, history=histories.get(name), quorum=0.0)
+    state = unlearn(READY[name], server, 1)
+    assert all(torch.isfinite(t).all() for t in state.params.values())
+
+
+@pytest.mark.parametrize("name", READY)
+def test_who_left_by_an_earlier_request_is_never_asked_again(world, trained, name):
+    theta, histories = trained
+    requests = (LEAVES, Request("r2", clients=("2",)))
+    server = serve(world, requests, params=theta, history=histories.get(name))
+    assert server.owners == ("2",) and "0" not in server.clients
+    unlearn(READY[name], server, 1)
+    assert "0" not in {c for asked in server.asked.values() for c in asked}
+
+
+BAD = [
+    (FedEraser, {"every": 0}, "at least 1"),
+    (FedEraser, {"calibration": 0.0}, "between 0 and 1"),
+    (FUKD, {"temperature": 0.0}, "positive"),
+    (FUKD, {"epochs": -1}, "negative"),
+    (PGD, {"lr": -1.0}, "negative"),
+    (MoDE, {"coefficient": 1.5}, "between 0 and 1"),
+    (MoDE, {"guidance": 2, "degradation": 3}, "r_de = 3 is more than r_max = 2"),
+    (MoDE, {"guidance": -1}, "negative"),
+    (FCU, {"rho": 1.1}, "between 0 and 1"),
+    (FCU, {"rho": -0.1}, "between 0 and 1"),
+    (FCU, {"fuse_every": 0}, "at least 1"),
+    (FCU, {"temperature": 0.0}, "positive"),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "says"), BAD)
+def test_a_number_that_cannot_be_is_refused_in_one_sentence(kind, values, says):
+    with pytest.raises(UnfedError, match=says):
+        kind(**values)
+    label = kind.name
+    with pytest.raises(UnfedError, match=says):
+        Config.parse({**SMALL, "methods": {"run": [label], label: values}})
+
+
+def test_an_empty_or_foreign_history_is_refused(world, trained):
+    theta, histories = trained
+    with pytest.raises(UnfedError, match=r"training\.record"):
+        FedEraser().begin(serve(world, params=theta))
+    for name in ("federaser", "fukd", "pgd"):
+        with pytest.raises(UnfedError, match=r"empty|no record"):
+            READY[name].begin(serve(world, params=theta, history=History()))
+    other = make("model.name=cnn-small")
+    for name in ("federaser", "fukd", "pgd"):
+        with pytest.raises(UnfedError, match=r"has '[a-z0-9.]+' (with shape|of another model)"):
+            READY[name].begin(serve(other, history=histories[name]))
+
+
+# --- hyperparameters --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["cnn", "cnn-wide", "resnet18", "vit-b-16"])
+@pytest.mark.parametrize("kind", [PGD, MoDE, FCU])
+def test_the_papers_values_fill_what_was_not_set(kind, model):
+    table = kind.paper["cnn" if model == "cnn-wide" else model]
+    used = kind().on(model)
+    assert {name: getattr(used, name) for name in table} == dict(table)
+    shown = {name: (value, source) for name, value, _, source in kind().explain(model)}
+    assert all(shown[name] == (value, "paper") for name, value in table.items())
+
+
+def test_what_is_set_wins_and_says_so():
+    used = PGD(lr=0.5).on("resnet18")
+    assert (used.lr, used.iterations) == (0.5, 2)
+    assert ("lr", 0.5, "set here") in [(n, v, s) for n, v, _, s in PGD(lr=0.5).explain("resnet18")]
+
+
+def test_an_architecture_the_paper_does_not_have_must_be_told():
+    with pytest.raises(UnfedError, match=r"set methods\.pgd\.lr .*0\.1 \(cnn\)"):
+        PGD().on("my.module:factory")
+    whole = PGD(lr=0.1, iterations=1, updates=1, threshold=1.0, clip=1.0)
+    assert whole.on("my.module:factory") is whole
+
+
+def test_defaults_per_architecture_are_shown_with_their_source():
+    shown = {name: (str(default), source) for name, default, _, source in MoDE.options()}
+    assert shown["coefficient"] == ("0.4 (cnn), 0.95 (resnet18), 0.9 (vit-b-16)", "paper")
+
+
+# --- the engine is not in the picture ---------------------------------------------------------------------------------
+
+
+def test_freight_counts_models_and_wire_apart(world):
+    server = serve(world)
+    assert isinstance(server.engine, Sequential)
+    extra = {"phi": server.params}
+    list(server.train(server.plan(1), server.params, ["1"], extra, freight=Freight(down=0, up=0, seeded=("phi",))))
+    assert (server.ledger.comm_bytes, server.ledger.wire_bytes) == (0, 2 * tensor_bytes(world.template.like))

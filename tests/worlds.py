@@ -1,0 +1,63 @@
+"""Trained federations in a few lines, for tests of methods: a world, a server on it, a training that records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from unfed.data import Request, public
+from unfed.federation import Server, Settings
+from unfed.history import History, Recorder
+from unfed.methods import Method, State
+from unfed.params import Params
+from unfed.world import World
+
+LEAVES = Request("r1", clients=("0",))
+
+
+def serve(
+    world: World,
+    requests: Sequence[Request] = (LEAVES,),
+    params: Params | None = None,
+    history: History | None = None,
+    seed: int = 7,
+    settings: Settings | None = None,
+    **changes: object,
+) -> Server:
+    """The server a method would meet on the last of these requests."""
+    clients = world.scoped(requests, gone=requests[:-1])
+    server = Server(
+        world.template,
+        world.engine(clients),
+        clients,
+        world.fresh(1) if params is None else params,
+        replace(settings or world.training_settings(), **changes),
+        seed,
+        world.fresh,
+        world.forward_flops,
+        history=history,
+        public=public(clients),
+        as_it_was=lambda scope: world.engine(world.scoped([Request.from_json(r) for r in scope])),
+    )
+    server.scope = tuple(request.to_json() for request in requests)
+    return server
+
+
+def train(
+    world: World, rounds: int, methods: Mapping[str, Method] | None = None, **changes: object
+) -> tuple[Params, dict[str, History]]:
+    """θ* after some rounds of everybody, and what these methods recorded."""
+    server = serve(world, (), seed=world.seeds.training, **changes)
+    server.recorders = {label: Recorder(method) for label, method in (methods or {}).items()}
+    state = State(server.params)
+    for _ in range(rounds):
+        state = server.recover(state)
+    return state.params, {label: recorder.history for label, recorder in server.recorders.items()}
+
+
+def unlearn(method: Method, server: Server, rounds: int = 0) -> State:
+    """The state after `rounds` rounds, or after all of a method that says when it is done."""
+    state = method.begin(server)
+    while not state.done and (state.round < rounds or not state.model):
+        state = method.round(server, state)
+    return state
