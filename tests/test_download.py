@@ -219,6 +219,7 @@ def test_what_a_server_can_answer_is_said_in_one_sentence(
         download("cifar10", root, "file:///etc")
     with pytest.raises(UnfedError, match=r"not in the catalogue of downloads.*Did you mean 'cifar10'"):
         download("cifar-10", root)
+    assert left_over(root) == []
     monkeypatch.delenv("UNFED_DATA", raising=False)
     with pytest.raises(UnfedError, match="no data root to download to"):
         download("cifar10")

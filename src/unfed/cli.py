@@ -23,12 +23,12 @@ from rich.markup import escape
 from rich.table import Table
 
 import unfed
-from unfed import checkpoint, cli_files, describe
+from unfed import checkpoint, cli_data, cli_files, describe
 from unfed.api import results, write_report
 from unfed.config import Config, presets
 from unfed.data import Request, read_samples
 from unfed.display import Display, clock_text, percent, results_table, story
-from unfed.errors import UnfedError, UnfedWarning
+from unfed.errors import Refused, UnfedError, UnfedWarning
 from unfed.evaluation import Evaluator
 from unfed.methods import METHODS, find
 from unfed.metrics import is_measured
@@ -47,6 +47,7 @@ app = typer.Typer(
 )
 methods_app = typer.Typer(help="The methods: what they need, which scopes they serve, their hyperparameters.")
 app.add_typer(methods_app, name="methods")
+app.add_typer(cli_data.app, name="data")
 cli_files.add_to(app)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.")]
@@ -371,6 +372,28 @@ def methods_show(name: Annotated[str, typer.Argument(help="A method, or package.
     for option, default, says, source in method.options():
         table.add_row(option, escape(str(default)), escape(says), source)
     stdout.print(table if method.options() else "It has no hyperparameters.")
+
+
+@methods_app.command("check")
+def methods_check(
+    where: Annotated[str, typer.Argument(metavar="FILE", help="A Python file, a name, or package.module:Class.")],
+    sets: Sets = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
+    """Check a method against the contract, on digits: clean views, resume, honest needs, ledger, engines equal."""
+    from unfed import conformance
+
+    claims = []
+    for claim in conformance.check(conformance.load(where), sets):
+        claims.append(claim)
+        if not as_json:
+            mark = "[green]✓[/green]" if claim.held else "[red]✗[/red]"
+            stdout.print(f"{mark} {escape(claim.name)}: {escape(claim.saw)}", soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps([vars(claim) for claim in claims]))
+    broken = sum(not claim.held for claim in claims)
+    if broken:
+        raise Refused(f"{broken} of {len(claims)} claims do not hold; mend the method and check again.")
 
 
 if __name__ == "__main__":

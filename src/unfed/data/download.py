@@ -20,7 +20,7 @@ import urllib.parse
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -79,7 +79,19 @@ def download(
     kept = base / ".downloads" / name  # MNIST and Fashion-MNIST have files of the same names
     with disk_errors(kept):
         kept.mkdir(parents=True, exist_ok=True)
-    archives = [fetch(archive, kept, mirror, progress) for archive in entry.archives]
+    try:
+        seen = _install(entry, base, [fetch(archive, kept, mirror, progress) for archive in entry.archives])
+        shutil.rmtree(kept, ignore_errors=True)
+        return seen
+    finally:
+        with contextlib.suppress(OSError):  # what was fetched so far is kept, an empty folder is not
+            kept.rmdir()
+        with contextlib.suppress(OSError):
+            kept.parent.rmdir()
+
+
+def _install(entry: Entry, base: Path, archives: Sequence[Path]) -> Verified:
+    """Unpack beside the target, look whether it is right, and only then let it appear."""
     with _workshop(base) as workshop:
         target = workshop / entry.places[0]
         for archive in archives:
@@ -90,11 +102,8 @@ def download(
                     target.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(archive, target / archive.name)
         _settle(workshop, entry)
-        seen = verify(name, target)
+        seen = verify(entry.name, target)
         _appear(workshop, base, PurePosixPath(entry.places[0]))
-    shutil.rmtree(kept, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        kept.parent.rmdir()  # unless another download is under way
     return replace(seen, folder=base / entry.places[0])
 
 
