@@ -1,0 +1,356 @@
+"""Histories: recorded only if needed, saved with their state, purged with their client, refused when missing."""
+
+import shutil
+
+import pytest
+import torch
+
+from conftest import SMALL
+from test_run import Crash, crash_at, outcome
+from unfed import checkpoint, local
+from unfed.config import Config
+from unfed.data import Request
+from unfed.errors import UnfedError
+from unfed.folder import Job, RunFolder
+from unfed.history import History, Record
+from unfed.run import Run
+from unfed.watching import Silence
+
+TRAIN = Job(0, None, "train")
+QUICK = ("checkpoint.rounds=1", "training.rounds=3", "unlearning.rounds=2", "evaluation.every=2")
+QUICK += ("engine.name=sequential",)
+RECORD = "training.record=['federaser', 'fukd', 'pgd']"
+# Strong enough to be seen on a model that has hardly begun to learn.
+NUMBERS = {
+    "pgd": {"lr": 0.01, "iterations": 2, "updates": 2},
+    "mode": {"guidance": 2, "degradation": 1},
+    "fcu": {"iterations": 4, "fuse_every": 2},
+}
+SCOPES = {
+    "client": {"id": "r1", "clients": ["0"]},
+    "class": {"id": "r1", "classes": [3]},
+    "instance": {"id": "r1", "fraction": 0.1},
+}
+SERVED = [("federaser", "client"), ("fukd", "client")]
+SERVED += [(name, scope) for name in ("pgd", "mode", "fcu") for scope in SCOPES]
+WIDE = {"pgd": {"any_scope": True}, "fcu": {"any_scope": True}}
+
+
+def config(*labels, scope="client", sets=()):
+    tables = {
+        name: {**numbers, **(WIDE.get(name, {}) if scope != "client" else {})} for name, numbers in NUMBERS.items()
+    }
+    return Config.parse({**SMALL, "request": SCOPES[scope], "methods": {"run": labels, **tables}}, (*QUICK, *sets))
+
+
+def alone(*sets):
+    """A run without a comparison, for requests that come later."""
+    return Config.parse({n: v for n, v in SMALL.items() if n != "request"}, (*QUICK, "methods.run=['not']", *sets))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A trained run that recorded for everybody and serves requests; copy it before use."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    made = Config.parse(
+        {**{n: v for n, v in SMALL.items() if n != "request"}, "methods": {"run": ["not"], **NUMBERS}}, (*QUICK, RECORD)
+    )
+    Run.create(made, folder).execute()
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    return Run.open(tmp_path / "run")
+
+
+def history(run, label, job=TRAIN):
+    return run.folder.load_histories(job)[label]
+
+
+# --- recording --------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_recorded_unless_a_method_needs_it(tmp_path):
+    Run.create(config("not", "ft"), tmp_path / "run").execute()
+    assert RunFolder(tmp_path / "run").load_histories(TRAIN) == {}
+    assert all(line["stored_server_bytes"] == 0 for line in Run.open(tmp_path / "run").lines() if "flops" in line)
+
+
+def test_recording_changes_nothing_in_the_training(tmp_path, run):
+    Run.create(alone(), tmp_path / "plain").execute()
+    a, b = Run.open(tmp_path / "plain").model(method="train"), run.model(method="train")
+    assert all(torch.equal(a[n], b[n]) for n in a)
+
+
+def test_stored_bytes_are_what_is_stored_beside_what_the_original_would_store(tmp_path):
+    Run.create(config("federaser", "fukd", "pgd"), tmp_path / "run").execute()
+    run = Run.open(tmp_path / "run")
+    last = {line["method"]: line for line in run.lines()}
+    size, clients, rounds = 4 * run.description["parameters"], 4, 3
+    for name in ("federaser", "fukd", "pgd"):
+        assert last[name]["stored_server_bytes"] == history(run, name).stored_bytes
+    assert clients * size <= last["fukd"]["stored_server_bytes"] < clients * size + 1000
+    assert size <= last["pgd"]["stored_server_bytes"] < size + 2000
+    assert last["federaser"]["stored_original_bytes"] == (1 + clients * rounds) * size
+    assert last["fukd"]["stored_original_bytes"] == clients * rounds * size
+    assert last["pgd"]["stored_original_bytes"] == clients * size
+    total = sum(last[name]["stored_server_bytes"] for name in ("federaser", "fukd", "pgd"))
+    assert [x for x in run.lines() if x["method"] == "train"][-1]["stored_server_bytes"] == total
+
+
+def test_a_history_survives_being_written_down():
+    own = {"a/b": Record({"w/x": torch.arange(3.0)}, {"rounds": [1, 2]}), "c": Record()}
+    before = History(4, {"g/1": {"w": torch.ones(2)}}, own, {"plan": "{}"}, ("z",))
+    after = History.unpack(*before.pack())
+    assert (after.rounds, after.purged, after.numbers, list(after.own)) == (4, ("z",), {"plan": "{}"}, ["a/b", "c"])
+    assert torch.equal(after.own["a/b"].tensors["w/x"], torch.arange(3.0)) and after.own["a/b"].numbers == {
+        "rounds": [1, 2]
+    }
+    assert torch.equal(after.shared["g/1"]["w"], torch.ones(2))
+
+
+def test_a_damaged_history_is_one_sentence():
+    tensors, numbers = History(1, {"g": {"w": torch.ones(1)}}).pack()
+    with pytest.raises(UnfedError, match="history cannot be read"):
+        History.unpack(tensors, {**numbers, "groups": []})
+
+
+# --- resuming ---------------------------------------------------------------------------------------------------------
+
+
+def reopened(folder, like):
+    """A run as a new process would open it; the world is a function of the config, so it is not built again."""
+    run = Run.open(folder)
+    run._worlds[0] = like.world(0)
+    return run
+
+
+def test_a_training_that_records_survives_a_crash_at_every_write(tmp_path, monkeypatch):
+    made = alone(RECORD)
+    whole = Run.create(made, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        count = crash_at(patch, -1)
+        whole.execute()
+        writes = count["writes"]
+    truth = {label: history(whole, label).pack() for label in ("federaser", "fukd", "pgd")}
+    assert writes > 8
+    for number in range(1, writes + 1):
+        run = Run.create(made, tmp_path / str(number))
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            crash_at(patch, number)
+            run.execute()
+        reopened(run.folder.path, whole).execute()
+        assert outcome(run.folder.path) == outcome(whole.folder.path)
+        for label, (tensors, numbers) in truth.items():
+            again = history(run, label).pack()
+            assert again[1] == numbers and all(torch.equal(again[0][n], tensors[n]) for n in tensors)
+
+
+@pytest.mark.parametrize(("name", "scope"), SERVED)
+def test_a_method_survives_a_crash_at_every_write(name, scope, tmp_path, monkeypatch):
+    whole = Run.create(config(name, scope=scope, sets=("evaluation.samples=false",)), tmp_path / "whole")
+    whole._train(0, Silence())
+    shutil.copytree(tmp_path / "whole", tmp_path / "trained")
+    with monkeypatch.context() as patch:
+        count = crash_at(patch, -1)
+        whole.execute()
+        writes = count["writes"]
+    truth = outcome(tmp_path / "whole")
+    assert writes >= 6 and truth[0][-1]["method"] == name and truth[0][-1]["done"]
+    for number in range(1, writes + 1):
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "trained", folder)
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            crash_at(patch, number)
+            reopened(folder, whole).execute()
+        reopened(folder, whole).execute()
+        assert outcome(folder) == truth, f"differs after a crash at write {number} of {writes}"
+
+
+# --- who touches D_u --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "scope"), [*SERVED, *((name, scope) for name in ("not", "ft", "retrain") for scope in SCOPES)]
+)
+def test_a_method_trains_on_forgotten_rows_only_if_it_says_so(name, scope, tmp_path, monkeypatch):
+    run = Run.create(config(name, scope=scope), tmp_path / "run")
+    theta, world = run._train(0, Silence()), run.world(0)
+    clients = world.scoped(run.config.requests()).values()
+    forgotten = {int(row) for c in clients for row in c.rows[c.view("forget")]}
+    touched = set()
+    original = local.fetch
+
+    def seen(client, order, draws, begin, end):
+        touched.update(client.rows[order[begin:end]].tolist())
+        return original(client, order, draws, begin, end)
+
+    monkeypatch.setattr(local, "fetch", seen)
+    run._compare(0, theta, Silence())
+    assert bool(touched & forgotten) == ("forget" in run.config.method(name).needs)
+    held = {int(row) for c in world.clients for row in c.rows[c.val]}
+    assert bool(touched & held) == (name == "fukd")
+    leavers = {int(row) for row in world.clients[0].rows[world.clients[0].val]}
+    assert not (scope == "client" and touched & leavers)
+
+
+# --- serving and purging ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["federaser", "fukd", "pgd", "not"])
+def test_a_served_request_purges_the_leaver_from_every_history(run, method):
+    run.forget(Request("r1", clients=("2",)), method=method, until=1)
+    states = list(run.folder.states())
+    held = [history["clients"] for _, numbers in states for history in numbers.get("histories", {}).values()]
+    assert held and not any("2" in clients for clients in held)
+    for path, _ in states:
+        tensors, numbers = checkpoint.load(path)
+        for label, kept in numbers.get("histories", {}).items():
+            assert len(kept["own"]) == len(kept["clients"])
+            places = {n.split("/")[2] for n in tensors if n.startswith(f"history:{label}/own/")}
+            assert places <= {str(i) for i in range(len(kept["clients"]))}
+    files = {(item["file"], item["what"]) for item in run.info()["influence"]}
+    assert ("models/0/train.safetensors", "a model that was trained with it") in files
+    assert ("state/0/train.safetensors", "history for fukd: records of others, made beside it") in files
+    assert not any("records of client 2" in what for _, what in files)
+    assert not any(f"r1/{method}" in file and "trained with it" in what for file, what in files)
+
+
+def test_a_comparison_purges_nothing_and_says_so(tmp_path):
+    run = Run.create(config("fukd", "not"), tmp_path / "run")
+    run.execute()
+    assert "0" in history(run, "fukd").own
+    assert {"request": "r1", "file": "state/0/train.safetensors", "what": "history for fukd: records of client 0"} in (
+        run.info()["influence"]
+    )
+
+
+def test_purging_is_taken_up_again_after_a_crash(run, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(RunFolder, "purge", lambda *_: (_ for _ in ()).throw(Crash))
+        run.forget(Request("r1", clients=("2",)), method="fukd", until=1)
+    assert "2" in history(run, "fukd").own
+    Run.open(run.folder.path).execute()
+    assert "2" not in history(run, "fukd").own and history(run, "fukd").purged == ("2",)
+
+
+@pytest.mark.parametrize("method", ["federaser", "fukd", "pgd", "mode", "fcu", "not", "retrain"])
+def test_a_second_request_starts_from_what_the_first_left(run, method):
+    run.forget(Request("r1", clients=("2",)), method=method, until=2)
+    first = run.current(0)
+    run.forget(Request("r2", clients=("0", "1")), method=method, until=2)
+    second = run.current(0)
+    assert any(not torch.equal(first[n], second[n]) for n in first)
+    lines = [line for line in run.lines() if line["request"] == "r2" and line["method"] == method]
+    asked = {client for line in lines for clients in line["asked"].values() for client in clients}
+    assert "2" not in asked and (asked == {"3"} or method in ("pgd", "mode", "fcu"))
+
+
+def test_histories_of_those_that_start_at_the_model_in_force_go_on_during_recovery(run):
+    run.forget(Request("r1", clients=("2",)), method="not", until=2)
+    job = Job(0, "r1", "not")
+    later = run.folder.load_histories(job)
+    assert set(later) == {"fukd", "pgd"}  # FedEraser replays the training, whatever came since
+    assert later["fukd"].own["1"].numbers["rounds"] == 3 + 2
+    assert later["pgd"].own["1"].numbers["last"].endswith("-2")
+    server_seed = run.world(0).seeds.request("r1")
+    assert later["pgd"].own["1"].numbers["last"].startswith(str(server_seed))
+    run.forget(Request("r2", clients=("1",)), method="pgd", until=1)
+
+
+def test_after_retrain_histories_begin_anew_and_after_federaser_they_end(run):
+    run.forget(Request("r1", clients=("2",)), method="retrain", until=2)
+    assert run.folder.load_histories(Job(0, "r1", "retrain"))["fukd"].rounds == 2
+    run.forget(Request("r2", clients=("1",)), method="federaser", until=1)
+    for method in ("fukd", "pgd"):
+        with pytest.raises(UnfedError, match=r"rebuilt by request 'r2'.*use not, ft or retrain"):
+            run.forget(Request("r3", clients=("0",)), method=method)
+    assert [entry.request.id for entry in run.folder.requests()] == ["r1", "r2"]
+
+
+def test_federaser_replays_without_all_leavers_so_far(run):
+    run.forget(Request("r1", clients=("2",)), method="not", until=1)
+    run.forget(Request("r2", clients=("0",)), method="federaser", until=1)
+    lines = [line for line in run.lines() if line["request"] == "r2" and line["method"] == "federaser"]
+    assert [line["model"] for line in lines] == [False, False, True]  # until=1 cannot cut it short
+    assert all(set(clients) == {"1", "3"} for line in lines for clients in line["asked"].values())
+
+
+def test_a_comparison_of_several_requests_hands_each_method_its_own_history(tmp_path):
+    two = [{"id": "r1", "clients": ["0"]}, {"id": "r2", "clients": ["1"]}]
+    made = Config.parse({**SMALL, "request": two, "methods": {"run": ["federaser", "fukd", "pgd"], **NUMBERS}}, QUICK)
+    run = Run.create(made, tmp_path / "run")
+    run.execute()
+    assert set(run.folder.load_histories(Job(0, "r1", "fukd"))) == {"fukd"}
+    assert run.folder.load_histories(Job(0, "r2", "fukd")) == {}  # nobody comes after it
+    assert {"0", "1"} <= set(run.folder.load_histories(Job(0, "r1", "pgd"))["pgd"].own)
+
+
+# --- refusing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["federaser", "fukd", "pgd"])
+def test_a_history_that_was_not_recorded_is_asked_for_by_name(tmp_path, method):
+    run = Run.create(alone(), tmp_path / "run")
+    run.execute()
+    with pytest.raises(UnfedError, match=rf'recorded none for it: set training.record = \["{method}"\]') as caught:
+        run.forget(Request("r1", clients=("0",)), method=method)
+    assert "Use " in str(caught.value) and "not" in str(caught.value) and not run.folder.requests()
+
+
+@pytest.mark.parametrize("method", ["pgd", "mode", "fcu"])
+def test_who_needs_data_that_was_deleted_is_refused_before_any_work(run, tmp_path, method):
+    gone = Request("r1", clients=("3",), deleted=True)
+    title = run.config.method(method).title
+    with pytest.raises(UnfedError, match=rf"^{title} needs the target client's data; client 3 has deleted it\. Use "):
+        run.forget(gone, method=method)
+    with pytest.raises(UnfedError, match="has deleted it"):
+        Run.create(config(method, sets=("request.deleted=true",)), tmp_path / "refused")
+    assert not (tmp_path / "refused").exists() and not run.folder.requests()
+
+
+def test_what_was_deleted_is_not_scored_either(run):
+    run.forget(Request("r1", clients=("3",), deleted=True), method="not", until=1)
+    line = run.lines()[-1]
+    assert line["forget"] == line["mia"] == "not measured: its owners have deleted it"
+    assert run.info()["requests"][-1]["forgotten_rows"] > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "scope"), [("federaser", "class"), ("fukd", "instance"), ("pgd", "class"), ("fcu", "class")]
+)
+def test_a_scope_that_is_not_served_is_refused_with_those_that_serve_it(tmp_path, method, scope):
+    made = Config.parse({**SMALL, "request": SCOPES[scope], "methods": {"run": [method]}}, QUICK)
+    with pytest.raises(UnfedError, match=rf"does not serve {scope}-wise requests\. Use .*mode.*not"):
+        Run.create(made, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_fukd_without_images_at_the_server_is_refused(tmp_path):
+    with pytest.raises(UnfedError, match=r"FUKD needs unlabelled data at the server; partition\.validation is 0"):
+        Run.create(config("fukd", sets=("partition.validation=0",)), tmp_path / "run")
+
+
+def test_federaser_cannot_follow_a_request_for_rows(run):
+    run.forget(Request("r1", classes=(3,)), method="not", until=1)
+    with pytest.raises(UnfedError, match="rows of request 'r1' took part"):
+        run.forget(Request("r2", clients=("0",)), method="federaser")
+
+
+def test_only_methods_that_need_history_can_be_recorded(tmp_path):
+    with pytest.raises(UnfedError, match=r"which needs no history; it takes .*federaser"):
+        Run.create(alone("training.record=['not']"), tmp_path / "run")
+    with pytest.raises(UnfedError, match="not known"):
+        Run.create(alone("training.record=['fedraser']"), tmp_path / "run")
+
+
+def test_a_purged_client_is_not_taken_for_one_that_never_took_part(run):
+    from worlds import serve
+
+    run.forget(Request("r1", clients=("2",)), method="not", until=1)
+    world, method = run.world(0), run.config.method("fukd")
+    server = serve(world, (Request("x", clients=("2",)),), history=history(run, "fukd"))
+    with pytest.raises(UnfedError, match="record of client 2 was purged"):
+        method.begin(server)
