@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo docs test lint format bench clean
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,10 @@ lint: .venv/dev.stamp  ## ruff and mypy, as CI runs them
 format: .venv/dev.stamp  ## let ruff put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: .venv/dev.stamp  ## the documentation as pages in build/docs
+	$(BIN)/python tools/reference.py
+	$(BIN)/mkdocs build --strict
 
 bench: .venv/dev.stamp  ## speed, as ratios in one run; writes benchmarks/records/
 	$(BIN)/python benchmarks/engines.py

@@ -207,6 +207,8 @@ def test_partial_participation_asks_a_seeded_share(toy):
 
 def test_schedules_by_hand():
     assert Schedule().rate(0.1, 7, 10) == 0.1
+    for kind in ("constant", "cosine", "step"):  # before the first round: the first round's rate
+        assert Schedule(kind).rate(0.1, 0, 10) == Schedule(kind).rate(0.1, 1, 10) == 0.1
     step = Schedule("step", every=3, factor=0.5)
     assert [step.rate(0.8, r, 9) for r in (1, 3, 4, 6, 7)] == [0.8, 0.8, 0.4, 0.4, 0.2]
     cosine = Schedule("cosine", minimum=0.02)

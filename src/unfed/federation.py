@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from unfed import rng
-from unfed.aggregate import Refusal, average, validate
+from unfed.aggregate import average, validate
 from unfed.data import ClientData
-from unfed.engines.base import Block, Context, Engine, context_of
+from unfed.engines.base import Block, Context, Engine, Messenger, Refusal, context_of
 from unfed.errors import Refused, UnfedError
 from unfed.history import History, Past, Recorder
 from unfed.ledger import Freight, Ledger
@@ -49,6 +49,7 @@ class Schedule:
 
     def rate(self, base: float, round: int, rounds: int) -> float:
         """constant: η · cosine: from η down to the minimum in round T · step: η·factor^⌊(r−1)/every⌋."""
+        round = max(round, 1)  # what a method does before its first round runs at the first round's rate
         if round <= self.warmup:
             return base * round / self.warmup
         if self.kind == "constant":
@@ -176,26 +177,32 @@ class Server:
 
         A `patient` server waits until everybody has answered: a leaver's own phase cannot go on without the leaver.
         """
-        context = context or {}
+        context, engine = context or {}, engine or self.engine
         asked = sorted(clients, key=self._order.__getitem__)
         self.asked.setdefault(plan.round, []).extend(asked)
         for name in asked:
             crossing = [c for n, c in context_of(context, name).items() if n not in freight.seeded]
-            self._send(params, *crossing, models=freight.down)
+            self._send(engine, params, *crossing, models=freight.down)
         answering = [name for name in asked if patient or not self._drops_out(name, plan.round)]
         silent = [Refusal(plan.round, name, "it did not answer") for name in asked if name not in set(answering)]
         self.refusals += silent
         refused, accepted = list(silent), 0
-        for block in (engine or self.engine).train(plan, params, answering, context, optimiser):
+        for block in engine.train(plan, params, answering, context, optimiser):
+            if isinstance(block, Refusal):
+                self.refusals.append(block)
+                refused.append(block)
+                continue
             self.ledger.worked(self._forward_flops, sum(block.trained), sum(block.forwarded))
+            each = 0 if isinstance(engine, Messenger) else tensor_bytes(block.params) // len(block.clients)
             for _ in block.clients if self._wired else ():
-                self.ledger.sent(freight.up, self._parameters, tensor_bytes(block.params) // len(block.clients))
+                self.ledger.sent(freight.up, self._parameters, each)
             good, bad = validate(block, params, plan.round)
             self.refusals += bad
             refused += bad
             accepted += len(good.clients)
             if good.clients:
                 yield good
+        self._settle(engine)
         need = max(1, math.ceil(self.settings.quorum * len(asked)))
         if accepted < need:
             if not self._wired:
@@ -234,12 +241,17 @@ class Server:
     def measure(self, what: Measure, params: Params, clients: Sequence[str]) -> dict[str, Tensor]:
         """Sums over the clients' views. Gradients cost what a training pass costs; counting correct answers is free."""
         total: dict[str, Tensor] = {}
-        for _, sums in self.engine.measure(what, params, clients):
+        for answer in self.engine.measure(what, params, clients):
+            if isinstance(answer, Refusal):
+                # A sum over some of those who were asked would pass for the sum over all of them.
+                raise Refused(f"Client {answer.client} did not answer with its {what.what}: {answer.reason}.")
+            _, sums = answer
             total = {n: total[n] + t if total else t for n, t in sums.items()}
             if what.what != "correct":
                 self.ledger.worked(self._forward_flops, int(sums["count"]))
-                self._send(params)
-                self._send(dict(sums))
+                self._send(self.engine, params)
+                self._send(self.engine, dict(sums))
+        self._settle(self.engine)
         return total
 
     def average(self, params: Params, updates: Iterable[Block]) -> Params:
@@ -278,9 +290,18 @@ class Server:
         tensors = {**state.tensors, OPTIMISER: {n: t[0] for n, t in (block.optimiser or {}).items()}}
         return replace(state, params=block.of(0), round=r, tensors=tensors)
 
-    def _send(self, params: Params, *context: Params, models: int = 1) -> None:
+    def _send(self, engine: Engine, params: Params, *context: Params, models: int = 1) -> None:
+        """Count what crosses: models by the paper's rule, tensors only where no messenger knows better."""
         if self._wired:
-            self.ledger.sent(models, self._parameters, sum(tensor_bytes(p) for p in (params, *context)))
+            tensors = () if isinstance(engine, Messenger) else (params, *context)
+            self.ledger.sent(models, self._parameters, sum(tensor_bytes(p) for p in tensors))
+
+    def _settle(self, engine: Engine) -> None:
+        """Take over what a messenger's messages really carried."""
+        if isinstance(engine, Messenger):
+            crossed = engine.settle()
+            self.ledger.wire_bytes += crossed.wire_bytes
+            self.ledger.serialised_bytes += crossed.serialised_bytes
 
     def _drops_out(self, client: str, round: int) -> bool:
         if self.settings.drop_out == 0.0:

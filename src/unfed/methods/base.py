@@ -16,6 +16,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from torch import nn
@@ -238,9 +239,11 @@ def _able(scope: str, provides: frozenset[str], provided: frozenset[str]) -> str
 
 
 def find(name: str) -> type[Method]:
-    """A method by name, or a user's own by `package.module:Class`."""
+    """A method by name, a user's own by `package.module:Class`, or one that an installed package brings."""
     if name in METHODS:
         return METHODS[name]
+    for point in metadata.entry_points(group="unfed.methods", name=name):
+        name = point.value
     if ":" in name:
         module, _, attribute = name.partition(":")
         try:

@@ -1,0 +1,132 @@
+"""The conformance kit passes honest methods and finds each kind of dishonest one."""
+
+import textwrap
+
+import pytest
+
+from unfed.conformance import check, load
+from unfed.errors import UnfedError
+from unfed.methods import METHODS
+
+HEAD = """
+from dataclasses import dataclass, replace
+from typing import ClassVar
+import torch
+from unfed.methods import Method, State, option
+from unfed.plan import Phase
+
+
+@dataclass(frozen=True)
+class Mine(Method):
+    name: ClassVar[str] = "mine"
+    title: ClassVar[str] = "Mine"
+    cite: ClassVar[str] = "nobody, nowhere"
+    scopes: ClassVar[frozenset[str]] = frozenset({"client"})
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    def make(body):
+        path = tmp_path / "my_method.py"
+        path.write_text(HEAD + textwrap.indent(textwrap.dedent(body), "    "))
+        return load(str(path))
+
+    yield make
+    METHODS.pop("mine", None)
+
+
+def broken(kind):
+    return {claim.name.removesuffix(" (client)"): claim.saw for claim in check(kind) if not claim.held}
+
+
+def test_not_keeps_every_claim_on_every_scope():
+    claims = list(check(METHODS["not"]))
+    assert [c for c in claims if not c.held] == []
+    assert len(claims) == 1 + 3 * 5
+
+
+def test_an_honest_method_of_ones_own_passes(mine):
+    kind = mine(
+        """
+        strength: float = option(0.5, "how much of the weights is kept", "ours")
+
+        def begin(self, server):
+            return State({n: self.strength * t if t.is_floating_point() else t for n, t in server.params.items()})
+        """
+    )
+    assert broken(kind) == {}
+
+
+def test_touching_forgotten_rows_without_saying_so_is_found(mine):
+    kind = mine(
+        """
+        def begin(self, server):
+            plan = server.plan(0, replace(server.base, view="all"))
+            return State(server.fedavg(server.params, plan, server.clients))
+        """
+    )
+    assert "trained on" in broken(kind)["touches forgotten rows only if its needs say so"]
+
+
+def test_hidden_state_is_found_by_resuming(mine):
+    kind = mine(
+        """
+        def begin(self, server):
+            server.secret = 0.5
+            return State(server.params)
+
+        def round(self, server, state):
+            scale = getattr(server, "secret", 1.0)
+            state = server.recover(state)
+            return replace(state, params={n: scale * t for n, t in state.params.items()})
+        """
+    )
+    assert "ends with another" in broken(kind)["resumes to the same bits"]
+
+
+def test_a_broken_model_is_found(mine):
+    kind = mine(
+        """
+        def begin(self, server):
+            return State({n: t * float("nan") for n, t in server.params.items()}, done=True)
+        """
+    )
+    assert "NaN" in broken(kind)["runs"]
+
+
+def test_work_behind_the_ledgers_back_is_found(mine):
+    kind = mine(
+        """
+        def begin(self, server):
+            for block in server.engine.train(server.plan(0), server.params, server.retained, {}):
+                pass
+            return State(block.of(0))
+        """
+    )
+    assert "the ledger says" in broken(kind)["is counted by the ledger"]
+
+
+def test_a_missing_declaration_is_found(mine):
+    kind = mine(
+        """
+        needs: ClassVar[frozenset[str]] = frozenset({"luck"})
+        strength: float = 0.5
+
+        def begin(self, server):
+            return State(server.params)
+        """
+    )
+    (claim,) = check(kind)
+    assert not claim.held and "'luck' is not known" in claim.saw and "'strength' lacks a meaning" in claim.saw
+
+
+def test_files_that_hold_no_method_are_named(tmp_path):
+    with pytest.raises(UnfedError, match="There is no file"):
+        load(str(tmp_path / "none.py"))
+    (tmp_path / "empty.py").write_text("x = 1")
+    with pytest.raises(UnfedError, match="holds 0 methods"):
+        load(str(tmp_path / "empty.py"))
+    (tmp_path / "bad.py").write_text("import nothing_like_this")
+    with pytest.raises(UnfedError, match="could not be loaded .ModuleNotFoundError"):
+        load(str(tmp_path / "bad.py"))

@@ -1,0 +1,151 @@
+"""Write the reference pages and the README's method table from the code, so that they cannot differ from it.
+
+python tools/reference.py            write them
+python tools/reference.py --check    fail if they are not up to date
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import typer
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from unfed.cli import app
+from unfed.config import Config, _table_in
+from unfed.methods import METHODS
+from unfed.methods.base import NEEDS, Central
+
+ROOT = Path(__file__).parent.parent
+
+
+def config_page() -> str:
+    lines = ["# Configuration", "", "One TOML file describes a run; `--set key.path=value` changes any key.", ""]
+    lines += _table("", Config)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(path: str, model: type[BaseModel]) -> Iterator[str]:
+    inner = []
+    if path:
+        yield from (f"## `[{path}]`", "", (model.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " "), "")
+    rows = []
+    for name, field in model.model_fields.items():
+        table = _table_in(field.annotation)
+        if table is not None:
+            inner.append((f"{path}.{name}" if path else name, table))
+            continue
+        rows.append(
+            f"| `{name}` | {_kind(field.annotation)} | {_default(field.get_default(call_default_factory=True))} |"
+        )
+    if rows:
+        yield from ("| key | type | default |", "|---|---|---|", *rows, "")
+    for where, table in inner:
+        yield from _table(where, table)
+
+
+def _kind(annotation: Any) -> str:
+    text = annotation.__name__ if isinstance(annotation, type) and "[" not in str(annotation) else str(annotation)
+    text = re.sub(r"Annotated\[(\w+), .*?\]\)?\]", r"\1", text)
+    for noise in ("typing.", "pathlib.", "unfed.config.", "FieldInfo", "NoneType"):
+        text = text.replace(noise, "None" if noise == "NoneType" else "")
+    text = re.sub(r"Annotated\[(\w+)[^|]*", r"\1 ", text)
+    text = re.sub(r"Optional\[(\w+)\]", r"\1 or None", text)
+    return text.replace("|", "or").strip()
+
+
+def _default(value: Any) -> str:
+    if value is PydanticUndefined:
+        return "required"
+    return "–" if value is None else f"`{value}`"
+
+
+def cli_page() -> str:
+    lines = ["# Command line", "", "Exit codes: 0 done, 2 bad input, 3 a quorum or gate refused, 130 interrupted.", ""]
+    command = typer.main.get_command(app)
+    assert isinstance(command, click.Group)
+    lines += _commands("unfed", command)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _commands(prefix: str, group: click.Group) -> Iterator[str]:
+    for name, command in sorted(group.commands.items()):
+        words = f"{prefix} {name}"
+        arguments = [p for p in command.params if isinstance(p, click.Argument)]
+        usage = " ".join([words, *(p.make_metavar(click.Context(command)) for p in arguments)])
+        yield from (f"## `{usage}`", "", (command.help or "").strip(), "")
+        options = [p for p in command.params if isinstance(p, click.Option) and p.name != "help"]
+        if options:
+            yield from ("| option | meaning |", "|---|---|")
+            yield from (f"| `{', '.join(p.opts)}` | {(p.help or '').replace('|', 'or')} |" for p in options)
+            yield ""
+        if isinstance(command, click.Group):
+            yield from _commands(words, command)
+
+
+def methods_page() -> str:
+    lines = ["# Methods", "", method_table(), "", "What a method may need:", ""]
+    lines += [f"- `{need}`: {says}" for need, says in NEEDS.items()]
+    for name, method in METHODS.items():
+        lines += ["", f"## {method.title} (`{name}`)", "", f"{(method.__doc__ or '').strip()} {method.cite}.", ""]
+        if method.options():
+            lines += ["| hyperparameter | default | meaning | source |", "|---|---|---|---|"]
+            lines += [f"| `{o}` | {_plain(d)} | {_plain(says)} | {source} |" for o, d, says, source in method.options()]
+        else:
+            lines.append("It has no hyperparameters.")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _plain(value: Any) -> str:
+    return str(value).replace("|", "\\|")
+
+
+def method_table() -> str:
+    lines = ["| name | method | where | scopes | needs |", "|---|---|---|---|---|"]
+    for name, method in METHODS.items():
+        where = "central" if issubclass(method, Central) else "federated, central" if _both(method) else "federated"
+        scopes, needs = ", ".join(sorted(method.scopes)), ", ".join(sorted(method.needs))
+        lines.append(f"| `{name}` | {method.title} | {where} | {scopes} | {needs} |")
+    return "\n".join(lines)
+
+
+def _both(method: Any) -> bool:
+    return method.needs <= {"retain", "init"} and "instance" in method.scopes
+
+
+def readme(old: str) -> str:
+    start, end = "<!-- methods: python tools/reference.py -->", "<!-- end of methods -->"
+    before, _, rest = old.partition(start)
+    _, _, after = rest.partition(end)
+    return f"{before}{start}\n{method_table()}\n{end}{after}"
+
+
+def pages() -> dict[Path, str]:
+    front = ROOT / "README.md"
+    return {
+        ROOT / "docs/reference/config.md": config_page(),
+        ROOT / "docs/reference/cli.md": cli_page(),
+        ROOT / "docs/reference/methods.md": methods_page(),
+        front: readme(front.read_text(encoding="utf-8")),
+    }
+
+
+def main() -> None:
+    stale = {path: text for path, text in pages().items() if not path.exists() or path.read_text("utf-8") != text}
+    if "--check" in sys.argv:
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is not up to date; run python tools/reference.py")
+        sys.exit(bool(stale))
+    for path, text in stale.items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
