@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import unfed
+from unfed import checkpoint
 from unfed.data import Request
-from unfed.evaluation import Evaluator
 from unfed.world import World
 
 if TYPE_CHECKING:
@@ -46,6 +46,28 @@ def status(run: Run) -> dict[str, Any]:
     return {"state": state, "jobs": jobs, "seconds_left": heard.get("seconds_left") if busy else None}
 
 
+def jobs(run: Run) -> list[dict[str, Any]]:
+    """Every job for a report: how far it is, what it may ask for, and the SHA-256 of what went in and came out."""
+    found = []
+    for job, rounds in run.jobs():
+        numbers = run.folder.numbers(job) or {}
+        file = run.folder.model_file(job)
+        found.append(
+            {
+                "seed": job.seed,
+                "request": job.request,
+                "method": job.label,
+                "rounds": numbers.get("rounds", rounds),
+                "finished": numbers.get("finished"),
+                "needs": [] if job.request is None else sorted(run.config.method(job.label).needs),
+                "beginning": numbers.get("diary", {}).get("beginning"),
+                "file": str(file.relative_to(run.folder.path)),
+                "came_out": checkpoint.numbers_of(file).get("sha256") if file.exists() else None,
+            }
+        )
+    return found
+
+
 def request_id(request: dict[str, Any]) -> str:
     """An id made from what is asked, so that asking twice is asking once."""
     kind, value = next((k, v) for k, v in request.items() if v)
@@ -58,7 +80,6 @@ def request_id(request: dict[str, Any]) -> str:
 
 def describe_request(world: World, requests: Sequence[Request]) -> dict[str, Any]:
     request = requests[-1]
-    clients = world.scoped(requests)
     return {
         "id": request.id,
         "kind": request.kind,
@@ -66,7 +87,7 @@ def describe_request(world: World, requests: Sequence[Request]) -> dict[str, Any
         "classes": list(request.classes),
         "samples": len(request.samples),
         "fraction": request.fraction,
-        "forgotten_rows": Evaluator(world, clients, requests).forgotten_rows,
+        "forgotten_rows": world.evaluator(requests).forgotten_rows,
     }
 
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from unfed.aggregate import Refusal
-from unfed.data import Request, public
+from unfed import digest
+from unfed.data import Request
+from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError
-from unfed.evaluation import Evaluator
 from unfed.federation import Server, Settings
 from unfed.folder import Job, RunFolder
 from unfed.history import History, Recorder
@@ -46,6 +46,8 @@ class Diary:
     best_test: float = -1.0
     asked: dict[int, list[str]] = field(default_factory=dict)
     refused: list[dict[str, Any]] = field(default_factory=list)
+    beginning: dict[str, Any] | None = None
+    """SHA-256 of the model that went in, and what `begin` changed in it."""
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "ledger": self.ledger.to_json(), "asked": {str(r): c for r, c in self.asked.items()}}
@@ -60,6 +62,7 @@ class Diary:
             raw["best_test"],
             {int(r): c for r, c in raw["asked"].items()},
             raw["refused"],
+            raw.get("beginning"),
         )
 
 
@@ -86,7 +89,7 @@ class JobRunner:
         self.folder, self.world, self.job, self.method = folder, world, job, method
         self.requests, self.patience, self.until, self.pending = tuple(requests), patience, until, pending
         self.watch: Watch = watch or Silence()
-        self.evaluator = Evaluator(world, world.scoped(self.requests), self.requests)
+        self.evaluator = world.evaluator(self.requests)
         # Whoever left by an earlier request is gone: the method sees the rows of the last one only.
         clients = world.scoped(self.requests, gone=self.requests[:-1])
         self.server = Server(
@@ -100,7 +103,7 @@ class JobRunner:
             world.forward_flops,
             wired=not world.central,
             history=None if history is None else history.to(world.device),
-            public=public(clients) if "public" in method.needs else None,
+            public=world.public(clients) if "public" in method.needs else None,
             as_it_was=lambda scope: world.engine(world.scoped([Request.from_json(r) for r in scope])),
         )
         self.server.scope = tuple(request.to_json() for request in self.requests)
@@ -161,6 +164,8 @@ class JobRunner:
         state = self.method.begin(self.server)
         diary.ledger.seconds += time.monotonic() - started
         self._take_notes(diary)
+        if self.requests:
+            diary.beginning = digest.beginning(self.server.params, state.params)
         line = self._evaluate(state, diary)
         outcome = self._outcome(state, diary, line)
         if outcome is None:
@@ -285,6 +290,7 @@ class JobRunner:
         if not self.folder.model_file(self.job).exists() or self.until is not None:
             model = self.world.config.model
             numbers = {**asdict(self.job), "round": state.round, "architecture": model.name, "options": model.options}
+            numbers["sha256"] = digest.digests(state.params)
             self.folder.save_model(self.job, state.params, numbers)
         return state
 

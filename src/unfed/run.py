@@ -18,12 +18,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unfed import lineage
+from unfed import describe, lineage
 from unfed.config import Config
 from unfed.data import Request
 from unfed.describe import describe_request, hardware, now, versions
 from unfed.errors import UnfedError, listed
-from unfed.evaluation import Evaluator
 from unfed.folder import Entry, Job, RunFolder, check_id
 from unfed.history import Recorder
 from unfed.jobs import JobRunner
@@ -228,7 +227,7 @@ class Run:
         if self.folder.finished(job):
             return
         world = self.world(seed)
-        seen = Evaluator(world, world.scoped(requests), requests)(params)
+        seen = world.evaluator(requests)(params)
         line = {"seed": seed, "request": job.request, "method": job.label, "round": 0, "done": True, "model": True}
         self.folder.save_samples(job, 0, seen.samples)
         offset = self.folder.append({**line, **seen.numbers, "validation_before": seen.numbers["validation"]})
@@ -380,13 +379,15 @@ class Run:
         extra = []
         for entry in entries:
             active = [e.request for e in entries if e.number <= entry.number and e.seed == entry.seed]
-            extra.append({**describe_request(self.world(entry.seed), active), "created": entry.created})
+            about = {"created": entry.created, "method": entry.method, "until": entry.until}
+            extra.append({**describe_request(self.world(entry.seed), active), **about})
         titles = {e.method: self.config.methods.method(e.method).title for e in entries}
         return {
             **self.description,
             "requests": [*self.description["requests"], *extra],
             "titles": {**self.description["titles"], **titles},
             "influence": lineage.influence(self.folder, self.config),
+            "jobs": describe.jobs(self),
         }
 
 
