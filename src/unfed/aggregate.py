@@ -11,23 +11,13 @@ holds NaN or infinity, or if its weight is not positive.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from unfed.engines.base import Block
+from unfed.engines.base import Block, Refusal
 from unfed.errors import Refused
 from unfed.params import Params
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """An update that was not averaged, and why."""
-
-    round: int
-    client: str
-    reason: str
 
 
 def average(params: Params, blocks: Iterable[Block]) -> Params:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,9 @@ from unfed.errors import UnfedError
 from unfed.measuring import Scores, score
 from unfed.metrics import Value, not_measured
 from unfed.params import Params
-from unfed.world import World
+
+if TYPE_CHECKING:
+    from unfed.world import World
 
 NOT_HELD_OUT = not_measured("no held-out data")
 

@@ -8,7 +8,8 @@
                                                         published would have kept for the same rounds
 
 F is `flop_counter`'s count of one forward pass; P counts trainable parameters. Evaluation and averaging
-are not counted. Framing (headers, serialisation) is not in `wire_bytes`: in a simulation there is none.
+are not counted. Framing (headers, serialisation) is not in `wire_bytes`: in a simulation there is none. Where messages
+are real (Flower), `serialised_bytes` counts them whole.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Ledger:
 
     comm_bytes: int = 0
     wire_bytes: int = 0
+    serialised_bytes: int = 0
     flops: int = 0
     stored_server_bytes: int = 0
     stored_client_bytes: int = 0

@@ -208,6 +208,23 @@ def mark(clients: Sequence[ClientData], requests: Sequence[Request], seed: int) 
     return tuple(marked)
 
 
+def own_marks(client: ClientData, requests: Sequence[Request], seed: int) -> Tensor:
+    """The D_u of all requests as one client alone can tell: what it does not hold is no error here."""
+    marks = torch.zeros_like(client.forget)
+    for request in requests:
+        if request.clients:
+            marks |= client.name in request.clients
+        elif request.classes:
+            labels = client.labels
+            marks |= torch.isin(labels, torch.tensor(request.classes, device=labels.device))
+        else:
+            own = tuple(sample for sample in request.samples if sample[0] == client.name)
+            if own or (request.fraction is not None and len(client.train)):
+                mine = replace(request, samples=own)
+                marks |= _instance_scope([client], {client.name: 0}, mine, seed)[0]
+    return marks
+
+
 def _client_scope(
     clients: Sequence[ClientData], names: Mapping[str, int], request: Request, seed: int
 ) -> dict[int, Tensor]:

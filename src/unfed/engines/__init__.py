@@ -6,8 +6,8 @@
 An update block is stacked, [C, …]: one engine gives blocks of one client, another gives a thousand at once.
 """
 
-from unfed.engines.base import Block, Engine, PerClient
+from unfed.engines.base import Block, Engine, PerClient, Refusal
 from unfed.engines.batched import Batched
 from unfed.engines.sequential import Sequential
 
-__all__ = ["Batched", "Block", "Engine", "PerClient", "Sequential"]
+__all__ = ["Batched", "Block", "Engine", "PerClient", "Refusal", "Sequential"]

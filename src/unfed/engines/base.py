@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -60,6 +60,34 @@ class Block:
         )
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """A client without a usable answer, and why: it was not averaged, or it did not answer at all."""
+
+    round: int
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What messages really carried."""
+
+    wire_bytes: int = 0
+    """The tensors in them."""
+    serialised_bytes: int = 0
+    """The whole messages, as the transport packs them."""
+
+
+@runtime_checkable
+class Messenger(Protocol):
+    """An engine that sends real messages, and so knows what crossed."""
+
+    def settle(self) -> Traffic:
+        """What crossed since the last time it was asked."""
+        ...
+
+
 class Engine(Protocol):
     """Trains and measures on clients, wherever they are."""
 
@@ -72,14 +100,17 @@ class Engine(Protocol):
         clients: Sequence[str],
         context: Context,
         optimiser: Mapping[str, Params] | None = None,
-    ) -> Iterator[Block]:
-        """Every client starts from `params` and runs the plan; blocks come in any order."""
+    ) -> Iterator[Block | Refusal]:
+        """Every client starts from `params` and runs the plan; blocks come in any order.
+
+        A client elsewhere may be away, too late or unwilling: then its refusal comes in the place of a block.
+        """
         ...
 
     def measure(
         self, what: Measure, params: Params, clients: Sequence[str]
-    ) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-        """Every client answers with sums over its view."""
+    ) -> Iterator[tuple[str, Mapping[str, Tensor]] | Refusal]:
+        """Every client answers with sums over its view, in the order in which they were asked, or not at all."""
         ...
 
 
