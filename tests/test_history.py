@@ -150,7 +150,9 @@ def test_a_training_that_records_survives_a_crash_at_every_write(tmp_path, monke
 
 @pytest.mark.parametrize(("name", "scope"), SERVED)
 def test_a_method_survives_a_crash_at_every_write(name, scope, tmp_path, monkeypatch):
-    whole = Run.create(config(name, scope=scope, sets=("evaluation.samples=false",)), tmp_path / "whole")
+    # Every write point is a whole run again, so what is not in question here (attacks, batches) is kept small.
+    small = ("evaluation.samples=false", "evaluation.attack=false", "training.batch=256")
+    whole = Run.create(config(name, scope=scope, sets=small), tmp_path / "whole")
     whole._train(0, Silence())
     shutil.copytree(tmp_path / "whole", tmp_path / "trained")
     with monkeypatch.context() as patch:
