@@ -199,10 +199,12 @@ class CheckpointConfig(_Table):
 
 
 class EngineConfig(_Table):
-    """What runs the plans, in which precision."""
+    """What runs the plans, in which precision; `chunk` clients share a stack, and CUDA steps may be compiled."""
 
-    name: Literal["auto", "sequential"] = "auto"
-    precision: Literal["float32", "float64"] = "float32"
+    name: Literal["auto", "sequential", "batched"] = "auto"
+    precision: Literal["float32", "float64", "bf16"] = "float32"
+    chunk: Positive | None = None
+    compile: bool | None = None
 
 
 class SeedsConfig(_Table):

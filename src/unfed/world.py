@@ -8,16 +8,18 @@ from its config alone, and why nothing of it is ever saved.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from unfed import checkpoint, rng
 from unfed.config import Config, RecoveryConfig
-from unfed.data import ClientData, Dataset, Request, Source, backdoor, dirichlet, iid, load, mark, shards, split
-from unfed.engines import Engine, Sequential
+from unfed.data import ClientData, Dataset, Request, Source, backdoor, dirichlet, iid, load, mark, public, shards, split
+from unfed.engines import Batched, Engine, Sequential
+from unfed.engines.choice import choose
 from unfed.errors import UnfedError
+from unfed.evaluation import Evaluator
 from unfed.federation import Schedule, Settings
 from unfed.ledger import forward_flops
 from unfed.models import build, head_of, translated
@@ -25,7 +27,8 @@ from unfed.params import Params, cast, check_like, params_of
 from unfed.plan import Optimiser, Phase
 from unfed.template import Template
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+# In bf16 the params stay float32: only matrix products and convolutions of training are cast.
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,11 @@ class World:
         self.repaired: tuple[int, ...] = ()
         self.clients = self._deal()
         self.template = Template(self._module(0), self.dataset.train.shape).to(self.device, self.dtype)
+        self.template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
         self.forward_flops = forward_flops(self.template)
+        # One client has nobody to be stacked with.
+        wanted = "sequential" if self.central and config.engine.name == "auto" else config.engine.name
+        self.choice = choose(wanted, self.template, self.dataset.train, config.training.batch, self.forward_flops)
         self.parameters = sum(self.template.like[n].numel() for n in self.template.trainable)
         self.initial = self._initial()
 
@@ -133,8 +140,18 @@ class World:
         return {c.name: replace(c, train=c.train[~b.forget[c.train]]) for c, b in zip(marked, before, strict=True)}
 
     def engine(self, clients: dict[str, ClientData]) -> Engine:
-        """What runs the plans; for now every choice is the sequential engine."""
+        """What runs the plans: as the config says, or as suits the model and the device."""
+        if self.choice.name == "batched":
+            return Batched(self.template, clients, self.config.engine.chunk, self.config.engine.compile)
         return Sequential(self.template, clients)
+
+    def evaluator(self, requests: Sequence[Request]) -> Evaluator:
+        """Who scores models against the scope of these requests."""
+        return Evaluator(self, self.scoped(requests), requests)
+
+    def public(self, clients: Mapping[str, ClientData]) -> ClientData | None:
+        """Unlabelled images at the server, if there are any: held-out rows of the clients that stay."""
+        return public(clients)
 
     # --- model ----------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,13 @@ class Batched:
 
     name = "batched"
 
-    def __init__(self, template: Template, clients: Mapping[str, ClientData], chunk: int | None = None) -> None:
+    def __init__(
+        self,
+        template: Template,
+        clients: Mapping[str, ClientData],
+        chunk: int | None = None,
+        compile: bool | None = None,
+    ) -> None:
         if template.draws_its_own:
             raise UnfedError(
                 "The batched engine cannot run a model that draws its own random numbers; key them as nn.Dropout does,"
@@ -57,7 +63,8 @@ class Batched:
             raise UnfedError(f"engine.chunk is a number of clients, at least 1, not {chunk}.")
         self._template, self._clients, self._chunk = template, clients, chunk
         some = next(t for t in template.like.values() if t.is_floating_point())
-        self._device, self._dtype = some.device, some.dtype
+        self._device = some.device
+        self._compile = self._device.type == "cuda" if compile is None else compile
         self._held: OrderedDict[tuple[str, tuple[str, ...]], Held] = OrderedDict()
         self._kept_bytes: int | None = None
 
