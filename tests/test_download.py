@@ -19,7 +19,7 @@ import pytest
 from test_layouts import batch, folder_of, idx, write_binary, write_pickles
 from unfed.data import DATASETS, load
 from unfed.data.catalogue import CATALOGUE, Archive, Entry
-from unfed.data.cifar import CIFAR10
+from unfed.data.cifar import CIFAR10, CIFAR100
 from unfed.data.download import catalogue, download, fetch, unpack, verify
 from unfed.errors import UnfedError
 
@@ -105,7 +105,7 @@ def small_cifar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: Server)
         test=4,
         classes=len(np.unique(labels)),
         archives=(Archive("http://127.0.0.1:9/cifar-10-binary.tar.gz", md5(data)),),
-        content_sha1=sha1,
+        contents=sha1,
     )
     monkeypatch.setitem(CATALOGUE, "cifar10", entry)
     return entry
@@ -236,7 +236,7 @@ def test_an_archive_with_the_right_checksum_and_wrong_data_does_not_appear(
 
 
 def test_the_mnist_family_comes_as_four_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: Server) -> None:
-    archives = []
+    archives, contents = [], {}
     for stem, n in (("train", 10), ("t10k", 10)):
         for kind, values in (
             ("images-idx3", np.zeros((n, 28, 28), np.uint8)),
@@ -244,17 +244,28 @@ def test_the_mnist_family_comes_as_four_files(monkeypatch: pytest.MonkeyPatch, t
         ):
             name = f"{stem}-{kind}-ubyte.gz"
             server.files[name] = gzip.compress(idx(values))
+            contents[name.removesuffix(".gz")] = md5(idx(values))
             archives.append(Archive(f"http://127.0.0.1:9/{name}", md5(server.files[name])))
-    small = replace(
-        CATALOGUE["mnist"], train=10, test=10, archives=tuple(archives), file_md5={a.name: a.md5 for a in archives}
-    )
+    small = replace(CATALOGUE["mnist"], train=10, test=10, archives=tuple(archives), contents=contents)
     monkeypatch.setitem(CATALOGUE, "mnist", small)
     made = download("mnist", tmp_path, server.url)
     assert made.how == "4 published checksums, 20 images in 10 classes counted"
     path = tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz"
-    path.write_bytes(path.read_bytes() + b"!")
-    with pytest.raises(UnfedError, match=r"t10k-labels-idx1-ubyte.gz has the MD5 \w+, published is"):
+    labels = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(labels, 1))
+    assert verify("mnist", tmp_path) == made, "who compressed it does not matter"
+    path.write_bytes(gzip.compress(labels[:-1] + bytes([0])))
+    with pytest.raises(UnfedError, match=r"t10k-labels-idx1-ubyte has the checksum \w+, published is"):
         verify("mnist", tmp_path)
+
+
+def test_the_published_checksums_of_cifar_100s_pickles_are_compared(tmp_path: Path) -> None:
+    write_pickles(CIFAR100, tmp_path)
+    with pytest.raises(UnfedError, match=r"cifar-100-python/train has the checksum \w+, published is 16019d7e"):
+        verify("cifar100", tmp_path)
+    write_binary(CIFAR100, tmp_path)
+    with pytest.raises(UnfedError, match=r"has 4 \+ 4 images of \d classes, cifar100 has 50000 \+ 10000 of 100"):
+        verify("cifar100", tmp_path)
 
 
 def test_caltech_101_lies_in_an_archive_inside_an_archive(
@@ -287,7 +298,7 @@ def test_verify_reads_both_layouts_of_cifar_by_their_content(
     assert verify("cifar10", tmp_path / "pickled").images == 24
     made = tmp_path / "made" / CIFAR10.binary / "data_batch_2.bin"
     made.write_bytes(made.read_bytes()[:-1] + b"!")
-    with pytest.raises(UnfedError, match=r"The batch data_batch_2 in .* has the SHA-1 \w+, published is"):
+    with pytest.raises(UnfedError, match=r"content of .*data_batch_2 has the checksum \w+, published is"):
         verify("cifar10", tmp_path / "made")
     with pytest.raises(UnfedError, match="has no cifar-100-binary or cifar-100-python"):
         verify("cifar100", folder)

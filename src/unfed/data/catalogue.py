@@ -3,8 +3,9 @@
     catalogue(root)      every data set that has a name, and where it lies under the root
     verify(name, root)   read all of it: published checksums where they exist, counts everywhere
 
-Checksums are those the data sets' authors publish. CIFAR-10's are taken over the *content* (labels and pixels), so
-that they hold for both of its layouts. Caltech-101 has none for its single images: they are counted and decoded.
+Archives carry the checksums that their authors publish. What is unpacked is checked by *content*, CIFAR-10's batches
+as records and the idx files as their plain bytes, so that it does not matter in which layout they lie or who compressed
+them again. Caltech-101 has no checksums for its single images: they are counted and decoded.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class Entry:
     places: tuple[str, ...] = ()
     archives: tuple[Archive, ...] = ()
     megabytes: int = 0
-    file_md5: Mapping[str, str] = field(default_factory=dict)
-    """Published checksums of files as they lie in the folder."""
-    content_sha1: Mapping[str, str] = field(default_factory=dict)
-    """Checksums of CIFAR batches as records (label, pixels), whatever file they lie in."""
+    contents: Mapping[str, str] = field(default_factory=dict)
+    """MD5 or SHA-1 by file stem: of a CIFAR batch as binary records, of an idx file as its plain bytes."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """MD5 by file name, of files as they lie in the folder."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,11 @@ class Verified:
     how: str
 
 
+_IDX_STEMS = tuple(stem for pair in idx.FILES.values() for stem in pair)
+
+
 def _idx_archives(base: str, *md5s: str) -> tuple[Archive, ...]:
-    stems = [stem for pair in idx.FILES.values() for stem in pair]
-    return tuple(Archive(f"{base}/{stem}.gz", md5) for stem, md5 in zip(stems, md5s, strict=True))
+    return tuple(Archive(f"{base}/{stem}.gz", md5) for stem, md5 in zip(_IDX_STEMS, md5s, strict=True))
 
 
 _MNIST = _idx_archives(
@@ -89,12 +92,24 @@ _MNIST = _idx_archives(
     "9fb629c4189551a2d022fa330f9573f3",
     "ec29112dd5afa0611ce80d1b7f02629c",
 )
+_MNIST_MD5 = (
+    "6bbc9ace898e44ae57da46a324031adb",
+    "a25bea736e30d166cdddb491f175f624",
+    "2646ac647ad5339dbf082846283269ea",
+    "27ae3e4e09519cfbb04c329615203637",
+)
 _FASHION = _idx_archives(
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
     "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
     "25c81989df183df01b3e8a0aad5dffbe",
     "bef4ecab320f06d8554ea6380940ec79",
     "bb300cfdad3c16e7a12a480ee83cd310",
+)
+_FASHION_MD5 = (
+    "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+    "9018921c3c673c538a1fc5bad174d6f9",
+    "8181f5470baa50b63fa0f6fddb340f0a",
+    "15d484375f8d13e6eb1aabb0c3f46965",
 )
 _CIFAR10_SHA1 = (
     "aadd24acce27caa71bf4b10992e9e7b2d74c2540",
@@ -119,7 +134,7 @@ CATALOGUE: dict[str, Entry] = {
             cifar.CIFAR10.places,
             (Archive("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
             170,
-            content_sha1=dict(zip((*cifar.CIFAR10.train, cifar.CIFAR10.test), _CIFAR10_SHA1, strict=True)),
+            contents=dict(zip((*cifar.CIFAR10.train, cifar.CIFAR10.test), _CIFAR10_SHA1, strict=True)),
         ),
         Entry(
             "cifar100",
@@ -130,7 +145,8 @@ CATALOGUE: dict[str, Entry] = {
             cifar.CIFAR100.places,
             (Archive("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
             169,
-            file_md5={"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+            # Only the pickles' are published file by file; the binary layout has its archive's.
+            files={"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
         ),
         Entry(
             "mnist",
@@ -141,7 +157,7 @@ CATALOGUE: dict[str, Entry] = {
             idx.MNIST.places,
             _MNIST,
             12,
-            file_md5={archive.name: archive.md5 for archive in _MNIST},
+            contents=dict(zip(_IDX_STEMS, _MNIST_MD5, strict=True)),
         ),
         Entry(
             "fashion-mnist",
@@ -152,7 +168,7 @@ CATALOGUE: dict[str, Entry] = {
             idx.FASHION.places,
             _FASHION,
             31,
-            file_md5={archive.name: archive.md5 for archive in _FASHION},
+            contents=dict(zip(_IDX_STEMS, _FASHION_MD5, strict=True)),
         ),
         Entry(
             "caltech101",
@@ -189,15 +205,16 @@ def entry_of(name: str) -> Entry:
     return CATALOGUE[name]
 
 
+_CIFAR = {layout.name: layout for layout in (cifar.CIFAR10, cifar.CIFAR100)}
+
+
 def verify(name: str, root: str | Path | None = None) -> Verified:
     """Read the whole data set and compare it with what is published; the first difference is an error."""
     entry = entry_of(name)
     folder = find(name, None if root is None else Path(root), entry.places)
-    hashed = _check_files(entry, folder)
-    if name in ("cifar10", "cifar100"):
-        layout = cifar.CIFAR10 if name == "cifar10" else cifar.CIFAR100
-        hashed += _check_contents(entry, layout, folder)
-        parts = [labels for _, labels in cifar.read(layout, folder)]
+    hashed = _check_files(entry, folder) + _check_contents(entry, folder)
+    if name in _CIFAR:
+        parts = [labels for _, labels in cifar.read(_CIFAR[name], folder)]
     elif name == "caltech101":
         (files, labels), _ = folders.caltech101(folder)
         files.decode(8)  # an image that cannot be decoded is named
@@ -218,27 +235,30 @@ def md5_of(path: Path) -> str:
 
 
 def _check_files(entry: Entry, folder: Path) -> int:
-    there = [name for name in entry.file_md5 if (folder / name).is_file()]
+    there = [name for name in entry.files if (folder / name).is_file()]
     for name in there:
-        found = md5_of(folder / name)
-        if found != entry.file_md5[name]:
-            raise UnfedError(
-                f"The file {folder / name} has the MD5 {found}, published is {entry.file_md5[name]}; it is damaged or"
-                f" not the original: delete it and run `unfed data download {entry.name}`."
-            )
+        _compare(entry, folder / name, md5_of(folder / name), entry.files[name])
     return len(there)
 
 
-def _check_contents(entry: Entry, layout: cifar.Layout, folder: Path) -> int:
-    for stem, published in entry.content_sha1.items():
-        pixels, labels = cifar.read_batch(layout, folder, stem)
-        found = hashlib.sha1(np.concatenate([labels[:, None], pixels], 1).tobytes(), usedforsecurity=False).hexdigest()
-        if found != published:
-            raise UnfedError(
-                f"The batch {stem} in {folder} has the SHA-1 {found}, published is {published}; it is damaged or not"
-                f" the original: delete the folder and run `unfed data download {entry.name}`."
-            )
-    return len(entry.content_sha1)
+def _check_contents(entry: Entry, folder: Path) -> int:
+    for stem, published in entry.contents.items():
+        if entry.name in _CIFAR:
+            pixels, labels = cifar.read_batch(_CIFAR[entry.name], folder, stem)
+            content = np.concatenate([labels[:, None], pixels], 1).tobytes()
+        else:
+            content = idx.plain_bytes(idx.file_of(folder, stem))
+        kind = "sha1" if len(published) == 40 else "md5"
+        _compare(entry, folder / stem, hashlib.new(kind, content, usedforsecurity=False).hexdigest(), published)
+    return len(entry.contents)
+
+
+def _compare(entry: Entry, path: Path, found: str, published: str) -> None:
+    if found != published:
+        raise UnfedError(
+            f"The content of {path} has the checksum {found}, published is {published}; it is damaged or not the"
+            f" original: delete {path.parent} and run `unfed data download {entry.name}`."
+        )
 
 
 def _check_counts(entry: Entry, folder: Path, parts: list[Tensor]) -> None:

@@ -71,14 +71,20 @@ def file_of(folder: Path, stem: str) -> Path:
     return folder / stem if (folder / stem).exists() else folder / f"{stem}.gz"
 
 
+def plain_bytes(path: Path) -> bytes:
+    """A file's bytes, decompressed where its name says that it is compressed."""
+    data = read_file(path, "the data set")
+    if path.suffix != ".gz":
+        return data
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UnfedError(f"{path} is truncated or no gzip file ({error}); download it again.") from error
+
+
 def read_idx(path: Path, rank: int) -> npt.NDArray[np.uint8]:
     """The array in an idx file of bytes, or the sentence that says what is wrong with it."""
-    data = read_file(path, "the data set")
-    if path.suffix == ".gz":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise UnfedError(f"{path} is truncated or no gzip file ({error}); download it again.") from error
+    data = plain_bytes(path)
     start = 4 + 4 * rank
     if len(data) < start or data[:4] != bytes((0, 0, _UINT8, rank)):
         raise UnfedError(f"{path} is no idx file of bytes with {rank} axes; download the data set again.")
