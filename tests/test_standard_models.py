@@ -15,6 +15,7 @@ from unfed.errors import UnfedError
 from unfed.layers import choose
 from unfed.ledger import forward_flops
 from unfed.params import Params, params_of
+from unfed.run import Run
 from unfed.template import Template
 from unfed.world import World
 
@@ -207,6 +208,10 @@ def shaken(module: nn.Module, seed: int) -> Params:
     }
 
 
+NO_CPU_RULE = "ignore:There is a performance drop.*scaled_dot_product:UserWarning"
+
+
+@pytest.mark.filterwarnings(NO_CPU_RULE)
 @pytest.mark.parametrize("name", TINY)
 def test_a_batched_gradient_of_two_copies_equals_separate_gradients(name: str) -> None:
     module = tiny(name).double()
@@ -260,6 +265,21 @@ def test_efficientnet_trains_reproducibly_through_its_template() -> None:
     x = torch.rand(4, 1, 8, 8)
     out = [template.bind({n: t.clone() for n, t in template.like.items()}, key=torch.tensor(k))(x) for k in (1, 1, 2)]
     assert torch.equal(out[0], out[1]) and not torch.equal(out[0], out[2])
+
+
+@pytest.mark.filterwarnings(NO_CPU_RULE)
+@pytest.mark.parametrize("name", TINY)
+def test_the_engines_agree_on_a_trained_model(name: str, tmp_path: Path) -> None:
+    small = ["device='cpu'", "engine.precision='float64'", f"model.name='{name}'", "partition.clients=2"]
+    small += ["training.rounds=1", "training.batch=16", "training.lr=0.05", "evaluation.attack=false"]
+    trained = []
+    for engine in ("sequential", "batched"):
+        data = {"data": {"name": "digits", "test_size": 1740}}
+        run = Run.create(Config.parse(data, [*small, f"engine.name='{engine}'"]), tmp_path / engine)
+        run.execute()
+        trained.append(run.model(None, None, "train"))
+    for key, value in trained[0].items():
+        assert torch.allclose(value, trained[1][key], rtol=1e-9, atol=1e-12), key
 
 
 @pytest.mark.parametrize("name", TINY)
