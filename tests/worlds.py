@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from unfed.data import Request, public
+from unfed.data import Request
 from unfed.federation import Server, Settings
 from unfed.history import History, Recorder
 from unfed.methods import Method, State
@@ -36,7 +36,7 @@ def serve(
         world.fresh,
         world.forward_flops,
         history=history,
-        public=public(clients),
+        public=world.public(clients),
         as_it_was=lambda scope: world.engine(world.scoped([Request.from_json(r) for r in scope])),
     )
     server.scope = tuple(request.to_json() for request in requests)

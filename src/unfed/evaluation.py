@@ -100,7 +100,7 @@ class Evaluator:
             "mia": self._membership(forget, test) if some else nothing,
             "backdoor": self._backdoor(params),
         }
-        return Evaluation(numbers, _samples(forget, test) if self._config.samples else {})
+        return Evaluation(numbers, sample_columns(forget, test) if self._config.samples else {})
 
     def validation(self, params: Params) -> Value:
         """Only the retained clients' mean validation accuracy."""
@@ -127,7 +127,7 @@ class Evaluator:
         return score(self._world.template, params, source, rows, self._config.batch).accuracy
 
 
-def _samples(forget: Scores, test: Scores | None) -> dict[str, Tensor]:
+def sample_columns(forget: Scores, test: Scores | None) -> dict[str, Tensor]:
     """Per-sample columns, so that another attack needs no new run."""
     return {
         f"{part}/{column}": getattr(scores, column).to(kind)

@@ -24,7 +24,7 @@ import torch
 
 from unfed import rng
 from unfed.engines.base import PerClient
-from unfed.errors import UnfedError
+from unfed.errors import Refused, UnfedError
 from unfed.history import History, Past, Record
 from unfed.methods.base import CLIENT, Method, State, option, register
 from unfed.params import Params, check_like
@@ -134,6 +134,12 @@ class PGD(Method):
                 facts = history.numbers[key]
                 blocks = server.replay(Plan.from_json(facts["plan"]), before, clients, facts["scope"])
                 found |= {client: block.of(i) for block in blocks for i, client in enumerate(block.clients)}
+        missing = [client for client in server.owners if client not in found]
+        if missing:
+            raise Refused(
+                f"Client {missing[0]} did not repeat its last round, so PGD has no reference; bring it back and resume,"
+                " or use not, ft or retrain."
+            )
         return found
 
     # --- the history ---

@@ -1,0 +1,185 @@
+"""What can be measured where the data is elsewhere.
+
+    Test, backdoor            at the server, if it holds a test set
+    Retain, Validation        counted by the clients that stay, summed here
+    Forget                    counted by its owners, while they are there and allow it
+    MIA                       only where the owners also give the losses of single rows
+
+The same columns as in a simulation, and the same numbers; what could not be measured says why. A client that stays but
+did not answer is named in the column `unheard`, for then the sums are over the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unfed.data import Request
+from unfed.engines.flower import Flower
+from unfed.errors import UnfedError
+from unfed.evaluation import Evaluation, Evaluator, sample_columns
+from unfed.flower.post import Failure
+from unfed.measuring import Scores, score
+from unfed.metrics import Value, not_measured
+from unfed.params import Params
+from unfed.plan import Measure, View
+
+if TYPE_CHECKING:
+    from unfed.flower.world import FlowerWorld, Roster
+
+NO_TEST = not_measured("the server holds no test data")
+DELETED = not_measured("data deleted")
+NO_SCORES = Scores(*(torch.empty(0) for _ in range(5)))
+Heard = Mapping[str, Mapping[str, Mapping[str, Tensor] | Failure]]
+"""Client -> view -> its sums."""
+
+
+class RemoteEvaluator(Evaluator):
+    """Scores models by asking those who hold the rows."""
+
+    def __init__(self, world: FlowerWorld, roster: Roster, requests: Sequence[Request]) -> None:
+        self._world, self._config = world, world.config.evaluation
+        self._remote, self._roster = world, roster
+        engine = world.engine(roster)
+        assert isinstance(engine, Flower)
+        self._engine = engine
+        self._staying = [name for name, c in roster.items() if len(c.view("retain"))]
+        self._owners = [name for name, c in roster.items() if len(c.view("forget"))]
+        self.forgotten_rows = sum(len(roster[name].view("forget")) for name in self._owners)
+        self._no_forget = self._why_not(requests)
+        gone = [c for request in requests for c in request.classes]
+        self._held_out = world.held_out
+        labels = torch.empty(0, dtype=torch.int64) if self._held_out is None else self._held_out.labels.cpu()
+        self._test = (~torch.isin(labels, torch.tensor(gone, dtype=labels.dtype))).nonzero().flatten()
+        if self._held_out is not None and len(self._test) == 0:
+            raise UnfedError(
+                "Every class of the test set would be forgotten, so nothing is left to test; ask for less."
+            )
+        self._attack = None if self._held_out is None else self._triggered()
+
+    def _why_not(self, requests: Sequence[Request]) -> str:
+        """Why D_u cannot be measured; empty if it can. The leaver is not even asked where it would say no."""
+        if not requests:
+            return not_measured("nothing was forgotten yet")
+        if any(request.deleted for request in requests) or not self._owners:
+            return DELETED
+        for name in self._owners:
+            if self._remote.directory.node(name) is None:
+                return not_measured(f"client {name}: {self._remote.directory.why_not(name)}")
+            if not self._remote.allows(name, "forget"):
+                return not_measured(f"client {name} does not allow it")
+        return ""
+
+    def __call__(self, params: Params) -> Evaluation:
+        """All columns that can be had."""
+        views: dict[str, list[View]] = {name: ["retain", "val"] for name in self._staying}
+        if not self._no_forget:
+            for name in self._owners:
+                views.setdefault(name, []).append("forget")
+        heard = self._survey(params, views)
+        retain, forget = self._total(heard, "retain", self._staying), self._forgotten(heard)
+        test = None
+        if self._held_out is not None:
+            test = score(self._world.template, params, self._held_out, self._test, self._config.batch)
+        single = self._forget_scores(params, test)
+        numbers: dict[str, Value] = {
+            "retain": retain if isinstance(retain, str) else retain.accuracy,
+            "forget": forget if isinstance(forget, str) else forget.accuracy,
+            "test": NO_TEST if test is None else test.accuracy,
+            "validation": self._mean(heard),
+            "retain_loss": retain if isinstance(retain, str) else retain.mean_loss,
+            "forget_loss": forget if isinstance(forget, str) else forget.mean_loss,
+            "test_loss": NO_TEST if test is None else test.mean_loss,
+            "loss_gap": _gap(retain, forget),
+            "mia": single if isinstance(single, str) else self._membership(single, test),
+            "backdoor": self._backdoor(params) if test is not None else NO_TEST,
+        }
+        silent = {n: v["retain"] for n, v in heard.items() if "retain" in v and isinstance(v["retain"], Failure)}
+        if silent:
+            numbers["unheard"] = "; ".join(f"client {n}: {failure.reason}" for n, failure in silent.items())
+        known = NO_SCORES if isinstance(single, str) else single
+        return Evaluation(numbers, sample_columns(known, test) if self._config.samples else {})
+
+    def validation(self, params: Params) -> Value:
+        """Only the retained clients' mean validation accuracy."""
+        return self._mean(self._survey(params, {name: ["val"] for name in self._staying}))
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    def _survey(self, params: Params, views: Mapping[str, list[View]]) -> Heard:
+        batch = self._config.batch
+        asked = {
+            name: [Measure("correct", view, batch) for view in views[name]] for name in self._roster if name in views
+        }
+        answers = self._engine.survey(asked, params)
+        return {name: dict(zip(views[name], found, strict=True)) for name, found in answers}
+
+    def _forgotten(self, heard: Heard) -> Tally | str:
+        """D_u is measured whole or not at all."""
+        if self._no_forget:
+            return self._no_forget
+        for name in self._owners:
+            found = heard[name]["forget"]
+            if isinstance(found, Failure):
+                return not_measured(f"client {name}: {found.reason}")
+        return self._total(heard, "forget", self._owners)
+
+    def _forget_scores(self, params: Params, test: Scores | None) -> Scores | str:
+        """One score per row of D_u, if there is somebody to compare them with and everybody gives them."""
+        if self._no_forget or test is None:
+            return self._no_forget or NO_TEST
+        for name in self._owners:
+            if not self._remote.allows(name, "samples"):
+                return not_measured(f"client {name} does not give losses of single rows")
+        parts = []
+        for name, found in self._engine.scores("forget", params, self._owners):
+            if isinstance(found, Failure):
+                return not_measured(f"client {name}: {found.reason}")
+            parts.append(found)
+        columns = Scores.__dataclass_fields__
+        return Scores(*(torch.cat([getattr(part, column) for part in parts]) for column in columns))
+
+    # --- summing ------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _total(heard: Heard, view: str, names: Sequence[str]) -> Tally | str:
+        sums = [heard[name][view] for name in names]
+        known = [found for found in sums if not isinstance(found, Failure)]
+        count, correct, loss = (sum(float(found[key]) for found in known) for key in ("count", "correct", "loss"))
+        return Tally(count, correct, loss) if count else not_measured("no client answered")
+
+    def _mean(self, heard: Heard) -> Value:
+        shares = []
+        for name in self._staying:
+            found = heard[name]["val"]
+            if not isinstance(found, Failure) and float(found["count"]):
+                shares.append(float(found["correct"]) / float(found["count"]))
+        return 100.0 * sum(shares) / len(shares) if shares else not_measured("no client answered with validation rows")
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts over the rows of several clients."""
+
+    count: float
+    correct: float
+    loss: float
+
+    @property
+    def accuracy(self) -> float:
+        """In percent."""
+        return 100.0 * self.correct / self.count
+
+    @property
+    def mean_loss(self) -> float:
+        return self.loss / self.count
+
+
+def _gap(retain: Tally | str, forget: Tally | str) -> Value:
+    if isinstance(retain, str) or isinstance(forget, str):
+        return forget if isinstance(forget, str) else str(retain)
+    return abs(retain.mean_loss - forget.mean_loss)

@@ -1,0 +1,188 @@
+"""Who is who: Flower's node ids are random numbers, requests speak of clients by name.
+
+    the run's own table (`nodes`)     name -> node id, where somebody wrote it down
+    the registered name               `flwr supernode register KEY FEDERATION --name NAME`: bound to the node's key
+    what the node says                `client` or `partition-id` of its node config, asked once by a query
+
+A name that two nodes claim belongs to neither of them. Nodes may come and go: whoever is connected when a round begins
+is found by its name, under whatever id.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flwr.app import RecordDict
+
+from unfed.errors import Refused, UnfedError
+from unfed.flower.post import Failure, Post
+from unfed.flower.wire import CENSUS, Ask
+
+
+@dataclass(frozen=True)
+class Census:
+    """How many rows of each view a client holds, under some requests."""
+
+    all: int
+    retain: int
+    forget: int
+    val: int
+    shape: tuple[int, ...]
+    classes: int
+    allow: frozenset[str] = frozenset()
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "shape": list(self.shape), "allow": sorted(self.allow)}
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> Census:
+        return Census(**{**raw, "shape": tuple(raw["shape"]), "allow": frozenset(raw["allow"])})
+
+    @staticmethod
+    def of(records: RecordDict) -> Census | Failure:
+        """A client's answer to a query, if it makes sense."""
+        try:
+            counts, words = records.metric_records["counts"], records.config_records["answer"]
+            all_, retain, forget, val, classes = (
+                _count(counts[name]) for name in ("all", "retain", "forget", "val", "classes")
+            )
+            shape = counts["shape"]
+            sizes = tuple(int(size) for size in shape) if isinstance(shape, list) else ()
+            if retain + forget != all_ or not sizes:
+                return Failure("the counts it gives do not add up")
+            allow = frozenset(word for word in str(words["allow"]).split(",") if word)
+            return Census(all_, retain, forget, val, sizes, classes, allow)
+        except (KeyError, TypeError, ValueError) as error:
+            return Failure(f"its census cannot be read ({error!r})")
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+class Directory:
+    """The nodes that are connected, by client name."""
+
+    def __init__(self, post: Post, bound: Mapping[str, int] | None = None) -> None:
+        self.post = post
+        self._bound = {node: name for name, node in (bound or {}).items()}
+        self._names: dict[int, str] = {}
+        self._online: tuple[int, ...] = ()
+        self.seen: dict[str, Census] = {}
+        """What a node told when it was asked who it is."""
+        self.failures: dict[int, str] = {}
+        """Connected nodes that could not say who they are, and why; each is asked once."""
+
+    def look(self, shard: str) -> None:
+        """See who is connected now; newcomers without a registered name are asked who they are."""
+        infos = {info.node_id: str(getattr(info, "name", "")) for info in self.post.grid.get_nodes()}
+        self._online = tuple(sorted(infos))
+        for node, registered in infos.items():
+            name = self._bound.get(node) or registered
+            if name:
+                self._names[node] = name
+        self.failures = {node: reason for node, reason in self.failures.items() if node in infos}
+        strangers = [node for node in self._online if node not in self._names and node not in self.failures]
+        for node, found in self.post.send({node: Ask(CENSUS, "", shard) for node in strangers}).answers.items():
+            self._meet(node, found)
+
+    def _meet(self, node: int, found: RecordDict | Failure) -> None:
+        if isinstance(found, Failure):
+            self.failures[node] = found.reason
+            return
+        name = str(found.config_records["answer"].get("name", ""))
+        census = Census.of(found)
+        if not name:
+            self.failures[node] = "it does not say who it is"
+        elif isinstance(census, Failure):
+            self.failures[node] = census.reason
+        else:
+            self._names[node] = name
+            self.seen[name] = census
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Who can be told apart among those connected, in natural order (2 before 10)."""
+        return in_order(name for name in {self._names.get(node) for node in self._online} if name and self.node(name))
+
+    def nodes(self, name: str) -> list[int]:
+        return [node for node in self._online if self._names.get(node) == name]
+
+    def node(self, name: str) -> int | None:
+        """The one node of that name, if there is exactly one."""
+        found = self.nodes(name)
+        return found[0] if len(found) == 1 else None
+
+    def why_not(self, name: str) -> str:
+        """Why a client cannot be reached."""
+        found = self.nodes(name)
+        if len(found) > 1:
+            return f"{len(found)} nodes call themselves {name!r}, so it cannot be told which is meant"
+        return "it is not connected"
+
+    def check_target(self, name: str) -> None:
+        """Refuse to go on where the one who leaves might be among the others under another name."""
+        found = self.nodes(name)
+        if len(found) > 1:
+            raise Refused(
+                f"Client {name!r} cannot be told apart: {len(found)} nodes call themselves that; give each SuperNode"
+                " its own client=… in --node-config, or register their keys with --name."
+            )
+        if not found and self.failures:
+            node, reason = next(iter(self.failures.items()))
+            raise Refused(
+                f"Client {name!r} cannot be told apart: it did not show up under its name, but node {node} is connected"
+                f" and {reason}; give every SuperNode its own client=… in --node-config, or end that one."
+            )
+
+    def wait(self, minimum: int, shard: str, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Wait until enough clients are connected, but not for ever."""
+        until, pause = time.monotonic() + seconds, min(1.0, seconds / 10)
+        while True:
+            self.look(shard)
+            if len(self.names) >= minimum:
+                return
+            if time.monotonic() >= until:
+                raise Refused(_too_few(self, minimum, seconds))
+            sleep(pause)
+
+
+def _too_few(directory: Directory, minimum: int, seconds: float) -> str:
+    if not directory.names and not directory.failures:
+        return f"No node connected within {seconds:g} s; start at least {minimum} SuperNodes and run again."
+    silent = "".join(f"; node {node}: {reason}" for node, reason in list(directory.failures.items())[:3])
+    return (
+        f"Only {len(directory.names)} of {minimum} clients are there after {seconds:g} s{silent}; start more"
+        " SuperNodes, or lower min-nodes."
+    )
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Names sorted as a person would: numbers in them by their value."""
+
+    def key(name: str) -> list[tuple[int, int, str]]:
+        parts = re.findall(r"\d+|\D+", name)
+        return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
+
+    return tuple(sorted(names, key=key))
+
+
+def parse_bound(text: str) -> dict[str, int]:
+    """`name=node id` pairs, separated by commas or spaces."""
+    found: dict[str, int] = {}
+    for pair in re.split(r"[,\s]+", text.strip()):
+        name, separator, node = pair.partition("=")
+        if not pair:
+            continue
+        if not separator or not name or not node.isdigit():
+            raise UnfedError(f"nodes takes name=node-id pairs such as '0=123,1=456', not {pair!r}.")
+        if name in found or int(node) in found.values():
+            raise UnfedError(f"nodes names {pair!r} twice; give every client its own node.")
+        found[name] = int(node)
+    return found

@@ -1,0 +1,197 @@
+"""What a node holds: its rows, and the model it is asked to train on them.
+
+    --node-config 'partition-id=0'                    a part of a data set that is dealt to the nodes (trying out)
+    --node-config 'client="north" data-root="/data"'  a whole data set that lies here (the experiment's, or data=…)
+    --node-config 'loader="mine.data:load"'           what your own function returns: (x, y), or a map-style data set
+
+The server says which experiment this is (data set, partition, model, seed); where data lies is the node's own affair.
+A model from a user's `package.module:factory` is built only where the node config names the very same factory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unfed import rng
+from unfed.config import Config
+from unfed.data import ClientData, DatasetSource, Request, Source, TensorSource, load, split
+from unfed.data.scope import own_marks
+from unfed.errors import UnfedError
+from unfed.models import build
+from unfed.params import Params, cast
+from unfed.template import Template
+from unfed.world import DTYPES, Seeds, World, pick_device
+
+Node = Mapping[str, Any]
+"""Flower's node config: what the one who runs a SuperNode wrote."""
+
+
+def describe(config: Config, seed: int, shape: tuple[int, ...] | None = None, classes: int | None = None) -> str:
+    """The experiment as nodes must know it: no request, no path of the server's."""
+    whole = config.to_json()
+    data = {name: value for name, value in whole["data"].items() if name != "root"}
+    model = {name: whole["model"][name] for name in ("name", "options")}
+    parts = {"data": data, "model": model, "engine": {"precision": config.engine.precision, "name": "sequential"}}
+    parts |= {name: whole[name] for name in ("partition", "poison", "seeds")}
+    facts = {"config": parts, "seed": seed, "shape": None if shape is None else list(shape), "classes": classes}
+    return json.dumps(facts, sort_keys=True)
+
+
+def own_name(node: Node) -> str:
+    """What a node calls itself; empty if it does not say."""
+    return str(node.get("client", node.get("partition-id", "")))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A client with its data, and the model's template once the server has said what it is."""
+
+    data: ClientData
+    seeds: Seeds
+    make: Callable[[], tuple[Template, torch.device]]
+
+    def scoped(self, scope: tuple[Request, ...], gone: tuple[Request, ...]) -> ClientData:
+        """The client with these requests marked; of what is gone, no training row is left."""
+        seed = self.seeds.partition
+        marked = replace(self.data, forget=own_marks(self.data, scope, seed))
+        if not gone:
+            return marked
+        before = own_marks(self.data, gone, seed)
+        return replace(marked, train=marked.train[~before[marked.train]])
+
+
+def shard_of(text: str, node: Node, client: str) -> Shard:
+    """The shard that a node config describes, for an experiment; kept while the process lives."""
+    model = json.loads(text)["config"]["model"]["name"]
+    if ":" in model and node.get("model") != model:
+        raise UnfedError(
+            f"The server asks for the model {model!r}, which runs code of that module; allow it here by"
+            f' model="{model}" in the node config.'
+        )
+    key = tuple(sorted((name, str(value)) for name, value in node.items()))
+    return _shard(text, key, client)
+
+
+@lru_cache(maxsize=64)
+def _shard(text: str, key: tuple[tuple[str, str], ...], client: str) -> Shard:
+    node, facts = dict(key), json.loads(text)
+    device = node.get("device", "auto")
+    if "partition-id" in node and "loader" not in node:
+        world = _dealt(_without_shape(facts), node.get("data-root"), device)
+        data = replace(_partition(world, node), name=client)
+        _check(data.source, facts)
+        return Shard(data, world.seeds, lambda: (world.template, world.device))
+    config = _config(facts, node.get("data-root"), device)
+    seeds, where, dtype = Seeds.of(config, facts["seed"]), pick_device(device), DTYPES[config.engine.precision]
+    source = _own_source(config, node, seeds, where, dtype)
+    _check(source, facts)
+    rows = torch.arange(len(source))
+    train, val = split(len(rows), rng.key(seeds.partition, "validation", client), config.partition.validation)
+    data = ClientData(client, source, rows, train, val)
+    return Shard(data, seeds, lambda: (_template(text, device), where))
+
+
+def _without_shape(facts: dict[str, Any]) -> str:
+    return json.dumps({"config": facts["config"], "seed": facts["seed"]}, sort_keys=True)
+
+
+@lru_cache(maxsize=2)
+def _dealt(text: str, root: str | None, device: str) -> World:
+    """The whole federation, of which a node plays one part: only for trying out, where the data set is everywhere."""
+    facts = json.loads(text)
+    return World(_config(facts, root, device), facts["seed"])
+
+
+def _config(facts: Mapping[str, Any], root: str | None, device: str) -> Config:
+    parts = dict(facts["config"])
+    parts["data"] = {**parts["data"], "root": root}
+    return Config.parse({**parts, "seed": facts["seed"], "device": device})
+
+
+def _partition(world: World, node: Mapping[str, str]) -> ClientData:
+    count, number = len(world.clients), node["partition-id"]
+    if node.get("num-partitions", str(count)) != str(count):
+        raise UnfedError(
+            f"This node counts {node['num-partitions']} partitions, the experiment {count}; make them agree."
+        )
+    if not number.isdigit() or int(number) >= count:
+        raise UnfedError(f"The node config has partition-id={number}; it must be one of 0 to {count - 1}.")
+    return world.clients[int(number)]
+
+
+def _own_source(
+    config: Config, node: Mapping[str, str], seeds: Seeds, device: torch.device, dtype: torch.dtype
+) -> Source:
+    if "loader" in node:
+        return _loaded(node["loader"], node, device, dtype)
+    data = config.data
+    wanted = {n: getattr(data, n) for n in ("flip", "pad_crop", "resize", "crop")}
+    return load(
+        node.get("data", data.name),
+        root=data.root,
+        test_size=data.test_size,
+        seed=seeds.partition,
+        device=device,
+        dtype=dtype,
+        transform={n: value for n, value in wanted.items() if value is not None},
+    ).train
+
+
+def _loaded(path: str, node: Mapping[str, str], device: torch.device, dtype: torch.dtype) -> Source:
+    """What the user's function returns, as a source."""
+    module, _, attribute = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # a user's module may raise anything while it is imported
+        raise UnfedError(f"The loader {path!r} cannot be imported ({error}); check the node config.") from error
+    found = function(dict(node))
+    if isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, Tensor) for part in found):
+        return TensorSource(found[0].to(device), found[1].to(device), dtype=dtype)
+    if hasattr(found, "fetch"):
+        source: Source = found
+        return source
+    if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
+        return DatasetSource(found, dtype=dtype, device=device, warn=False)
+    raise UnfedError(
+        f"The loader {path!r} returned a {type(found).__name__}; return a pair of tensors (x, y), or a map-style data"
+        " set."
+    )
+
+
+def _check(source: Source, facts: Mapping[str, Any]) -> None:
+    """Refuse, before any training, a federation whose images or classes are not these."""
+    if facts["shape"] is not None and tuple(facts["shape"]) != tuple(source.shape):
+        raise UnfedError(
+            f"its samples have the shape {tuple(source.shape)}, the federation's {tuple(facts['shape'])}; give it the"
+            " federation's data"
+        )
+    if facts["classes"] is not None and source.classes > facts["classes"]:
+        raise UnfedError(f"it holds {source.classes} classes, the federation's model tells {facts['classes']} apart")
+
+
+@lru_cache(maxsize=2)
+def _template(text: str, device: str) -> Template:
+    facts = json.loads(text)
+    config = _config(facts, None, device)
+    if facts["shape"] is None or facts["classes"] is None:
+        raise UnfedError("The server did not say which shape and how many classes the model has; update the server.")
+    module = build(
+        config.model.name, shape=tuple(facts["shape"]), classes=facts["classes"], seed=0, **config.model.options
+    )
+    template = Template(module, tuple(facts["shape"])).to(pick_device(device), DTYPES[config.engine.precision])
+    template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
+    return template
+
+
+def on(params: Params, like: Params) -> Params:
+    """Received tensors, on the device and in the type of the template."""
+    some = next(t for t in like.values() if t.is_floating_point())
+    return cast(params, some.dtype, some.device)

@@ -1,0 +1,251 @@
+"""A federation whose data is elsewhere: the server knows names, counts and what each node allows; never a row.
+
+    look ─► census (how many rows of each view) ─► outlines: clients with as many places as rows, and nothing in them
+
+Methods and jobs see the same `World` as in a simulation; the only difference is that an outline cannot be read. A
+request for classes or samples is answered by the owners themselves, who alone can tell which rows it concerns; of a
+request for a client nobody is asked, for it concerns everything that client holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from unfed.config import Config
+from unfed.data import ClientData, Dataset, Request, Source
+from unfed.engines.base import Engine
+from unfed.engines.flower import Flower
+from unfed.errors import Refused, UnfedError
+from unfed.flower.evaluator import RemoteEvaluator
+from unfed.flower.nodes import Census, Directory
+from unfed.flower.post import Failure
+from unfed.flower.shard import describe
+from unfed.flower.wire import CENSUS, Ask, own_part
+from unfed.ledger import forward_flops
+from unfed.models import build
+from unfed.template import Template
+from unfed.world import DTYPES, Seeds, World, pick_device
+
+NOTHING = Census(0, 0, 0, 0, (), 0)
+
+
+class Elsewhere:
+    """A source that cannot be read: its rows lie at a client."""
+
+    resident = False
+
+    def __init__(self, name: str, count: int, shape: tuple[int, ...], classes: int) -> None:
+        self._name, self.shape, self.classes = name, shape, classes
+        self.labels = torch.zeros(count, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def fetch(self, rows: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        raise UnfedError(f"The rows of client {self._name!r} lie at the client; ask it with a plan or a measure.")
+
+
+class Roster(dict[str, ClientData]):
+    """The clients under some requests, and the requests themselves: they travel with every message."""
+
+    def __init__(
+        self,
+        outlines: Mapping[str, ClientData],
+        requests: Sequence[Request],
+        gone: Sequence[Request],
+        dropped: Mapping[str, int],
+    ) -> None:
+        super().__init__(outlines)
+        self.requests, self.gone, self.dropped = tuple(requests), tuple(gone), dict(dropped)
+
+
+class FlowerWorld(World):
+    """The world as a Flower server can know it."""
+
+    def __init__(
+        self,
+        config: Config,
+        seed: int,
+        directory: Directory,
+        dataset: Dataset | None = None,
+        public: ClientData | None = None,
+        known: Mapping[str, Census] | None = None,
+        order: Sequence[str] = (),
+        leaving: Iterable[str] = (),
+    ) -> None:
+        if config.setting == "central":
+            raise UnfedError("A centralised setting has no clients elsewhere; use unfed.unlearn, or drop `setting`.")
+        self.config, self.seed, self.directory = config, seed, directory
+        self.seeds = Seeds.of(config, seed)
+        self.device, self.dtype = pick_device(config.device), DTYPES[config.engine.precision]
+        self.repaired = ()
+        self._own, self._public = dataset, public
+        self._known = {**(known or {}), **directory.seen}
+        self._counts: dict[str, Census] = {}
+        self.refused: dict[str, str] = {}
+        """Nodes that take no part because they hold something else, and why."""
+        self._order = (*order, *(name for name in directory.names if name not in order))
+        self._leaving = frozenset(leaving)
+        self._introduce()
+        self.shape, self.classes = self._agree()
+        self.shard = describe(config, seed, self.shape, self.classes)
+        self.clients = tuple(self._outline(name, self._base(name)) for name in self._order)
+        self.template = Template(self._module(0), self.shape).to(self.device, self.dtype)
+        self.forward_flops = forward_flops(self.template)
+        self.parameters = sum(self.template.like[n].numel() for n in self.template.trainable)
+        self.initial = self._initial()
+
+    @property
+    def held_out(self) -> Source | None:
+        return None if self._own is None else self._own.test
+
+    @property
+    def dataset(self) -> Dataset:
+        """The server's own data; only its test part is ever read."""
+        if self._own is None:
+            raise UnfedError("The server holds no data set of its own; set server-data to let it load one.")
+        return self._own
+
+    @dataset.setter
+    def dataset(self, value: Dataset) -> None:
+        self._own = value
+
+    # --- who is there -------------------------------------------------------------------------------------------------
+
+    def _introduce(self) -> None:
+        """Ask those who have a registered name, and so were not asked yet, what they hold; not who is leaving."""
+        bare = describe(self.config, self.seed)
+        unknown = [n for n in self._order if n not in self._known and n not in self._leaving]
+        for name, found in self._ask_census({name: Ask(CENSUS, name, bare) for name in unknown}).items():
+            if isinstance(found, Failure):
+                self.refused[name] = found.reason
+            else:
+                self._known[name] = found
+
+    def _ask_census(self, asks: Mapping[str, Ask]) -> dict[str, Census | Failure]:
+        nodes = {name: node for name in asks if (node := self.directory.node(name)) is not None}
+        delivery = self.directory.post.send({nodes[name]: asks[name] for name in nodes})
+        found: dict[str, Census | Failure] = {}
+        for name in asks:
+            answer = delivery.answers[nodes[name]] if name in nodes else Failure(self.directory.why_not(name))
+            found[name] = answer if isinstance(answer, Failure) else Census.of(answer)
+        return found
+
+    def _agree(self) -> tuple[tuple[int, ...], int]:
+        """The shape and the classes of this federation; who has others is named and takes no part."""
+        told = {name: self._known[name] for name in self._order if name in self._known}
+        if self._own is not None:
+            shape, classes = tuple(self._own.train.shape), self._own.train.classes
+        elif not told:
+            raise Refused("No node says what its samples look like, so no model can be built; start SuperNodes.")
+        else:
+            shape = Counter(census.shape for census in told.values()).most_common(1)[0][0]
+            classes = max(census.classes for census in told.values() if census.shape == shape)
+        for name, census in told.items():
+            if census.shape != shape:
+                self.refused[name] = f"its samples have the shape {census.shape}, the federation's {shape}"
+            elif census.classes > classes:
+                self.refused[name] = f"it holds {census.classes} classes, the federation's model tells {classes} apart"
+        if told and all(name in self.refused for name in told):
+            name, reason = next(iter(self.refused.items()))
+            raise Refused(f"No node fits this federation (client {name}: {reason}); mend the nodes' data.")
+        return shape, classes
+
+    def _base(self, name: str) -> Census:
+        """What a client holds before any request; nothing where it never said, or does not fit."""
+        return NOTHING if name in self.refused else self._known.get(name, NOTHING)
+
+    @property
+    def known(self) -> Mapping[str, Census]:
+        return self._known
+
+    def allows(self, name: str, kind: str) -> bool:
+        return kind in self._base(name).allow
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> Roster:
+        """Outlines under these requests; who alone can tell is asked."""
+        self._check_names(requests)
+        self._count(requests, gone)
+        outlines, dropped = {}, {}
+        for name in self._order:
+            census = self._under(name, requests, gone)
+            outlines[name] = self._outline(name, census)
+            dropped[name] = census.forget
+        absent = [name for request in requests for name in request.clients if self._base(name) is NOTHING]
+        if requests and not any(dropped.values()) and not absent and not gone:
+            raise UnfedError(
+                f"Request {requests[-1].id!r} names no training row that any connected client holds, so there is"
+                " nothing to unlearn; check what it asks for."
+            )
+        if requests and not any(len(c.view("retain")) for c in outlines.values()):
+            raise UnfedError("The requests would remove every client that is connected; ask for less, or start more.")
+        return Roster(outlines, requests, gone, dropped)
+
+    def _check_names(self, requests: Sequence[Request]) -> None:
+        """A target that might hide among the others is a reason to stop; one that is simply gone is not."""
+        for request in requests:
+            for name in request.clients:
+                self.directory.check_target(name)
+
+    def _count(self, requests: Sequence[Request], gone: Sequence[Request]) -> None:
+        asks = {}
+        for name in self._order:
+            rows = [r for r in requests if not r.clients]
+            if self._leaves(name, requests) or self._base(name) is NOTHING or not own_part(rows, name):
+                continue
+            if self._key(name, requests, gone) not in self._counts:
+                scope, out = own_part(requests, name), own_part(gone, name)
+                asks[name] = Ask(CENSUS, name, self.shard, scope, out)
+        for name, found in self._ask_census(asks).items() if asks else ():
+            if not isinstance(found, Failure):
+                self._counts[self._key(name, requests, gone)] = found
+
+    @staticmethod
+    def _leaves(name: str, requests: Sequence[Request]) -> bool:
+        return any(name in request.clients for request in requests)
+
+    @staticmethod
+    def _key(name: str, requests: Sequence[Request], gone: Sequence[Request]) -> str:
+        parts = [[r.to_json() for r in own_part(part, name)] for part in (requests, gone)]
+        return json.dumps([name, *parts])
+
+    def _under(self, name: str, requests: Sequence[Request], gone: Sequence[Request]) -> Census:
+        base = self._base(name)
+        if base is NOTHING or self._leaves(name, gone):
+            return NOTHING
+        if self._leaves(name, requests):
+            deleted = any(request.deleted for request in requests if name in request.clients)
+            return NOTHING if deleted else Census(base.all, 0, base.all, 0, base.shape, base.classes, base.allow)
+        return self._counts.get(self._key(name, requests, gone), base)
+
+    def _outline(self, name: str, census: Census) -> ClientData:
+        places = torch.arange(census.all + census.val)
+        source = Elsewhere(name, len(places), self.shape, self.classes)
+        forget = places < census.forget
+        return ClientData(name, source, places, places[: census.all], places[census.all :], forget)
+
+    # --- what jobs ask a world for --------------------------------------------------------------------------------
+
+    def engine(self, clients: Mapping[str, ClientData]) -> Engine:
+        if isinstance(clients, Roster):
+            known = {n: count for n, count in clients.dropped.items() if self._base(n) is not NOTHING}
+            return Flower(self.directory, self.shard, self.template.like, clients.requests, clients.gone, known)
+        return Flower(self.directory, self.shard, self.template.like)
+
+    def evaluator(self, requests: Sequence[Request]) -> RemoteEvaluator:
+        return RemoteEvaluator(self, self.scoped(requests), requests)
+
+    def public(self, clients: Mapping[str, ClientData]) -> ClientData | None:
+        """Unlabelled data that the server holds itself; clients' rows cannot stand in for it here."""
+        return self._public
+
+    def _module(self, seed: int) -> torch.nn.Module:
+        model = self.config.model
+        return build(model.name, shape=self.shape, classes=self.classes, seed=seed, **model.options)

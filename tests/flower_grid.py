@@ -1,0 +1,121 @@
+"""A grid without processes: messages go straight into the client app, and everything that crossed is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from unfed.config import Config
+from unfed.flower.client import app as client_app
+from unfed.flower.nodes import Directory
+from unfed.flower.post import Post
+from unfed.flower.shard import describe
+from unfed.flower.world import FlowerWorld
+from unfed.world import World
+
+Reply = Callable[[Message, Message], Message | None]
+"""What becomes of a reply on its way: (question, reply) -> reply, or None where it is lost."""
+
+EVERYTHING = "forget,gradients,samples"
+
+
+class InProcessGrid(Grid):
+    """Nodes with configs; node ids are 1000, 1001, … and connect or leave at will."""
+
+    def __init__(self, configs: Iterable[Mapping[str, Any]], app: ClientApp = client_app) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as a running ServerApp has
+        self.app = app
+        self.nodes: dict[int, dict[str, Any]] = {1000 + i: dict(c) for i, c in enumerate(configs)}
+        self.names: dict[int, str] = {}
+        self.contexts: dict[int, Context] = {}
+        self.sent: list[Message] = []
+        self.replies: list[Message] = []
+        self.tamper: dict[int, Reply] = {}
+
+    def set_run(self, run: Any) -> None:
+        """Nothing to remember."""
+
+    @property
+    def run(self) -> Any:
+        return None
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, name=self.names.get(node, "")) for node in self.nodes]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        found = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            self.sent.append(message)
+            reply = self._call(node, message) if node in self.nodes else None
+            if node in self.tamper and reply is not None:
+                reply = self.tamper[node](message, reply)
+            if reply is not None:
+                self.replies.append(reply)
+                found.append(reply)
+        # Answers come in any order: the last who was asked is the first who is done.
+        return found[::-1]
+
+    def _call(self, node: int, message: Message) -> Message:
+        context = self.contexts.setdefault(node, Context(1, node, self.nodes[node], RecordDict(), {}))
+        try:
+            reply = self.app(message, context)
+        except Exception as error:  # as Flower does: whatever a client app raises comes back as an error
+            reply = Message(Error(2, str(error)), reply_to=message)
+        reply.metadata.__dict__["_src_node_id"] = node
+        return reply
+
+    def asked(self, node: int, *kinds: str) -> list[Message]:
+        """The messages a node got, of these kinds of Flower's."""
+        mine = [m for m in self.sent if m.metadata.dst_node_id == node]
+        return [m for m in mine if not kinds or m.metadata.message_type in kinds]
+
+
+def grid_of(config: Config, allow: str = EVERYTHING) -> InProcessGrid:
+    """One node per client of a config; each plays its own part of the data set."""
+    more = {"allow": allow} if allow else {}
+    return InProcessGrid({"partition-id": k, "device": "cpu", **more} for k in range(config.partition.clients))
+
+
+def flower_world(
+    config: Config, grid: Grid, timeout: float = 5.0, local: World | None = None, **more: Any
+) -> FlowerWorld:
+    """A world over a grid; with a local one, the server holds its test data and the same public images."""
+    directory = Directory(Post(grid, timeout), more.pop("bound", None))
+    directory.look(describe(config, config.seed_list[0]))
+    dataset = None if local is None else local.dataset
+    return FlowerWorld(config, config.seed_list[0], directory, dataset=dataset, **more)
+
+
+def refuse(reason: str) -> Reply:
+    """A node that always says no."""
+
+    def changed(question: Message, reply: Message) -> Message:
+        words = dict(reply.content.config_records["answer"])
+        return Message(RecordDict({"answer": ConfigRecord({**words, "refused.all": reason})}), reply_to=question)
+
+    return changed
+
+
+def lost(question: Message, reply: Message) -> None:
+    """A reply that never arrives."""

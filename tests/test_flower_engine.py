@@ -1,0 +1,449 @@
+"""Flower gives what the sequential engine gives, and no node can spoil it: claims about the engine and its clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs unfed[flower]")
+
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from flower_grid import EVERYTHING, InProcessGrid, Reply, flower_world, grid_of, lost, refuse
+from unfed.config import Config
+from unfed.data import Request
+from unfed.data.scope import own_marks
+from unfed.errors import Refused, UnfedError
+from unfed.flower.nodes import Directory, in_order, parse_bound
+from unfed.flower.post import Post
+from unfed.flower.shard import describe
+from unfed.flower.wire import own_part
+from unfed.flower.world import FlowerWorld
+from unfed.methods import METHODS, Central, FineTune, Method, NoT, find
+from unfed.metrics import is_measured
+from unfed.plan import Measure
+from unfed.world import World
+from worlds import LEAVES, serve, train, unlearn
+
+DOUBLE = ['engine.precision="float64"', 'engine.name="sequential"']
+SCOPES = {
+    "client": LEAVES,
+    "class": Request("r1", classes=(3,)),
+    "instance": Request("r1", samples=(("0", 3), ("0", 5), ("2", 1))),
+    "fraction": Request("r1", fraction=0.1),
+}
+CASES = [
+    (name, scope)
+    for name in METHODS
+    for scope, request in SCOPES.items()
+    if request.kind in find(name).scopes and (scope != "fraction" or name == "not")
+]
+
+
+def method_of(name: str) -> Method:
+    kind = METHODS[name]
+    method = kind(federated=True) if issubclass(kind, Central) else kind()
+    return method.on("cnn-tiny")
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert list(one) == list(other)
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.fixture
+def config(small: Callable[..., Config]) -> Config:
+    return small(*DOUBLE)
+
+
+@pytest.fixture
+def local(config: Config) -> World:
+    return World(config, 0)
+
+
+# --- equality ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "scope"), CASES)
+def test_every_method_gives_on_flower_what_it_gives_here(name: str, scope: str, config: Config, local: World) -> None:
+    method, request = method_of(name), SCOPES[scope]
+    public = local.public(local.scoped([request]))
+    remote = flower_world(config, grid_of(config), local=local, public=public)
+    found = []
+    for world in (local, remote):
+        recorded = {"own": method} if "history" in method.needs else {}
+        params, histories = train(world, 2, recorded)
+        server = serve(world, (request,), params, histories.get("own"))
+        found.append((unlearn(method, server, 2), server.ledger))
+    (here, costs), (there, remote_costs) = found
+    assert_same(here.params, there.params)
+    assert (costs.comm_bytes, costs.flops) == (remote_costs.comm_bytes, remote_costs.flops)
+    if name in ("salun", "ssd"):  # the two counts beside a gradient are numbers there, not tensors
+        assert 0 < costs.wire_bytes - remote_costs.wire_bytes <= 2 * 4 * 2 * 8
+    elif name != "fcu":  # here its random model counts as a seed; Flower sends it, and says so
+        assert costs.wire_bytes == remote_costs.wire_bytes
+    assert remote_costs.serialised_bytes > remote_costs.wire_bytes or remote_costs.wire_bytes == 0
+
+
+@pytest.mark.parametrize("scope", list(SCOPES))
+def test_evaluation_reads_the_same_where_owners_allow_it(scope: str, config: Config, local: World) -> None:
+    remote = flower_world(config, grid_of(config), local=local)
+    params, request = local.fresh(1), SCOPES[scope]
+    here, there = (world.evaluator([request])(params) for world in (local, remote))
+    assert here.numbers.keys() == there.numbers.keys()
+    for column, value in here.numbers.items():
+        assert there.numbers[column] == (pytest.approx(value, abs=1e-9) if is_measured(value) else value)
+    for column, values in here.samples.items():
+        torch.testing.assert_close(there.samples[column], values)
+    assert local.evaluator([request]).forgotten_rows == remote.evaluator([request]).forgotten_rows
+
+
+def test_a_backdoor_is_measured_at_the_server(small: Callable[..., Config]) -> None:
+    config = small(*DOUBLE, 'poison.client="0"')
+    local = World(config, 0)
+    remote = flower_world(config, grid_of(config), local=local)
+    params, _ = train(local, 1)
+    assert_same(params, train(remote, 1)[0])
+    assert remote.evaluator([])(params).numbers["backdoor"] == local.evaluator([])(params).numbers["backdoor"]
+
+
+@pytest.mark.parametrize("model", ["cnn-tiny-bn", "cnn-tiny-dropout"])
+def test_norms_and_dropout_are_the_same_there(model: str, small: Callable[..., Config]) -> None:
+    config = small(*DOUBLE, f'model.name="{model}"')
+    assert_same(train(World(config, 0), 2)[0], train(flower_world(config, grid_of(config)), 2)[0])
+
+
+def test_answers_are_averaged_in_the_clients_order_whatever_order_they_come_in(config: Config) -> None:
+    grid = grid_of(config)
+    server = serve(flower_world(config, grid), ())
+    names = [b.clients[0] for b in server.train(server.plan(1), server.params, ["3", "1", "0"])]
+    assert names == ["0", "1", "3"]
+    assert [m.metadata.src_node_id for m in grid.replies[-3:]] == [1000, 1001, 1003]  # the grid hands them out reversed
+
+
+# --- what crosses -----------------------------------------------------------------------------------------------------
+
+
+def test_wire_bytes_are_a_hand_count_of_the_tensors_in_the_records(config: Config) -> None:
+    grid = grid_of(config)
+    world = flower_world(config, grid)
+    server = serve(world, (LEAVES,))
+    grid.sent.clear(), grid.replies.clear()
+    server.recover(NoT().begin(server))
+    arrays = [a for m in grid.sent + grid.replies for r in m.content.array_records.values() for a in r.values()]
+    by_hand = sum(a.numpy().nbytes for a in arrays)
+    assert server.ledger.wire_bytes == by_hand == 6 * sum(t.nbytes for t in server.params.values())
+    assert server.ledger.serialised_bytes >= sum(len(a.data) for a in arrays)
+
+
+def test_a_leaver_gets_no_message_at_all(config: Config, local: World) -> None:
+    grid = grid_of(config, allow="")
+    world = flower_world(config, grid, local=local)
+    before = len(grid.asked(1000))
+    server = serve(world, (LEAVES,))
+    state = unlearn(NoT(), server, 2)
+    found = world.evaluator([LEAVES])(state.params).numbers
+    assert len(grid.asked(1000)) == before
+    assert found["forget"] == "not measured: client 0 does not allow it"
+    assert is_measured(found["validation"]) and is_measured(found["test"])
+
+
+def test_sample_ids_go_to_their_owner_only(config: Config) -> None:
+    grid = grid_of(config)
+    server = serve(flower_world(config, grid), (SCOPES["instance"],))
+    grid.sent.clear()
+    server.recover(FineTune().begin(server))
+    for client, listed in (("0", [["0", 3], ["0", 5]]), ("1", None), ("2", [["2", 1]]), ("3", None)):
+        (message,) = grid.asked(1000 + int(client), "train")
+        scope = json.loads(str(message.content.config_records["ask"]["scope"]))
+        assert scope == ([] if listed is None else [{"id": "r1", "samples": listed}])
+
+
+def test_other_clients_names_and_server_paths_do_not_travel(config: Config) -> None:
+    assert own_part([LEAVES, Request("r2", classes=(1,))], "1") == (Request("r2", classes=(1,)),)
+    assert own_part([Request("r", clients=("0", "1"))], "1") == (Request("r", clients=("1",)),)
+    assert "root" not in describe(Config.parse({"data": {"root": "/somewhere"}}), 0)
+
+
+def test_marking_is_idempotent_and_survives_a_restart(config: Config, local: World) -> None:
+    client, requests = local.clients[0], [SCOPES["class"], SCOPES["fraction"], SCOPES["instance"]]
+    once = own_marks(client, requests, local.seeds.partition)
+    marked = replace(client, forget=once)
+    assert bool((own_marks(marked, [*requests, *requests], local.seeds.partition) == once).all())
+    assert bool((once == next(iter(local.scoped(requests).values())).forget).all())
+
+
+def test_earlier_requests_stay_in_force(config: Config, local: World) -> None:
+    first, second = Request("a", classes=(3,)), Request("b", clients=("1",))
+    remote = flower_world(config, grid_of(config))
+    for world in (local, remote):
+        world.scoped([first, second])
+    results = [
+        unlearn(FineTune(), serve(world, (first, second), local.fresh(1)), 1).params for world in (local, remote)
+    ]
+    assert_same(*results)
+
+
+# --- nodes that spoil the round ---------------------------------------------------------------------------------------
+
+
+def changed_arrays(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Reply:
+    def changed(question: Message, reply: Message) -> Message:
+        if "params" in reply.content.array_records:
+            tensors = change(dict(reply.content.array_records["params"].to_torch_state_dict()))
+            reply.content["params"] = ArrayRecord(tensors)
+        return reply
+
+    return changed
+
+
+def with_words(**words: str) -> Reply:
+    def changed(question: Message, reply: Message) -> Message:
+        reply.content["answer"] = ConfigRecord({**reply.content.config_records["answer"], **words})
+        return reply
+
+    return changed
+
+
+def with_counts(**counts: Any) -> Reply:
+    def changed(question: Message, reply: Message) -> Message:
+        if "counts" in reply.content.metric_records and question.metadata.message_type == "train":
+            reply.content["counts"] = MetricRecord({**reply.content.metric_records["counts"], **counts})
+        return reply
+
+    return changed
+
+
+SPOILT: dict[str, tuple[Reply, str]] = {
+    "nan": (changed_arrays(lambda p: {n: t * float("nan") for n, t in p.items()}), "NaN or infinite"),
+    "shape": (changed_arrays(lambda p: {n: t[..., None] for n, t in p.items()}), "has shape"),
+    "type": (changed_arrays(lambda p: {n: t.float() for n, t in p.items()}), "float32"),
+    "lacking": (changed_arrays(lambda p: dict(list(p.items())[1:])), "lacks the tensor"),
+    "wrong plan": (with_words(digest="0" * 32), "another question"),
+    "no weight": (with_counts(samples=0), "not positive"),
+    "half a row": (with_counts(samples=0.5), "cannot be read"),
+    "dropped none": (with_counts(dropped=7), "left out 7 rows, where the requests in force take out 0"),
+    "late": (lost, "did not answer within 5 s"),
+    "error": (lambda q, r: Message(Error(2, "Traceback\nValueError: oh"), reply_to=q), r"error 2 (ValueError: oh)"),
+    "stranger": (lambda q, r: Message(RecordDict({}), reply_to=q), "not made by unfed"),
+    "unwilling": (refuse("it does not feel like it"), "does not feel like it"),
+}
+
+
+@pytest.mark.parametrize("how", list(SPOILT))
+def test_a_spoilt_answer_is_named_and_the_round_goes_on_without_it(how: str, config: Config, local: World) -> None:
+    grid = grid_of(config)
+    world = flower_world(config, grid)
+    grid.tamper[1002] = SPOILT[how][0]
+    server = serve(world, (), local.fresh(1))
+    state = server.recover(FineTune().begin(server))
+    (refusal,) = server.refusals
+    assert (refusal.client, refusal.round) == ("2", 1) and SPOILT[how][1] in refusal.reason
+    others = serve(local, (), local.fresh(1))
+    assert_same(others.fedavg(others.params, others.plan(1), ["0", "1", "3"]), state.params)
+
+
+def test_below_the_quorum_the_round_fails_and_says_who(config: Config) -> None:
+    grid = grid_of(config)
+    world = flower_world(config, grid)
+    grid.tamper |= {node: lost for node in (1000, 1001, 1002)}
+    server = serve(world, ())
+    with pytest.raises(Refused, match="1 usable updates of 4 asked, the quorum is 2 .client 0: it did not answer"):
+        server.recover(FineTune().begin(server))
+
+
+def test_nodes_may_go_and_come_back_under_another_id(config: Config, local: World) -> None:
+    grid = grid_of(config)
+    world = flower_world(config, grid)
+    server = serve(world, (), local.fresh(1))
+    away = grid.nodes.pop(1002)
+    state = server.recover(FineTune().begin(server))
+    assert [(r.client, r.reason) for r in server.refusals] == [("2", "it is not connected")]
+    grid.nodes[7] = away
+    server.recover(state)
+    assert len(server.refusals) == 1 and grid.asked(7, "train")
+
+
+def test_a_gradient_that_is_not_given_stops_the_method(config: Config) -> None:
+    world = flower_world(config, grid_of(config, allow="forget"))
+    server = serve(world, (SCOPES["class"],))
+    with pytest.raises(Refused, match="Client 0 did not answer with its gradient: it does not give gradients"):
+        server.measure(Measure("gradient", "forget"), server.params, server.owners)
+
+
+# --- what a client accepts --------------------------------------------------------------------------------------------
+
+
+def test_by_default_a_client_neither_trains_nor_counts_on_rows_to_be_forgotten(config: Config) -> None:
+    world = flower_world(config, grid_of(config, allow=""))
+    server = serve(world, (SCOPES["class"],))
+    ascent = replace(server.base, view="forget")
+    for phase in (ascent, replace(server.base, view="all")):
+        with pytest.raises(Refused, match='does not train on rows that are to be forgotten.*allow="forget"'):
+            list(server.train(server.plan(0, phase), server.params, ["1"]))
+    with pytest.raises(Refused, match="does not measure rows that are to be forgotten"):
+        server.measure(Measure(view="forget"), server.params, ["1"])
+    assert float(server.measure(Measure(view="val"), server.params, ["1"])["count"]) > 0
+
+
+def test_where_a_client_has_nothing_to_forget_all_its_rows_are_retained_rows(config: Config) -> None:
+    server = serve(flower_world(config, grid_of(config, allow="")), (LEAVES,))
+    (block,) = server.train(server.plan(0, replace(server.base, view="all")), server.params, ["1"])
+    assert block.clients == ("1",)
+
+
+def test_nobody_trains_on_validation_rows(config: Config) -> None:
+    server = serve(flower_world(config, grid_of(config)), (LEAVES,))
+    with pytest.raises(Refused, match="does not train on validation rows"):
+        list(server.train(server.plan(0, replace(server.base, view="val")), server.params, ["1"]))
+
+
+def test_a_foreign_model_factory_runs_only_where_the_node_names_it(small: Callable[..., Config]) -> None:
+    config = small(*DOUBLE, 'model.name="test_flower_engine:tiny"')
+    with pytest.raises(Refused, match="which runs code of that module"):
+        waiting(config, grid_of(config), 4)
+    grid = grid_of(config)
+    for node in grid.nodes.values():
+        node["model"] = "test_flower_engine:tiny"
+    train(flower_world(config, grid), 1)
+
+
+def tiny(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))
+
+
+def test_a_misspelt_permission_is_answered_with_the_known_ones(config: Config) -> None:
+    with pytest.raises(Refused, match="allows 'forgt'.*Did you mean 'forget'"):
+        waiting(config, grid_of(config, allow="forgt"), 4)
+
+
+# --- who is who -------------------------------------------------------------------------------------------------------
+
+
+def waiting(config: Config, grid: InProcessGrid, minimum: int, **more: Any) -> Directory:
+    directory = Directory(Post(grid, 5.0), **more)
+    directory.wait(minimum, describe(config, 0), seconds=0.01, sleep=lambda s: None)
+    return directory
+
+
+def test_no_nodes_and_too_few_nodes_end_after_a_time_out(config: Config) -> None:
+    with pytest.raises(Refused, match="No node connected within 0.01 s; start at least 4 SuperNodes"):
+        waiting(config, InProcessGrid([]), 4)
+    with pytest.raises(Refused, match="Only 3 of 4 clients are there after 0.01 s"):
+        grid = grid_of(config)
+        del grid.nodes[1003]
+        waiting(config, grid, 4)
+
+
+def test_a_leaver_that_is_gone_is_no_error_for_who_does_not_need_it(config: Config, local: World) -> None:
+    grid = grid_of(config)
+    del grid.nodes[1000]
+    world = flower_world(config, grid)
+    gone = replace(LEAVES, deleted=True)
+    server = serve(world, (gone,), local.fresh(1))
+    state = unlearn(NoT(), server, 1)
+    assert server.owners == () and server.retained == ("1", "2", "3")
+    assert_same(unlearn(NoT(), serve(local, (LEAVES,), local.fresh(1)), 1).params, state.params)
+    assert world.evaluator([gone])(state.params).numbers["forget"] == "not measured: data deleted"
+
+
+def test_who_cannot_be_told_apart_is_not_unlearned(config: Config) -> None:
+    grid = grid_of(config)
+    grid.nodes[1001]["partition-id"] = 0
+    with pytest.raises(Refused, match="'0' cannot be told apart: 2 nodes call themselves that"):
+        flower_world(config, grid).scoped([LEAVES])
+    grid = grid_of(config)
+    grid.nodes[1000] = {"loader": "test_flower_engine:three_images"}  # connected, but it does not say who it is
+    with pytest.raises(Refused, match="cannot be told apart: it did not show up.*node 1000 .*does not say who it is"):
+        flower_world(config, grid).scoped([LEAVES])
+
+
+def test_a_name_that_two_nodes_claim_belongs_to_neither(config: Config) -> None:
+    grid = grid_of(config)
+    grid.nodes[2000] = dict(grid.nodes[1001])
+    server = serve(flower_world(config, grid, order=("0", "1", "2", "3")), (LEAVES,))
+    assert "1" not in server.retained or list(server.train(server.plan(1), server.params, ["1", "2"]))
+    assert not grid.asked(2000, "train") and not grid.asked(1001, "train")
+
+
+def test_registered_names_and_the_runs_own_table_come_before_what_a_node_says(config: Config) -> None:
+    grid = grid_of(config)
+    grid.names = {1000: "north", 1001: "south"}
+    assert waiting(config, grid, 4).names == ("2", "3", "north", "south")
+    assert waiting(config, grid, 4, bound={"east": 1000}).names == ("2", "3", "east", "south")
+    assert parse_bound("0=12, 1=13") == {"0": 12, "1": 13}
+    for wrong in ("0", "0=x", "0=1,1=1"):
+        with pytest.raises(UnfedError, match="nodes"):
+            parse_bound(wrong)
+    assert in_order(["10", "9", "a2", "a10"]) == ("9", "10", "a2", "a10")
+
+
+def test_with_registered_names_the_leaver_is_not_even_asked_for_its_counts(config: Config) -> None:
+    grid = grid_of(config, allow="")
+    grid.names = {1000 + k: str(k) for k in range(4)}
+    world = flower_world(config, grid, leaving=["0"])
+    unlearn(NoT(), serve(world, (LEAVES,)), 1)
+    assert grid.asked(1000) == []
+
+
+# --- what a node holds ------------------------------------------------------------------------------------------------
+
+
+def three_images(node: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(int(node.get("seed", 0)))
+    side = int(node.get("side", 8))
+    return torch.rand(30, 1, side, side, generator=generator), torch.arange(30) % 3
+
+
+def own_data(side: int = 8) -> dict[str, Any]:
+    return {"loader": "test_flower_engine:three_images", "side": side, "allow": EVERYTHING}
+
+
+def test_a_users_own_loader_feeds_a_client_and_the_server_needs_no_data(config: Config) -> None:
+    grid = InProcessGrid([{**own_data(), "client": name, "seed": i} for i, name in enumerate(("east", "west"))])
+    world = flower_world(config, grid)
+    assert (world.shape, world.classes, [c.name for c in world.clients]) == ((1, 8, 8), 3, ["east", "west"])
+    params, _ = train(world, 2)
+    found = world.evaluator([])(params).numbers
+    assert found["test"] == "not measured: the server holds no test data" and is_measured(found["validation"])
+
+
+def test_a_node_with_other_images_is_named_and_takes_no_part(config: Config) -> None:
+    sides = {"a": 8, "b": 8, "c": 12}
+    grid = InProcessGrid([{**own_data(side), "client": name} for name, side in sides.items()])
+    world = flower_world(config, grid)
+    assert world.refused == {"c": "its samples have the shape (1, 12, 12), the federation's (1, 8, 8)"}
+    assert serve(world, ()).retained == ("a", "b")
+
+
+def test_a_node_whose_partition_or_loader_is_wrong_says_so(config: Config) -> None:
+    for node, sentence in (
+        ({"partition-id": 9}, "partition-id=9; it must be one of 0 to 3"),
+        ({"partition-id": 0, "num-partitions": 7}, "counts 7 partitions, the experiment 4"),
+        ({"client": "x", "loader": "nowhere:load"}, "cannot be imported"),
+        ({"client": "x", "loader": "builtins:len"}, "returned a int"),
+    ):
+        with pytest.raises(Refused, match=sentence):
+            waiting(config, InProcessGrid([node]), 1)
+
+
+def test_rows_of_a_client_cannot_be_read_by_the_server(config: Config) -> None:
+    world = flower_world(config, grid_of(config))
+    assert isinstance(world, FlowerWorld)
+    with pytest.raises(UnfedError, match="lie at the client"):
+        world.clients[0].source.fetch(torch.arange(1))
+
+
+def test_a_message_of_somebody_else_is_answered_with_a_sentence(config: Config) -> None:
+    grid = grid_of(config)
+    (reply,) = grid.send_and_receive([Message(RecordDict({}), 1000, "train")])
+    assert "was not sent by unfed" in str(reply.content.config_records["answer"]["refused.all"])
+    other = RecordDict({"ask": ConfigRecord({"format": 99})})
+    (reply,) = grid.send_and_receive([Message(other, 1000, "train")])
+    assert "format 99" in str(reply.content.config_records["answer"]["refused.all"])
