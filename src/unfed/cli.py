@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import unfed
-from unfed import checkpoint, cli_data, cli_files, describe
+from unfed import checkpoint, cli_compare, cli_data, cli_files, describe
 from unfed.api import results, write_report
 from unfed.config import Config, presets
 from unfed.data import Request, read_samples
@@ -49,6 +49,7 @@ methods_app = typer.Typer(help="The methods: what they need, which scopes they s
 app.add_typer(methods_app, name="methods")
 app.add_typer(cli_data.app, name="data")
 cli_files.add_to(app)
+cli_compare.add_to(app)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
@@ -151,6 +152,7 @@ def forget(
     classes: Annotated[list[int], typer.Option("--class", help="A class to forget. Repeatable.")] = [],  # noqa: B006
     samples: Annotated[Path | None, typer.Option(help="A CSV file `client,position` of single samples.")] = None,
     method: Annotated[str, typer.Option(help="Which method; see `unfed methods`.")] = "not",
+    deleted: Annotated[bool, typer.Option("--deleted", help="The data is gone: ask nobody to train on it.")] = False,
     until: Annotated[str, typer.Option(help="`recovered`, or a number of rounds.")] = "recovered",
     name: Annotated[str | None, typer.Option("--id", help="The request's id; the same id twice does nothing.")] = None,
     seed: Seed = None,
@@ -163,7 +165,8 @@ def forget(
     if sum(bool(value) for value in given.values()) != 1:
         raise UnfedError("Say what to forget by exactly one of --client, --class or --samples.")
     opened = Run.open(run)
-    request = Request(name or describe.request_id(given), tuple(client), tuple(classes), listed)
+    name = name or describe.request_id(given)
+    request = Request(name, tuple(client), tuple(classes), listed, deleted=deleted)
     with _resumable(run), _shown(opened, as_json or quiet) as display:
         outcome = opened.forget(request, method, until, seed, display)
     _tell_outcome(opened, outcome.status, request.id, as_json, quiet)

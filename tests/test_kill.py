@@ -1,0 +1,62 @@
+"""Methods killed for real, by SIGKILL through the command line, end as if nothing had happened."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from unfed.run import Run
+from unfed.watching import Silence
+
+CONFIG = """
+name = "killed"
+partition.clients = 4
+model.name = "cnn-tiny"
+training = { rounds = 12, batch = 32, lr = 0.02 }
+unlearning.rounds = 10
+request = { id = "r1", clients = ["0"] }
+methods.run = ["METHOD"]
+methods.fcu = { iterations = 60, fuse_every = 10 }
+checkpoint.rounds = 2
+"""
+
+
+def start(here, *arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "unfed.cli", *arguments]
+    return subprocess.Popen(command, cwd=here, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def result(folder):
+    run = Run.open(folder)
+    models = {p.name: p.read_bytes() for p in (folder / "models").rglob("*.safetensors")}
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in run.lines()], models
+
+
+@pytest.mark.parametrize("method", ["not", "federaser", "fcu"])
+def test_a_method_killed_in_the_middle_ends_as_if_it_had_not_been(method, tmp_path):
+    (tmp_path / "config.toml").write_text(CONFIG.replace("METHOD", method))
+    from unfed.config import Config
+
+    whole = Run.create(Config.read(tmp_path / "config.toml"), tmp_path / "whole")
+    whole._train(0, Silence())
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    whole.execute()
+    chance, trajectory = random.Random(method), tmp_path / "killed/trajectory.jsonl"
+    process = start(tmp_path, "resume", "killed", "--quiet")
+    for _ in range(2):
+        seen, end = trajectory.stat().st_size, time.monotonic() + 120
+        while trajectory.stat().st_size <= seen and process.poll() is None:
+            assert time.monotonic() < end, "no round was evaluated within two minutes"
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 0.2))
+        process.kill()
+        process.communicate()
+        process = start(tmp_path, "resume", "killed", "--quiet")
+    _, error = process.communicate(timeout=240)
+    assert process.returncode == 0, error.decode()
+    assert result(tmp_path / "killed") == result(tmp_path / "whole")
