@@ -610,3 +610,16 @@ def test_freight_counts_models_and_wire_apart(world):
     extra = {"phi": server.params}
     list(server.train(server.plan(1), server.params, ["1"], extra, freight=Freight(down=0, up=0, seeded=("phi",))))
     assert (server.ledger.comm_bytes, server.ledger.wire_bytes) == (0, 2 * tensor_bytes(world.template.like))
+
+
+SERVED = [(name, request) for request in (LEAVES, CLASS) for name, m in READY.items() if m.serves(request.kind)]
+
+
+@pytest.mark.parametrize(("name", "request_"), SERVED)
+def test_the_batched_engine_gives_the_same_model(world, trained, name, request_):
+    method = READY[name]
+    theta, histories = trained
+    stacked = make("engine.name=batched")
+    assert stacked.engine({}).name == "batched"
+    a, b = (unlearn(method, serve(w, (request_,), theta, histories.get(name)), 1).params for w in (world, stacked))
+    assert close(a, b, 1e-9)
