@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from unfed.errors import UnfedError
 from unfed.report import figures
-from unfed.report.html import render, sentence, unfinished
+from unfed.report.html import render, unfinished
+from unfed.report.measures import HEADINGS, MEASURES
+from unfed.report.officer import officer_view
+from unfed.report.ranking import orders, words
 from unfed.report.rules import rows, trajectories
+from unfed.report.words import sentence, span_text
 
 # method: (forget, backdoor and validation at round 0; their limits; rounds to get there)
 SHAPES = {
@@ -34,7 +40,26 @@ def fake_line(seed: int, request: str, method: str, t: int, done: bool, wobble: 
         "validation_before": 97.0, "retain_loss": 0.1, "forget_loss": 2.0, "test_loss": 0.1, "loss_gap": 0.01,
         "mia": 50.5 + forget / 9 - 2.4, "backdoor": max(backdoor, 0.0), "comm_bytes": 355_000 * t,
         "wire_bytes": 356_200 * t, "flops": 1.7e9 * t, "stored_server_bytes": 0, "stored_client_bytes": 0,
-        "seconds": 0.4 * t, "asked": {}, "refused": [],
+        "seconds": 0.4 * t, "asked": {str(t): [str(k) for k in range(1, 10)]} if t else {}, "refused": [],
+    }  # fmt: skip
+
+
+def fake_digest(method: str, tensor: str) -> str:
+    return hashlib.sha256(f"{method} {tensor}".encode()).hexdigest()
+
+
+def fake_job(seed: int, method: str, rounds: int, finished: str | None = "all rounds") -> dict[str, Any]:
+    """A job of the run as `describe.jobs` tells it; NoT negates the first tensor."""
+    names = ("conv1.weight", "conv1.bias", "head.weight")
+    changes = {"not": {"conv1.weight": "negated"}, "retrain": dict.fromkeys(names, "changed")}.get(method, {})
+    begun = {name: fake_digest(f"{method} begun {seed}", name) for name in changes}
+    went_in = {name: fake_digest(f"train {seed}", name) for name in names}
+    return {
+        "seed": seed, "request": "r1", "method": method, "rounds": rounds, "finished": finished,
+        "needs": ["forget", "retain"] if method == "pgd" else ["retain"],
+        "file": f"models/{seed}/r1/{method}.safetensors",
+        "beginning": {"shapes": {n: [4, 3] for n in names}, "went_in": went_in, "begun": begun, "changes": changes},
+        "came_out": {name: fake_digest(f"{method} {seed}", name) for name in names} if finished else None,
     }  # fmt: skip
 
 
@@ -51,6 +76,11 @@ def fake_run(
         "device": "cpu", "engine": "batched", "parameters": 4938, "forward_flops": 251_000,
         "requests": [{**request, "forgotten_rows": 115}], "rounds": {"training": 60, "unlearning": rounds},
         "backdoor": {"target_class": 0}, "recovered_within": 0.5,
+        "jobs": [fake_job(seed, method, rounds) for seed in seeds for method in methods],
+        "influence": [
+            {"request": "r1", "file": f"models/{seed}/train.safetensors", "what": "a model that was trained with it"}
+            for seed in seeds
+        ],
     }  # fmt: skip
     lines = []
     for seed in seeds:
@@ -106,7 +136,7 @@ def test_the_page_is_well_formed_and_its_identifiers_are_unique() -> None:
     for _, name, value in page.attributes:
         for target in re.findall(r"#([\w.-]+)", value) if name in ("href", "clip-path") else []:
             assert target in known
-        if name in ("for", "aria-labelledby"):
+        if name in ("for", "aria-labelledby", "aria-describedby", "popovertarget"):
             assert set(value.split()) <= known
 
 
@@ -206,6 +236,7 @@ def test_an_unfinished_run_shows_what_there_is() -> None:
     run, lines = fake_run()
     cut = [line for line in lines if line["method"] in ("before", "not") and line["round"] < 8]
     run["requests"].append({"id": "r2", "kind": "class", "classes": [3]})
+    run["jobs"] = []
     assert unfinished(run, cut) == [
         "Request r2: nothing has been evaluated yet.",
         "NoT, request r1, seed 0: at round 7 of 20.",
@@ -280,3 +311,173 @@ def test_cost_bars_show_every_method_but_before() -> None:
     assert svg is not None and svg.count("7.1 MB</text>") == 3 and "Before" not in svg
     free = [dict(line, comm_bytes=0) for line in fake_run()[1]]
     assert figures.cost_bars(rows(free, "last"), "comm_bytes", name="c") is None
+
+
+def test_gap_against_cost_needs_two_methods_with_both() -> None:
+    found = rows(fake_run()[1], "last")
+    svg = figures.gap_by_cost(found, "flops", name="g")
+    assert svg is not None and all(name in svg for name in (">NoT<", ">FT<", ">Retrain<")) and ">Before<" not in svg
+    assert not re.search(r"#[0-9a-f]{6}\b", svg)
+    assert figures.gap_by_cost([row for row in found if row.method != "ft"], "flops", name="g") is None
+    assert figures.gap_by_cost(rows(fake_run(methods=("not", "ft"))[1], "last"), "flops", name="g") is None
+
+
+MANY = ("not", "ft", "pgd", "mode", "retrain")
+
+
+def test_many_methods_are_ranked_in_words_and_equal_values_share_a_place() -> None:
+    found = rows(fake_run(methods=MANY)[1], "last")
+    said = words(found)
+    assert said[0].startswith("NoT, PGD and MoDE came closest to Retrain") and "FT stayed farthest away" in said[0]
+    places = dict(orders(found))["Smallest average gap to Retrain"]
+    assert [place for place, _, _ in places] == [1, 1, 1, 4]
+    assert words(rows(fake_run()[1], "last")) == [] == orders(rows(fake_run()[1], "last"))
+
+
+# --- for the officer --------------------------------------------------------------------------------------------------
+
+
+def officer(run: dict[str, Any], lines: list[dict[str, Any]], request: dict[str, Any] | None = None) -> dict[str, Any]:
+    return officer_view(run, request or run["requests"][0], rows(lines, "last"), trajectories(lines)["r1"])
+
+
+def test_the_officer_reads_what_the_method_did_to_the_model() -> None:
+    run, lines = fake_run()
+    view = officer(run, lines)
+    assert view["change"] == [
+        "At the start NoT itself changed conv1.weight (negated); the other 2 were left as in the old model.",
+        "All 3 tensors of the new model differ from the old one.",
+    ]
+    text = render(run, lines)
+    for tensor in ("conv1.weight", "conv1.bias", "head.weight"):
+        for model in ("train 0", "not 0"):
+            assert text.count(fake_digest(model, tensor)) == 2, "once to hover over, once to copy"
+    assert fake_digest("not begun 0", "conv1.weight") in text
+    assert "Asked 15 November 2026, 04:00 UTC, with the run itself" in Page(text).text
+
+
+def test_a_tensor_that_did_not_change_is_named() -> None:
+    run, lines = fake_run()
+    job = run["jobs"][0]
+    job["came_out"]["head.weight"] = job["beginning"]["went_in"]["head.weight"]
+    assert officer(run, lines)["change"][1] == ("1 of 3 tensors are bit for bit those of the old model: head.weight.")
+    job["came_out"] = dict(job["beginning"]["went_in"])
+    assert "nothing was taken out" in officer(run, lines)["change"][1]
+
+
+def test_the_leaver_was_asked_by_nobody_and_the_page_says_so() -> None:
+    run, lines = fake_run()
+    told = officer(run, lines)["asked"]
+    assert told["told"] == [
+        "Client 0 was asked in none of the 20 rounds: nothing was trained on its data.",
+        "9 other clients took part, in rounds 1 to 20.",
+    ]
+    first, second = told["clients"][:2]
+    assert first["leaver"] and first["text"] == "never" and set(first["cells"]) == {0.0} and len(first["cells"]) == 20
+    assert second["text"] == "rounds 1 to 20" and set(second["cells"]) == {1.0}
+
+
+def test_a_leaver_that_had_to_help_is_not_hidden() -> None:
+    run, lines = fake_run(methods=("pgd", "retrain"))
+    lines[1]["asked"] = {"0": ["0"]}
+    (told, _) = officer(run, lines)["asked"]["told"]
+    assert told.startswith("Client 0 was asked in round 0, because PGD works with the data that is to be forgotten")
+    for job in run["jobs"]:
+        job["needs"] = ["retain"]
+    assert officer(run, lines)["asked"]["told"][0].endswith("although it was to leave.")
+
+
+def test_many_rounds_and_many_clients_stay_readable() -> None:
+    run, lines = fake_run(rounds=200)
+    run["clients"] = [str(k) for k in range(120)]
+    told = officer(run, lines)["asked"]
+    assert len(told["clients"]) == 40 and told["more"] == 80 and len(told["clients"][0]["cells"]) <= 48
+
+
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [
+        ([], "no round"),
+        ([3], "round 3"),
+        ([1, 2], "rounds 1 and 2"),
+        ([1, 2, 3, 5, 9, 9], "rounds 1 to 3, 5 and 9"),
+        (list(range(0, 40, 2)), "20 rounds between 0 and 38"),
+    ],
+)
+def test_rounds_in_words(rounds: list[int], said: str) -> None:
+    assert span_text(rounds) == said
+
+
+def test_what_still_carries_the_influence_is_listed_by_file() -> None:
+    run, lines = fake_run()
+    assert officer(run, lines)["influence"] == [("models/0/train.safetensors", "θ*, the model before unlearning")]
+    text = Page(render(run, lines)).text
+    assert "What still carries its influence" in text and "models/0/train.safetensors" in text
+
+
+def test_a_run_of_an_older_version_says_what_it_did_not_record() -> None:
+    run, lines = fake_run()
+    del run["jobs"], run["influence"]
+    text = Page(render(run, lines)).text
+    assert "not recorded" in text and "this report was made without a look into the run folder" in text
+
+
+def test_a_served_request_has_its_own_time_and_no_one_elses_backdoor() -> None:
+    run, lines = fake_run()
+    run["config"]["poison"] = {"client": "0", "target_class": 0}
+    served = {"id": "r2", "kind": "client", "clients": ["3"], "created": "2026-11-16T10:30:00Z", "method": "not"}
+    run["requests"].append(served)
+    more = [dict(line, request="r2") for line in lines if line["method"] in ("before", "not")]
+    text = Page(render(run, [*lines, *more])).text
+    assert "Asked 16 November 2026, 10:30 UTC" in text
+    assert "Client 3 was taken out by NoT in 20 rounds and 7.1 MB: the model is right on" in text
+    assert text.count("the backdoor it planted") == 1
+    assert "For the request on Client 3 there is no Retrain" in text
+
+
+def test_jobs_tell_what_is_missing_down_to_the_training() -> None:
+    run, _ = fake_run(methods=("not", "ft"))
+    train = {"seed": 0, "request": None, "method": "train", "rounds": 60, "finished": None, "needs": []}
+    for job in run["jobs"]:
+        job["finished"] = None
+    run["jobs"] = [train | {"file": "", "beginning": None, "came_out": None}, *run["jobs"]]
+    trained = {"seed": 0, "request": None, "method": "train", "round": 12, "done": False, "model": True, "test": 81.0}
+    assert unfinished(run, [trained]) == [
+        "Request r1: nothing has been evaluated yet.",
+        "Training, seed 0: at round 12 of 60.",
+        "NoT, request r1, seed 0: not evaluated yet.",
+        "FT, request r1, seed 0: not evaluated yet.",
+    ]
+    text = Page(render(run, [trained])).text
+    assert "The training before it" in text and "Training ends at 81.0" in text
+    assert "Nobody has been asked for anything yet." in text
+
+
+def test_a_request_that_did_not_recover_is_not_finished() -> None:
+    run, lines = fake_run(methods=("not",))
+    run["jobs"][0]["finished"] = None
+    assert unfinished(run, lines) == ["NoT, request r1, seed 0: ended at round 20 without having recovered."]
+
+
+# --- for everybody ----------------------------------------------------------------------------------------------------
+
+
+def test_headings_come_in_order_and_tables_say_what_they_hold() -> None:
+    run, lines = fake_run(methods=MANY)
+    run["requests"].append({"id": "r2", "kind": "client", "clients": ["3"], "method": "not"})
+    for found in ([], [dict(line, request="r2") for line in lines if line["method"] in ("before", "not")]):
+        page = Page(render(run, [*lines, *found]))
+        levels = [int(tag[1]) for tag in page.tags if re.fullmatch(r"h[1-6]", tag)]
+        assert levels[0] == 1 and levels.count(1) == 1
+        assert all(after <= before + 1 for before, after in pairwise(levels)), levels
+        assert page.tags.count("table") == page.tags.count("caption") > 3
+        scopes = [value for tag, name, value in page.attributes if (tag, name) == ("th", "scope")]
+        assert len(scopes) == page.tags.count("th") and set(scopes) <= {"col", "row", "rowgroup"}
+        assert page.tags.count("main") == page.tags.count("nav") == page.tags.count("header") == 1
+
+
+def test_every_heading_of_the_results_explains_itself() -> None:
+    header = {name for name in Page(render(*fake_run())).words}
+    assert set(HEADINGS.values()) <= set(MEASURES) and set(HEADINGS) <= header
+    text = Page(render(*fake_run())).text
+    assert all(text.count(measure.text) >= 2 for measure in MEASURES.values()), "as a tooltip and in the list"

@@ -1,4 +1,4 @@
-"""The page in a real browser: no errors, nothing too wide for a phone, light and dark, tabs by keyboard."""
+"""The page in a real browser: no errors, fits a phone, readable in light and dark, by keyboard, on paper."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_it_opens_quietly_and_shows_sentence_and_pictures(browser: Browser, repo
     assert problems == []
     assert page.locator(".lead").first.is_visible()
     pictures = page.locator("figure svg[role=img]")
-    assert pictures.count() == 7
+    assert pictures.count() == 7  # four curves and three costs; FT has no average gap, so there is no scatter
     for index in range(7):
         box = pictures.nth(index).bounding_box()
         assert box is not None and box["width"] > 200 and box["height"] > 40
@@ -96,7 +96,7 @@ def test_dark_mode_turns_the_page_and_its_pictures_dark(browser: Browser, report
         seen[scheme] = page.evaluate(colours + "'figure svg text')).fill]")
         assert len(page.screenshot(full_page=True)) > 20_000
         page.close()
-    assert seen["light"][0] == "rgb(251, 251, 249)" and seen["dark"][0] == "rgb(20, 23, 26)"
+    assert seen["light"][0] == "rgb(250, 249, 246)" and seen["dark"][0] == "rgb(19, 22, 25)"
     assert seen["light"][1] != seen["dark"][1]
 
 
@@ -107,4 +107,93 @@ def test_print_shows_every_table(browser: Browser, report: Path) -> None:
     assert all(tables.nth(index).is_visible() for index in range(3))
     page.set_viewport_size({"width": 720, "height": 1000})  # A4 between its margins
     assert page.evaluate("document.documentElement.scrollWidth") <= 720
+    page.close()
+
+
+def test_gap_against_cost_is_drawn_where_there_are_gaps(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(render(*fake_run()), encoding="utf-8")
+    page, problems = visit(browser, path)
+    assert problems == [] and page.locator("figure svg[role=img]").count() == 9
+    page.close()
+
+
+def test_a_keyboard_finds_the_way_in_and_the_explanations(browser: Browser, report: Path) -> None:
+    page, _ = visit(browser, report)
+    page.keyboard.press("Tab")
+    skip = page.locator(".skip")
+    assert skip.evaluate("e => e === document.activeElement") and skip.bounding_box()["y"] >= 0  # type: ignore[index]
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.matches('.tip')"):
+            break
+    focused = page.evaluate(
+        "(() => { const e = document.activeElement, s = getComputedStyle(e);"
+        " const told = document.getElementById(e.getAttribute('aria-describedby'));"
+        " return [e.className, s.outlineStyle, told.textContent] })()"
+    )
+    assert focused[:2] == ["tip", "solid"] and len(focused[2]) > 40
+    page.keyboard.press("Enter")
+    assert page.locator(".pop:popover-open").count() == 1 and page.locator(".pop:popover-open").is_visible()
+    page.keyboard.press("Escape")
+    assert page.locator(".pop:popover-open").count() == 0
+    page.close()
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_every_explanation_opens_inside_the_window(browser: Browser, report: Path, width: int) -> None:
+    page, problems = visit(browser, report, width=width)
+    tips = page.locator(".tip:visible")
+    assert tips.count() >= 9
+    for index in range(tips.count()):
+        tips.nth(index).focus()
+        page.keyboard.press("Enter")
+        box = page.locator(".pop:popover-open").bounding_box()
+        assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width
+        assert box["y"] >= 0 and box["y"] + box["height"] <= 900
+        page.keyboard.press("Escape")
+    assert problems == []
+    page.close()
+
+
+# Every visible text against the first background behind it, by the formula of WCAG 2.
+CONTRAST = """() => {
+  const parse = c => { const n = c.match(/[\\d.]+/g).map(Number); return n.length < 4 ? [...n, 1] : n };
+  const light = c => c.slice(0, 3).map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const poor = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const text = walker.currentNode.textContent.trim(), e = walker.currentNode.parentElement;
+    if (!text || !e.checkVisibility() || e.closest('.sr, title, desc')) continue;
+    const style = getComputedStyle(e);
+    let behind = e, ground = parse('rgb(255, 255, 255)');
+    while (behind) {
+      const found = parse(getComputedStyle(behind).backgroundColor);
+      if (found[3] === 1) { ground = found; break; }
+      behind = behind.parentElement;
+    }
+    const [a, b] = [light(parse(e.closest('svg') ? style.fill : style.color)), light(ground)].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) poor.push([text.slice(0, 40), ((a + 0.05) / (b + 0.05)).toFixed(2)]);
+  }
+  return poor;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_stands_out_from_what_is_behind_it(browser: Browser, report: Path, scheme: str) -> None:
+    page, _ = visit(browser, report, scheme=scheme)
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert page.evaluate(CONTRAST) == []
+    page.close()
+
+
+def test_it_prints_in_full(browser: Browser, report: Path) -> None:
+    page, problems = visit(browser, report)
+    pdf = page.pdf(format="A4")
+    assert pdf.startswith(b"%PDF") and pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") >= 3
+    page.emulate_media(media="print")
+    assert page.locator("pre").last.is_visible(), "what is folded on the screen is open on paper"
+    assert not page.locator(".top nav").is_visible()
+    assert problems == []
     page.close()

@@ -5,16 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from unfed import checkpoint
-from unfed.errors import UnfedWarning
+from unfed.errors import UnfedError, UnfedWarning
 from unfed.layers import Choice, cancellations, choose
 from unfed.params import load_into, params_of
 from unfed.perturb import negate as negated
 from unfed.report import Row, rows
 from unfed.run import Run
+
+if TYPE_CHECKING:
+    from unfed.report.compare import Compared
 
 
 def negate(
@@ -49,4 +53,25 @@ def write_report(run: Run, path: str | Path | None = None, rule: str = "best-gap
 
     target = Path(path) if path is not None else run.folder.path / "report.html"
     checkpoint.write_bytes(target, render(run.info(), run.lines(), rule=rule).encode())
+    return target
+
+
+def compared(folders: Sequence[str | Path]) -> list[Compared]:
+    """Several runs, opened for a comparison; each is named by its folder."""
+    from unfed.report.compare import Compared, names_of
+
+    if len(folders) < 2:
+        raise UnfedError(f"A comparison needs at least two runs, not {len(folders)}; `unfed report RUN` shows one.")
+    paths = [Path(folder) for folder in folders]
+    names = names_of(paths)
+    runs = [Run.open(path) for path in paths]  # all of them first: a folder that is no run is found at once
+    return [Compared(name, run.info(), run.lines()) for name, run in zip(names, runs, strict=True)]
+
+
+def compare(folders: Sequence[str | Path], path: str | Path = "compare.html", rule: str = "best-gap") -> Path:
+    """Write one HTML report of several runs, finished or not."""
+    from unfed.report.compare import render
+
+    target = Path(path)
+    checkpoint.write_bytes(target, render(compared(folders), rule=rule).encode())
     return target

@@ -1,41 +1,31 @@
-"""Trajectories as pictures: SVG text that lives inside the page and takes its colours from it.
+"""Trajectories as pictures.
 
-    curves(methods, "forget")   one line per method over rounds, ± std over seeds as a band, Retrain's last value dashed
-    cost_bars(rows, "flops")    what each method spent up to the round that the rule reports
+    curves(methods, "forget")     a line per method over rounds, ± std over seeds as a band, Retrain's last value dashed
+    cost_bars(rows, "flops")      what each method spent up to the round that the rule reports
+    gap_by_cost(rows, "flops")    what the smaller gap cost: down and to the left is better
 
-matplotlib draws with stand-in colours; afterwards each stand-in becomes `currentColor` or a CSS variable, so one
-picture serves light, dark and print. Text stays text. The same input gives the same bytes: no date, fixed identifiers.
+Colours are the page's own (`drawing`). Every picture says in its description what a reader would take from it.
 """
 
 from __future__ import annotations
 
-import html
-import io
 import math
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from unfed.metrics import is_measured, mean_std, reading
+from unfed.report.drawing import DASHES, INK, MARKERS, PAPER, REFERENCE, SERIES, STYLE, svg_text
 from unfed.report.rules import Row, Trajectory, is_model, results
 from unfed.report.tables import bytes_text, flops_text, name_of, seconds_text
 
 BySeed = Mapping[int, Trajectory]
-
-# Stand-in → what the page shows. No picture of ours uses these exact colours for anything else.
-INK, FAINT, REFERENCE = "#010203", "#010204", "#010205"
-SERIES = tuple(f"#0102{index:02x}" for index in range(0x10, 0x18))
-_PAGE = {INK: "currentColor", FAINT: "var(--line)", REFERENCE: "var(--reference)"}
-_PAGE |= {colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)}
-
-# Colour is never the only difference: neighbours also differ in dash. (on, off) in points; None is a solid line.
-DASHES: tuple[tuple[float, float] | None, ...] = (None, (5, 1.8), (1.4, 1.4), (8, 2))
 
 CURVES = {
     "forget": "Accuracy on the forgotten data (%)",
@@ -49,30 +39,25 @@ COST_BARS = {
     "seconds": ("Time", seconds_text),
 }
 
-_STYLE: dict[Any, Any] = {  # matplotlib types the keys as one long Literal
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # a client or method may be called $x$
-    "font.size": 9.5,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": FAINT,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.8,
-    "xtick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.color": FAINT,
-    "ytick.labelcolor": INK,
-    "ytick.major.size": 0,
-    "lines.linewidth": 1.8,
-    "lines.solid_capstyle": "round",
-}
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a picture: its name, its colour, its dash, and the rounds it is drawn from."""
+
+    name: str
+    colour: int
+    dash: int
+    by_seed: BySeed
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One point of a scatter: its label, its look, the row it shows."""
+
+    name: str
+    colour: int | None
+    marker: int
+    row: Row
 
 
 def styles(methods: Sequence[str]) -> dict[str, int]:
@@ -84,23 +69,32 @@ def styles(methods: Sequence[str]) -> dict[str, int]:
 
 def curves(methods: Mapping[str, BySeed], metric: str, *, name: str) -> str | None:
     """A metric over rounds, or None where it was measured nowhere. `name` keeps identifiers apart on a page."""
-    series = {m: points for m in styles(list(methods)) if (points := _points(methods[m], metric))}
-    reference = mean_std([reading(_final(lines), metric) for lines in methods.get("retrain", {}).values()]).mean
-    if not series:
+    series = [Series(name_of(m), number, number, methods[m]) for m, number in styles(list(methods)).items()]
+    retrain = [Series("Retrain", 0, 0, methods["retrain"])] if "retrain" in methods else []
+    return lines(series, retrain, metric, name=name)
+
+
+def lines(series: Sequence[Series], references: Sequence[Series], metric: str, *, name: str) -> str | None:
+    """The same for any lines, each reference dashed at its last value."""
+    drawn = [(one, points) for one in series if (points := _points(one.by_seed, metric))]
+    if not drawn:
         return None
-    with matplotlib.rc_context(_STYLE):
+    goals = [
+        (one, mean_std([reading(_final(lines), metric) for lines in one.by_seed.values()]).mean) for one in references
+    ]
+    levels = [(one, value) for one, value in goals if is_measured(value)]
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.4, 2.5), layout="constrained")
         axes = figure.add_subplot()
-        number = styles(list(methods))
-        for method, points in series.items():
-            _draw_curve(axes, points, number[method])
-        if is_measured(reference):
-            axes.axhline(reference, color=REFERENCE, linewidth=1.4, dashes=(4, 3), zorder=1.5)
-        _finish_curves(axes, max(points[-1][0] for points in series.values()))
-        told = "; ".join(f"{name_of(m)} ends at {points[-1][1]:.1f}" for m, points in series.items())
-        if is_measured(reference):
-            told += f"; Retrain ends at {reference:.1f}"
-        return _svg(figure, name, f"{CURVES.get(metric, metric)} by round", told + ".")
+        for one, points in drawn:
+            _draw_curve(axes, points, one)
+        for one, value in levels:
+            dashes = (4, 3) if len(levels) == 1 else (1 + 3 * (one.dash + 1), 3)
+            axes.axhline(value, color=REFERENCE, linewidth=1.4, dashes=dashes, zorder=1.5)
+        _finish_curves(axes, max(points[-1][0] for _, points in drawn))
+        told = [f"{one.name} ends at {points[-1][1]:.1f}" for one, points in drawn]
+        told += [f"{one.name} ends at {value:.1f}" for one, value in levels]
+        return svg_text(figure, name, f"{CURVES.get(metric, metric)} by round", "; ".join(told) + ".")
 
 
 def cost_bars(rows: Sequence[Row], cost: str, *, name: str) -> str | None:
@@ -111,7 +105,7 @@ def cost_bars(rows: Sequence[Row], cost: str, *, name: str) -> str | None:
         return None
     title, write = COST_BARS[cost]
     number = styles([row.method for row in rows])
-    with matplotlib.rc_context({**_STYLE, "axes.grid": False, "axes.spines.bottom": False}):
+    with matplotlib.rc_context({**STYLE, "axes.grid": False, "axes.spines.bottom": False}):
         figure = Figure(figsize=(3.4, 0.12 + 0.34 * len(bars)), layout="constrained")
         axes = figure.add_subplot()
         for place, (_, value, row) in enumerate(bars):
@@ -124,7 +118,112 @@ def cost_bars(rows: Sequence[Row], cost: str, *, name: str) -> str | None:
         axes.set_xlim(0, 1.42 * max(value for _, value, _ in bars))
         axes.set_xticks([])
         told = "; ".join(f"{label} {write(value)}" for label, value, _ in bars) + "."
-        return _svg(figure, name, f"{title} up to the reported round", told)
+        return svg_text(figure, name, f"{title} up to the reported round", told)
+
+
+def gap_by_cost(rows: Sequence[Row], cost: str, *, name: str) -> str | None:
+    """Average gap over cost, one point per method; None where fewer than two methods have both."""
+    number = styles([row.method for row in rows])
+    dots = [
+        Dot(name_of(row.method), None if row.is_reference else number[row.method], number.get(row.method, 0), row)
+        for row in rows
+        if not row.is_before
+    ]
+    return scatter(dots, cost, name=name)
+
+
+def scatter(dots: Sequence[Dot], cost: str, *, name: str) -> str | None:
+    """The same for any points. Retrain has no gap to itself and stands hollow on the ground line."""
+    placed = []
+    for dot in dots:
+        spent, gap = dot.row.costs[cost].mean, 0.0 if dot.row.is_reference else dot.row.average_gap.mean
+        if is_measured(spent) and is_measured(gap) and spent > 0:
+            placed.append((dot, spent, gap))
+    if sum(not dot.row.is_reference for dot, _, _ in placed) < 2:
+        return None
+    title, write = COST_BARS[cost]
+    low, high = min(x for _, x, _ in placed), max(x for _, x, _ in placed)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.4, 2.8), layout="constrained")
+        axes = figure.add_subplot()
+        for dot, spent, gap in placed:
+            colour = REFERENCE if dot.colour is None else SERIES[dot.colour % len(SERIES)]
+            face = PAPER if dot.row.is_reference else colour
+            marker = MARKERS[dot.marker % len(MARKERS)] if dot.colour is not None else "o"
+            axes.plot([spent], [gap], marker=marker, markersize=7, color=colour, markerfacecolor=face, linestyle="")
+        rooted = _spread_out(axes, [gap for _, _, gap in placed])
+        if high > 12 * low:
+            axes.set_xscale("log")
+            axes.set_xlim(low / 2, high * 4)
+            axes.xaxis.set_minor_locator(NullLocator())
+        else:
+            axes.set_xlim(0, high * 1.35)
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, write)))
+        axes.set_xlabel(title.lower())
+        axes.set_ylabel("average gap" + (" (root scale)" if rooted else ""))
+        _label(figure, axes, placed)
+        told = "; ".join(f"{dot.name} {write(x)} and a gap of {y:.2f}" for dot, x, y in placed) + "."
+        return svg_text(figure, name, f"Average gap against {title.lower()}", told)
+
+
+def _spread_out(axes: Axes, gaps: Sequence[float]) -> bool:
+    """The scale of the gaps: its square root where a few bad methods would press the good ones onto the ground."""
+    top = max(gaps) or 1.0
+    axes.set_ylim(-0.06 * top, 1.15 * top)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    crowded = sum(0 < gap < top / 6 for gap in gaps) > 1
+    if crowded:
+        axes.set_yscale("function", functions=(_root, _square))
+        axes.set_ylim(-0.012 * top, 1.2 * top)
+        step = 10 ** math.floor(math.log10(top))
+        axes.set_yticks([0, *(step * part for part in (0.1, 0.5, 1, 2, 5) if step * part < 1.2 * top)])
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    return crowded
+
+
+def _root(values: Any) -> Any:
+    return np.sign(values) * np.sqrt(np.abs(values))
+
+
+def _square(values: Any) -> Any:
+    return np.sign(values) * np.square(values)
+
+
+def _tick(value: float, write: object) -> str:
+    text = str(write(value)) if callable(write) else str(value)
+    return text.replace(".0 ", " ")
+
+
+def _label(figure: Figure, axes: Axes, placed: Sequence[tuple[Dot, float, float]]) -> None:
+    """Names beside their points, moved apart where they would lie on each other."""
+    figure.draw_without_rendering()  # only then is it known where the points lie
+    scale = figure.dpi / 72
+    spots = [tuple(float(part) / scale for part in axes.transData.transform((x, y))) for _, x, y in placed]
+    # Left, right and height of what is taken, in points: the marks themselves, then label after label.
+    taken = [(x - 4, x + 4, y) for x, y in spots]
+    # From the bottom up, because good methods crowd at the bottom and above them there is room.
+    for (x, y), (dot, spent, gap) in sorted(
+        zip(spots, placed, strict=True), key=lambda both: (both[0][1], -both[0][0])
+    ):
+        left, height = x + 7, y
+        right = left + 5.4 * len(dot.name)
+        while any(a < right and left < b and abs(height - h) < 10 for a, b, h in taken):
+            height += 1.5
+        taken.append((left, right, height))
+        line = {"arrowstyle": "-", "color": REFERENCE, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 3}
+        label = axes.annotate(
+            dot.name,
+            (spent, gap),
+            xytext=(7, height - y),
+            textcoords="offset points",
+            va="center",
+            color=INK,
+            arrowprops=line if height - y > 6 else None,
+            annotation_clip=False,
+        )
+        label.set_in_layout(False)  # the layout stays as it was when the places were computed
 
 
 def _points(by_seed: BySeed, metric: str) -> list[tuple[int, float, float]]:
@@ -143,9 +242,9 @@ def _final(lines: Trajectory) -> Mapping[str, object]:
     return (results(lines) or lines)[-1]
 
 
-def _draw_curve(axes: Axes, points: Sequence[tuple[int, float, float]], number: int) -> None:
+def _draw_curve(axes: Axes, points: Sequence[tuple[int, float, float]], one: Series) -> None:
     rounds, means, stds = (list(part) for part in zip(*points, strict=True))
-    colour, dash = SERIES[number % len(SERIES)], DASHES[number % len(DASHES)]
+    colour, dash = SERIES[one.colour % len(SERIES)], DASHES[one.dash % len(DASHES)]
     # A single point would be an invisible line.
     (drawn,) = axes.plot(rounds, means, color=colour, marker="o" if len(points) < 2 else "", markersize=4)
     if dash is not None:
@@ -171,30 +270,3 @@ def _finish_curves(axes: Axes, last_round: float) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.set_xlabel("round")
     axes.margins(x=0)
-
-
-def _svg(figure: Figure, name: str, title: str, description: str) -> str:
-    """The figure as inline SVG: page colours, own identifiers, a title and a description for screen readers."""
-    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-        buffer = io.StringIO()
-        FigureCanvasSVG(figure)
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
-    for stand_in, colour in _PAGE.items():
-        svg = svg.replace(stand_in, colour)
-    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # it would style the whole page
-    svg = re.sub(r"font-family: [^;]+; ", "", svg)  # the page's font
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
-    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
-    svg = re.sub(r'xlink:href="#([^"]+)"', rf'href="#{name}-\1"', svg)
-    box = re.search(r'viewBox="[^"]+"', svg)
-    assert box is not None, "matplotlib always writes a viewBox"
-    opening = f'<svg {box.group()} role="img" stroke-linejoin="round" aria-labelledby="{name}-title {name}-desc">'
-    told = (
-        f'<title id="{name}-title">{html.escape(title)}</title><desc id="{name}-desc">{html.escape(description)}</desc>'
-    )
-    return opening + told + svg[svg.index(">") + 1 :].strip()

@@ -1,6 +1,8 @@
-"""The report: one HTML file that a compliance officer, a researcher and a phone can all read.
+"""The report: one HTML file that a passer-by, a compliance officer, a researcher and a phone can all read.
 
-    run.json + trajectory.jsonl ─► one sentence ─► three bars ─► what this does not prove ─► tables, curves, costs
+    run.json + trajectory.jsonl ─► for anyone      one sentence, three bars, what this does not prove
+                                ─► for the officer      request, checksums, who was asked, what is still there
+                                ─► for the researcher   tables by rule, curves, gap against cost, attack, config
 
 The page is self-contained and inert: no script, no network (its own policy forbids both), every string of the run
 escaped. It is a pure function of the run, so the same run gives the same page. What is not measured says so, and a
@@ -10,18 +12,21 @@ run that is not finished shows what there is.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from unfed.metrics import Line, Spread, is_measured
-from unfed.report import figures, ranking, tables
+from unfed.report import drawing, figures, ranking, tables
+from unfed.report.measures import ATTACK, HEADINGS, MEASURES
+from unfed.report.officer import officer_view, refusals
 from unfed.report.rules import COSTS, RULES, Row, named, rows, trajectories
 from unfed.report.tables import bytes_text, flops_text, name_of, seconds_text
+from unfed.report.words import about_the_backdoor, date_text, headline, method_row, sentence, several, subject_of
 
 COST_NAMES = {
     "comm_bytes": ("Bytes exchanged", bytes_text),
@@ -37,8 +42,6 @@ BARS = {
     "forget": "Accuracy on the forgotten data",
     "test": "Accuracy on test data",
 }
-# Which method the opening sentence speaks of, if there are several: NoT, then whatever unlearns, then plain FT.
-_LAST_CHOICE = ("ft", "before", "retrain")
 
 
 def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "best-gap") -> str:
@@ -47,64 +50,64 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "best-g
     within = float(run.get("recovered_within", 0.5))
     by_rule = {name: rows(lines, name, recovered_within=within) for name in RULES}
     grouped = trajectories(lines)
-    asked = {str(request["id"]): request for request in run.get("requests", [])}
-    asked |= {request: {"id": request} for request in grouped if request not in asked}
     views = [
-        _request_view(index, request, {n: _of(found, key) for n, found in by_rule.items()}, grouped.get(key, {}), rule)
-        for index, (key, request) in enumerate(asked.items())
+        request_view(
+            run, index, request, {n: _of(found, key) for n, found in by_rule.items()}, grouped.get(key, {}), rule
+        )
+        for index, (key, request) in enumerate(asked_for(run, grouped).items())
     ]
-    return _template().render(
-        run=run,
+    return page(
+        "report.html.j2",
         title=str(run.get("name", "run")),
-        created=_date(str(run.get("created", ""))),
+        created=date_text(str(run.get("created", ""))),
         rule=rule,
         rules=[{"name": name, "text": tables.explanation(name, within)} for name in RULES],
         requests=views,
         unfinished=unfinished(run, lines),
-        seeds=[int(seed) for seed in run.get("seeds", [])] or sorted({int(line["seed"]) for line in lines}),
+        seeds=seeds_of(run, lines),
         retrain_seeds=len({line["seed"] for line in lines if line["method"] == "retrain"}),
-        refused=_refused(lines),
-        influence=run.get("influence") or [],
-        facts=_facts(run),
+        refused=refusals([line for line in lines if line.get("request") is None]),
+        without=[view["subject"] for view in views if not view["retrain"]],
+        training=_training(lines),
+        facts=facts(run),
         cost_names=[COST_NAMES[cost][0] for cost in COSTS],
-        config=json.dumps(run.get("config", {}), indent=2, ensure_ascii=False, default=str),
+        config=config_text(run),
     )
 
 
-def sentence(request: Mapping[str, Any], found: Sequence[Row]) -> str:
-    """What happened, in one sentence that needs no knowledge of the field."""
-    subject, plural = _subject(request)
-    row, before, retrain = headline(found), _method(found, "before"), _method(found, "retrain")
-    if row is None:
-        return f"{subject} {'are' if plural else 'is'} to be taken out; no unlearning method has been evaluated yet."
-    if row.verdict:
-        return f"{subject}: {name_of(row.method)} has no result under the rule {row.rule} ({row.verdict})."
-    verb = "were" if plural else "was"
-    if not row.finished:
-        verb = "are being" if plural else "is being"
-    elif ranking.fell_short(row, before, retrain):
-        verb += " only partly"
-    outcome = ", ".join((_forgetting(request, row, before, plural), _utility(row, before)))
-    return f"{subject} {verb} taken out by {name_of(row.method)}{_effort(row)}: {outcome}."
+def page(template: str, **values: Any) -> str:
+    """A template of this folder, filled in."""
+    return _environment().get_template(template).render(measures=MEASURES, headings=HEADINGS, attack=ATTACK, **values)
 
 
-def headline(found: Sequence[Row]) -> Row | None:
-    """The row that the sentence and the bars show."""
-    own = [row for row in found if not (row.is_before or row.is_reference)]
-    order = sorted(own, key=lambda row: (row.method != "not", row.method in _LAST_CHOICE))
-    return order[0] if order else None
+def asked_for(run: Mapping[str, Any], grouped: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The requests by id, those of the trajectory too; each says whether it takes out whoever planted a backdoor."""
+    known = {str(request["id"]): dict(request) for request in run.get("requests", [])}
+    known |= {request: {"id": request} for request in grouped if request not in known}
+    poison = (run.get("config") or {}).get("poison")
+    for request in known.values():
+        if isinstance(poison, Mapping) and "client" in poison:
+            request["planted"] = str(poison["client"]) in [str(client) for client in request.get("clients") or []]
+    return known
+
+
+def seeds_of(run: Mapping[str, Any], lines: Sequence[Line]) -> list[int]:
+    """The repetitions of a run."""
+    return [int(seed) for seed in run.get("seeds", [])] or sorted({int(line["seed"]) for line in lines})
 
 
 def unfinished(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
     """What is missing for this run to be whole, one short sentence each."""
     grouped = trajectories(lines)
-    total = run.get("rounds", {}).get("unlearning")
     seeds = [int(seed) for seed in run.get("seeds", [])]
+    total = run.get("rounds", {}).get("unlearning")
     missing = [
         f"Request {item['id']}: nothing has been evaluated yet."
         for item in run.get("requests", [])
         if str(item["id"]) not in grouped
     ]
+    if run.get("jobs"):
+        return missing + _open_jobs(run["jobs"], lines)
     for request, methods in grouped.items():
         for method, by_seed in methods.items():
             states: dict[str, list[str]] = {}
@@ -113,8 +116,27 @@ def unfinished(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
                 states.setdefault(state, []).append(str(seed))
             for state, which in states.items():
                 if state:
-                    missing.append(f"{name_of(method)}, request {request}, {_several('seed', which)[0]}: {state}.")
+                    missing.append(f"{name_of(method)}, request {request}, {several('seed', which)[0]}: {state}.")
     return missing
+
+
+def _open_jobs(jobs: Sequence[Mapping[str, Any]], lines: Sequence[Line]) -> list[str]:
+    """Every job that has not ended, with where it stands; seeds that stand alike share a line."""
+    last = {(line["seed"], line.get("request"), line["method"]): line for line in lines}
+    found: dict[tuple[str, str], list[str]] = {}
+    for job in jobs:
+        if job["finished"]:
+            continue
+        line = last.get((job["seed"], job["request"], job["method"]))
+        if line is None:
+            state = "not begun" if job["request"] is None else "not evaluated yet"
+        elif int(line["round"]) >= int(job["rounds"]):
+            state = f"ended at round {line['round']} without having recovered"
+        else:
+            state = f"at round {line['round']} of {job['rounds']}"
+        what = name_of(str(job["method"])) + ("" if job["request"] is None else f", request {job['request']}")
+        found.setdefault((what, state), []).append(str(job["seed"]))
+    return [f"{what}, {several('seed', which)[0]}: {state}." for (what, state), which in found.items()]
 
 
 def _state(method: str, lines: Sequence[Line] | None, total: int | None) -> str:
@@ -130,11 +152,8 @@ def _of(found: Sequence[Row], request: str) -> list[Row]:
     return [row for row in found if row.request == request]
 
 
-def _method(found: Sequence[Row], method: str) -> Row | None:
-    return next((row for row in found if row.method == method), None)
-
-
-def _request_view(
+def request_view(
+    run: Mapping[str, Any],
     index: int,
     request: Mapping[str, Any],
     by_rule: Mapping[str, Sequence[Row]],
@@ -147,36 +166,50 @@ def _request_view(
     curves = {
         metric: figures.curves(methods, metric, name=f"curve-{index}-{metric}")
         for metric in figures.CURVES
-        if metric != "backdoor" or _has(shown, metric)
+        if metric != "backdoor" or has(shown, metric)
     }
     return {
         "index": index,
         "id": str(request["id"]),
-        "subject": _subject(request)[0],
+        "subject": subject_of(request)[0].rstrip(","),
         "rows_forgotten": request.get("forgotten_rows"),
         "sentence": sentence(request, shown),
-        "bars": _bars(shown, numbers),
-        "tables": {name: _table_view(found) for name, found in by_rule.items()},
-        "legend": [_legend(method, number) for method, number in numbers.items()],
+        "bars": bars(request, shown, numbers),
+        "officer": officer_view(run, request, shown, methods),
+        "tables": {name: table_view(found) for name, found in by_rule.items()},
+        "legend": [legend(name_of(method), number, number) for method, number in numbers.items()],
         "retrain": "retrain" in methods,
         "ranking": ranking.orders(shown),
+        "ranked": ranking.words(shown),
         "shortcomings": ranking.shortcomings(shown),
         "curves": [{"title": figures.CURVES[m], "svg": svg, "reason": _reason(shown, m)} for m, svg in curves.items()],
-        "costs": [
-            {"title": title, "svg": figures.cost_bars(shown, cost, name=f"cost-{index}-{cost}")}
-            for cost, (title, _) in figures.COST_BARS.items()
-        ],
-        "ledger": [_ledger(row) for row in shown if not row.is_before],
+        "trade": pictures(figures.gap_by_cost, shown, ("comm_bytes", "flops"), f"trade-{index}"),
+        "costs": pictures(figures.cost_bars, shown, figures.COST_BARS, f"cost-{index}"),
+        "ledger": [ledger(row) for row in shown if not row.is_before],
     }
 
 
-def _table_view(found: Sequence[Row]) -> dict[str, Any]:
-    made = tables.table(found)
-    body = [{"row": row, "cells": tables.merged(cells)} for row, cells in zip(made.rows, made.body, strict=True)]
-    return {"header": made.header, "body": body, "notes": tables.notes(made)}
+def pictures(draw: Any, found: Any, costs: Any, name: str) -> list[dict[str, str]]:
+    """One picture per cost, those that have something to show."""
+    made = [(figures.COST_BARS[cost][0], draw(found, cost, name=f"{name}-{cost}")) for cost in costs]
+    return [{"title": title, "svg": svg} for title, svg in made if svg is not None]
 
 
-def _has(found: Sequence[Row], metric: str) -> bool:
+def table_view(found: Sequence[Row], by: str = "Request") -> dict[str, Any]:
+    """A table for the template: headings, rows with merged cells, notes."""
+    made = tables.table(found, by)
+    grouped = made.header[:1] == (by,)
+    body = []
+    for place, (row, cells) in enumerate(zip(made.rows, made.body, strict=True)):
+        first = place == 0 or made.rows[place - 1].request != row.request
+        same = sum(other.request == row.request for other in made.rows) if grouped and first else 0
+        shown = cells[1:] if grouped else cells
+        body.append({"row": row, "group": row.request, "span": same, "cells": tables.merged(shown), "first": first})
+    return {"header": made.header, "body": body, "notes": tables.notes(made), "grouped": grouped}
+
+
+def has(found: Sequence[Row], metric: str) -> bool:
+    """Whether any row measured it."""
     return any(is_measured(row.metrics[metric].mean) for row in found)
 
 
@@ -185,18 +218,18 @@ def _reason(found: Sequence[Row], metric: str) -> str:
     return texts[-1] if texts else "not measured: no round has been evaluated yet"
 
 
-def _bars(found: Sequence[Row], numbers: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Before, after, Retrain; the backdoor only where it was measured."""
+def bars(request: Mapping[str, Any], found: Sequence[Row], numbers: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Before, after, Retrain; the backdoor only where it was measured and is this request's business."""
     row = headline(found)
     entries: list[tuple[str, str, Row | None]] = [
-        ("Before", "var(--before)", _method(found, "before")),
+        ("Before", "var(--before)", method_row(found, "before")),
         (f"After {name_of(row.method)}" if row else "After", _colour(row, numbers), row),
-        ("Retrain", "var(--reference)", _method(found, "retrain")),
+        ("Retrain", "var(--reference)", method_row(found, "retrain")),
     ]
     return [
         {"title": title, "bars": [_bar(label, colour, entry, metric) for label, colour, entry in entries]}
         for metric, title in BARS.items()
-        if metric != "backdoor" or _has(found, metric)
+        if metric != "backdoor" or (has(found, metric) and about_the_backdoor(request))
     ]
 
 
@@ -208,109 +241,39 @@ def _bar(label: str, colour: str, row: Row | None, metric: str) -> dict[str, Any
 
 
 def _colour(row: Row | None, numbers: Mapping[str, int]) -> str:
-    return f"var(--series-{numbers[row.method] % len(figures.SERIES)})" if row else "var(--line)"
+    return f"var(--series-{numbers[row.method] % len(drawing.SERIES)})" if row else "var(--line)"
 
 
-def _legend(method: str, number: int) -> dict[str, Any]:
-    dash = figures.DASHES[number % len(figures.DASHES)]
-    drawn = " ".join(f"{1.8 * part:g}" for part in dash) if dash else "none"
-    return {"name": name_of(method), "colour": f"var(--series-{number % len(figures.SERIES)})", "dash": drawn}
+def legend(name: str, colour: int, dash: int) -> dict[str, Any]:
+    """How a line looks, for the list beside the curves."""
+    pattern = drawing.DASHES[dash % len(drawing.DASHES)]
+    drawn = " ".join(f"{1.8 * part:g}" for part in pattern) if pattern else "none"
+    return {"name": name, "colour": f"var(--series-{colour % len(drawing.SERIES)})", "dash": drawn}
 
 
-def _ledger(row: Row) -> dict[str, Any]:
+def ledger(row: Row) -> dict[str, Any]:
+    """All costs of a row as text."""
     spent = [row.costs[cost].mean for cost in COSTS]
     texts = [COST_NAMES[c][1](v) if is_measured(v) else str(v) for c, v in zip(COSTS, spent, strict=True)]
     return {"name": name_of(row.method), "texts": texts, "rounds": tables.rounds_text(row.rounds)}
 
 
-def _subject(request: Mapping[str, Any]) -> tuple[str, bool]:
-    """Who or what leaves, and whether that is plural."""
-    clients, classes = ([str(item) for item in request.get(key) or []] for key in ("clients", "classes"))
-    count = request.get("forgotten_rows") or request.get("samples")
-    if request.get("kind") == "client" and clients:
-        return _several("Client", clients)
-    if request.get("kind") == "class" and classes:
-        subject, plural = _several("Class", classes)
-        return (subject + (f" of {_several('client', clients)[0]}" if clients else "")), plural
-    owner = f" of {_several('client', clients)[0]}" if clients else ""
-    fraction = request.get("fraction")
-    if is_measured(fraction) and count:
-        return f"{count} samples, {100 * fraction:g} % of the data{owner or ' of every client'},", True
-    return (
-        (f"{count} samples{owner}" if count != 1 else f"1 sample{owner}", count != 1)
-        if count
-        else (
-            f"Request {request.get('id')}",
-            False,
-        )
-    )
-
-
-def _several(noun: str, names: Sequence[str]) -> tuple[str, bool]:
-    if len(names) == 1:
-        return f"{noun} {names[0]}", False
-    many = noun + ("es" if noun.endswith("s") else "s")
-    if len(names) > 6:
-        return f"{len(names)} {many.lower()}", True
-    return f"{many} {', '.join(names[:-1])} and {names[-1]}", True
-
-
-def _effort(row: Row) -> str:
-    rounds = sum(row.rounds) / len(row.rounds)
-    text = " in one step" if rounds == 0 else f" in {rounds:.3g} round{'' if rounds == 1 else 's'}"
-    if not row.finished:
-        text = ", so far" + text
-    sent = row.costs["comm_bytes"].mean
-    if is_measured(sent) and sent > 0:
-        text += f" and {bytes_text(sent)}"
-    return text + (f" (means over {len(row.seeds)} seeds)" if len(row.seeds) > 1 else "")
-
-
-def _percent(row: Row | None, metric: str) -> str | None:
-    value = row.metrics[metric].mean if row else None
-    return f"{value:.1f}" if is_measured(value) else None
-
-
-def _forgetting(request: Mapping[str, Any], row: Row, before: Row | None, plural: bool) -> str:
-    backdoor, earlier = _percent(row, "backdoor"), _percent(before, "backdoor")
-    if backdoor is not None:
-        planted = f" {'they' if plural else 'it'} planted" if request.get("kind") == "client" else ""
-        instead = f" instead of {earlier} %" if earlier is not None else ""
-        return f"the backdoor{planted} fires on {backdoor} % of the test images{instead}"
-    forget, earlier = _percent(row, "forget"), _percent(before, "forget")
-    if forget is None:
-        return f"accuracy on the forgotten data {row.metrics['forget'].mean}"
-    instead = f" instead of {earlier} %" if earlier is not None else ""
-    return f"the model is right on {forget} % of the forgotten data{instead}"
-
-
-def _utility(row: Row, before: Row | None) -> str:
-    now, earlier = _percent(row, "test"), _percent(before, "test")
-    if now is None:
-        return f"accuracy on test data {row.metrics['test'].mean}"
-    return f"accuracy on test data {earlier} → {now} %" if earlier is not None else f"accuracy on test data {now} %"
-
-
-def _refused(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """Updates that were refused, each once however often the trajectory repeats it."""
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+def _training(lines: Sequence[Line]) -> str | None:
+    """θ* on its way: what there is to see of a run that has not come to unlearning yet."""
+    by_seed: dict[int, list[Line]] = {}
     for line in lines:
-        for item in line.get("refused") or []:
-            entry = {
-                **item,
-                "method": name_of(str(line["method"])),
-                "request": line.get("request"),
-                "seed": line["seed"],
-            }
-            found[tuple(str(part) for part in entry.values())] = entry
-    return list(found.values())
+        if line.get("request") is None:
+            by_seed.setdefault(int(line["seed"]), []).append(line)
+    series = [figures.Series("Training", 0, 0, by_seed)]
+    return figures.lines(series, [], "test", name="training")
 
 
-def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+def facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What somebody needs who wants to run it again."""
     versions = run.get("versions") or {}
     forward, parameters, clients = run.get("forward_flops"), run.get("parameters"), run.get("clients") or []
     rounds = ", ".join(f"{count} {name}" for name, count in (run.get("rounds") or {}).items())
-    facts = [
+    found = [
         ("Seeds", ", ".join(str(seed) for seed in run.get("seeds", []))),
         ("Clients", f"{len(clients)}: {', '.join(str(client) for client in clients)}" if clients else ""),
         ("Rounds", rounds),
@@ -321,23 +284,23 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("Run layout", f"schema {run['schema']}" if "schema" in run else ""),
     ]
-    return [(name, text or "not measured: not in run.json") for name, text in facts]
+    return [(name, text or "not measured: not in run.json") for name, text in found]
 
 
-def _date(text: str) -> str:
-    """`15 November 2026, 04:00 UTC`; whatever is no ISO date is shown as it is."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return text
-    zone = f" {moment.tzname()}" if moment.tzinfo else ""
-    return f"{moment.day} {moment:%B %Y, %H:%M}{zone}"
+def config_text(run: Mapping[str, Any]) -> str:
+    """The config as the run read it."""
+    return json.dumps(run.get("config", {}), indent=2, ensure_ascii=False, default=str)
 
 
 @lru_cache(maxsize=1)
-def _template() -> Template:
-    text = files("unfed.report").joinpath("template.html.j2").read_text(encoding="utf-8")
+def _environment() -> Environment:
+    def source(name: str) -> str:
+        return files("unfed.report").joinpath(name).read_text(encoding="utf-8")
+
     # StrictUndefined: a name the page asks for and nobody gives is a bug, not a blank.
-    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
-        text
+    made = Environment(
+        loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    # A line may end anywhere but between a number and its unit.
+    made.filters["units"] = lambda text: re.sub(r"(?<=\d) (?=%|[kMGTP]?B\b)", "\u00a0", text)
+    return made

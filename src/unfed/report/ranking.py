@@ -15,20 +15,29 @@ from unfed.report.rules import Row
 from unfed.report.tables import bytes_text, flops_text, name_of
 
 LOST = 5.0
+MANY = 4  # methods; fewer are read off the table at a glance
 
-Orders = list[tuple[str, list[tuple[str, str]]]]
+Orders = list[tuple[str, list[tuple[int, str, str]]]]
 
 
 def orders(found: Sequence[Row]) -> Orders:
-    """(title, [(method, value)…]) for each way to rank; a ranking needs at least two methods."""
+    """(title, [(place, method, value)…]) for each way to rank, once there are enough methods to rank."""
     own = [row for row in found if not (row.is_before or row.is_reference or row.verdict)]
+    if len(own) < MANY:
+        return []
     everyone = [row for row in found if not (row.is_before or row.verdict)]
     ranked = [
         ("Smallest average gap to Retrain", _sorted(own, lambda row: row.average_gap, "{:.2f}".format)),
         ("Fewest bytes exchanged", _sorted(everyone, lambda row: row.costs["comm_bytes"], bytes_text)),
         ("Least computation", _sorted(everyone, lambda row: row.costs["flops"], flops_text)),
     ]
-    return [(title, places) for title, places in ranked if len(places) > 1]
+    return [(title, _placed(places)) for title, places in ranked if len(places) > 1]
+
+
+def _placed(places: Sequence[tuple[str, str]]) -> list[tuple[int, str, str]]:
+    """With their places; who reads the same shares one."""
+    values = [value for _, value in places]
+    return [(1 + values.index(value), name, value) for name, value in places]
 
 
 def _sorted(found: Sequence[Row], key: Callable[[Row], Spread], write: Callable[[float], str]) -> list[tuple[str, str]]:
@@ -58,17 +67,56 @@ def fell_short(row: Row, before: Row | None, retrain: Row | None) -> bool:
 def _kept(row: Row, before: Row | None, retrain: Row | None) -> str:
     if before is None or retrain is None:
         return ""
-    metric = "backdoor" if is_measured(row.metrics["backdoor"].mean) else "forget"
-    now, start, goal = (r.metrics[metric].mean for r in (row, before, retrain))
-    if not (is_measured(now) and is_measured(start) and is_measured(goal)):
+    way = _way("backdoor", row, before, retrain)
+    metric = "backdoor" if way else "forget"
+    # A backdoor that somebody else planted fires before and after Retrain alike, and says nothing of this request.
+    way = way or _way("forget", row, before, retrain)
+    if way is None:
         return ""
-    if abs(start - goal) < 2 or abs(now - goal) <= abs(start - goal) / 2:
+    now, start, goal = way
+    if abs(now - goal) <= abs(start - goal) / 2:
         return ""
     if metric == "backdoor":
         return f"did not take it out: the backdoor still fires on {now:.1f} % (Retrain: {goal:.1f} %)"
     if (now - goal) * (start - goal) < 0:
         return f"went past forgetting: it is right on {now:.1f} % of the forgotten data (Retrain: {goal:.1f} %)"
     return f"did not take it out: it is still right on {now:.1f} % of the forgotten data (Retrain: {goal:.1f} %)"
+
+
+def _way(metric: str, row: Row, before: Row, retrain: Row) -> tuple[float, float, float] | None:
+    """(now, at the start, Retrain's) where there is a way to go at all."""
+    now, start, goal = (r.metrics[metric].mean for r in (row, before, retrain))
+    if not (is_measured(now) and is_measured(start) and is_measured(goal)) or abs(start - goal) < 2:
+        return None
+    return now, start, goal
+
+
+def words(found: Sequence[Row]) -> list[str]:
+    """The same rankings as sentences, once there are enough methods for a ranking to be news."""
+    own = [row for row in found if not (row.is_before or row.is_reference or row.verdict)]
+    if len(own) < MANY:
+        return []
+    said = []
+    gaps = _sorted(own, lambda row: row.average_gap, "{:.2f}".format)
+    if len(gaps) > 1:
+        said.append(
+            f"{_first(gaps)} came closest to Retrain, with an average gap of {gaps[0][1]};"
+            f" {gaps[-1][0]} stayed farthest away, with {gaps[-1][1]}."
+        )
+    for cost, what, write in (
+        ("comm_bytes", "exchanged the fewest bytes", bytes_text),
+        ("flops", "computed least", flops_text),
+    ):
+        spent = _sorted(own, lambda row, cost=cost: row.costs[cost], write)  # type: ignore[misc]
+        if len(spent) > 1 and spent[0][1] != spent[-1][1]:
+            said.append(f"{_first(spent)} {what} ({spent[0][1]}), {spent[-1][0]} most ({spent[-1][1]}).")
+    return said
+
+
+def _first(places: Sequence[tuple[str, str]]) -> str:
+    """Everybody who shares the first place."""
+    names = [name for name, value in places if value == places[0][1]]
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
 def _lost(row: Row, retrain: Row | None) -> str:

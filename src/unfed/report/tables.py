@@ -70,12 +70,12 @@ def name_of(method: str) -> str:
     return NAMES.get(method, method)
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """The cells of some rows of one rule; with several requests the first column says which."""
+def table(rows: Sequence[Row], by: str = "Request") -> Table:
+    """The cells of some rows of one rule; if they belong to several requests (or runs: `by`), a column says which."""
     rules = sorted({row.rule for row in rows})
     if len(rules) > 1:
         raise UnfedError(f"One table shows one rule, not {' and '.join(rules)}; make a table for each.")
-    several = len({row.request for row in rows}) > 1
+    several = by != "Request" or len({row.request for row in rows}) > 1
     backdoor = any(is_measured(row.metrics["backdoor"].mean) for row in rows)
     header = ["Method", *(f"{METRIC_NAMES[name]} (Δ)" for name in GAP_METRICS), "Avg. gap"]
     header += ["Backdoor", "Bytes", "FLOPs", "Rounds"] if backdoor else ["Bytes", "FLOPs", "Rounds"]
@@ -86,9 +86,7 @@ def table(rows: Sequence[Row]) -> Table:
             cells.append(_verdict_or(row, _spread_cell(row.metrics["backdoor"], 2)))
         cells += _cost_cells(row)
         body.append(tuple([Cell(row.request), *cells] if several else cells))
-    return Table(
-        rules[0] if rules else "", tuple(["Request", *header] if several else header), tuple(body), tuple(rows)
-    )
+    return Table(rules[0] if rules else "", tuple([by, *header] if several else header), tuple(body), tuple(rows))
 
 
 def plain(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -97,18 +95,18 @@ def plain(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     return list(made.header), [[f"{cell} ★" if cell.best else str(cell) for cell in cells] for cells in made.body]
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[Row], by: str = "Request") -> str:
     """A GitHub table; the best average gap is bold."""
-    made = table(rows)
+    made = table(rows, by)
     lines = [made.header, ["---"] + ["---:"] * (len(made.header) - 1)]
     lines += [[f"**{cell}**" if cell.best else str(cell) for cell in cells] for cells in made.body]
-    text = ["| " + " | ".join(_markdown_escape(cell) for cell in line) + " |" for line in lines]
+    text = [markdown_line(line) for line in lines]
     return "\n".join([f"Rule: `{made.rule}`. Δ = gap to Retrain.", "", *text, *_markdown_notes(made)]) + "\n"
 
 
-def latex(rows: Sequence[Row]) -> str:
+def latex(rows: Sequence[Row], by: str = "Request") -> str:
     r"""A booktabs tabular (`\usepackage{booktabs}`); the best average gap is bold."""
-    made = table(rows)
+    made = table(rows, by)
     first = made.header.index("Method") + 1
     lines = [
         f"% rule: {made.rule}; Delta = gap to Retrain",
@@ -238,6 +236,11 @@ def _spread_cell(spread: Spread, decimals: int, best: bool = False) -> Cell:
 
 def _verdict_or(row: Row, cell: Cell) -> Cell:
     return Cell(DASH) if row.verdict else cell
+
+
+def markdown_line(cells: Sequence[str]) -> str:
+    """One line of a GitHub table."""
+    return "| " + " | ".join(_markdown_escape(cell) for cell in cells) + " |"
 
 
 def _markdown_escape(text: str) -> str:

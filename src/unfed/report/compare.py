@@ -1,0 +1,234 @@
+"""Several runs in one report: which run is better, and in what they differ.
+
+    runs ─► rows of each, labelled by run ─► one table, one scatter, one set of curves
+         └► configs side by side, only the keys that differ
+
+A gap is always taken to the Retrain of the same run. Numbers of runs on different data do not compare, and the page
+says so before it shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from unfed.errors import UnfedError
+from unfed.metrics import Line
+from unfed.report import figures, html, ranking, tables
+from unfed.report.rules import RULES, Row, named, rows, trajectories
+from unfed.report.tables import name_of
+from unfed.report.words import date_text, sentence, subject_of
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run of a comparison: its name on the page, what `Run.info` says of it, and its trajectory."""
+
+    name: str
+    info: Mapping[str, Any]
+    lines: Sequence[Line]
+
+    @property
+    def within(self) -> float:
+        return float(self.info.get("recovered_within", 0.5))
+
+    def label(self, request: str) -> str:
+        """How this run's rows are called: by the run, and by the request where it has several."""
+        several = len(html.asked_for(self.info, trajectories(self.lines))) > 1
+        return f"{self.name}: {request}" if several else self.name
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of these paths that tell them apart; a folder given twice is refused."""
+    whole = [folder.resolve() for folder in folders]
+    for place, path in enumerate(whole):
+        if path in whole[:place]:
+            raise UnfedError(f"{folders[place]} is named twice; name each run once.")
+    for length in range(1, max((len(path.parts) for path in whole), default=1) + 1):
+        names = ["/".join(path.parts[-length:]) for path in whole]
+        if len(set(names)) == len(names):
+            return names
+    raise AssertionError("different paths differ somewhere")
+
+
+def compared_rows(runs: Sequence[Compared], rule: str = "best-gap") -> list[Row]:
+    """The rows of all runs; what was their request says which run, too."""
+    found = []
+    for run in runs:
+        own = rows(run.lines, rule, recovered_within=run.within)
+        found += [replace(row, request=run.label(row.request)) for row in own]
+    return found
+
+
+def markdown(runs: Sequence[Compared], rule: str = "best-gap") -> str:
+    """One table of all runs, and what they differ in."""
+    text = tables.markdown(compared_rows(runs, rule), "Run")
+    differing = [[key, *values] for key, values in differences(runs)]
+    if not differing:
+        return text
+    lines = [["Differs in", *(run.name for run in runs)], ["---"] * (1 + len(runs)), *differing]
+    return text + "\n" + "\n".join(tables.markdown_line(line) for line in lines) + "\n"
+
+
+def latex(runs: Sequence[Compared], rule: str = "best-gap") -> str:
+    """One booktabs table of all runs."""
+    return tables.latex(compared_rows(runs, rule), "Run")
+
+
+def differences(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
+    """(key, value in each run) of every config key in which they differ; versions and device likewise."""
+    flat = [dict(_flat({**(run.info.get("config") or {}), "versions": run.info.get("versions") or {}})) for run in runs]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    # The name and the folder are the runs' own; that they differ is no news.
+    found = [(key, [one.get(key, tables.DASH) for one in flat]) for key in keys if key != "name"]
+    return [(key, values) for key, values in found if len(set(values)) > 1]
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from _flat(item, f"{prefix}{key}.")
+        elif isinstance(item, list) and item and all(isinstance(part, Mapping) for part in item):
+            numbered = {key: item[0]} if len(item) == 1 else {f"{key}[{place}]": p for place, p in enumerate(item)}
+            yield from _flat(numbered, prefix)
+        elif isinstance(item, list | tuple):
+            yield f"{prefix}{key}", ", ".join(str(part) for part in item) or "none"
+        else:
+            yield f"{prefix}{key}", "not set" if item is None else str(item)
+
+
+def warnings(runs: Sequence[Compared]) -> list[str]:
+    """What stands in the way of comparing the numbers themselves."""
+    said = []
+    data = {run.name: str(((run.info.get("config") or {}).get("data") or {}).get("name", "unknown")) for run in runs}
+    if len(set(data.values())) > 1:
+        listed = ", ".join(f"{name}: {value}" for name, value in data.items())
+        said.append(f"These runs use different data sets ({listed}); compare gaps to Retrain, not accuracies.")
+    asked = {run.name: _asked(run) for run in runs}
+    if len(set(asked.values())) > 1:
+        listed = "; ".join(f"{name}: {value or 'nothing'}" for name, value in asked.items())
+        said.append(f"They were not asked to forget the same ({listed}).")
+    without = [run.name for run in runs if not any(line["method"] == "retrain" for line in run.lines)]
+    if without:
+        said.append(f"No Retrain, hence no gap, in {', '.join(without)}.")
+    open_ = [run.name for run in runs if html.unfinished(run.info, run.lines)]
+    if open_:
+        said.append(f"Not finished: {', '.join(open_)}.")
+    return said
+
+
+def _asked(run: Compared) -> str:
+    known = html.asked_for(run.info, trajectories(run.lines))
+    return ", ".join(subject_of(request)[0].rstrip(",") for request in known.values())
+
+
+def render(runs: Sequence[Compared], *, rule: str = "best-gap") -> str:
+    """The page of a comparison."""
+    named(rule)
+    if len(runs) < 2:
+        raise UnfedError(f"A comparison needs at least two runs, not {len(runs)}; `unfed report` shows a single one.")
+    shown = compared_rows(runs, rule)
+    within = sorted({run.within for run in runs})
+    marks = _marks(runs)
+    series, references = _series(runs, marks)
+    metrics = [metric for metric in figures.CURVES if metric != "backdoor" or html.has(shown, metric)]
+    drawn = {metric: figures.lines(series, references, metric, name=f"curve-{metric}") for metric in metrics}
+    return html.page(
+        "compare.html.j2",
+        title=_title(runs),
+        rule=rule,
+        rules=[{"name": name, "text": tables.explanation(name, within[0])} for name in RULES],
+        warnings=warnings(runs),
+        runs=[_run_view(run, rule) for run in runs],
+        tables={name: html.table_view(compared_rows(runs, name), "Run") for name in RULES},
+        shortcomings=_shortcomings(runs, rule),
+        differences=differences(runs),
+        legend=[html.legend(one.name, one.colour, one.dash) for one in series],
+        marks=[(mark, label) for label, mark in marks.items()],
+        references=bool(references),
+        curves=[{"title": figures.CURVES[m], "svg": svg} for m, svg in drawn.items() if svg is not None],
+        trade=html.pictures(figures.scatter, _dots(runs, shown, marks), ("comm_bytes", "flops"), "trade"),
+        seeds=[seed for run in runs for seed in html.seeds_of(run.info, run.lines)],
+        retrain_seeds=len(
+            {(run.name, line["seed"]) for run in runs for line in run.lines if line["method"] == "retrain"}
+        ),
+    )
+
+
+def _run_view(run: Compared, rule: str) -> dict[str, Any]:
+    grouped = trajectories(run.lines)
+    found = rows(run.lines, rule, recovered_within=run.within)
+    asked = html.asked_for(run.info, grouped)
+    views = []
+    for key, request in asked.items():
+        own = [row for row in found if row.request == key]
+        numbers = figures.styles(list(grouped.get(key, {})))
+        bars = html.bars(request, own, numbers) if own else []
+        views.append({"sentence": sentence(request, own), "bars": bars, "subject": subject_of(request)[0].rstrip(",")})
+    return {
+        "name": run.name,
+        "created": date_text(str(run.info.get("created", ""))),
+        "requests": views,
+        "unfinished": html.unfinished(run.info, run.lines),
+        "facts": html.facts(run.info),
+        "config": html.config_text(run.info),
+    }
+
+
+def _shortcomings(runs: Sequence[Compared], rule: str) -> list[str]:
+    said = []
+    for run in runs:
+        found = rows(run.lines, rule, recovered_within=run.within)
+        for request in dict.fromkeys(row.request for row in found):
+            own = [row for row in found if row.request == request]
+            said += [f"{run.label(request)}: {sentence}" for sentence in ranking.shortcomings(own)]
+    return said
+
+
+def _title(runs: Sequence[Compared]) -> str:
+    names = [run.name for run in runs]
+    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) < 5 else f"{len(names)} runs"
+
+
+def _marks(runs: Sequence[Compared]) -> dict[str, str]:
+    """A short mark for each label, because pictures have no room for names: A, B1, B2, C."""
+    marks: dict[str, str] = {}
+    for place, run in enumerate(runs):
+        letter = chr(ord("A") + place) if place < 26 else f"R{place + 1}."
+        labels = list(dict.fromkeys(run.label(request) for request in trajectories(run.lines)))
+        marks |= {label: letter + (str(n) if len(labels) > 1 else "") for n, label in enumerate(labels, 1)}
+    return marks
+
+
+Lines = list[figures.Series]
+
+
+def _series(runs: Sequence[Compared], marks: Mapping[str, str]) -> tuple[Lines, Lines]:
+    """Every method's line and every Retrain's; colour says the method, dash says the run."""
+    numbers = figures.styles([str(line["method"]) for run in runs for line in run.lines if line.get("request")])
+    series: Lines = []
+    references: Lines = []
+    for place, run in enumerate(runs):
+        for request, methods in trajectories(run.lines).items():
+            mark = marks[run.label(request)]
+            series += [
+                figures.Series(f"{name_of(method)} {mark}", numbers[method], place, by_seed)
+                for method, by_seed in methods.items()
+                if method in numbers
+            ]
+            if "retrain" in methods:
+                references.append(figures.Series(f"Retrain {mark}", 0, place, methods["retrain"]))
+    return series, references
+
+
+def _dots(runs: Sequence[Compared], shown: Sequence[Row], marks: Mapping[str, str]) -> list[figures.Dot]:
+    """Colour says the method, shape says the run."""
+    numbers = figures.styles([row.method for row in shown])
+    places = {run.label(request): place for place, run in enumerate(runs) for request in trajectories(run.lines)}
+    return [
+        figures.Dot(f"{name_of(row.method)} {marks[row.request]}", numbers.get(row.method), places[row.request], row)
+        for row in shown
+        if not row.is_before
+    ]

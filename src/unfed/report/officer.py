@@ -1,0 +1,281 @@
+"""For the officer: what was asked and when, what was done to the model, who was asked, and what is still there.
+
+    info["jobs"]         SHA-256 of the model that went in, of what the method changed at the start, of what came out
+    lines[*]["asked"]    who was asked in each round
+    info["influence"]    the files in the run folder that still carry what was taken out
+
+Only what the run wrote down is shown; what it did not write down is said to be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unfed.digest import fingerprint, listing
+from unfed.metrics import Line
+from unfed.report.figures import BySeed
+from unfed.report.rules import Row
+from unfed.report.tables import name_of
+from unfed.report.words import date_text, headline, span_text, subject_of
+
+SHOWN_CLIENTS = 40
+CELLS = 48  # of a strip; more rounds share a cell
+
+
+def officer_view(
+    run: Mapping[str, Any], request: Mapping[str, Any], found: Sequence[Row], methods: Mapping[str, BySeed]
+) -> dict[str, Any]:
+    """Everything the officer's layer shows of one request."""
+    jobs = [job for job in run.get("jobs") or [] if str(job.get("request")) == str(request["id"])]
+    method = _method(request, found, jobs)
+    own = [job for job in jobs if job["method"] == method]
+    seed = int(own[0]["seed"]) if own else min(methods.get(method, {0: []}))
+    job = own[0] if own else {}
+    lines = methods.get(method, {}).get(seed, [])
+    return {
+        "method": name_of(method) if method else "",
+        "seed": seed if len({int(j["seed"]) for j in jobs}) > 1 else None,
+        "facts": _facts(run, request, method, job),
+        "change": _change(name_of(method), job),
+        "tensors": _tensors(job),
+        "listings": _listings(job),
+        "file": job.get("file"),
+        "models": _models(jobs),
+        "asked": _asked(run, request, method, job, lines),
+        "refused": refusals([line for by_seed in methods.values() for own in by_seed.values() for line in own]),
+        "influence": _influence(run, request),
+    }
+
+
+def _method(request: Mapping[str, Any], found: Sequence[Row], jobs: Sequence[Mapping[str, Any]]) -> str:
+    """The method that served the request; in a comparison, the one the opening sentence speaks of."""
+    row = headline(found)
+    if request.get("method"):
+        return str(request["method"])
+    if row is not None:
+        return row.method
+    waiting = [str(job["method"]) for job in jobs if job["method"] != "retrain"]
+    return waiting[0] if waiting else ""
+
+
+def _facts(
+    run: Mapping[str, Any], request: Mapping[str, Any], method: str, job: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    served = bool(request.get("method"))
+    created = str(request.get("created") or run.get("created") or "")
+    count = request.get("forgotten_rows")
+    went_in, came_out = (job.get("beginning") or {}).get("went_in"), job.get("came_out")
+    state = {None: "not finished", "recovered": "finished: recovered"}.get(job.get("finished"), "finished")
+    facts = [
+        ("Request", str(request["id"])),
+        ("Asked", (date_text(created) or "not recorded") + ("" if served else ", with the run itself")),
+        ("Takes out", subject_of(request)[0].rstrip(",") + (f", {count:,} training samples" if count else "")),
+        ("Method", name_of(method) + ("" if served else ", one of those compared") if method else "none yet"),
+        ("State", state if job else "not recorded"),
+        ("Model before", fingerprint(went_in) if went_in else "not recorded"),
+        ("Model after", fingerprint(came_out) if came_out else "not there yet" if job else "not recorded"),
+    ]
+    return facts
+
+
+# --- what was done to the model ---------------------------------------------------------------------------------------
+
+
+def _change(method: str, job: Mapping[str, Any]) -> list[str]:
+    """What the method itself did at the start, and whether the new model differs from the old one."""
+    begun = job.get("beginning")
+    if not begun:
+        return ["Not recorded: this run noted no checksums when the method began."] if job else []
+    names, changes = list(begun["went_in"]), begun["changes"]
+    said = [_start(method, names, changes)]
+    came_out = job.get("came_out")
+    if came_out is None:
+        return [*said, "There is no new model yet, so there is nothing to compare the old one with."]
+    same = [name for name in names if came_out.get(name) == begun["went_in"][name]]
+    if not same:
+        return [*said, f"All {len(names)} tensors of the new model differ from the old one."]
+    if len(same) == len(names):
+        return [*said, "The new model equals the old one in every tensor, bit for bit: nothing was taken out."]
+    listed = ", ".join(same[:4]) + (f" and {len(same) - 4} more" if len(same) > 4 else "")
+    return [*said, f"{len(same)} of {len(names)} tensors are bit for bit those of the old model: {listed}."]
+
+
+def _start(method: str, names: Sequence[str], changes: Mapping[str, str]) -> str:
+    if not changes:
+        return f"{method} changed no tensor at the start: its first round began with the old model as it was."
+    if len(changes) == len(names):
+        return f"At the start {method} replaced or changed every one of the {len(names)} tensors."
+    each = [f"{name} ({how})" for name, how in changes.items()]
+    listed = ", ".join(each[:4]) + (f" and {len(each) - 4} more" if len(each) > 4 else "")
+    rest = len(names) - len(changes)
+    unchanged = "the other one was" if rest == 1 else f"the other {rest} were"
+    return f"At the start {method} itself changed {listed}; {unchanged} left as in the old model."
+
+
+def _tensors(job: Mapping[str, Any]) -> list[dict[str, Any]]:
+    begun, came_out = job.get("beginning"), job.get("came_out") or {}
+    if not begun:
+        return []
+    return [
+        {
+            "name": name,
+            "shape": " × ".join(str(size) for size in begun["shapes"].get(name, [])) or "one value",
+            "before": before,
+            "begun": begun["begun"].get(name),
+            "how": begun["changes"].get(name, "as it was"),
+            "after": came_out.get(name),
+            "same": came_out.get(name) == before,
+        }
+        for name, before in begun["went_in"].items()
+    ]
+
+
+def _listings(job: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The full checksums as text to copy, `digest  name` per line."""
+    begun, came_out = job.get("beginning") or {}, job.get("came_out")
+    texts = []
+    if begun.get("went_in"):
+        texts.append(("The model before", listing(begun["went_in"])))
+    if begun.get("begun"):
+        texts.append(("What the method changed at the start", listing(begun["begun"])))
+    if came_out:
+        texts.append((f"The model after ({job.get('file')})", listing(came_out)))
+    return texts
+
+
+def _models(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Every model that this request left, where there are several."""
+    made = [job for job in jobs if job.get("came_out")]
+    if len(made) < 2:
+        return []
+    return [
+        {
+            "method": name_of(str(job["method"])),
+            "seed": str(job["seed"]),
+            "file": str(job["file"]),
+            "fingerprint": fingerprint(job["came_out"]),
+        }
+        for job in made
+    ]
+
+
+# --- who was asked ----------------------------------------------------------------------------------------------------
+
+
+def _asked(
+    run: Mapping[str, Any], request: Mapping[str, Any], method: str, job: Mapping[str, Any], lines: Sequence[Line]
+) -> dict[str, Any]:
+    """Who was asked in which round, the leavers first."""
+    by_client: dict[str, list[int]] = {str(client): [] for client in run.get("clients") or []}
+    rounds: set[int] = set()
+    for line in lines:
+        for t, clients in (line.get("asked") or {}).items():
+            rounds.add(int(t))
+            for client in clients:
+                by_client.setdefault(str(client), []).append(int(t))
+    leavers = [str(client) for client in request.get("clients") or []] if request.get("kind") == "client" else []
+    order = sorted(by_client, key=lambda client: client not in leavers)
+    reached = max((int(line["round"]) for line in lines), default=0)
+    last = max(rounds, default=0)
+    first = min(rounds, default=1)
+    told = _told(request, name_of(method), job, by_client, leavers, rounds, reached)
+    return {
+        "told": told,
+        "first": first,
+        "last": last,
+        "clients": [
+            {
+                "name": client,
+                "leaver": client in leavers,
+                "text": span_text(by_client[client]) if by_client[client] else "never",
+                "cells": _cells(by_client[client], first, last),
+            }
+            for client in order[:SHOWN_CLIENTS]
+        ]
+        if rounds and len(by_client) > 1
+        else [],
+        "more": max(0, len(order) - SHOWN_CLIENTS),
+    }
+
+
+def _told(
+    request: Mapping[str, Any],
+    method: str,
+    job: Mapping[str, Any],
+    by_client: Mapping[str, Sequence[int]],
+    leavers: Sequence[str],
+    rounds: set[int],
+    reached: int,
+) -> list[str]:
+    """Who was asked, in words; the leaver first."""
+    if not rounds:
+        if reached:
+            return ["The rounds of this run do not say who was asked."]
+        return ["Nobody has been asked for anything yet."]
+    uses_forgotten = "forget" in job.get("needs", [])
+    total = f"{len(rounds)} rounds" if len(rounds) != 1 else "one round"
+    said = []
+    for leaver in leavers[:6]:
+        own = by_client.get(leaver, [])
+        if not own:
+            said.append(f"Client {leaver} was asked in none of the {total}: nothing was trained on its data.")
+        elif uses_forgotten:
+            said.append(
+                f"Client {leaver} was asked in {span_text(own)}, because {method} works with the data that is to be"
+                " forgotten; it needs the leaver's help."
+            )
+        else:
+            said.append(f"Client {leaver} was asked in {span_text(own)}, although it was to leave.")
+    if not leavers and job:
+        said.append(
+            f"{method} also works with the rows that are to be forgotten."
+            if uses_forgotten
+            else f"Nobody was asked to train on a row that is to be forgotten: {method} asks for the data that stays."
+        )
+    staying = [client for client, own in by_client.items() if own and client not in leavers]
+    others = "other client" if leavers else "client"
+    who = f"{len(staying)} {others}{'' if len(staying) == 1 else 's'}"
+    return [*said, f"{who} took part, in {span_text(sorted(rounds))}."]
+
+
+def _cells(asked: Sequence[int], first: int, last: int) -> list[float]:
+    """The share of the rounds of each cell in which a client was asked; one round per cell as long as they fit."""
+    count = last - first + 1
+    cells = min(count, CELLS)
+    own, shares = set(asked), []
+    for cell in range(cells):
+        rounds = range(first + cell * count // cells, first + (cell + 1) * count // cells)
+        shares.append(round(sum(t in own for t in rounds) / len(rounds), 2))
+    return shares
+
+
+def refusals(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Updates that were refused, each once however often the trajectory repeats it."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for line in lines:
+        for item in line.get("refused") or []:
+            whose = {"method": name_of(str(line["method"])), "request": line.get("request"), "seed": line["seed"]}
+            entry = {**item, **whose}
+            found[tuple(str(part) for part in entry.values())] = entry
+    return list(found.values())
+
+
+# --- what is still there ----------------------------------------------------------------------------------------------
+
+
+def _influence(run: Mapping[str, Any], request: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+    """(file, what it is) of everything in the run folder that still carries what was taken out; None: not known."""
+    if run.get("influence") is None:
+        return None
+    own = [item for item in run["influence"] if str(item.get("request")) == str(request["id"])]
+    return list(dict.fromkeys((str(item["file"]), _named(item)) for item in own))
+
+
+def _named(item: Mapping[str, Any]) -> str:
+    file, what = str(item["file"]), str(item["what"])
+    if file.startswith("models/") and file.endswith("/train.safetensors"):
+        return "θ*, the model before unlearning"
+    if file.startswith("state/") and file.endswith("/train.safetensors") and "history" not in what:
+        return "the last checkpoint of the training"
+    return what

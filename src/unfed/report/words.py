@@ -1,0 +1,143 @@
+"""What happened, in words: the sentence that opens the page, and the names of who leaves.
+
+Every number in a sentence comes from the same rows as the tables, so words and numbers cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from unfed.metrics import is_measured
+from unfed.report import ranking
+from unfed.report.rules import Row
+from unfed.report.tables import bytes_text, name_of
+
+# Which method the opening sentence speaks of, if there are several: NoT, then whatever unlearns, then plain FT.
+_LAST_CHOICE = ("ft", "before", "retrain")
+
+
+def sentence(request: Mapping[str, Any], found: Sequence[Row]) -> str:
+    """What happened, in one sentence that needs no knowledge of the field."""
+    subject, plural = subject_of(request)
+    row, before, retrain = headline(found), method_row(found, "before"), method_row(found, "retrain")
+    if row is None:
+        return f"{subject} {'are' if plural else 'is'} to be taken out; no unlearning method has been evaluated yet."
+    if row.verdict:
+        return f"{subject}: {name_of(row.method)} has no result under the rule {row.rule} ({row.verdict})."
+    verb = "were" if plural else "was"
+    if not row.finished:
+        verb = "are being" if plural else "is being"
+    elif ranking.fell_short(row, before, retrain):
+        verb += " only partly"
+    outcome = ", ".join((_forgetting(request, row, before, plural), _utility(row, before)))
+    return f"{subject} {verb} taken out by {name_of(row.method)}{_effort(row)}: {outcome}."
+
+
+def headline(found: Sequence[Row]) -> Row | None:
+    """The row that the sentence and the bars show."""
+    own = [row for row in found if not (row.is_before or row.is_reference)]
+    order = sorted(own, key=lambda row: (row.method != "not", row.method in _LAST_CHOICE))
+    return order[0] if order else None
+
+
+def method_row(found: Sequence[Row], method: str) -> Row | None:
+    """The row of a method, if it ran."""
+    return next((row for row in found if row.method == method), None)
+
+
+def subject_of(request: Mapping[str, Any]) -> tuple[str, bool]:
+    """Who or what leaves, and whether that is plural."""
+    clients, classes = ([str(item) for item in request.get(key) or []] for key in ("clients", "classes"))
+    count = request.get("forgotten_rows") or request.get("samples")
+    if request.get("kind") == "client" and clients:
+        return several("Client", clients)
+    if request.get("kind") == "class" and classes:
+        subject, plural = several("Class", classes)
+        return (subject + (f" of {several('client', clients)[0]}" if clients else "")), plural
+    owner = f" of {several('client', clients)[0]}" if clients else ""
+    fraction = request.get("fraction")
+    if is_measured(fraction) and count:
+        return f"{count} samples, {100 * fraction:g} % of the data{owner or ' of every client'},", True
+    if not count:
+        return f"Request {request.get('id')}", False
+    return (f"{count} samples{owner}", True) if count != 1 else (f"1 sample{owner}", False)
+
+
+def about_the_backdoor(request: Mapping[str, Any]) -> bool:
+    """Whether a measured backdoor says how well this request was served: only if whoever planted it leaves."""
+    return bool(request.get("planted", True))
+
+
+def several(noun: str, names: Sequence[str]) -> tuple[str, bool]:
+    """`Client 3`, `Clients 0, 3 and 4`, `9 clients`; and whether that is plural."""
+    if len(names) == 1:
+        return f"{noun} {names[0]}", False
+    many = noun + ("es" if noun.endswith("s") else "s")
+    if len(names) > 6:
+        return f"{len(names)} {many.lower()}", True
+    return f"{many} {', '.join(names[:-1])} and {names[-1]}", True
+
+
+def _effort(row: Row) -> str:
+    rounds = sum(row.rounds) / len(row.rounds)
+    text = " in one step" if rounds == 0 else f" in {rounds:.3g} round{'' if rounds == 1 else 's'}"
+    if not row.finished:
+        text = ", so far" + text
+    sent = row.costs["comm_bytes"].mean
+    if is_measured(sent) and sent > 0:
+        text += f" and {bytes_text(sent)}"
+    return text + (f" (means over {len(row.seeds)} seeds)" if len(row.seeds) > 1 else "")
+
+
+def _percent(row: Row | None, metric: str) -> str | None:
+    value = row.metrics[metric].mean if row else None
+    return f"{value:.1f}" if is_measured(value) else None
+
+
+def _forgetting(request: Mapping[str, Any], row: Row, before: Row | None, plural: bool) -> str:
+    backdoor, earlier = _percent(row, "backdoor"), _percent(before, "backdoor")
+    if backdoor is not None and about_the_backdoor(request):
+        planted = f" {'they' if plural else 'it'} planted" if request.get("kind") == "client" else ""
+        instead = f" instead of {earlier} %" if earlier is not None else ""
+        return f"the backdoor{planted} fires on {backdoor} % of the test images{instead}"
+    forget, earlier = _percent(row, "forget"), _percent(before, "forget")
+    if forget is None:
+        return f"accuracy on the forgotten data {row.metrics['forget'].mean}"
+    instead = f" instead of {earlier} %" if earlier is not None else ""
+    return f"the model is right on {forget} % of the forgotten data{instead}"
+
+
+def _utility(row: Row, before: Row | None) -> str:
+    now, earlier = _percent(row, "test"), _percent(before, "test")
+    if now is None:
+        return f"accuracy on test data {row.metrics['test'].mean}"
+    return f"accuracy on test data {earlier} → {now} %" if earlier is not None else f"accuracy on test data {now} %"
+
+
+def date_text(text: str) -> str:
+    """`15 November 2026, 04:00 UTC`; whatever is no ISO date is shown as it is."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    zone = f" {moment.tzname()}" if moment.tzinfo else ""
+    return f"{moment.day} {moment:%B %Y, %H:%M}{zone}"
+
+
+def span_text(rounds: Sequence[int]) -> str:
+    """Rounds as a reader would list them: `rounds 1 to 20`, `rounds 1 to 3, 5 and 9`, `no round`."""
+    runs: list[list[int]] = []
+    for t in sorted(set(rounds)):
+        if runs and t == runs[-1][-1] + 1:
+            runs[-1].append(t)
+        else:
+            runs.append([t])
+    if not runs:
+        return "no round"
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else " and ".join(map(str, run)) for run in runs]
+    if len(parts) > 8:
+        return f"{len(set(rounds))} rounds between {runs[0][0]} and {runs[-1][-1]}"
+    noun = "round" if len(set(rounds)) == 1 else "rounds"
+    return f"{noun} " + (" and ".join(parts) if len(parts) < 3 else ", ".join(parts[:-1]) + " and " + parts[-1])
