@@ -1,0 +1,143 @@
+"""The example, the notebook and the how-to of centralised unlearning run as they are printed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from unfed.errors import UnfedWarning
+
+ROOT = Path(__file__).parent.parent
+
+
+def cells(text: str) -> list[tuple[str, str]]:
+    """(kind, text) of the cells of a script in percent format."""
+    parts = re.split(r"^# %%(.*)\n", text, flags=re.MULTILINE)[1:]
+    found = []
+    for kind, body in zip(parts[::2], parts[1::2], strict=True):
+        lines = body.strip("\n").split("\n")
+        if "markdown" in kind:
+            found.append(("markdown", "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)))
+        else:
+            found.append(("code", "\n".join(lines)))
+    return found
+
+
+def notebook() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "examples/central.ipynb").read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_notebook_holds_the_cells_of_the_script() -> None:
+    own = notebook()
+    assert (own["nbformat"], own["nbformat_minor"]) == (4, 5)
+    assert len({cell["id"] for cell in own["cells"]}) == len(own["cells"])
+    held = [(cell["cell_type"], "".join(cell["source"])) for cell in own["cells"]]
+    assert held == cells((ROOT / "examples/central.py").read_text(encoding="utf-8"))
+
+
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    if all(importlib.util.find_spec(name) for name in ("nbclient", "nbformat", "ipykernel")):
+        import nbclient  # type: ignore[import-not-found, unused-ignore]
+        import nbformat  # type: ignore[import-not-found, unused-ignore]
+
+        read = nbformat.from_dict(notebook())
+        nbclient.NotebookClient(read, timeout=300).execute(cwd=str(tmp_path))
+        said = "".join(out.get("text", "") for cell in read.cells for out in cell.get("outputs", []))
+    else:
+        scope: dict[str, Any] = {"__name__": "__main__"}
+        for cell in notebook()["cells"]:
+            if cell["cell_type"] == "code":
+                exec("".join(cell["source"]), scope)
+        said = capsys.readouterr().out
+    assert said.startswith("NoT") and "gap: not measured, no Retrain" in said
+    assert (tmp_path / "central-report.html").stat().st_size > 10_000
+
+
+# --- the how-to, with stand-ins for torchvision -----------------------------------------------------------------------
+
+
+class Images:
+    """Sixty little pictures in place of CIFAR-10, with torchvision's way of handing them out."""
+
+    def __init__(self, root: str, train: bool, transform: Any) -> None:
+        generator = torch.Generator().manual_seed(int(train))
+        self.targets = [row % 10 for row in range(60)]
+        self._images = torch.randint(0, 256, (60, 3, 8, 8), generator=generator, dtype=torch.uint8)
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        return self._transform(self._images[row]), self.targets[row]
+
+
+def tiny(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, num_classes))
+
+
+def stand_in() -> dict[str, types.ModuleType]:
+    made = {name: types.ModuleType(f"torchvision.{name}") for name in ("datasets", "models", "transforms")}
+    made["datasets"].CIFAR10 = Images  # type: ignore[attr-defined]
+    made["models"].resnet18 = tiny  # type: ignore[attr-defined]
+
+    class Compose:
+        def __init__(self, parts: list[Any]) -> None:
+            self._parts = parts
+
+        def __call__(self, image: Any) -> Any:
+            for part in self._parts:
+                image = part(image)
+            return image
+
+    made["transforms"].Compose = Compose  # type: ignore[attr-defined]
+    made["transforms"].RandomHorizontalFlip = lambda: lambda image: image.flip(-1)  # type: ignore[attr-defined]
+    made["transforms"].ToTensor = lambda: lambda image: image.float() / 255  # type: ignore[attr-defined]
+    whole = types.ModuleType("torchvision")
+    for name, module in made.items():
+        setattr(whole, name, module)
+    return {"torchvision": whole, **{f"torchvision.{name}": module for name, module in made.items()}}
+
+
+def test_the_how_to_runs_on_a_torchvision_style_model_and_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, module in stand_in().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    torch.manual_seed(0)
+    torch.save(tiny(10).state_dict(), "resnet18.pt")
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to/central.md").read_text(), re.DOTALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnfedWarning)
+        exec(code, {"__name__": "__main__"})
+    said = capsys.readouterr()
+    assert said.out.startswith("NoT") and "gap: not measured, no Retrain" in said.out
+    assert "NoT 10/10" in said.err
+    assert (tmp_path / "report.html").exists() and (tmp_path / "unlearned.pt").exists()
+
+
+def test_every_centralised_method_has_a_page_with_its_source_and_the_command_of_its_numbers() -> None:
+    for name in ("randl", "ga", "badt", "l1-sparse", "ssd", "salun"):
+        page = (ROOT / f"docs/methods/{name}.md").read_text(encoding="utf-8")
+        for part in (
+            "**Idea.**",
+            "**Needs**",
+            "**When.**",
+            "**Hyperparameters.**",
+            "unfed run central-digits",
+            "x86_64",
+        ):
+            assert part in page, f"{name}: {part}"
