@@ -302,7 +302,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "lr": ({"lr": math.nan}, "lr must be a number of at least 0, not nan"),
     "infinite": ({"method": "ssd", "alpha": math.inf}, "methods.ssd.alpha is inf; give a finite number"),
     "device": ({"device": "quantum"}, "device = 'quantum' is not known"),
-    "federated only": ({"method": "federaser"}, "."),
+    "federated only": ({"method": "mode"}, "MoDE is made for several clients, and here one place holds all data; use"),
+    "federated too": ({"method": "federaser"}, "FedEraser is made for several clients"),
     "no data": ({"forget": 3}, "forget is a int; give a pair of tensors"),
 }
 

@@ -82,6 +82,8 @@ class Method(ABC):
     scopes: ClassVar[frozenset[str]] = ALL_SCOPES
     recipe: ClassVar[Recipe] = Recipe()
     """The centralised learning rates; in a federation the run's config decides."""
+    federation_only: ClassVar[bool] = False
+    """Whether it makes sense only where several clients take part."""
 
     paper: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The paper's values per architecture, for the fields whose default is None."""
@@ -212,6 +214,9 @@ def admit(
             "A centralised run has one holder of all data, so no client can leave it; ask for classes, samples or a"
             " fraction."
         )
+    if "central" in provided and method.federation_only:
+        able = _able(scope, provided, provided)
+        raise UnfedError(f"{method.title} is made for several clients, and here one place holds all data; use {able}.")
     if isinstance(method, Central) and "central" not in provided and not method.federated:
         raise UnfedError(
             f"{label} is a centralised method; run it with setting = 'central', or switch it on inside a federation"
@@ -234,7 +239,7 @@ def _able(scope: str, provides: frozenset[str], provided: frozenset[str]) -> str
     return listed(
         name
         for name, m in METHODS.items()
-        if scope in m.scopes and m.needs <= provides and (central or not issubclass(m, Central))
+        if scope in m.scopes and m.needs <= provides and not (m.federation_only if central else issubclass(m, Central))
     )
 
 

@@ -36,6 +36,7 @@ class FCU(Method):
     title: ClassVar[str] = "FCU"
     cite: ClassVar[str] = "Deng, Luo, Chen, Enable the Right to be Forgotten with Federated Client Unlearning, 2024"
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "forget", "init"})
+    federation_only: ClassVar[bool] = True
     scopes: ClassVar[frozenset[str]] = frozenset({CLIENT})
     paper: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cnn": {"iterations": 20, "fuse_every": 10, "rho": 0.9},

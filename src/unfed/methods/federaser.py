@@ -61,6 +61,7 @@ class FedEraser(Method):
     title: ClassVar[str] = "FedEraser"
     cite: ClassVar[str] = "Liu et al., FedEraser, IWQoS 2021"
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "history"})
+    federation_only: ClassVar[bool] = True
     scopes: ClassVar[frozenset[str]] = frozenset({CLIENT})
     lineage: ClassVar[Literal["goes on", "anew", "ends"]] = "ends"
 

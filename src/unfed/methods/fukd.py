@@ -36,6 +36,7 @@ class FUKD(Method):
     title: ClassVar[str] = "FUKD"
     cite: ClassVar[str] = "Wu, Zhu, Mitra, Federated Unlearning with Knowledge Distillation, 2022"
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "history", "public"})
+    federation_only: ClassVar[bool] = True
     scopes: ClassVar[frozenset[str]] = frozenset({CLIENT})
     follows: ClassVar[bool] = True
 

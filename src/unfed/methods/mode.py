@@ -39,6 +39,7 @@ class MoDE(Method):
     title: ClassVar[str] = "MoDE"
     cite: ClassVar[str] = "Zhao et al., Federated Unlearning with Momentum Degradation, IEEE IoT-J 2023"
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "forget", "init"})
+    federation_only: ClassVar[bool] = True
     paper: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cnn": {"guidance": 3, "degradation": 2, "coefficient": 0.4, "lr": 5e-3, "degradation_lr": 0.1},
         "resnet18": {"guidance": 9, "degradation": 8, "coefficient": 0.95, "lr": 0.05, "degradation_lr": 0.1},

@@ -43,6 +43,7 @@ class PGD(Method):
     title: ClassVar[str] = "PGD"
     cite: ClassVar[str] = "Halimi et al., Federated Unlearning: How to Efficiently Erase a Client in FL?, 2022"
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "forget", "init", "history"})
+    federation_only: ClassVar[bool] = True
     scopes: ClassVar[frozenset[str]] = frozenset({CLIENT})
     follows: ClassVar[bool] = True
     paper: ClassVar[Mapping[str, Mapping[str, Any]]] = {
