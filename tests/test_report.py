@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import math
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from unfed import checkpoint, digest
 from unfed.errors import UnfedError
 from unfed.report import figures
 from unfed.report.html import render, unfinished
@@ -356,6 +362,20 @@ def test_the_officer_reads_what_the_method_did_to_the_model() -> None:
     assert "Asked 15 November 2026, 04:00 UTC, with the run itself" in Page(text).text
 
 
+def test_the_recipe_on_the_page_gives_the_checksums_on_the_page(tmp_path: Path) -> None:
+    run, lines = fake_run()
+    params = {"conv1.weight": torch.randn(4, 3), "b": torch.arange(3)}
+    job = run["jobs"][0]
+    job["came_out"] = digest.digests(params)
+    checkpoint.save(tmp_path / job["file"], params, {})
+    view, text = officer(run, lines), render(run, lines)
+    (recipe,) = re.findall(r"<pre[^>]*>(python -c .*?)</pre>", text, flags=re.DOTALL)
+    command = html.unescape(recipe).replace("python -c", f"{sys.executable} -c")
+    found = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert found == view["listings"][-1][1] == digest.listing(job["came_out"])
+    assert ("Model after", hashlib.sha256(found.encode()).hexdigest()) in view["facts"]
+
+
 def test_a_tensor_that_did_not_change_is_named() -> None:
     run, lines = fake_run()
     job = run["jobs"][0]
@@ -439,7 +459,7 @@ def test_jobs_tell_what_is_missing_down_to_the_training() -> None:
     run, _ = fake_run(methods=("not", "ft"))
     train = {"seed": 0, "request": None, "method": "train", "rounds": 60, "finished": None, "needs": []}
     for job in run["jobs"]:
-        job["finished"] = None
+        job |= {"finished": None, "beginning": None, "came_out": None}
     run["jobs"] = [train | {"file": "", "beginning": None, "came_out": None}, *run["jobs"]]
     trained = {"seed": 0, "request": None, "method": "train", "round": 12, "done": False, "model": True, "test": 81.0}
     assert unfinished(run, [trained]) == [
@@ -450,12 +470,14 @@ def test_jobs_tell_what_is_missing_down_to_the_training() -> None:
     ]
     text = Page(render(run, [trained])).text
     assert "The training before it" in text and "Training ends at 81.0" in text
-    assert "Nobody has been asked for anything yet." in text
+    assert "Nobody has been asked for anything yet." in text and "Nothing yet: NoT has not begun." in text
 
 
 def test_a_request_that_did_not_recover_is_not_finished() -> None:
     run, lines = fake_run(methods=("not",))
     run["jobs"][0]["finished"] = None
+    assert unfinished(run, lines) == ["NoT, request r1, seed 0: at round 20 of 20."]
+    run["requests"][0]["until"] = "recovered"
     assert unfinished(run, lines) == ["NoT, request r1, seed 0: ended at round 20 without having recovered."]
 
 

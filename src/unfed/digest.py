@@ -35,8 +35,8 @@ def fingerprint(found: Mapping[str, str]) -> str:
 
 
 def listing(found: Mapping[str, str]) -> str:
-    """The lines `digest  name`, in the model's order."""
-    return "".join(f"{value}  {name}\n" for name, value in found.items())
+    """The lines `digest  name`, sorted by name, because readers of safetensors give their tensors in any order."""
+    return "".join(f"{value}  {name}\n" for name, value in sorted(found.items()))
 
 
 def beginning(before: Params, after: Params) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """From a run folder to something a person can read: rules choose rounds, tables and figures show them.
 
     lines of trajectory.jsonl ─► rules.rows(lines, rule) ─► tables.markdown / latex / plain
-                              └► figures.curves, cost_bars ─► html.render(run, lines) ─► one self-contained page
+                              ├► figures.curves, cost_bars, gap_by_cost ─┐
+    Run.info()                ├► officer.officer_view ───────────────────┼► html.render ─► one self-contained page
+                              └► words.sentence, ranking.words ──────────┘   compare.render ─► one for several runs
 
-`html.render` is imported from its own module, so that a table on the console does not wait for matplotlib.
+`html` and `compare` are imported from their own modules, so that a table on the console does not wait for matplotlib.
 Nothing here trains, attacks or measures: whatever is shown was written by the run.
 """
 

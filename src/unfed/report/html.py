@@ -107,7 +107,7 @@ def unfinished(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
         if str(item["id"]) not in grouped
     ]
     if run.get("jobs"):
-        return missing + _open_jobs(run["jobs"], lines)
+        return missing + _open_jobs(run, lines)
     for request, methods in grouped.items():
         for method, by_seed in methods.items():
             states: dict[str, list[str]] = {}
@@ -120,17 +120,18 @@ def unfinished(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
     return missing
 
 
-def _open_jobs(jobs: Sequence[Mapping[str, Any]], lines: Sequence[Line]) -> list[str]:
+def _open_jobs(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
     """Every job that has not ended, with where it stands; seeds that stand alike share a line."""
+    judged = {request["id"] for request in run.get("requests", []) if request.get("until") == "recovered"}
     last = {(line["seed"], line.get("request"), line["method"]): line for line in lines}
     found: dict[tuple[str, str], list[str]] = {}
-    for job in jobs:
+    for job in run["jobs"]:
         if job["finished"]:
             continue
         line = last.get((job["seed"], job["request"], job["method"]))
         if line is None:
             state = "not begun" if job["request"] is None else "not evaluated yet"
-        elif int(line["round"]) >= int(job["rounds"]):
+        elif job["request"] in judged and int(line["round"]) >= int(job["rounds"]):
             state = f"ended at round {line['round']} without having recovered"
         else:
             state = f"at round {line['round']} of {job['rounds']}"

@@ -36,8 +36,8 @@ def officer_view(
     return {
         "method": name_of(method) if method else "",
         "seed": seed if len({int(j["seed"]) for j in jobs}) > 1 else None,
-        "facts": _facts(run, request, method, job),
-        "change": _change(name_of(method), job),
+        "facts": _facts(run, request, method, job, bool(lines)),
+        "change": _change(name_of(method), job, bool(lines)),
         "tensors": _tensors(job),
         "listings": _listings(job),
         "file": job.get("file"),
@@ -55,25 +55,27 @@ def _method(request: Mapping[str, Any], found: Sequence[Row], jobs: Sequence[Map
         return str(request["method"])
     if row is not None:
         return row.method
-    waiting = [str(job["method"]) for job in jobs if job["method"] != "retrain"]
+    waiting = sorted((str(job["method"]) for job in jobs if job["method"] != "retrain"), key=lambda m: m != "not")
     return waiting[0] if waiting else ""
 
 
 def _facts(
-    run: Mapping[str, Any], request: Mapping[str, Any], method: str, job: Mapping[str, Any]
+    run: Mapping[str, Any], request: Mapping[str, Any], method: str, job: Mapping[str, Any], begun: bool
 ) -> list[tuple[str, str]]:
     served = bool(request.get("method"))
     created = str(request.get("created") or run.get("created") or "")
     count = request.get("forgotten_rows")
     went_in, came_out = (job.get("beginning") or {}).get("went_in"), job.get("came_out")
-    state = {None: "not finished", "recovered": "finished: recovered"}.get(job.get("finished"), "finished")
+    state = {None: "not finished" if begun else "not begun"}.get(
+        job.get("finished"), f"finished ({job.get('finished')})"
+    )
     facts = [
         ("Request", str(request["id"])),
         ("Asked", (date_text(created) or "not recorded") + ("" if served else ", with the run itself")),
         ("Takes out", subject_of(request)[0].rstrip(",") + (f", {count:,} training samples" if count else "")),
         ("Method", name_of(method) + ("" if served else ", one of those compared") if method else "none yet"),
         ("State", state if job else "not recorded"),
-        ("Model before", fingerprint(went_in) if went_in else "not recorded"),
+        ("Model before", fingerprint(went_in) if went_in else "not recorded" if begun or not job else "not there yet"),
         ("Model after", fingerprint(came_out) if came_out else "not there yet" if job else "not recorded"),
     ]
     return facts
@@ -82,11 +84,14 @@ def _facts(
 # --- what was done to the model ---------------------------------------------------------------------------------------
 
 
-def _change(method: str, job: Mapping[str, Any]) -> list[str]:
+def _change(method: str, job: Mapping[str, Any], evaluated: bool) -> list[str]:
     """What the method itself did at the start, and whether the new model differs from the old one."""
     begun = job.get("beginning")
+    if not job:
+        return []
     if not begun:
-        return ["Not recorded: this run noted no checksums when the method began."] if job else []
+        missing = "Not recorded: this run noted no checksums when the method began."
+        return [missing if evaluated else f"Nothing yet: {method} has not begun."]
     names, changes = list(begun["went_in"]), begun["changes"]
     said = [_start(method, names, changes)]
     came_out = job.get("came_out")
