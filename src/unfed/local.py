@@ -302,8 +302,14 @@ def _known(rule: Term, table: Mapping[str, object], what: str) -> str:
 
 # --- the rules a plan can name ----------------------------------------------------------------------------------------
 
+
+def _number(value: object) -> float | Tensor:
+    """A plan's number; a recorded step has it as a tensor, because it may change from round to round."""
+    return value if isinstance(value, Tensor) else float(str(value))
+
+
 PENALTIES: dict[str, Callable[[Params, Term], Tensor]] = {
-    "l1": lambda weights, rule: float(rule["alpha"]) * torch.stack([w.abs().sum() for w in weights.values()]).sum(),
+    "l1": lambda weights, rule: _number(rule["alpha"]) * torch.stack([w.abs().sum() for w in weights.values()]).sum(),
 }
 
 

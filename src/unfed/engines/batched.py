@@ -12,22 +12,22 @@ sequential one take the same batches, masks and labels; tests hold them equal to
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
-from torch.utils import _pytree as pytree
 
 from unfed import objectives
 from unfed.data import ClientData
 from unfed.engines.base import Block, Context, PerClient
-from unfed.engines.stack import Course, Dealer, Held
+from unfed.engines.mapped import at, cut, expand, join, stack, stacked_step
+from unfed.engines.recorded import Replay, recordable
+from unfed.engines.stack import Course, Dealer, Held, Integers
 from unfed.errors import UnfedError
-from unfed.local import Batch, Carry, Models, advance, bounds, covered, loss_of, mean, start
+from unfed.local import Carry, bounds, covered, mean, start
 from unfed.measuring import score
 from unfed.params import Params
 from unfed.plan import Measure, Phase, Plan
@@ -146,7 +146,7 @@ class Batched:
         """`local.visit` for a stack."""
         count = len(names)
         shared = {n: c for n, c in context.items() if not isinstance(c, PerClient)} | {"start": params}
-        own = {n: _stack([c.params[k] for k in names]) for n, c in context.items() if isinstance(c, PerClient)}
+        own = {n: stack([c.params[k] for k in names]) for n, c in context.items() if isinstance(c, PerClient)}
         moments = None if optimiser is None else [optimiser.get(name) for name in names]
         done = {phase.view: np.zeros(count, dtype=np.int64) for phase in plan.phases}
         trained, forwarded = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
@@ -156,14 +156,15 @@ class Batched:
                 carry = self._begin_next(phase, carry)
             held = self._view(names, phase.view)
             course = Course.of(phase, held.counts)
-            run = _Run(self._template, plan, phase, names, held, course, shared, own)
-            carry, taken, marked = run(carry, done[phase.view])
+            run = Replay if self._compile and recordable(phase) else Mapped
+            at_work = run(self._template, plan, phase, names, held, course, shared, own)
+            carry, taken, marked = at_work(carry, done[phase.view])
             objective = objectives.find(phase.objective.name)
             rows = np.asarray(course.samples(taken))
             trained += rows
             forwarded += objective.forwards * rows + objective.forget_forwards * np.asarray(marked)
             done[phase.view] += np.asarray(course.passes(taken))
-        stacked = carry["params"] | carry["state"] if plan.phases else _expand(params, count)
+        stacked = carry["params"] | carry["state"] if plan.phases else expand(params, count)
         return Block(
             names,
             {name: stacked[name].contiguous() for name in self._template.like},
@@ -175,9 +176,9 @@ class Batched:
 
     def _begin(self, phase: Phase, params: Params, moments: list[Params | None] | None, count: int) -> Carry:
         if moments is None or not any(moments):
-            carry: Carry = _expand(start(self._template, phase, params), count)
+            carry: Carry = expand(start(self._template, phase, params), count)
             return carry
-        carry = _stack([start(self._template, phase, params, own) for own in moments])
+        carry = stack([start(self._template, phase, params, own) for own in moments])
         return carry
 
     def _begin_next(self, phase: Phase, carry: Carry) -> Carry:
@@ -235,8 +236,8 @@ class Batched:
             yield name, {"count": _number(len(positions)), "batches": _number(len(steps)), **sums}
 
 
-class _Run:
-    """One phase on one stack."""
+class Mapped:
+    """One phase on one stack, step by step."""
 
     def __init__(
         self,
@@ -258,12 +259,12 @@ class _Run:
         self._shared, self._own = shared, own
         self._step = stacked_step(template, phase, shared)
 
-    def __call__(self, carry: Carry, done: np.ndarray[Any, Any]) -> tuple[Carry, list[int], list[int]]:
+    def __call__(self, carry: Carry, done: Integers) -> tuple[Carry, list[int], list[int]]:
         """The carry after the phase, and per client: the steps taken, and the D_u rows seen where those are counted."""
         total, phase = self._course.total, self._phase
         active, finished = len(total), []
         device = self._places.device
-        carry, own, done = _at(carry, self._places), _at(self._own, self._places), done[self._order]
+        carry, own, done = at(carry, self._places), at(self._own, self._places), done[self._order]
         taken = torch.zeros(active, dtype=torch.int64, device=device)
         marked = torch.zeros_like(taken)
         counts_marks = objectives.find(phase.objective.name).forget_forwards > 0
@@ -271,8 +272,8 @@ class _Run:
         for t in range(int(total[0])):
             running = int(np.searchsorted(-total, -t, side="left"))
             if running < active:
-                finished.append(_cut(carry, running, active))
-                carry, own, active = _cut(carry, 0, running), _cut(own, 0, running), running
+                finished.append(cut(carry, running, active))
+                carry, own, active = cut(carry, 0, running), cut(own, 0, running), running
             self._dealer.turn(t, active, done)
             batch = self._dealer.batch(t, active, dtype)
             if phase.stop is not None:
@@ -282,52 +283,10 @@ class _Run:
             carry = self._step(carry, batch, own, t + 1)
             if phase.stop is not None and not bool(carry["alive"].any()):
                 break
-        carry = _join([carry, *reversed(finished)])
+        carry = join([carry, *reversed(finished)])
         back = torch.argsort(self._places)
         steps = taken if phase.stop is not None else torch.from_numpy(total).to(device)
-        return _at(carry, back), steps[back].tolist(), marked[back].tolist()
-
-
-Step = Callable[[Carry, Mapping[str, Tensor], Mapping[str, Params], int], Carry]
-
-
-def stacked_step(template: Template, phase: Phase, shared: Mapping[str, Params]) -> Step:
-    """`local.step` for a stack: (carry, batch, per-client context, number) -> carry."""
-
-    def loss(weights: Params, state: Params, batch: dict[str, Tensor], own: dict[str, Params]) -> tuple[Tensor, Params]:
-        rows = Batch(batch["x"], batch["y"], batch["forget"], batch["draws"], batch.get("weight"))
-        models = Models(template, {**shared, **own})
-        value, (after, _) = loss_of(template, phase, state, rows, batch["key"], models)(weights)
-        return value, after
-
-    def after(carry: Carry, grads: Params, state: Params, value: Tensor, own: dict[str, Params], number: int) -> Carry:
-        return advance(phase, carry, grads, state, value, Models(template, {**shared, **own}), number)
-
-    def step(carry: Carry, batch: Mapping[str, Tensor], own: Mapping[str, Params], number: int) -> Carry:
-        leaves = {name: t.detach().requires_grad_() for name, t in carry["params"].items()}
-        values, state = vmap(loss)(leaves, carry["state"], dict(batch), dict(own))
-        found = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)
-        grads = {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(leaves.items(), found, strict=True)}
-        values = values.detach()
-        if elementwise(phase):
-            return after(carry, grads, state, values, dict(own), number)
-        return _mapped(after, number)(carry, grads, state, values, dict(own))
-
-    return step
-
-
-def _mapped(after: Callable[..., Carry], number: int) -> Callable[..., Carry]:
-    def one(carry: Carry, grads: Params, state: Params, value: Tensor, own: dict[str, Params]) -> Carry:
-        return after(carry, grads, state, value, own, number)
-
-    mapped: Callable[..., Carry] = vmap(one)
-    return mapped
-
-
-def elementwise(phase: Phase) -> bool:
-    """Whether the second half of the step treats every entry alike, so that a stack needs no map."""
-    plain = phase.optimiser.rule == "sgd" and phase.optimiser.clip is None and phase.optimiser.plateau is None
-    return plain and not phase.after and phase.stop is None
+        return at(carry, back), steps[back].tolist(), marked[back].tolist()
 
 
 def kept_bytes(template: Template) -> int:
@@ -348,29 +307,6 @@ def kept_bytes(template: Template) -> int:
         state = {n: template.like[n].clone() for n in template.state}
         template.bind(weights | state, key=key)(x).square().sum()
     return sum(size for pointer, size in sizes.items() if pointer not in own) // 2 + x[0].numel() * x.element_size()
-
-
-# --- nested dictionaries of stacked tensors ---------------------------------------------------------------------------
-
-
-def _expand(tree: Any, count: int) -> Any:
-    return pytree.tree_map(lambda t: t.expand(count, *t.shape), tree)
-
-
-def _stack(trees: Sequence[Any]) -> Any:
-    return pytree.tree_map(lambda *ts: torch.stack(ts), *trees)
-
-
-def _at(tree: Any, places: Tensor) -> Any:
-    return pytree.tree_map(lambda t: t[places], tree)
-
-
-def _cut(tree: Any, begin: int, end: int) -> Any:
-    return pytree.tree_map(lambda t: t[begin:end], tree)
-
-
-def _join(trees: Sequence[Any]) -> Any:
-    return trees[0] if len(trees) == 1 else pytree.tree_map(lambda *ts: torch.cat(ts), *trees)
 
 
 def _number(value: int) -> Tensor:

@@ -110,23 +110,25 @@ class Dealer:
         visits = [rng.key(plan.seed, "train", plan.round, name) for name in names]
         keys = torch.tensor(visits, dtype=torch.int64, device=device)
         self._keys = rng.fold(keys, VIEWS.index(phase.view))
-        self._tables: list[Tensor] = []
+        self.tables: list[Tensor] = []
+        """Rows, forget marks, augmentation words, label words, dropout keys, in the order of the clients' passes."""
 
-    def turn(self, t: int, active: int, done: Integers) -> None:
+    def turn(self, t: int, active: int, done: Integers) -> bool:
         """Shuffle anew for the clients that begin a pass at step t; `done` passes were made before this phase."""
-        begins = np.flatnonzero(t % self.course.per_pass[:active] == 0)
+        begins = np.flatnonzero(t % np.maximum(self.course.per_pass[:active], 1) == 0)
         if len(begins) == 0:
-            return
+            return False
         everybody = len(begins) == active
         where = torch.from_numpy(begins).to(self._keys.device)
         width = int(self.course.rows[begins].max())
-        epochs = torch.from_numpy(done[begins] + t // self.course.per_pass[begins]).to(self._keys.device)
+        epochs = torch.from_numpy(done[begins] + t // np.maximum(self.course.per_pass[begins], 1)).to(self._keys.device)
         fresh = self._shuffled(slice(0, active) if everybody else where, epochs, width, int(self.course.per_pass.max()))
         if everybody:
-            self._tables = fresh
-            return
-        for table, new in zip(self._tables, fresh, strict=True):
-            table[where, : new.shape[1]] = new
+            self.tables = fresh
+        else:
+            for table, new in zip(self.tables, fresh, strict=True):
+                table[where, : new.shape[1]] = new
+        return True
 
     def _shuffled(self, where: slice | Tensor, epochs: Tensor, width: int, steps: int) -> list[Tensor]:
         """rows, forget marks, augmentation words and label words in the order of a pass; dropout keys per step."""
@@ -148,7 +150,7 @@ class Dealer:
         """The batches of step t, [active, widest, …]; `weight` is there only where some rows are padding."""
         begin, size = self.course.spans(t, active)
         width, device = int(size.max()), self._keys.device
-        rows, forget, augment, labels, masks = (table[:active] for table in self._tables)
+        rows, forget, augment, labels, masks = (table[:active] for table in self.tables)
         weight = None
         if bool((begin == begin[0]).all()) and bool((size == width).all()):
             cut = slice(int(begin[0]), int(begin[0]) + width)

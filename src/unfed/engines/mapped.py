@@ -1,0 +1,81 @@
+"""The one step, mapped over a stack: both halves of `local.step`, for clients whose tensors lie one above the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from unfed.local import Batch, Carry, Models, advance, loss_of
+from unfed.params import Params
+from unfed.plan import Phase
+from unfed.template import Template
+
+Step = Callable[[Carry, Mapping[str, Tensor], Mapping[str, Params], int], Carry]
+
+
+def stacked_step(template: Template, phase: Phase, shared: Mapping[str, Params], lr: Tensor | None = None) -> Step:
+    """`local.step` for a stack: (carry, batch, per-client context, number) -> carry."""
+
+    def loss(weights: Params, state: Params, batch: dict[str, Tensor], own: dict[str, Params]) -> tuple[Tensor, Params]:
+        rows = Batch(batch["x"], batch["y"], batch["forget"], batch["draws"], batch.get("weight"))
+        models = Models(template, {**shared, **own})
+        value, (after, _) = loss_of(template, phase, state, rows, batch["key"], models)(weights)
+        return value, after
+
+    def after(carry: Carry, grads: Params, state: Params, value: Tensor, own: dict[str, Params], number: int) -> Carry:
+        return advance(phase, carry, grads, state, value, Models(template, {**shared, **own}), number, lr)
+
+    def step(carry: Carry, batch: Mapping[str, Tensor], own: Mapping[str, Params], number: int) -> Carry:
+        leaves = {name: t.detach().requires_grad_() for name, t in carry["params"].items()}
+        with torch.enable_grad():
+            values, state = vmap(loss)(leaves, carry["state"], dict(batch), dict(own))
+            found = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)
+        grads = {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(leaves.items(), found, strict=True)}
+        values = values.detach()
+        if elementwise(phase):
+            return after(carry, grads, state, values, dict(own), number)
+        return _mapped(after, number)(carry, grads, state, values, dict(own))
+
+    return step
+
+
+def _mapped(after: Callable[..., Carry], number: int) -> Callable[..., Carry]:
+    def one(carry: Carry, grads: Params, state: Params, value: Tensor, own: dict[str, Params]) -> Carry:
+        return after(carry, grads, state, value, own, number)
+
+    mapped: Callable[..., Carry] = vmap(one)
+    return mapped
+
+
+def elementwise(phase: Phase) -> bool:
+    """Whether the second half of the step treats every entry alike, so that a stack needs no map."""
+    plain = phase.optimiser.rule == "sgd" and phase.optimiser.clip is None and phase.optimiser.plateau is None
+    return plain and not phase.after and phase.stop is None
+
+
+# --- nested dictionaries of stacked tensors ---------------------------------------------------------------------------
+
+
+def expand(tree: Any, count: int) -> Any:
+    return pytree.tree_map(lambda t: t.expand(count, *t.shape), tree)
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    return pytree.tree_map(lambda *ts: torch.stack(ts), *trees)
+
+
+def at(tree: Any, places: Tensor) -> Any:
+    return pytree.tree_map(lambda t: t[places], tree)
+
+
+def cut(tree: Any, begin: int, end: int) -> Any:
+    return pytree.tree_map(lambda t: t[begin:end], tree)
+
+
+def join(trees: Sequence[Any]) -> Any:
+    return trees[0] if len(trees) == 1 else pytree.tree_map(lambda *ts: torch.cat(ts), *trees)

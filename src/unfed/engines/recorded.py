@@ -1,0 +1,264 @@
+"""A step of a stack, recorded once and replayed: traced, rewritten, compiled, captured in a CUDA graph.
+
+    batch(t) ─► loss ─► ∇ ─► advance ─► carry, t + 1          everything on the device; nothing comes from the host
+
+The recorded step reads its place from a counter on the device and picks its own rows, so a whole epoch is the same
+graph replayed, with no launch, no copy and no Python in between. Rates and penalties are tensors, so a schedule does
+not record anew. A client that has finished while others go on is frozen by `where`; when half of the stack has
+finished, a graph of half the width takes over.
+
+Tracing happens below Python (`make_fx`): whatever the step calls, objectives, `vmap`, autograd, arrives as one flat
+list of tensor operations, and the compiler never sees a Python object that it could trip over.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from unfed import objectives
+from unfed.data import Source
+from unfed.engines.convolution import rewrite
+from unfed.engines.mapped import at, cut, stacked_step
+from unfed.engines.stack import Course, Dealer, Held, Integers
+from unfed.local import Carry
+from unfed.params import Params
+from unfed.plan import Phase, Plan, Term
+from unfed.template import Template
+
+# A stack narrower than this many rows per step leaves an H200 idle, so shrinking it further would gain nothing.
+BUSY_ROWS = 256
+# Recorded steps kept per template; each holds its own buffers.
+KEPT = 8
+
+Backend = Callable[[Any, Sequence[Tensor]], Callable[..., Any]]
+
+
+def recordable(phase: Phase) -> bool:
+    """Whether every step of the phase is the same. A rule that acts every n-th step, or that may stop a client early,
+    makes a visit that happens once: it is not worth a recording."""
+    rules = (*phase.after, *phase.penalties)
+    return phase.stop is None and phase.optimiser.plateau is None and all(r.get("every", 1) == 1 for r in rules)
+
+
+def signature(phase: Phase) -> Phase:
+    """The phase without what may change from round to round: its rate and the strength of its penalties."""
+    bare = tuple(
+        Term(rule.name, tuple((n, v) for n, v in rule.numbers if n not in dials(rule))) for rule in phase.penalties
+    )
+    return replace(phase, penalties=bare, optimiser=replace(phase.optimiser, lr=0.0), epochs=0, steps=None, cap=None)
+
+
+def dials(rule: Term) -> dict[str, float]:
+    """The numbers of a penalty that a server may change from round to round."""
+    return {n: float(v) for n, v in rule.numbers if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def inductor(module: Any, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """PyTorch's compiler, with static shapes and without graphs of its own."""
+    options: dict[str, str | int | bool | Callable[..., Any]] = {"triton.cudagraphs": False}
+    return torch.compile(module, fullgraph=True, dynamic=False, options=options)
+
+
+def as_traced(module: Any, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """No compiler: the traced operations one by one."""
+    run: Callable[..., Any] = module
+    return run
+
+
+class Deck:
+    """The buffers that recorded steps read and write, for one kind of phase on stacks of one size."""
+
+    def __init__(
+        self, template: Template, phase: Phase, source: Source, tree: dict[str, Any], backend: Backend
+    ) -> None:
+        self._template, self._phase, self._source, self._backend = template, phase, source, backend
+        self.buffers: dict[str, Any] = pytree.tree_map(torch.empty_like, tree)
+        for tensor in pytree.tree_leaves(self.buffers):
+            tensor.zero_()
+        self._steps: dict[tuple[int, int], Callable[[], object]] = {}
+        self._pool: Any = None
+
+    def record(self, width: int, rows: int) -> Callable[[], object]:
+        """The step for the first `width` clients and batches of `rows`; recording it writes into the buffers."""
+        if (width, rows) not in self._steps:
+            self._steps[width, rows] = self._record(width, rows)
+        return self._steps[width, rows]
+
+    def load(self, tree: Mapping[str, Any]) -> None:
+        """Fill the buffers; what is one for all clients is spread over them."""
+        pytree.tree_map(lambda buffer, value: buffer.copy_(value), self.buffers, dict(tree))
+
+    def _record(self, width: int, rows: int) -> Callable[[], object]:
+        view = {name: part if name in _SHARED else cut(part, 0, width) for name, part in self.buffers.items()}
+        leaves, spec = pytree.tree_flatten(view)
+
+        def flat(*tensors: Tensor) -> None:
+            self._step(pytree.tree_unflatten(list(tensors), spec), rows)
+
+        with torch.no_grad():
+            module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+            rewrite(module, width)
+            run = self._backend(module, leaves)
+            if not leaves[0].is_cuda:
+                return lambda: run(*leaves)
+            return self._captured(run, leaves)
+
+    def _captured(self, run: Callable[..., Any], leaves: Sequence[Tensor]) -> Callable[[], object]:
+        """Three runs to compile and to warm up, on a stream of their own as capturing asks, then the graph."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                run(*leaves)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            run(*leaves)
+        self._pool = graph.pool()
+        return graph.replay
+
+    def _step(self, now: dict[str, Any], rows: int) -> None:
+        """The step itself, writing its results where it found its inputs."""
+        t, course, carry = now["t"], now["course"], now["carry"]
+        batch, valid = self._batch(t, course, now["tables"], rows)
+        numbers = zip(self._phase.penalties, now["penalties"], strict=True)
+        live = tuple(Term(rule.name, tuple({**dict(rule.numbers), **values}.items())) for rule, values in numbers)
+        phase = replace(self._phase, penalties=live)
+        dtype = next(iter(carry["params"].values())).dtype
+        step = stacked_step(self._template, phase, now["shared"], now["lr"])
+        after = step(carry, batch | {"weight": valid.to(dtype)}, now["own"], 1)
+        going = t < course["total"]
+
+        def put(old: Tensor, new: Tensor) -> None:
+            old.copy_(torch.where(going.view(-1, *[1] * (new.dim() - 1)), new, old))
+
+        pytree.tree_map(put, carry, after)
+        if "marked" in now:
+            now["marked"].add_((batch["forget"] & going[:, None]).sum(1))
+        t.add_(1)
+
+    def _batch(
+        self, t: Tensor, course: Mapping[str, Tensor], tables: Sequence[Tensor], rows: int
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """`Dealer.batch`, with the place in the pass computed on the device."""
+        place = t % course["per_pass"].clamp(min=1)
+        begin = place * self._phase.batch
+        end = torch.where(place == course["batches"] - 1, course["rows"], begin + self._phase.batch)
+        places = torch.arange(rows, device=t.device)
+        valid = places < (end - begin)[:, None]
+        index = begin[:, None] + torch.where(valid, places, 0)
+        row, forget, augment, labels = (table.gather(1, index) for table in tables[:4])
+        x, y = self._source.fetch(row, augment)
+        key = tables[4].gather(1, place[:, None])[:, 0]
+        return {"x": x, "y": y, "forget": forget & valid, "draws": labels, "key": key}, valid
+
+
+_SHARED = ("t", "lr", "penalties", "shared")
+_decks: WeakKeyDictionary[Template, OrderedDict[Any, Deck]] = WeakKeyDictionary()
+
+
+class Replay:
+    """One phase on one stack, by replaying recorded steps."""
+
+    def __init__(
+        self,
+        template: Template,
+        plan: Plan,
+        phase: Phase,
+        names: tuple[str, ...],
+        held: Held,
+        course: Course,
+        shared: Mapping[str, Params],
+        own: Mapping[str, Params],
+        backend: Backend = inductor,
+    ) -> None:
+        self._template, self._phase, self._held, self._backend = template, phase, held, backend
+        self._order = np.argsort(-course.total, kind="stable")
+        self._course = course.pick(self._order.tolist())
+        self._places = torch.from_numpy(self._order).to(held.rows.device)
+        self._dealer = Dealer(plan, phase, [names[i] for i in self._order], held, self._places, self._course)
+        self._shared, self._own = shared, own
+
+    def __call__(self, carry: Carry, done: Integers) -> tuple[Carry, list[int], list[int]]:
+        """The carry after the phase, and per client: the steps taken, and the D_u rows seen where those are counted."""
+        total, done = self._course.total, done[self._order]
+        steps = int(total[0])
+        if steps == 0:
+            return carry, [0] * len(total), [0] * len(total)
+        self._dealer.turn(0, len(total), done)
+        tree = self._tree(at(carry, self._places))
+        deck = self._deck(tree)
+        shapes = [self._shape(t) for t in range(steps)]
+        for shape in dict.fromkeys(shapes):
+            deck.record(*shape)
+        deck.load(tree)
+        for t, shape in enumerate(shapes):
+            if t and self._dealer.turn(t, self._running(t), done):
+                for buffer, table in zip(deck.buffers["tables"], self._dealer.tables, strict=True):
+                    buffer[: len(table), : table.shape[1]].copy_(table)
+            deck.record(*shape)()
+        back = torch.argsort(self._places)
+        marked = deck.buffers["marked"][back].tolist() if "marked" in deck.buffers else [0] * len(total)
+        return at(deck.buffers["carry"], back), total[np.argsort(self._order)].tolist(), marked
+
+    def _running(self, t: int) -> int:
+        return int(np.searchsorted(-self._course.total, -t, side="left"))
+
+    def _shape(self, t: int) -> tuple[int, int]:
+        """Which recorded step serves step t: the stack's width, halved while that saves work, and the batch's."""
+        running, width = self._running(t), len(self._course.total)
+        most = max(1, min(self._phase.batch, int(self._course.rows.max())))
+        while width > 1 and (half := -(-width // 2)) >= running and half * most >= BUSY_ROWS:
+            width = half
+        widest = int(self._course.spans(t, running)[1].max())
+        return width, max(widest, most)
+
+    def _tree(self, carry: Carry) -> dict[str, Any]:
+        """Everything a step reads, as the buffers hold it; rectangles are padded so that cohorts share a recording."""
+        device = self._places.device
+        some = next(iter(carry["params"].values()))
+        course = {n: torch.from_numpy(getattr(self._course, n)).to(device) for n in _COURSE}
+        tables = [torch.nn.functional.pad(table, (0, -table.shape[1] % 64)) for table in self._dealer.tables]
+
+        def number(value: Any) -> Tensor:
+            return torch.tensor(float(value), dtype=some.dtype, device=device)
+
+        tree: dict[str, Any] = {
+            "t": torch.zeros((), dtype=torch.int64, device=device),
+            "lr": number(self._phase.optimiser.lr),
+            "penalties": [{n: number(v) for n, v in dials(rule).items()} for rule in self._phase.penalties],
+            "shared": self._shared,
+            "own": at(self._own, self._places),
+            "course": course,
+            "tables": tables,
+            "carry": carry,
+        }
+        if objectives.find(self._phase.objective.name).forget_forwards:
+            tree["marked"] = torch.zeros(len(self._course.total), dtype=torch.int64, device=device)
+        return tree
+
+    def _deck(self, tree: dict[str, Any]) -> Deck:
+        """The buffers for this kind of phase, made on first use and kept with the template."""
+        leaves, spec = pytree.tree_flatten(tree)
+        shapes = tuple((tuple(t.shape), t.dtype) for t in leaves)
+        kept = _decks.setdefault(self._template, OrderedDict())
+        key = (signature(self._phase), str(spec), shapes, id(self._held.source), self._backend, self._template.autocast)
+        if key not in kept:
+            kept[key] = Deck(self._template, self._phase, self._held.source, tree, self._backend)
+        kept.move_to_end(key)
+        while len(kept) > KEPT:
+            kept.popitem(last=False)
+        return kept[key]
+
+
+_COURSE = ("rows", "batches", "per_pass", "total")

@@ -1,0 +1,114 @@
+"""A recorded step equals the step: traced, its convolutions rewritten, its place read from a counter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from test_batched import BASE, another, answers, federation, model, plan_of
+from unfed.data import ClientData
+from unfed.engines import Batched, Sequential, batched, convolution, kernels, recorded
+from unfed.engines.base import Context
+from unfed.params import Params
+from unfed.plan import Optimiser, Phase, Plan, term
+from unfed.template import Template
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler takes a minute on two cores; what it is given is what is tested here."""
+
+    class Traced(recorded.Replay):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments, backend=recorded.as_traced)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(batched, "Replay", Traced)
+    monkeypatch.setattr(recorded, "BUSY_ROWS", 16)
+
+
+def assert_recorded(
+    plan: Plan, clients: dict[str, ClientData], made: tuple[Template, Params], context: Context | None = None
+) -> None:
+    template, params = made
+    alone = answers(Sequential(template, clients), plan, params, clients, context or {})
+    replayed = {
+        b.clients[0]: b for b in answers(Batched(template, clients, compile=True), plan, params, clients, context or {})
+    }
+    for one in alone:
+        other = replayed[one.clients[0]]
+        assert (one.trained, one.forwarded) == (other.trained, other.forwarded)
+        for name, value in one.params.items():
+            torch.testing.assert_close(other.params[name], value, rtol=1e-9, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("name", ["cnn-tiny-bn", "cnn-tiny-dropout"])
+def test_ragged_clients_with_augmentation_are_the_same_replayed(name: str) -> None:
+    assert_recorded(plan_of(replace(BASE, epochs=2)), federation((2, 9, 17, 24), augment=True), model(name))
+
+
+def test_marked_rows_are_counted_where_they_cost() -> None:
+    phase = replace(BASE, objective=term("guided"), view="all", penalties=(term("l1", alpha=1e-3),))
+    assert_recorded(plan_of(phase), federation(scheme="dirichlet"), model(), {"phi": another(3)})
+
+
+def test_a_schedule_does_not_record_anew() -> None:
+    clients, (template, params) = federation((12, 12)), model()
+    engine = Batched(template, clients, compile=True)
+    for lr, alpha in ((0.1, 1e-3), (0.05, 5e-4), (0.0, 0.0)):
+        phase = replace(BASE.with_optimiser(lr=lr), penalties=(term("l1", alpha=alpha),))
+        (stacked,) = engine.train(plan_of(phase), params, ["1"], {})
+        (alone,) = Sequential(template, clients).train(plan_of(phase), params, ["1"], {})
+        for name, value in alone.params.items():
+            torch.testing.assert_close(stacked.params[name], value, rtol=1e-9, atol=1e-9)
+    assert len(recorded._decks[template]) == 1
+
+
+def test_what_changes_from_step_to_step_is_not_recorded() -> None:
+    assert recorded.recordable(BASE)
+    assert recorded.recordable(replace(BASE, after=(term("ball", around="start", radius=1.0),)))
+    assert not recorded.recordable(replace(BASE, after=(term("fuse", donor="start", rho=0.7, every=3),)))
+    assert not recorded.recordable(replace(BASE, stop=term("loss_above", limit=1.0)))
+    plateau = term("plateau", every=2, patience=1, factor=0.1, minimum=0.0)
+    assert not recorded.recordable(Phase(optimiser=Optimiser("adam", plateau=plateau)))
+
+
+SHAPES = [(2, 3, 3, 8, 8, 5, 2), (3, 2, 4, 6, 6, 3, 1), (2, 2, 5, 7, 7, 3, 0)]
+
+
+@pytest.mark.parametrize(("stack", "images", "entering", "leaving", "side", "kernel", "padding"), SHAPES)
+def test_a_stacked_convolution_is_a_grouped_one(
+    stack: int, images: int, entering: int, leaving: int, side: int, kernel: int, padding: int
+) -> None:
+    x = torch.randn(images, stack * entering, side, side, dtype=torch.float64)
+    w = torch.randn(stack * leaving, entering, kernel, kernel, dtype=torch.float64)
+    y = torch.conv2d(x, w, None, 1, padding, 1, stack)
+    torch.testing.assert_close(convolution.convolve(x, w, padding, stack), y)
+    dy, both = torch.randn_like(y), [padding, padding]
+    dx, dw, _ = aten.convolution_backward(
+        dy, x, w, None, [1, 1], both, [1, 1], False, [0, 0], stack, [True, True, False]
+    )
+    found = convolution.convolve_backward(dy, x, w, padding, stack, [True, True])
+    torch.testing.assert_close(found[0], dx)
+    torch.testing.assert_close(found[1], dw)
+
+
+def test_only_convolutions_that_fit_are_rewritten() -> None:
+    def convolve(stride: int, groups: int) -> int:
+        x, w = torch.randn(2, 6, 8, 8), torch.randn(6, 6 // groups, 3, 3)
+        module = make_fx(lambda x, w: torch.conv2d(x, w, None, stride, 1, 1, groups), tracing_mode="fake")(x, w)
+        changed = convolution.rewrite(module, 3)
+        torch.testing.assert_close(module(x, w), torch.conv2d(x, w, None, stride, 1, 1, groups))
+        return changed
+
+    assert convolve(stride=1, groups=3) == 1
+    assert convolve(stride=2, groups=3) == 0
+    assert convolve(stride=1, groups=1) == 0
+
+
+def test_kernels_serve_cuda_tensors_only() -> None:
+    assert not kernels.usable(torch.zeros(1))
