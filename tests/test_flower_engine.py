@@ -384,14 +384,6 @@ def test_registered_names_and_the_runs_own_table_come_before_what_a_node_says(co
     assert in_order(["10", "9", "a2", "a10"]) == ("9", "10", "a2", "a10")
 
 
-def test_with_registered_names_the_leaver_is_not_even_asked_for_its_counts(config: Config) -> None:
-    grid = grid_of(config, allow="")
-    grid.names = {1000 + k: str(k) for k in range(4)}
-    world = flower_world(config, grid, leaving=["0"])
-    unlearn(NoT(), serve(world, (LEAVES,)), 1)
-    assert grid.asked(1000) == []
-
-
 # --- what a node holds ------------------------------------------------------------------------------------------------
 
 

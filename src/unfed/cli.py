@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import unfed
-from unfed import checkpoint, cli_compare, cli_data, cli_files, describe
+from unfed import checkpoint, cli_compare, cli_data, cli_files, cli_flower, describe
 from unfed.api import results, write_report
 from unfed.config import Config, presets
 from unfed.data import Request, read_samples
@@ -49,6 +49,7 @@ methods_app = typer.Typer(help="The methods: what they need, which scopes they s
 app.add_typer(methods_app, name="methods")
 app.add_typer(cli_data.app, name="data")
 cli_files.add_to(app)
+cli_flower.add_to(app)
 cli_compare.add_to(app)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.")]

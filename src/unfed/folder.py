@@ -73,6 +73,8 @@ class Entry:
     until: str
     created: str
     seed: int
+    described: Mapping[str, Any] | None = None
+    """What the request concerns, in numbers: a report needs no data for it."""
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "request": self.request.to_json(), "schema": SCHEMA}
@@ -80,7 +82,7 @@ class Entry:
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> Entry:
         values = {name: raw[name] for name in ("number", "method", "until", "created", "seed")}
-        return Entry(request=Request.from_json(raw["request"]), **values)
+        return Entry(request=Request.from_json(raw["request"]), described=raw.get("described"), **values)
 
 
 _HISTORY = "history:"

@@ -53,10 +53,10 @@ class Run:
     # --- beginning ------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def create(config: Config, folder: str | Path) -> Run:
+    def create(config: Config, folder: str | Path, world: World | None = None) -> Run:
         """A new run folder, once everything that can be known beforehand was found right."""
         where = RunFolder(folder)
-        world = World(config, config.seed_list[0])
+        world = world or World(config, config.seed_list[0])
         requests = config.requests()
         config.recorded()
         methods = {label: config.method(label) for label in config.methods.build()} if requests else {}
@@ -99,8 +99,16 @@ class Run:
     def world(self, seed: int) -> World:
         if seed not in self._worlds:
             self._worlds.clear()  # one at a time: a world holds the whole data set
-            self._worlds[seed] = World(self.config, seed)
+            self._worlds[seed] = self._build(seed)
         return self._worlds[seed]
+
+    def _build(self, seed: int) -> World:
+        if self.description["engine"] == "flower":
+            raise UnfedError(
+                "The clients of this run are Flower nodes, so it cannot go on here; go on with `flwr run DIR"
+                f" --run-config 'resume-from=\"{self.folder.path.resolve()}\"'`."
+            )
+        return World(self.config, seed)
 
     # --- comparing ------------------------------------------------------------------------------------------------
 
@@ -282,9 +290,9 @@ class Run:
             queue = [e for e in known if e.seed == seed]
             lineage.welcome(self.config, method, request, [e.request for e in queue])
             lineage.unbroken(self.config, method, queue)
-            self.world(seed).scoped([*(e.request for e in queue), request])
+            described = describe_request(self.world(seed), [*(e.request for e in queue), request])
             number = 1 + max((e.number for e in known), default=0)
-            entry = Entry(number, request, method, until, now(), seed)
+            entry = Entry(number, request, method, until, now(), seed, described)
             self.folder.put_request(entry)
             return entry, False
 
@@ -380,7 +388,8 @@ class Run:
         for entry in entries:
             active = [e.request for e in entries if e.number <= entry.number and e.seed == entry.seed]
             about = {"created": entry.created, "method": entry.method, "until": entry.until}
-            extra.append({**describe_request(self.world(entry.seed), active), **about})
+            described = entry.described or describe_request(self.world(entry.seed), active)
+            extra.append({**described, **about})
         titles = {e.method: self.config.methods.method(e.method).title for e in entries}
         return {
             **self.description,

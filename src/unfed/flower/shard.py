@@ -147,12 +147,7 @@ def _own_source(
 
 def _loaded(path: str, node: Mapping[str, str], device: torch.device, dtype: torch.dtype) -> Source:
     """What the user's function returns, as a source."""
-    module, _, attribute = path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        raise UnfedError(f"The loader {path!r} cannot be imported ({error}); check the node config.") from error
-    found = function(dict(node))
+    found = imported(path, "loader")(dict(node))
     if isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, Tensor) for part in found):
         return TensorSource(found[0].to(device), found[1].to(device), dtype=dtype)
     if hasattr(found, "fetch"):
@@ -164,6 +159,16 @@ def _loaded(path: str, node: Mapping[str, str], device: torch.device, dtype: tor
         f"The loader {path!r} returned a {type(found).__name__}; return a pair of tensors (x, y), or a map-style data"
         " set."
     )
+
+
+def imported(path: str, what: str) -> Callable[..., Any]:
+    """A user's `package.module:function`."""
+    module, _, attribute = path.partition(":")
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # a user's module may raise anything while it is imported
+        raise UnfedError(f"The {what} {path!r} cannot be imported ({error}); check its path.") from error
+    return function
 
 
 def _check(source: Source, facts: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class FlowerWorld(World):
         public: ClientData | None = None,
         known: Mapping[str, Census] | None = None,
         order: Sequence[str] = (),
-        leaving: Iterable[str] = (),
+        holds_data: bool = False,
     ) -> None:
         if config.setting == "central":
             raise UnfedError("A centralised setting has no clients elsewhere; use unfed.unlearn, or drop `setting`.")
@@ -84,13 +84,12 @@ class FlowerWorld(World):
         self.seeds = Seeds.of(config, seed)
         self.device, self.dtype = pick_device(config.device), DTYPES[config.engine.precision]
         self.repaired = ()
-        self._own, self._public = dataset, public
+        self._own, self._public = dataset or (self._load() if holds_data else None), public
         self._known = {**(known or {}), **directory.seen}
         self._counts: dict[str, Census] = {}
         self.refused: dict[str, str] = {}
         """Nodes that take no part because they hold something else, and why."""
         self._order = (*order, *(name for name in directory.names if name not in order))
-        self._leaving = frozenset(leaving)
         self._introduce()
         self.shape, self.classes = self._agree()
         self.shard = describe(config, seed, self.shape, self.classes)
@@ -118,9 +117,9 @@ class FlowerWorld(World):
     # --- who is there -------------------------------------------------------------------------------------------------
 
     def _introduce(self) -> None:
-        """Ask those who have a registered name, and so were not asked yet, what they hold; not who is leaving."""
+        """Ask those who have a registered name, and so were not asked yet, what they hold."""
         bare = describe(self.config, self.seed)
-        unknown = [n for n in self._order if n not in self._known and n not in self._leaving]
+        unknown = [n for n in self._order if n not in self._known]
         for name, found in self._ask_census({name: Ask(CENSUS, name, bare) for name in unknown}).items():
             if isinstance(found, Failure):
                 self.refused[name] = found.reason
@@ -164,6 +163,10 @@ class FlowerWorld(World):
     def known(self) -> Mapping[str, Census]:
         return self._known
 
+    def knows(self, name: str) -> bool:
+        """Whether a client is connected, or was when this run began."""
+        return name in self._order
+
     def allows(self, name: str, kind: str) -> bool:
         return kind in self._base(name).allow
 
@@ -178,8 +181,7 @@ class FlowerWorld(World):
             census = self._under(name, requests, gone)
             outlines[name] = self._outline(name, census)
             dropped[name] = census.forget
-        absent = [name for request in requests for name in request.clients if self._base(name) is NOTHING]
-        if requests and not any(dropped.values()) and not absent and not gone:
+        if requests and not requests[-1].clients and not any(dropped.values()):
             raise UnfedError(
                 f"Request {requests[-1].id!r} names no training row that any connected client holds, so there is"
                 " nothing to unlearn; check what it asks for."
@@ -193,6 +195,11 @@ class FlowerWorld(World):
         for request in requests:
             for name in request.clients:
                 self.directory.check_target(name)
+                if name not in self._order and not request.deleted:
+                    raise UnfedError(
+                        f"Client {name!r} of request {request.id!r} is not connected and never took part here; check"
+                        " the name, or say deleted=true if it has left with its data."
+                    )
 
     def _count(self, requests: Sequence[Request], gone: Sequence[Request]) -> None:
         asks = {}
@@ -231,7 +238,7 @@ class FlowerWorld(World):
         forget = places < census.forget
         return ClientData(name, source, places, places[: census.all], places[census.all :], forget)
 
-    # --- what jobs ask a world for --------------------------------------------------------------------------------
+    # --- what jobs ask a world for ------------------------------------------------------------------------------------
 
     def engine(self, clients: Mapping[str, ClientData]) -> Engine:
         if isinstance(clients, Roster):

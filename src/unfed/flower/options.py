@@ -1,0 +1,155 @@
+"""What `flwr run` says: the run config of the app, checked, as one value.
+
+    mode            train, unlearn (an existing run or checkpoint), or both
+    run-folder      where results go, an absolute path on the machine of the SuperLink
+    experiment.*    any key of an experiment config: experiment.training.rounds = 20
+    forget-*        who or what leaves: forget-clients = "3", forget-classes = "1,2", forget-samples = "/path.csv"
+
+Flower's run config holds single values only, so lists are written with commas.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from unfed.config import Config, presets
+from unfed.data import Request, read_samples
+from unfed.describe import request_id
+from unfed.errors import UnfedError, listed, nearest
+from unfed.flower.nodes import parse_bound
+
+MODES = ("train", "unlearn", "both")
+PREFIX = "experiment."
+
+
+@dataclass(frozen=True)
+class Options:
+    """The run config, one field per key; a dash there is an underscore here."""
+
+    mode: str = "both"
+    run_folder: str = ""
+    resume_from: str = ""
+    checkpoint: str = ""
+    """mode unlearn, a new folder: the model file to start from."""
+    preset: str = ""
+    """A preset, or the absolute path of a TOML file on the SuperLink's machine, that experiment.* then changes."""
+    forget_clients: str = ""
+    forget_classes: str = ""
+    forget_samples: str = ""
+    request_id: str = ""
+    deleted: bool = False
+    """The leaver has deleted its data already; set by itself where the leaver is not connected."""
+    methods: str = "not"
+    until: str = ""
+    """mode unlearn: `recovered`, or a number of rounds; empty is the experiment's number of unlearning rounds."""
+    nodes: str = ""
+    """name=node-id pairs, where names are not to be asked from the nodes."""
+    min_nodes: int = 2
+    wait_seconds: float = 120.0
+    round_timeout: float = 600.0
+    server_data: bool = True
+    """Whether the server holds the experiment's data set, for its test part."""
+    public: str = ""
+    """Unlabelled data at the server, for FUKD: package.module:function."""
+    set: str = ""
+    """Changes on top of everything: key=value pairs, separated by semicolons."""
+    experiment: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> Options:
+        """The run config, or the sentence that says which key is wrong."""
+        known = {own.name.replace("_", "-"): own for own in fields(Options) if own.name != "experiment"}
+        given: dict[str, Any] = {}
+        for key, value in values.items():
+            if key.startswith(PREFIX):
+                continue
+            if key not in known:
+                keys = [*known, f"{PREFIX}KEY"]
+                raise UnfedError(f"The run config has no key {key!r}; it has {listed(keys)}.{nearest(key, known)}")
+            given[known[key].name] = _typed(key, value, known[key].default)
+        inner = {key.removeprefix(PREFIX): value for key, value in values.items() if key.startswith(PREFIX)}
+        return Options(**given, experiment=inner)._checked()
+
+    def _checked(self) -> Options:
+        if self.mode not in MODES:
+            raise UnfedError(f"mode = {self.mode!r} is not known; use {listed(MODES)}.{nearest(self.mode, MODES)}")
+        for key in ("run_folder", "resume_from", "checkpoint", "forget_samples"):
+            path = getattr(self, key)
+            if path and not Path(path).is_absolute():
+                raise UnfedError(
+                    f"{key.replace('_', '-')} = {path!r} is relative, and the server app runs in a folder of Flower's;"
+                    " give the whole path."
+                )
+        if not self.resume_from and not self.run_folder:
+            raise UnfedError("Say where results go: run-folder = '/a/whole/path', on the machine of the SuperLink.")
+        if self.min_nodes < 1:
+            raise UnfedError(f"min-nodes must be at least 1, not {self.min_nodes}.")
+        if not self.wait_seconds > 0:
+            raise UnfedError(f"wait-seconds must be positive, not {self.wait_seconds}.")
+        return self
+
+    @property
+    def method_list(self) -> list[str]:
+        return [name.strip() for name in self.methods.split(",") if name.strip()]
+
+    @property
+    def bound(self) -> dict[str, int]:
+        return parse_bound(self.nodes)
+
+    def request(self) -> Request | None:
+        """Who or what leaves, if anybody."""
+        clients = [name.strip() for name in self.forget_clients.split(",") if name.strip()]
+        classes = [_number("forget-classes", part) for part in self.forget_classes.split(",") if part.strip()]
+        samples = read_samples(self.forget_samples) if self.forget_samples else ()
+        given = {"clients": clients, "classes": classes, "samples": samples}
+        count = sum(bool(value) for value in given.values())
+        if count > 1:
+            raise UnfedError("Give exactly one of forget-clients, forget-classes and forget-samples.")
+        if count == 0:
+            return None
+        name = self.request_id or request_id(given)
+        return Request(name, tuple(clients), tuple(classes), samples, deleted=self.deleted)
+
+    def config(self) -> Config:
+        """The experiment: a preset or a file, changed by every experiment.KEY; without the request, which is added."""
+        sets = [f"{key}={_toml(value)}" for key, value in self.experiment.items()]
+        sets += [change.strip() for change in self.set.split(";") if change.strip()]
+        base = ["checkpoint.rounds=1", f"methods.run={json.dumps(self.method_list)}"]
+        if self.preset and self.preset not in presets():
+            return Config.read(self.preset, [*base, *sets])
+        if self.preset:
+            return Config.preset(self.preset, [*base, *sets])
+        return Config.parse({}, [*base, *sets])
+
+
+def _toml(value: Any) -> str:
+    """A value as `key=value` takes it: numbers and booleans as TOML, strings as they are."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def _number(key: str, text: str) -> int:
+    if not text.strip().isdigit():
+        raise UnfedError(f"{key} takes class numbers with commas, not {text.strip()!r}.")
+    return int(text)
+
+
+def _typed(key: str, value: Any, default: Any) -> Any:
+    """The value in the type of its default; whole numbers may stand for strings (a client named 3) and for floats."""
+    if isinstance(default, bool):
+        if isinstance(value, bool):
+            return value
+    elif isinstance(default, str):
+        if not isinstance(value, bool):
+            return str(value)
+    elif isinstance(default, float):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise UnfedError(f"{key} = {value!r} must be a {type(default).__name__}, such as {default!r}.")

@@ -1,0 +1,171 @@
+"""The server: `flwr run DIR` trains, unlearns, evaluates what can be, saves every round, and goes on after a crash.
+
+    mode = "both"       wait for nodes ─► train θ* ─► every method on the request          (comparing, trying out)
+    mode = "train"      wait for nodes ─► train θ*
+    mode = "unlearn"    an existing run folder, or a checkpoint ─► one method on the request, until recovered
+    resume-from = DIR   whatever is not done yet in a run folder; NoT is not negated twice
+
+`flwr run` starts it by `serverapp = "unfed.flower.server:app"`. What went wrong is raised, so Flower calls the run
+failed (`flwr ls`), and stands in `flower.json` in the run folder.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
+
+from unfed.config import Config
+from unfed.data import ClientData, DatasetSource, Request, TensorSource, Unlabelled
+from unfed.errors import UnfedError
+from unfed.flower.nodes import Census, Directory
+from unfed.flower.options import Options
+from unfed.flower.post import Post
+from unfed.flower.runs import FlowerRun, mark, settled
+from unfed.flower.shard import describe, imported
+from unfed.flower.world import FlowerWorld
+from unfed.folder import Job, RunFolder
+from unfed.metrics import is_measured
+from unfed.watching import Silence
+from unfed.world import DTYPES, pick_device
+
+log = logging.getLogger("flwr")  # what is logged here is what `flwr log` and `flwr run --stream` show
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """What Flower calls."""
+    run(grid, context.run_config, context.run_id)
+
+
+def run(grid: Grid, values: Mapping[str, Any], run_id: int = 0) -> FlowerRun:
+    """Do what a run config asks for, and leave a word on how it ended."""
+    options = Options.of(values)
+    folder = Path(options.resume_from or options.run_folder)
+    try:
+        found = _work(grid, options, folder, run_id)
+    except BaseException as error:
+        if (folder / "run.json").exists():
+            mark(folder, run_id, "failed", str(error) or type(error).__name__)
+        log.error("unfed: the run failed: %s", error)
+        raise
+    found.mark(run_id, "finished")
+    log.info("unfed: done; the results are in %s", folder)
+    return found
+
+
+def _work(grid: Grid, options: Options, folder: Path, run_id: int) -> FlowerRun:
+    directory = Directory(Post(grid, options.round_timeout), options.bound)
+
+    def make(config: Config, seed: int, order: Sequence[str], known: Mapping[str, Census]) -> FlowerWorld:
+        directory.wait(options.min_nodes, describe(config, seed), options.wait_seconds)
+        world = FlowerWorld(
+            config,
+            seed,
+            directory,
+            public=_public(options.public, config),
+            holds_data=options.server_data,
+            known=known,
+            order=order,
+        )
+        for name, reason in world.refused.items():
+            log.warning("unfed: client %s takes no part: %s", name, reason)
+        return world
+
+    watch = _Log()
+    if options.resume_from:
+        opened = FlowerRun(RunFolder(folder), make)
+        opened.mark(run_id, "running")
+        opened.execute(watch)
+        return opened
+    request = options.request()
+    if options.mode != "train" and request is None:
+        raise UnfedError("Say who leaves: forget-clients, forget-classes or forget-samples.")
+    if options.mode == "unlearn":
+        assert request is not None
+        return _unlearn(options, folder, request, make, watch, run_id)
+    config = options.config()
+    if options.mode == "both":
+        assert request is not None
+        config = _with_request(config, request, options)
+    begun = FlowerRun.begin(config, folder, make)
+    begun.mark(run_id, "running")
+    begun.execute(watch)
+    return begun
+
+
+def _unlearn(options: Options, folder: Path, request: Request, make: Any, watch: _Log, run_id: int) -> FlowerRun:
+    if len(options.method_list) != 1:
+        raise UnfedError(f"mode unlearn takes one method, not {options.methods!r}; mode both compares several.")
+    if (folder / "run.json").exists():
+        opened = FlowerRun(RunFolder(folder), make)
+    elif options.checkpoint:
+        opened = FlowerRun.begin(options.config(), folder, make)
+    else:
+        raise UnfedError(
+            f"There is no run in {folder} to unlearn from; train there first, or name a model file with checkpoint=…."
+        )
+    opened.mark(run_id, "running")
+    if options.checkpoint:
+        opened.adopt(options.checkpoint)
+    world = opened.world(opened.one_seed(None))
+    assert isinstance(world, FlowerWorld)
+    until = options.until or str(opened.config.unlearning.rounds)
+    opened.serve(settled(world, request), options.method_list[0], until, watch)
+    return opened
+
+
+def _with_request(config: Config, request: Request, options: Options) -> Config:
+    """The config with the request in it, as a comparison reads it."""
+    plain: dict[str, Any] = {"id": request.id, "deleted": request.deleted}
+    if request.clients:
+        plain["clients"] = list(request.clients)
+    elif request.classes:
+        plain["classes"] = list(request.classes)
+    else:
+        plain["samples"] = options.forget_samples
+    return Config.parse({**config.to_json(), "request": [plain]})
+
+
+def _public(path: str, config: Config) -> ClientData | None:
+    """Unlabelled images that a user's function gives the server: x, (x, y), or a map-style data set."""
+    if not path:
+        return None
+    found = imported(path, "public")()
+    device, dtype = pick_device(config.device), DTYPES[config.engine.precision]
+    if isinstance(found, tuple):
+        found = found[0]
+    if isinstance(found, Tensor):
+        labels = torch.zeros(len(found), dtype=torch.int64)
+        source: Any = TensorSource(found.to(device), labels.to(device), classes=1, dtype=dtype)
+    elif hasattr(found, "__len__") and hasattr(found, "__getitem__"):
+        source = DatasetSource(found, dtype=dtype, device=device, warn=False)
+    else:
+        raise UnfedError(f"public={path!r} gave a {type(found).__name__}; return a tensor of images, or a data set.")
+    places = torch.arange(len(source))
+    return ClientData("server", Unlabelled(source), places, places, places[:0])
+
+
+class _Log(Silence):
+    """One line per round in Flower's log."""
+
+    def begins(self, job: Job, round: int, rounds: int) -> None:
+        log.info("unfed: %s begins at round %d of %d", "/".join(job.path.parts), round, rounds)
+
+    def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
+        seen = {name: (line or {}).get(name) for name in ("validation", "test", "forget")}
+        shown = ", ".join(f"{name} {value:.1f} %" for name, value in seen.items() if is_measured(value))
+        log.info("unfed: %s round %d/%d %s", job.label, round, rounds, shown)
+        for refused in (line or {}).get("refused", ()):
+            log.warning("unfed: client %s in round %s: %s", refused["client"], refused["round"], refused["reason"])
+
+    def ends(self, job: Job, outcome: str) -> None:
+        log.info("unfed: %s ends: %s", "/".join(job.path.parts), outcome)

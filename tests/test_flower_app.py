@@ -1,0 +1,313 @@
+"""unfed's own Flower app: what `flwr run` does with a run config, told without processes."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr", reason="needs unfed[flower]")
+
+from flwr.app import Context, Message, RecordDict
+from flwr.common.config import flatten_dict
+
+from flower_grid import EVERYTHING, InProcessGrid
+from unfed import checkpoint
+from unfed.api import write_report
+from unfed.cli import app as cli
+from unfed.config import Config
+from unfed.data import Request
+from unfed.errors import Refused, UnfedError
+from unfed.flower.options import Options
+from unfed.flower.server import app as server_app
+from unfed.flower.server import run as serve
+from unfed.folder import Job
+from unfed.run import Run
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "small",
+    "partition.clients": 4,
+    "model.name": "cnn-tiny",
+    "training.rounds": 2,
+    "training.batch": 64,
+    "training.lr": 0.02,
+    "unlearning.rounds": 2,
+    "evaluation.attack": False,
+    "engine.precision": "float64",
+    "engine.name": "sequential",
+}
+
+
+def nodes(allow: str = EVERYTHING) -> InProcessGrid:
+    more = {"allow": allow} if allow else {}
+    return InProcessGrid({"partition-id": k, "device": "cpu", **more} for k in range(4))
+
+
+def values(folder: Path, **changes: Any) -> dict[str, Any]:
+    own = {key.replace("_", "-"): value for key, value in changes.items()}
+    base = {"run-folder": str(folder), "forget-clients": "0", "min-nodes": 4, "wait-seconds": 0.01, "round-timeout": 5}
+    return {**base, **{f"experiment.{key}": value for key, value in EXPERIMENT.items()}, **own}
+
+
+def simulated(folder: Path, *sets: str) -> Run:
+    changes = [f"{key}={str(value).lower()}" for key, value in EXPERIMENT.items()]
+    run = Run.create(Config.parse({"checkpoint": {"rounds": 1}}, [*changes, *sets]), folder)
+    run.execute()
+    return run
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert list(one) == list(other)
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, rtol=0, atol=1e-12, msg=name)
+
+
+def state(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "flower.json").read_text())
+    return found
+
+
+# --- modes ------------------------------------------------------------------------------------------------------------
+
+
+def test_both_gives_the_models_and_numbers_of_a_simulation(tmp_path: Path) -> None:
+    there = serve(nodes(), values(tmp_path / "flower", methods="not,ft", set="evaluation.attack=true"))
+    asked = ['request.id="client-0"', 'request.clients=["0"]', 'methods.run=["not","ft"]', "evaluation.attack=true"]
+    here = simulated(tmp_path / "here", *asked)
+    for label in ("not", "ft"):
+        assert_same(here.model(method=label), there.model(method=label))
+    costs = {"seconds", "serialised_bytes"}
+    for one, other in zip(here.lines(), there.lines(), strict=True):
+        assert one.keys() == other.keys()
+        for column in one.keys() - costs:
+            assert other[column] == (
+                pytest.approx(one[column], abs=1e-9) if isinstance(one[column], float) else one[column]
+            )
+    files = {p.relative_to(here.folder.path) for p in here.folder.path.rglob("*") if p.is_file() and p.name[0] != "."}
+    more = {p.relative_to(there.folder.path) for p in there.folder.path.rglob("*") if p.is_file() and p.name[0] != "."}
+    assert more - files == {Path("clients.json"), Path("flower.json")} and files <= more
+
+
+def test_a_report_is_written_from_the_folder_alone(tmp_path: Path) -> None:
+    folder = serve(nodes(allow=""), values(tmp_path / "run")).folder.path
+    page = write_report(Run.open(folder)).read_text()
+    assert "does not allow it" in page and "flower" in page
+
+
+def test_train_then_unlearn_is_what_forget_does_in_a_simulation(tmp_path: Path) -> None:
+    grid = nodes()
+    serve(grid, values(tmp_path / "flower", mode="train"))
+    there = serve(grid, values(tmp_path / "flower", mode="unlearn"))
+    here = simulated(tmp_path / "here")
+    here.forget(Request("client-0", clients=("0",)), "not", 2)
+    assert_same(here.current(0), there.current(0))
+    sent = len(grid.sent)
+    serve(grid, values(tmp_path / "flower", mode="unlearn"))  # the same request twice does nothing
+    assert not [m for m in grid.sent[sent:] if m.metadata.message_type == "train"]
+    assert "client-0" in write_report(Run.open(tmp_path / "flower")).read_text()
+
+
+def test_a_second_request_starts_from_what_the_first_left(tmp_path: Path) -> None:
+    grid = nodes()
+    serve(grid, values(tmp_path / "flower", mode="train"))
+    serve(grid, values(tmp_path / "flower", mode="unlearn"))
+    there = serve(grid, values(tmp_path / "flower", mode="unlearn", forget_clients="", forget_classes="3"))
+    here = simulated(tmp_path / "here")
+    here.forget(Request("client-0", clients=("0",)), "not", 2)
+    here.forget(Request("class-3", classes=(3,)), "not", 2)
+    assert_same(here.current(0), there.current(0))
+
+
+def test_a_checkpoint_can_be_unlearned_from_without_its_training(tmp_path: Path) -> None:
+    here = simulated(tmp_path / "here")
+    model = here.folder.model_file(Job(0, None, "train"))
+    there = serve(nodes(), values(tmp_path / "flower", mode="unlearn", checkpoint=str(model)))
+    here.forget(Request("client-0", clients=("0",)), "not", 2)
+    assert_same(here.current(0), there.current(0))
+    write_report(Run.open(tmp_path / "flower"))
+
+
+def test_the_leaver_may_be_gone_before_it_is_unlearned(tmp_path: Path) -> None:
+    grid = nodes()
+    serve(grid, values(tmp_path / "run", mode="train"))
+    del grid.nodes[1000]
+    done = serve(grid, values(tmp_path / "run", mode="unlearn", min_nodes=3))
+    last = done.lines()[-1]
+    assert last["forget"] == last["mia"] == "not measured: data deleted"
+    assert last["asked"] == {"2": ["1", "2", "3"]} and isinstance(last["validation"], float)
+    with pytest.raises(UnfedError, match="PGD needs the target client's data; client 0 has deleted it"):
+        serve(grid, values(tmp_path / "other", mode="both", min_nodes=3, methods="pgd", deleted=True))
+
+
+def test_a_misspelt_leaver_is_not_taken_for_one_that_left(tmp_path: Path) -> None:
+    with pytest.raises(UnfedError, match="Client '00' .* is not connected and never took part here; check the name"):
+        serve(nodes(), values(tmp_path / "run", forget_clients="00"))
+
+
+def test_a_method_that_needs_the_leaver_asks_its_leave_first(tmp_path: Path) -> None:
+    with pytest.raises(UnfedError, match='client 0 does not allow that; set allow="forget"'):
+        serve(nodes(allow=""), values(tmp_path / "run", methods="mode"))
+    assert not (tmp_path / "run").exists()
+
+
+def public_images() -> torch.Tensor:
+    return torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def test_fukd_needs_data_at_the_server_and_runs_with_it(tmp_path: Path) -> None:
+    with pytest.raises(UnfedError, match="fukd needs unlabelled data at the server"):
+        serve(nodes(), values(tmp_path / "run", methods="fukd"))
+    run = serve(nodes(), values(tmp_path / "run", methods="fukd", public="test_flower_app:public_images"))
+    assert state(run.folder.path)["state"] == "finished"
+
+
+def test_the_server_needs_no_data_of_its_own(tmp_path: Path) -> None:
+    run = serve(nodes(), values(tmp_path / "run", server_data=False))
+    assert {line["test"] for line in run.lines()} == {"not measured: the server holds no test data"}
+    assert isinstance(run.lines()[-1]["forget"], float)
+
+
+# --- crashes ----------------------------------------------------------------------------------------------------------
+
+
+class Breaking(InProcessGrid):
+    """A grid that breaks down at its n-th round of training."""
+
+    def __init__(self, configs: Iterable[dict[str, Any]], at: int) -> None:
+        super().__init__(configs)
+        self._left = at
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        all_of_them = list(messages)
+        if all_of_them[0].metadata.message_type == "train":
+            self._left -= 1
+            if self._left == 0:
+                raise ConnectionError("the SuperLink is gone")
+        return super().send_and_receive(all_of_them, timeout=timeout)
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_a_crashed_run_is_resumed_to_the_very_same_end(at: int, tmp_path: Path) -> None:
+    whole = serve(nodes(), values(tmp_path / "whole"))
+    broken = Breaking(nodes().nodes.values(), at)
+    with pytest.raises(ConnectionError):
+        serve(broken, values(tmp_path / "run"), run_id=7)
+    assert state(tmp_path / "run")["state"] == "failed"
+    assert state(tmp_path / "run")["runs"][0]["error"] == "the SuperLink is gone"
+    resumed = serve(nodes(), {"resume-from": str(tmp_path / "run"), "min-nodes": 4, "wait-seconds": 0.01}, run_id=8)
+    assert_same(whole.model(method="not"), resumed.model(method="not"))
+    beginnings = [line for line in resumed.lines() if line["method"] == "not" and line["round"] == 0]
+    assert len(beginnings) == 1  # negated once
+    assert [r["state"] for r in state(tmp_path / "run")["runs"]] == ["failed", "finished"]
+
+
+def test_a_client_that_is_away_when_a_run_is_resumed_is_still_known(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError):
+        serve(Breaking(nodes().nodes.values(), 4), values(tmp_path / "run"))
+    grid = nodes()
+    del grid.nodes[1002]
+    resumed = serve(grid, {"resume-from": str(tmp_path / "run"), "min-nodes": 3, "wait-seconds": 0.01})
+    last = resumed.lines()[-1]
+    assert last["asked"]["2"] == ["1", "2", "3"]
+    assert [(r["client"], r["reason"]) for r in last["refused"]] == [("2", "it is not connected")]
+    assert "client 2: it is not connected" in last["unheard"]
+
+
+def test_a_flower_run_cannot_go_on_without_flower(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError):
+        serve(Breaking(nodes().nodes.values(), 2), values(tmp_path / "run"))
+    with pytest.raises(UnfedError, match="clients of this run are Flower nodes.*resume-from"):
+        Run.open(tmp_path / "run").execute()
+
+
+def test_a_run_without_enough_nodes_fails_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="No node connected"):
+        serve(InProcessGrid([]), values(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_flower_hears_of_a_failure(tmp_path: Path) -> None:
+    context = Context(1, 1, {}, RecordDict(), values(tmp_path / "run", mode="tarin"))
+    with pytest.raises(UnfedError, match="mode = 'tarin' is not known.*Did you mean 'train'"):
+        server_app(nodes(), context)
+
+
+# --- the run config ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"run-foldr": "/x"}, "no key 'run-foldr'.*Did you mean 'run-folder'"),
+        ({"run-folder": "x"}, "run-folder = 'x' is relative"),
+        ({"run-folder": ""}, "Say where results go"),
+        ({"min-nodes": 0}, "min-nodes must be at least 1"),
+        ({"min-nodes": "many"}, "min-nodes = 'many' must be a int"),
+        ({"forget-clients": "", "mode": "both"}, "Say who leaves"),
+        ({"forget-classes": "1"}, "exactly one of"),
+        ({"forget-clients": "", "forget-classes": "one"}, "class numbers"),
+        ({"mode": "unlearn"}, "no run in .* to unlearn from"),
+        ({"mode": "unlearn", "methods": "not,ft"}, "takes one method"),
+        ({"round-timeout": 0}, "time-out of a round must be a positive"),
+        ({"experiment.training.rounds": "x"}, "training.rounds"),
+        ({"preset": "/nowhere.toml"}, "cannot be read"),
+        ({"public": "nowhere:images", "methods": "fukd"}, "public 'nowhere:images' cannot be imported"),
+    ],
+)
+def test_a_wrong_run_config_is_one_sentence(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UnfedError, match=sentence):
+        serve(nodes(), {**values(tmp_path / "run"), **change})
+    assert not (tmp_path / "run").exists()
+
+
+def test_presets_and_changes_make_the_experiment(tmp_path: Path) -> None:
+    options = Options.of(
+        {"run-folder": str(tmp_path), "preset": "demo", "set": "training.rounds=7; model.name=cnn-tiny"}
+    )
+    config = options.config()
+    assert (config.training.rounds, config.model.name, config.partition.clients) == (7, "cnn-tiny", 10)
+    assert config.checkpoint.rounds == 1
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_init_writes_an_app_that_is_one_file(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["flower", "init", str(tmp_path / "my app"), "--nodes", "3"])
+    assert result.exit_code == 0, result.output
+    raw = tomllib.loads((tmp_path / "my app" / "pyproject.toml").read_text())
+    assert raw["project"]["name"] == "my-app"
+    options = Options.of(flatten_dict(raw["tool"]["flwr"]["app"]["config"]))
+    assert options.min_nodes == options.config().partition.clients == 3
+    assert options.request() == Request("client-0", clients=("0",))
+    keys = {name.replace("_", "-") for name in Options.__dataclass_fields__}
+    assert keys == set(raw["tool"]["flwr"]["app"]["config"])  # `flwr run` changes only keys that stand in the file
+    again = CliRunner().invoke(cli, ["flower", "init", str(tmp_path / "my app")])
+    assert isinstance(again.exception, UnfedError) and "is there already" in str(again.exception)
+
+
+def test_costs_show_what_crossed_beside_flowers_own_count(tmp_path: Path) -> None:
+    run = serve(nodes(), values(tmp_path / "run"), run_id=12)
+    traffic = {"inbound-bytes": 5000, "outbound-bytes": 6000, "total-bytes": 11000}
+    listed = {"runs": [{"run-id": "12", "network-traffic": traffic}, {"run-id": "13", "network-traffic": traffic}]}
+    (tmp_path / "ls.json").write_text(json.dumps(listed))
+    found = CliRunner().invoke(
+        cli, ["flower", "costs", str(run.folder.path), "--ls", str(tmp_path / "ls.json"), "--json"]
+    )
+    costs = json.loads(found.output)
+    assert [entry["run"] for entry in costs["flower"]] == ["12"]
+    last = run.lines()[-1]
+    assert costs["jobs"]["client-0/not"] == {k: last[k] for k in ("comm_bytes", "wire_bytes", "serialised_bytes")}
+    assert "client-0/not" in CliRunner().invoke(cli, ["flower", "costs", str(run.folder.path)]).output
+
+
+def test_an_adopted_model_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "other.safetensors", {"w": torch.zeros(2)}, {})
+    with pytest.raises(UnfedError, match="belongs to another architecture"):
+        serve(nodes(), values(tmp_path / "run", mode="unlearn", checkpoint=str(tmp_path / "other.safetensors")))
