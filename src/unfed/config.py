@@ -205,6 +205,8 @@ class EngineConfig(_Table):
     precision: Literal["float32", "float64", "bf16"] = "float32"
     chunk: Positive | None = None
     compile: bool | None = None
+    threads: Positive | None = None
+    """CPU threads; by default one for small steps, else PyTorch's own number."""
 
 
 class SeedsConfig(_Table):
