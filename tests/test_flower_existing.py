@@ -81,7 +81,7 @@ def test_it_is_the_strategy_alone_on_a_federation_that_never_had_the_leaver(name
     found = forgetful.start(nodes(example.client.app), arrays, num_rounds=2).arrays.to_torch_state_dict()
     for tensor, value in found.items():
         if value.is_floating_point():  # a counter is a whole number again, which it is not in a stock strategy
-            torch.testing.assert_close(plain[tensor], value, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(plain[tensor].to(value.dtype), value, rtol=1e-4, atol=1e-5)
 
 
 def negated(example: Any, arrays: ArrayRecord) -> ArrayRecord:
