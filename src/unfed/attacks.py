@@ -20,8 +20,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped, unused-ignore]
-from sklearn.model_selection import StratifiedShuffleSplit  # type: ignore[import-untyped, unused-ignore]
 from torch import Tensor
 
 from unfed import rng
@@ -106,6 +104,9 @@ def _balanced(forget: Floats, test: Floats, seed: int) -> tuple[Floats, NDArray[
 @lru_cache(maxsize=8)
 def _splits(n: int, seed: int, folds: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Row numbers to train on and to hold out, one line per split; cached: every evaluated round asks again."""
+    # Imported where it is used: it takes a second, and a Flower client's process starts anew for every message.
+    from sklearn.model_selection import StratifiedShuffleSplit  # type: ignore[import-untyped, unused-ignore]
+
     labels = np.repeat(np.array([0, 1]), n)
     state = rng.key("membership", "splits", seed) % rng.WORD
     splitter = StratifiedShuffleSplit(n_splits=folds, test_size=HELD_OUT, random_state=state)
@@ -116,6 +117,8 @@ def _splits(n: int, seed: int, folds: int) -> tuple[NDArray[np.int64], NDArray[n
 def _fit_sklearn(losses: Floats, labels: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """One sklearn fit per split: default regularisation, iterated to convergence so that the answer is *the* answer
     (at the default tolerance lbfgs stops so early that samples near the boundary change sides)."""
+    from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped, unused-ignore]
+
     fits = [
         LogisticRegression(tol=1e-10, max_iter=10_000).fit(x[:, None], y) for x, y in zip(losses, labels, strict=True)
     ]

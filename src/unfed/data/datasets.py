@@ -17,6 +17,7 @@ prepared float samples [N, …].
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -157,11 +158,15 @@ def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def _digits(root: Path | None) -> Raw:
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels, bundled with it; 360 are held out."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped, unused-ignore]
-
-    bunch = load_digits()
-    pixels = np.rint(bunch.images * 255 / 16).astype(np.uint8)
-    labels = torch.from_numpy(bunch.target.astype(np.int64))
+    # Read from its file, not by load_digits: importing sklearn.datasets takes over a second, for which a Flower client
+    # would wait at every message.
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise UnfedError("The digits come with scikit-learn, which is not installed; `pip install scikit-learn`.")
+    file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    table = np.loadtxt(file, delimiter=",", dtype=np.float64)
+    pixels = np.rint(table[:, :-1].reshape(-1, 8, 8) * 255 / 16).astype(np.uint8)
+    labels = torch.from_numpy(table[:, -1].astype(np.int64))
     return Raw((torch.from_numpy(pixels)[:, None], labels), tuple(str(d) for d in range(10)), test_size=360)
 
 
