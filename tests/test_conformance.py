@@ -4,9 +4,10 @@ import textwrap
 
 import pytest
 
-from unfed.conformance import check, load
+from unfed.conformance import check
 from unfed.errors import UnfedError
 from unfed.methods import METHODS
+from unfed.methods import find as load
 
 HEAD = """
 from dataclasses import dataclass, replace

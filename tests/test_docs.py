@@ -7,8 +7,9 @@ import tomllib
 from pathlib import Path
 
 from unfed.config import Config
-from unfed.conformance import check, load
+from unfed.conformance import check
 from unfed.methods import METHODS
+from unfed.methods import find as load
 
 ROOT = Path(__file__).parent.parent
 

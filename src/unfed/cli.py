@@ -388,7 +388,7 @@ def methods_check(
     from unfed import conformance
 
     claims = []
-    for claim in conformance.check(conformance.load(where), sets):
+    for claim in conformance.check(find(where), sets):
         claims.append(claim)
         if not as_json:
             mark = "[green]✓[/green]" if claim.held else "[red]✗[/red]"

@@ -12,9 +12,6 @@ engines      sequential and batched agree in float64
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -30,7 +27,7 @@ from unfed.engines import Block, Engine, Refusal
 from unfed.engines.base import Context, context_of
 from unfed.errors import UnfedError
 from unfed.folder import Job
-from unfed.methods.base import ALL_SCOPES, METHODS, NEEDS, Central, Method, find, register
+from unfed.methods.base import ALL_SCOPES, METHODS, NEEDS, Central, Method, register
 from unfed.params import Params, tensor_bytes
 from unfed.plan import Measure, Plan
 from unfed.run import Run
@@ -49,32 +46,6 @@ class Claim:
     name: str
     held: bool
     saw: str
-
-
-def load(where: str) -> type[Method]:
-    """A method by name, by `package.module:Class`, or the one method in a Python file."""
-    if not where.endswith(".py"):
-        return find(where)
-    path = Path(where)
-    if not path.exists():
-        raise UnfedError(f"There is no file {where}; give a Python file, a method's name or package.module:Class.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UnfedError(f"{where} could not be loaded ({type(error).__name__}: {error}); mend it first.") from error
-    own = [
-        v for v in vars(module).values() if inspect.isclass(v) and issubclass(v, Method) and v.__module__ == path.stem
-    ]
-    found = [kind for kind in own if not inspect.isabstract(kind)]
-    if len(found) != 1:
-        raise UnfedError(
-            f"{where} holds {len(found)} methods; the kit checks a file with exactly one subclass of Method."
-        )
-    return found[0]
 
 
 def check(kind: type[Method], sets: Sequence[str] = ()) -> Iterator[Claim]:

@@ -13,10 +13,13 @@ architecture, the field is None and the value stands in the method's `paper` tab
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from torch import nn
@@ -244,11 +247,13 @@ def _able(scope: str, provides: frozenset[str], provided: frozenset[str]) -> str
 
 
 def find(name: str) -> type[Method]:
-    """A method by name, a user's own by `package.module:Class`, or one that an installed package brings."""
+    """A method by name, one that an installed package brings, or a user's own: `package.module:Class`, `file.py`."""
     if name in METHODS:
         return METHODS[name]
     for point in metadata.entry_points(group="unfed.methods", name=name):
         name = point.value
+    if name.endswith(".py"):
+        return in_file(name)
     if ":" in name:
         module, _, attribute = name.partition(":")
         try:
@@ -261,3 +266,26 @@ def find(name: str) -> type[Method]:
     raise UnfedError(
         f"The method {name!r} is not known; use {listed(METHODS)}, or package.module:Class.{nearest(name, METHODS)}"
     )
+
+
+def in_file(where: str) -> type[Method]:
+    """The one method that a Python file holds."""
+    path = Path(where)
+    if not path.exists():
+        raise UnfedError(f"There is no file {where}; give a Python file, a method's name or package.module:Class.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UnfedError(f"{where} could not be loaded ({type(error).__name__}: {error}); mend it first.") from error
+    found = [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Method) and kind.__module__ == path.stem
+    ]
+    if len(found) != 1:
+        raise UnfedError(f"{where} holds {len(found)} methods; a method file has exactly one subclass of Method.")
+    return found[0]
