@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_batched import BASE, another, answers, federation, model, plan_of
 from unfed.data import ClientData
-from unfed.engines import Batched, Sequential, batched, convolution, kernels, recorded
+from unfed.engines import Batched, Sequential, convolution, kernels, recorded
 from unfed.engines.base import Context
 from unfed.params import Params
 from unfed.plan import Optimiser, Phase, Plan, term
@@ -22,12 +22,7 @@ aten = torch.ops.aten
 @pytest.fixture(autouse=True)
 def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler takes a minute on two cores; what it is given is what is tested here."""
-
-    class Traced(recorded.Replay):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments, backend=recorded.as_traced)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(batched, "Replay", Traced)
+    monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
     monkeypatch.setattr(recorded, "BUSY_ROWS", 16)
 
 

@@ -23,6 +23,9 @@ from unfed.engines import kernels
 
 aten: Any = torch.ops.aten
 
+enabled = True
+"""Set to False to measure the same step with grouped convolutions."""
+
 # How many partial sums a weight gradient is split into, so that all multiprocessors have work; added up in order.
 SPLITS = 4
 
@@ -77,7 +80,8 @@ def _(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int) -> Tensor:
 def padded(x: Tensor, groups: int, padding: int) -> Tensor:
     """[B, C·I, H, W] to [C, B, H + 2p, W + 2p, I]."""
     stacked = x.reshape(x.shape[0], groups, -1, *x.shape[2:]).permute(1, 0, 3, 4, 2)
-    return aten.constant_pad_nd(stacked, [0, 0, padding, padding, padding, padding], 0.0)  # type: ignore[no-any-return]
+    around: Tensor = aten.constant_pad_nd(stacked, [0, 0, padding, padding, padding, padding], 0.0)
+    return around.contiguous()
 
 
 def grouped(y: Tensor) -> Tensor:
@@ -117,7 +121,7 @@ def convolve_backward(
 def rewrite(module: GraphModule, stack: int) -> int:
     """Replace the grouped convolutions of a stack by these operators; how many were replaced."""
     changed = 0
-    for node in list(module.graph.nodes):
+    for node in list(module.graph.nodes) if enabled else ():
         if node.op != "call_function":
             continue
         if node.target is aten.convolution.default and _fits(node.args[1:9], stack):

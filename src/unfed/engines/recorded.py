@@ -40,6 +40,9 @@ BUSY_ROWS = 256
 # Recorded steps kept per template; each holds its own buffers.
 KEPT = 8
 
+# What the compiler is told; the graph around the step is captured here, so it must not make its own.
+OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"triton.cudagraphs": False}
+
 Backend = Callable[[Any, Sequence[Tensor]], Callable[..., Any]]
 
 
@@ -65,14 +68,17 @@ def dials(rule: Term) -> dict[str, float]:
 
 def inductor(module: Any, inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """PyTorch's compiler, with static shapes and without graphs of its own."""
-    options: dict[str, str | int | bool | Callable[..., Any]] = {"triton.cudagraphs": False}
-    return torch.compile(module, fullgraph=True, dynamic=False, options=options)
+    return torch.compile(module, fullgraph=True, dynamic=False, options=dict(OPTIONS))
 
 
 def as_traced(module: Any, inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """No compiler: the traced operations one by one."""
     run: Callable[..., Any] = module
     return run
+
+
+compiler: Backend = inductor
+"""What turns a traced step into what is captured; set it to `as_traced` to test or to measure without one."""
 
 
 class Deck:
@@ -180,9 +186,8 @@ class Replay:
         course: Course,
         shared: Mapping[str, Params],
         own: Mapping[str, Params],
-        backend: Backend = inductor,
     ) -> None:
-        self._template, self._phase, self._held, self._backend = template, phase, held, backend
+        self._template, self._phase, self._held = template, phase, held
         self._order = np.argsort(-course.total, kind="stable")
         self._course = course.pick(self._order.tolist())
         self._places = torch.from_numpy(self._order).to(held.rows.device)
@@ -252,9 +257,9 @@ class Replay:
         leaves, spec = pytree.tree_flatten(tree)
         shapes = tuple((tuple(t.shape), t.dtype) for t in leaves)
         kept = _decks.setdefault(self._template, OrderedDict())
-        key = (signature(self._phase), str(spec), shapes, id(self._held.source), self._backend, self._template.autocast)
+        key = (signature(self._phase), str(spec), shapes, id(self._held.source), compiler, self._template.autocast)
         if key not in kept:
-            kept[key] = Deck(self._template, self._phase, self._held.source, tree, self._backend)
+            kept[key] = Deck(self._template, self._phase, self._held.source, tree, compiler)
         kept.move_to_end(key)
         while len(kept) > KEPT:
             kept.popitem(last=False)
