@@ -1,6 +1,6 @@
 """Is the fast path on a GPU right? Equality, kernels and resume, with numbers.
 
-    PYTHONPATH=src python benchmarks/gpu_check.py [--skip-compiler]
+    PYTHONPATH=src python benchmarks/gpu_check.py [--part kernels] [--part equality] [--part compiler] [--part resume]
 
 1. The Triton kernels against float64 convolutions, for the paper's CNN and odd shapes, in float32 and bf16.
 2. batched ≡ sequential in float64 (eager, and recorded in a CUDA graph), IID and Dirichlet, with dropout,
@@ -30,6 +30,7 @@ from unfed.template import Template
 from workload import Workload, attempt, rounds, synthetic, write
 
 CUDA = torch.device("cuda")
+PARTS = ("kernels", "equality", "compiler", "resume")
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
@@ -144,30 +145,32 @@ def resume(mode: str) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--skip-compiler", action="store_true", help="leave out what takes the compiler a while")
+    parser.add_argument("--part", action="append", choices=PARTS, help="only these parts; a compiler takes a minute")
     parser.add_argument("--digest", help="internal: print the digest of 2 + 2 rounds in a mode")
     options = parser.parse_args()
     if options.digest:
         print(run_mode(options.digest, [2, 2]))
         return
-    torch.backends.cudnn.allow_tf32 = True
-    rows = [attempt("kernels", kernel_errors)]
+    parts, rows = options.part or PARTS, []
+    if "kernels" in parts:
+        rows.append(attempt("kernels", kernel_errors))
     torch.backends.cudnn.allow_tf32 = False
-    compiled = not options.skip_compiler
-    for model, beta in (("cnn", None), ("cnn", 0.3), ("cnn-tiny-bn", 0.3)):
-        name = f"float64 {model} {'iid' if beta is None else 'dirichlet'}"
-        rows.append(attempt(name, lambda m=model, b=beta: equality(m, b, torch.float64, False, 1e-9)))  # type: ignore[misc]
-    rows.append(attempt("float64 compiled", lambda: equality("cnn-tiny-bn", 0.3, torch.float64, compiled, 1e-9)))
-    rows.append(attempt("float32 cnn", lambda: equality("cnn", 0.3, torch.float32, compiled, 2e-5)))
+    if "equality" in parts:
+        for model, beta in (("cnn", None), ("cnn", 0.3), ("cnn-tiny-bn", 0.3)):
+            name = f"float64 {model} {'iid' if beta is None else 'dirichlet'}"
+            rows.append(attempt(name, lambda m=model, b=beta: equality(m, b, torch.float64, False, 1e-9)))  # type: ignore[misc]
+        rows.append(attempt("float32 cnn", lambda: equality("cnn", 0.3, torch.float32, False, 2e-5)))
+    if "compiler" in parts:
+        rows.append(attempt("float64 compiled", lambda: equality("cnn-tiny-bn", None, torch.float64, True, 1e-9)))
+        rows.append(attempt("float32 compiled", lambda: equality("cnn", None, torch.float32, True, 2e-5)))
     torch.backends.cudnn.allow_tf32 = True
-    if compiled:
+    if "compiler" in parts:
         rows.append(attempt("bf16", half_precision))
     with_backend(recorded.inductor)
-    for mode in MODES:
-        if compiled or "compiled" not in mode:
-            rows.append(attempt(f"resume, {mode}", lambda m=mode: resume(m)))  # type: ignore[misc]
+    for mode in MODES if "resume" in parts else ():
+        rows.append(attempt(f"resume, {mode}", lambda m=mode: resume(m)))  # type: ignore[misc]
     print("triton kernels usable:", kernels.usable(torch.zeros(1, device=CUDA)))
-    print(write("gpu-check", CUDA, {"rows": rows}))
+    print(write("-".join(["gpu-check", *(options.part or ())]), CUDA, {"rows": rows}))
     sys.exit(1 if any("failed" in row for row in rows) else 0)
 
 

@@ -145,7 +145,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def attempt(name: str, work: Callable[[], dict[str, object]]) -> dict[str, object]:
-    """The row of a contestant, or what went wrong with it: one failure must not end a session on a lent machine."""
+    """The row of a contestant, or what went wrong with it: one failure must not cost the others their numbers."""
     try:
         row = {"name": name, **work()}
     except Exception as error:
