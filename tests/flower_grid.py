@@ -33,6 +33,7 @@ class InProcessGrid(Grid):
         self.app = app
         self.nodes: dict[int, dict[str, Any]] = {1000 + i: dict(c) for i, c in enumerate(configs)}
         self.names: dict[int, str] = {}
+        self.lives: dict[int, float] = {}
         self.contexts: dict[int, Context] = {}
         self.sent: list[Message] = []
         self.replies: list[Message] = []
@@ -54,7 +55,8 @@ class InProcessGrid(Grid):
         return list(self.nodes)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=node, name=self.names.get(node, "")) for node in self.nodes]
+        lives = self.lives
+        return [NodeInfo(node_id=n, name=self.names.get(n, ""), online_until=lives.get(n, 0.0)) for n in self.nodes]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         raise NotImplementedError

@@ -270,6 +270,23 @@ def test_nodes_may_go_and_come_back_under_another_id(config: Config, local: Worl
     assert len(server.refusals) == 1 and grid.asked(7, "train")
 
 
+def test_a_dead_node_costs_one_time_out_not_one_per_round(config: Config) -> None:
+    grid = grid_of(config)
+    grid.lives = {node: 60.0 for node in grid.nodes}
+    server = serve(flower_world(config, grid), ())
+    grid.tamper[1002] = lost
+    state = FineTune().begin(server)
+    for _ in range(2):
+        state = server.recover(state)
+    assert len(grid.asked(1002, "train")) == 1
+    reasons = [r.reason for r in server.refusals]
+    assert reasons == ["it did not answer within 5 s", "it did not answer the last time and gave no sign of life since"]
+    del grid.tamper[1002]
+    grid.lives[1002] = 90.0  # it lives after all
+    server.recover(state)
+    assert len(server.refusals) == 2 and len(grid.asked(1002, "train")) == 2
+
+
 def test_a_gradient_that_is_not_given_stops_the_method(config: Config) -> None:
     world = flower_world(config, grid_of(config, allow="forget"))
     server = serve(world, (SCOPES["class"],))

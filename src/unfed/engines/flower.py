@@ -128,6 +128,7 @@ class Flower:
         nodes = {name: node for name in asks if (node := self._directory.node(name)) is not None}
         packed = {name: to_arrays(tensors) for name, tensors in shared.items()} if nodes else {}
         delivery = self._directory.post.send({node: asks[name] for name, node in nodes.items()}, group, packed)
+        self._directory.silent(delivery.silent)
         if counted:
             before, now = self._traffic, delivery.traffic
             self._traffic = Traffic(before.wire_bytes + now.wire_bytes, before.serialised_bytes + now.serialised_bytes)

@@ -11,6 +11,7 @@ specification comes with every question, so a restarted client leaves out the sa
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 
 from flwr.app import Context, Message, RecordDict
@@ -26,6 +27,8 @@ from unfed.local import visit
 from unfed.measuring import measure, score
 from unfed.params import check_like
 from unfed.plan import Measure, Plan
+
+log = logging.getLogger("flwr")  # a node's own record of what it was asked for
 
 app = ClientApp()
 
@@ -57,6 +60,7 @@ def _replied(message: Message, context: Context, handle: Handler) -> Message:
     ask = Ask("unread", own_name(node), "")
     try:
         ask = Ask.of(message)
+        log.info("unfed: asked for %s by the server (client %r)", ask.kind, ask.client)
         shard = shard_of(ask.shard, node, ask.client or own_name(node) or "unnamed")
         content = handle(ask, shard, shard.scoped(ask.scope, ask.gone), node)
     except UnfedError as error:

@@ -74,6 +74,8 @@ class Directory:
         self._bound = {node: name for name, node in (bound or {}).items()}
         self._names: dict[int, str] = {}
         self._online: tuple[int, ...] = ()
+        self._lives: dict[int, float] = {}
+        self._silent: dict[int, float] = {}
         self.seen: dict[str, Census] = {}
         """What a node told when it was asked who it is."""
         self.failures: dict[int, str] = {}
@@ -81,8 +83,13 @@ class Directory:
 
     def look(self, shard: str) -> None:
         """See who is connected now; newcomers without a registered name are asked who they are."""
-        infos = {info.node_id: str(getattr(info, "name", "")) for info in self.post.grid.get_nodes()}
-        self._online = tuple(sorted(infos))
+        nodes = list(self.post.grid.get_nodes())
+        infos = {info.node_id: info.name for info in nodes}
+        # Flower lists a node for a minute after it died. One that let a question time out is asked again only once it
+        # gave a new sign of life: a dead node costs one time-out, not one per round.
+        self._lives = {info.node_id: info.online_until for info in nodes}
+        self._silent = {n: at for n, at in self._silent.items() if at and self._lives.get(n) == at}
+        self._online = tuple(sorted(node for node in infos if node not in self._silent))
         for node, registered in infos.items():
             name = self._bound.get(node) or registered
             if name:
@@ -91,6 +98,10 @@ class Directory:
         strangers = [node for node in self._online if node not in self._names and node not in self.failures]
         for node, found in self.post.send({node: Ask(CENSUS, "", shard) for node in strangers}).answers.items():
             self._meet(node, found)
+
+    def silent(self, nodes: Iterable[int]) -> None:
+        """Note who let a question time out."""
+        self._silent |= {node: self._lives.get(node, 0.0) for node in nodes}
 
     def _meet(self, node: int, found: RecordDict | Failure) -> None:
         if isinstance(found, Failure):
@@ -124,6 +135,8 @@ class Directory:
         found = self.nodes(name)
         if len(found) > 1:
             return f"{len(found)} nodes call themselves {name!r}, so it cannot be told which is meant"
+        if any(self._names.get(node) == name for node in self._silent):
+            return "it did not answer the last time and gave no sign of life since"
         return "it is not connected"
 
     def check_target(self, name: str) -> None:

@@ -26,6 +26,8 @@ class Delivery:
 
     answers: Mapping[int, RecordDict | Failure]
     traffic: Traffic
+    silent: frozenset[int] = frozenset()
+    """Who did not answer in time."""
 
 
 class Post:
@@ -56,7 +58,7 @@ class Post:
                 answers[node] = _read(reply, asks[node])
                 crossed += [reply.content] if reply.has_content() else []
         traffic = Traffic(sum(map(tensor_bytes_of, crossed)), sum(map(serialised_bytes_of, crossed)))
-        return Delivery(answers, traffic)
+        return Delivery(answers, traffic, frozenset(node for node, answer in answers.items() if answer is late))
 
 
 def _read(reply: Message, ask: Ask) -> RecordDict | Failure:

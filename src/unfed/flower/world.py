@@ -21,7 +21,7 @@ from unfed.data import ClientData, Dataset, Request, Source
 from unfed.engines.base import Engine
 from unfed.engines.flower import Flower
 from unfed.errors import Refused, UnfedError
-from unfed.flower.evaluator import RemoteEvaluator
+from unfed.flower.evaluator import Heard, RemoteEvaluator
 from unfed.flower.nodes import Census, Directory
 from unfed.flower.post import Failure
 from unfed.flower.shard import describe
@@ -87,6 +87,8 @@ class FlowerWorld(World):
         self._own, self._public = dataset or (self._load() if holds_data else None), public
         self._known = {**(known or {}), **directory.seen}
         self._counts: dict[str, Census] = {}
+        self.heard: dict[str, Heard] = {}
+        """What clients counted for the model that was looked at last."""
         self.refused: dict[str, str] = {}
         """Nodes that take no part because they hold something else, and why."""
         self._order = (*order, *(name for name in directory.names if name not in order))
