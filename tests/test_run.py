@@ -131,9 +131,8 @@ def test_several_requests_come_one_after_another(small, tmp_path):
     asked = {line["request"]: line["asked"] for line in run.lines() if line["method"] == "ft" and line["round"] == 1}
     assert asked == {"a": {"1": ["1", "2", "3"]}, "b": {"1": ["1", "2", "3"]}}
     first = run.folder.load_model(Job(0, "a", "ft"))
-    second_start = [line for line in run.lines() if (line["request"], line["method"], line["round"]) == ("b", "ft", 0)][
-        0
-    ]
+    where = ("b", "ft", 0)
+    second_start = next(line for line in run.lines() if (line["request"], line["method"], line["round"]) == where)
     world = run.world(0)
     from unfed.evaluation import Evaluator
 
