@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help demo docs test lint format bench clean
+.PHONY: help demo docs test test-flower lint format bench clean
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,7 +17,7 @@ help:  ## what can be made here
 
 .venv/dev.stamp: .venv/core.stamp
 	@echo "Installing the tools for tests and checks (once) ..."
-	@$(PIP) -e '.[dev]'
+	@$(PIP) -e '.[dev,flower]'
 	@touch $@
 
 demo: .venv/core.stamp  ## ten clients, one backdoor, three ways to forget; ends with a table and an HTML report
@@ -25,6 +25,9 @@ demo: .venv/core.stamp  ## ten clients, one backdoor, three ways to forget; ends
 
 test: .venv/dev.stamp  ## the whole test suite
 	$(BIN)/python -m pytest
+
+test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, four SuperNodes, TLS, faults (six minutes)
+	$(BIN)/python -m pytest -m flower_processes tests/test_flower_processes.py
 
 lint: .venv/dev.stamp  ## ruff and mypy, as CI runs them
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -311,3 +312,27 @@ def test_an_adopted_model_of_another_architecture_is_refused(tmp_path: Path) -> 
     checkpoint.save(tmp_path / "other.safetensors", {"w": torch.zeros(2)}, {})
     with pytest.raises(UnfedError, match="belongs to another architecture"):
         serve(nodes(), values(tmp_path / "run", mode="unlearn", checkpoint=str(tmp_path / "other.safetensors")))
+
+
+# --- the tutorial -----------------------------------------------------------------------------------------------------
+
+
+def test_the_tutorials_blocks_are_the_scripts_that_are_run() -> None:
+    root = Path(__file__).parent.parent
+    blocks = dict(
+        re.findall(r"<!-- (\S+\.sh) -->\n```bash\n(.*?)\n```", (root / "docs" / "flower.md").read_text(), re.S)
+    )
+    scripts = {path.name: path.read_text() for path in (root / "examples" / "flower" / "deploy").glob("*.sh")}
+    assert blocks.keys() == scripts.keys()
+    for name, text in scripts.items():
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        body = "\n".join(lines).replace('. "$(dirname "$0")/settings.sh"', "", 1).removeprefix(" && ")
+        assert body.strip() == blocks[name].strip(), name
+
+
+def test_the_five_lines_of_the_documentation_are_those_of_the_example() -> None:
+    root = Path(__file__).parent.parent
+    after = (root / "examples" / "flower" / "digits" / "after.py").read_text().splitlines()
+    new = [line.strip() for line in after if line.rstrip().endswith("# new")]
+    page = (root / "docs" / "flower.md").read_text()
+    assert len(new) == 5 and all(line in page for line in new)

@@ -331,6 +331,29 @@ def test_a_foreign_model_factory_runs_only_where_the_node_names_it(small: Callab
     train(flower_world(config, grid), 1)
 
 
+def test_a_foreign_data_factory_runs_only_where_the_node_names_it(small: Callable[..., Config]) -> None:
+    config = small(*DOUBLE, 'data.name="test_flower_engine:pair"')
+    with pytest.raises(Refused, match="asks for the data 'test_flower_engine:pair', which runs code of that module"):
+        waiting(config, grid_of(config), 4)
+
+
+def test_sums_that_make_no_sense_are_not_added_up(config: Config, local: World) -> None:
+    def nonsense(question: Message, reply: Message) -> Message:
+        for name in list(reply.content.metric_records):
+            if name.startswith("sums."):
+                reply.content[name] = MetricRecord({**reply.content.metric_records[name], "correct": 1e9})
+        return reply
+
+    grid = grid_of(config)
+    world = flower_world(config, grid, local=local)
+    grid.tamper[1002] = nonsense
+    found = world.evaluator([LEAVES])(local.fresh(1)).numbers
+    assert found["unheard"] == "client 2: it counts more right answers than rows"
+    grid.tamper |= {1001: lost, 1003: lost}
+    nobody = world.evaluator([LEAVES])(local.fresh(2)).numbers
+    assert nobody["retain"] == "not measured: client 1: it did not answer within 5 s"
+
+
 def tiny(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))
 

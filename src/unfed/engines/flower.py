@@ -173,8 +173,10 @@ class Flower:
             return Failure("its answer lacks a measure it was asked for")
         sums = {name: _double(value) for name, value in numbers.items()}
         needed = {"count", "correct", "loss"} if what.what == "correct" else {"count", "batches"}
-        if needed - sums.keys() or not all(bool(value.isfinite()) and value >= 0 for value in sums.values()):
-            return Failure("the sums in its answer make no sense")
+        if needed - sums.keys() or not all(bool(value >= 0) for value in sums.values()):
+            return Failure("the sums in its answer are negative or not a number")
+        if not all(bool(value.isfinite()) for value in sums.values()):
+            return Failure("the sums in its answer are not finite")
         if what.what == "correct":
             return Failure("it counts more right answers than rows") if sums["correct"] > sums["count"] else sums
         try:

@@ -160,7 +160,10 @@ class RemoteEvaluator(Evaluator):
         sums = [heard[name][view] for name in names]
         known = [found for found in sums if not isinstance(found, Failure)]
         count, correct, loss = (sum(float(found[key]) for found in known) for key in ("count", "correct", "loss"))
-        return Tally(count, correct, loss) if count else not_measured("no client answered")
+        if count:
+            return Tally(count, correct, loss)
+        why = [f"client {n}: {s.reason}" for n, s in zip(names, sums, strict=True) if isinstance(s, Failure)]
+        return not_measured(why[0] if why else "no client holds such rows")
 
     def _mean(self, heard: Heard) -> Value:
         shares = []

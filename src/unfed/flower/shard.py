@@ -5,7 +5,7 @@
     --node-config 'loader="mine.data:load"'           what your own function returns: (x, y), or a map-style data set
 
 The server says which experiment this is (data set, partition, model, seed); where data lies is the node's own affair.
-A model from a user's `package.module:factory` is built only where the node config names the very same factory.
+A model or data set from a user's `package.module:factory` is made only where the node config names the same factory.
 """
 
 from __future__ import annotations
@@ -70,12 +70,14 @@ class Shard:
 
 def shard_of(text: str, node: Node, client: str) -> Shard:
     """The shard that a node config describes, for an experiment; kept while the process lives."""
-    model = json.loads(text)["config"]["model"]["name"]
-    if ":" in model and node.get("model") != model:
-        raise UnfedError(
-            f"The server asks for the model {model!r}, which runs code of that module; allow it here by"
-            f' model="{model}" in the node config.'
-        )
+    parts = json.loads(text)["config"]
+    for what in ("model", "data"):
+        name = parts[what]["name"]
+        if ":" in name and node.get(what) != name and not (what == "data" and {"data", "loader"} & node.keys()):
+            raise UnfedError(
+                f"The server asks for the {what} {name!r}, which runs code of that module; allow it here by"
+                f' {what}="{name}" in the node config.'
+            )
     key = tuple(sorted((name, str(value)) for name, value in node.items()))
     return _shard(text, key, client)
 

@@ -1,0 +1,120 @@
+"""A real deployment on this machine, started by the scripts of the tutorial and ended by process ids."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).parent.parent / "examples" / "flower" / "deploy"
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` neighbouring ports of 127.0.0.1 that nobody uses."""
+    for first in range(20000 + os.getpid() % 20000, 60000, count):
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise RuntimeError("no free ports")
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all it started."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def end(pid: int, how: signal.Signals = signal.SIGKILL) -> None:
+    """End a process and all it started, one by one."""
+    for one in descendants(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, how)
+
+
+class Deployment:
+    """A SuperLink and some SuperNodes, with TLS and node authentication."""
+
+    def __init__(self, where: Path, nodes: int = 4) -> None:
+        self.where, self.nodes = where, nodes
+        bin_folder = str(Path(sys.executable).parent)
+        self.env = {
+            **os.environ,
+            "PATH": bin_folder + os.pathsep + os.environ["PATH"],
+            "WHERE": str(where),
+            "PORT": str(free_ports(nodes + 3)),
+            "NODES": str(nodes),
+            "FLWR_HOME": str(where / "flwr"),
+            "OMP_NUM_THREADS": "1",
+        }
+        self._more: list[subprocess.Popen[bytes]] = []
+
+    def script(self, name: str, *arguments: str, timeout: float = 200) -> str:
+        """Run one of the tutorial's scripts to its end; what it leaves behind runs on."""
+        log = self.where / "logs" / f"{name}.out"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "wb") as out:
+            command = ["bash", "-eu", str(SCRIPTS / f"{name}.sh"), *arguments]
+            subprocess.run(command, env=self.env, check=True, timeout=timeout, stdout=out, stderr=subprocess.STDOUT)
+        return log.read_text()
+
+    def start(self, command: list[str], log: str) -> subprocess.Popen[bytes]:
+        """Start something in the background."""
+        with open(self.where / "logs" / log, "ab") as out:
+            self._more.append(subprocess.Popen(command, env=self.env, stdout=out, stderr=subprocess.STDOUT))
+        return self._more[-1]
+
+    def up(self) -> None:
+        for name in ("1-certificates", "2-superlink", "3-supernodes"):
+            self.script(name)
+        self.wait(lambda: self.online() == self.nodes, "all SuperNodes online", 60)
+
+    def flwr(self, *arguments: str) -> Any:
+        done = subprocess.run(["flwr", *arguments, "--format", "json"], env=self.env, capture_output=True, timeout=60)
+        return json.loads(done.stdout)
+
+    def online(self) -> int:
+        return sum(node["status"] == "online" for node in self.flwr("supernode", "ls", "local")["nodes"])
+
+    def pid(self, name: str) -> int:
+        return int((self.where / "pids" / name).read_text())
+
+    def log(self, name: str) -> str:
+        path = self.where / "logs" / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def asked(self, node: int, kind: str) -> int:
+        """How often a node wrote down that it was asked for something."""
+        return self.log(f"node{node}").count(f"unfed: asked for {kind} ")
+
+    def wait(self, there: Callable[[], bool], what: str, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not there():
+            if time.monotonic() > until:
+                raise TimeoutError(f"{what}: not within {seconds} s\n" + self.log("superlink")[-3000:])
+            time.sleep(0.3)
+
+    def down(self) -> None:
+        for process in self._more:
+            end(process.pid)
+            process.wait()
+        for file in (self.where / "pids").glob("*"):
+            end(int(file.read_text()))
