@@ -341,3 +341,17 @@ def test_a_broken_model_is_named() -> None:
         broken[0].weight[0] = math.nan  # type: ignore[index]
     with pytest.raises(UnfedError, match="The model has NaN or infinite values in"):
         call(broken)
+
+
+def test_a_callers_thread_count_is_left_alone(monkeypatch):
+    seen = []
+    original = torch.set_num_threads
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: seen.append(n) or original(n))
+    before = torch.get_num_threads()
+    original(2)
+    try:
+        x, y = torch.randn(40, 6), torch.arange(40) % 3
+        unfed.unlearn(torch.nn.Linear(6, 3), retain=(x[:30], y[:30]), forget=(x[30:], y[30:]), method="ft", epochs=1)
+        assert seen[0] == 1 and torch.get_num_threads() == 2  # one thread for so small a step, two again afterwards
+    finally:
+        original(before)

@@ -65,6 +65,7 @@ class Display:
         )
         self._task = self._progress.add_task("getting ready", total=1, seen="", visible=False)
         self._seen: Mapping[str, Any] = {}
+        self._round = 0
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:
@@ -78,22 +79,21 @@ class Display:
 
     def begins(self, job: Job, round: int, rounds: int) -> None:
         self._clock.at(job, round, rounds, counted=False)
-        self._seen = {}
+        self._seen, self._round = {}, round
         name = self._name(job)
         self._progress.reset(self._task, total=rounds, completed=round, description=name, seen="", visible=True)
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
         self._clock.at(job, round, rounds, counted=True)
-        self._seen = line or self._seen
+        self._seen, self._round = line or self._seen, round
         self._progress.update(self._task, completed=round, total=rounds, seen=self._summary())
 
     def ends(self, job: Job, outcome: str) -> None:
         self._clock.ended(job)
         done = {"all rounds": "", "done": ""}.get(outcome, f", {outcome}")
-        rounds = self._seen.get("round", "?")
         left = f"   {clock_text(self._clock.seconds_left)} left" if self._clock.left else ""
         self._console.print(
-            f"[green]✓[/green] {self._name(job):<22} {rounds:>4} rounds{done}   {self._summary()}{left}",
+            f"[green]✓[/green] {self._name(job):<22} {self._round:>4} rounds{done}   {self._summary()}{left}",
             highlight=False,
         )
 

@@ -8,7 +8,8 @@ from its config alone, and why nothing of it is ever saved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,6 +65,16 @@ def pick_device(name: str) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UnfedError("device = 'mps' is not there on this machine; use cpu.")
     return device
+
+
+@contextmanager
+def threads_as_before() -> Iterator[None]:
+    """Leave a caller's process with the number of threads it had."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class World:

@@ -60,6 +60,7 @@ class OwnWorld(World):
         self.params = cast(params_of(given.model), self.dtype, self.device)
         check_like(self.params, self.template.like, "The model")  # finds NaN and infinity
         self.forward_flops = forward_flops(self.template)
+        self.threads = self._threads()
         self.parameters = sum(self.template.like[n].numel() for n in self.template.trainable)
 
     @property
