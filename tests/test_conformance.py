@@ -131,3 +131,24 @@ def test_files_that_hold_no_method_are_named(tmp_path):
     (tmp_path / "bad.py").write_text("import nothing_like_this")
     with pytest.raises(UnfedError, match="could not be loaded .ModuleNotFoundError"):
         load(str(tmp_path / "bad.py"))
+
+
+def test_a_method_of_an_installed_package_is_known_by_name(monkeypatch):
+    """A package registers its method as an entry point; here the list of entry points plays that package."""
+    from importlib import metadata
+
+    point = metadata.EntryPoint(name="theirs", value="unfed.methods.finetune:FineTune", group="unfed.methods")
+    monkeypatch.setattr(metadata, "entry_points", lambda group, name: [point] if name == "theirs" else [])
+    assert load("theirs").title == "FT"
+    with pytest.raises(UnfedError, match="The method 'nobodys' is not known"):
+        load("nobodys")
+
+
+def test_a_method_in_a_file_can_be_run_by_its_path(tmp_path, mine, small):
+    from unfed.run import Run
+
+    mine("def begin(self, server):\n    return State(server.params)")
+    path = tmp_path / "my_method.py"
+    run = Run.create(small("methods.run=['mine']", f"methods.mine.use='{path}'", "training.rounds=1"), tmp_path / "run")
+    run.execute()
+    assert run.lines()[-1]["method"] == "mine"
