@@ -93,6 +93,11 @@ class Options:
         return self
 
     @property
+    def folder(self) -> Path:
+        """The run folder this is about."""
+        return Path(self.resume_from or self.run_folder)
+
+    @property
     def method_list(self) -> list[str]:
         return [name.strip() for name in self.methods.split(",") if name.strip()]
 

@@ -12,6 +12,9 @@ failed (`flwr ls`), and stands in `flower.json` in the run folder.
 from __future__ import annotations
 
 import logging
+import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,13 +46,32 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """What Flower calls."""
+    _end_with_superlink(Options.of(context.run_config).folder, context.run_id)
     run(grid, context.run_config, context.run_id)
+
+
+def _end_with_superlink(folder: Path, run_id: int) -> None:
+    """End this process when the one that started it is gone.
+
+    Flower's client library goes on trying to reach a dead SuperLink for ever, and would keep the run folder locked: the
+    run could not be resumed.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        if (folder / "run.json").exists():
+            mark(folder, run_id, "failed", "the SuperLink is gone; start it again and resume with resume-from")
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def run(grid: Grid, values: Mapping[str, Any], run_id: int = 0) -> FlowerRun:
     """Do what a run config asks for, and leave a word on how it ended."""
     options = Options.of(values)
-    folder = Path(options.resume_from or options.run_folder)
+    folder = options.folder
     try:
         found = _work(grid, options, folder, run_id)
     except BaseException as error:
