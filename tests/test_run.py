@@ -74,10 +74,8 @@ def test_a_resumed_not_is_not_negated_twice(small, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     run = Run.create(small(*FAST), folder)
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        count = crash_at(patch, -1)
-        state = patch.setattr(NoT, "round", lambda self, server, state: (_ for _ in ()).throw(Crash))
+        patch.setattr(NoT, "round", lambda self, server, state: (_ for _ in ()).throw(Crash))
         run.execute()
-    assert count and state is None
     assert calls == [1]
     saved, _ = run.folder.load_state(Job(0, "r1", "not"))
     trained = run.folder.load_model(Job(0, None, "train"))
