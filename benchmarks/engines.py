@@ -2,20 +2,23 @@
 
     python benchmarks/engines.py                            digits on the CPU: 10 clients, then 100
     python benchmarks/engines.py --device cuda              CIFAR-shaped data, the paper's CNN, every variant
-    python benchmarks/engines.py --device cuda --variant triton-bf16 --profile
+    python benchmarks/engines.py --device cuda --variant plain --variant triton-bf16 --profile
 
-A round trains every client for one epoch, validates and averages. Contestants take turns, so that a busy machine slows
-all of them; medians and ratios are printed, and that all of them learn the same. Peers that are not installed are
-skipped and named. The plain loop (`nn.Module`, `torch.optim.SGD`, float images on the device) does not augment; unfed
-does, on CUDA.
+A round trains every client for one epoch, validates and averages. Every contestant does the same work: where the data
+is augmented (CUDA: pad, crop, flip), the plain loop and pfl augment too, by the same function of random words. All of
+them run the same number of rounds, and then their accuracies must agree within a stated number of points: the record
+says `learn_the_same`, and the exit code is 1 if they do not. On the CPU contestants take turns, so that a busy machine
+slows all of them; medians and ratios are printed. Peers that are not installed are skipped and named.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,29 +38,27 @@ Round = Callable[[], Params]
 
 
 def plain(work: Workload) -> Round:
-    """A loop as one writes it: one module, one optimiser per client, images prepared as floats beforehand."""
+    """A loop as one writes it: one module, one optimiser per client; images that are not augmented are prepared as
+    floats beforehand."""
     module = work.fresh().to(work.device)
     state = {n: t.detach().clone() for n, t in module.state_dict().items()}
-    data = []
-    for client in work.clients.values():
-        x, y = work.train.fetch(client.rows[client.view("retain")], None)
-        data.append((x, y))
+    data = [work.batches(client) for client in work.clients.values()]
+    total = sum(len(batches) for batches in data)
 
     def one() -> Params:
         nonlocal state
-        total = sum(len(y) for _, y in data)
         new = {n: t.clone() for n, t in state.items()}
-        for x, y in data:
+        for batches in data:
             module.load_state_dict(state)
             optimiser = torch.optim.SGD(module.parameters(), lr=work.lr, momentum=0.9, weight_decay=5e-4)
-            order = torch.randperm(len(y), device=work.device)
-            for begin in range(0, len(y), work.batch):
-                rows = order[begin : begin + work.batch]
+            order = torch.randperm(len(batches), device=work.device)
+            for begin in range(0, len(batches), work.batch):
+                x, y = batches(order[begin : begin + work.batch])
                 optimiser.zero_grad()
-                F.cross_entropy(module(x[rows]), y[rows]).backward()
+                F.cross_entropy(module(x), y).backward()
                 optimiser.step()
             for name, value in module.state_dict().items():
-                new[name] += (value - state[name]) * (len(y) / total)
+                new[name] += (value - state[name]) * (len(batches) / total)
         state = new
         return state
 
@@ -76,9 +77,9 @@ def engine_rounds(work: Workload, template: Template, engine: Engine) -> Round:
     return one
 
 
-def sequential(work: Workload) -> Round:
-    template = work.template()
-    return engine_rounds(work, template, Sequential(template, work.clients))
+def sequential(work: Workload, compile: bool = False, autocast: torch.dtype | None = None) -> Round:
+    template = work.template(autocast)
+    return engine_rounds(work, template, Sequential(template, work.clients, compile=compile))
 
 
 def batched(work: Workload, compile: bool = False, autocast: torch.dtype | None = None) -> Round:
@@ -101,18 +102,39 @@ def traced(work: Workload) -> Round:
 
 
 BF16 = torch.bfloat16
-# name: (how to make it, grouped convolutions rewritten?, by Triton?, compiler options)
-VARIANTS: dict[str, tuple[Callable[[Workload], Round], bool, bool, dict[str, Any]]] = {
-    "eager-fp32": (batched, True, True, {}),
-    "graph-fp32": (traced, True, True, {}),
-    "grouped-fp32": (lambda w: batched(w, True), False, False, {}),
-    "grouped-bf16": (lambda w: batched(w, True, BF16), False, False, {}),
-    "unfold-fp32": (lambda w: batched(w, True), True, False, {}),
-    "unfold-bf16": (lambda w: batched(w, True, BF16), True, False, {}),
-    "triton-fp32": (lambda w: batched(w, True), True, True, {}),
-    "triton-bf16": (lambda w: batched(w, True, BF16), True, True, {}),
-    "triton-bf16-tuned": (lambda w: batched(w, True, BF16), True, True, {"coordinate_descent_tuning": True}),
-    "triton-bf16-autotune": (lambda w: batched(w, True, BF16), True, True, {"max_autotune": True}),
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the workload on CUDA."""
+
+    make: Callable[[Workload], Round]
+    rewritten: bool = True
+    """Grouped convolutions replaced by operators of our own…"""
+    triton: bool = True
+    """… whose kernels are Triton's."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """For the compiler."""
+
+
+OTHERS = {
+    "plain loop": Variant(plain),
+    "unfed sequential": Variant(sequential),
+    **{name: Variant(maker) for name, maker in PEERS.items()},
+}
+VARIANTS = {
+    "sequential-fp32": Variant(lambda w: sequential(w, True)),
+    "sequential-bf16": Variant(lambda w: sequential(w, True, BF16)),
+    "eager-fp32": Variant(batched),
+    "graph-fp32": Variant(traced),
+    "grouped-fp32": Variant(lambda w: batched(w, True), rewritten=False, triton=False),
+    "grouped-bf16": Variant(lambda w: batched(w, True, BF16), rewritten=False, triton=False),
+    "unfold-fp32": Variant(lambda w: batched(w, True), triton=False),
+    "unfold-bf16": Variant(lambda w: batched(w, True, BF16), triton=False),
+    "triton-fp32": Variant(lambda w: batched(w, True)),
+    "triton-bf16": Variant(lambda w: batched(w, True, BF16)),
+    "triton-bf16-tuned": Variant(lambda w: batched(w, True, BF16), options={"coordinate_descent_tuning": True}),
+    "triton-bf16-autotune": Variant(lambda w: batched(w, True, BF16), options={"max_autotune": True}),
 }
 
 
@@ -156,8 +178,8 @@ def in_turns(work: Workload, makers: dict[str, Callable[[Workload], Round]], cou
         }
     for name, run in END_TO_END.items():
         try:
-            seconds, params = run(work, count)
-            each, accuracy = seconds / count, round(work.accuracy(params), 2)
+            seconds, params = run(work, count + 1)
+            each, accuracy = seconds / (count + 1), round(work.accuracy(params), 2)
             rows[name] = {"name": name, "seconds_per_round": round(each, 3), "accuracy": accuracy}
             rows[name]["ratio_to_plain_loop"] = round(base / each, 3)
         except ImportError as error:
@@ -165,19 +187,30 @@ def in_turns(work: Workload, makers: dict[str, Callable[[Workload], Round]], cou
     return [rows[name] for name in (*makers, *END_TO_END)]
 
 
-def on_cpu(clients: int, count: int) -> dict[str, object]:
-    work = digits(clients)
+def agreement(rows: Sequence[dict[str, object]], tolerance: float) -> dict[str, object]:
+    """Whether all contestants that finished stand within `tolerance` points of each other."""
+    reached = [float(str(row["accuracy"])) for row in rows if "accuracy" in row]
+    apart = round(max(reached) - min(reached), 2) if reached else 0.0
+    same = apart <= tolerance and not any("failed" in row for row in rows)
+    print(f"   accuracies {apart} points apart, {tolerance} allowed: learn the same: {same}", flush=True)
+    return {"learn_the_same": same, "accuracies_apart": apart, "accuracies_allowed": tolerance}
+
+
+def on_cpu(clients: int, lr: float, options: argparse.Namespace) -> dict[str, object]:
+    work = digits(clients, lr=lr)
     makers: dict[str, Callable[[Workload], Round]] = {
         "plain loop": plain,
         "unfed sequential": sequential,
         "unfed batched": batched,
         **PEERS,
     }
+    count = options.rounds
     rows = in_turns(work, makers, count)
-    print(f"\n{work.name}, {clients} clients, {work.images} images a round, {work.model}, {count} rounds")
+    print(f"\n{work.name}, {clients} clients, {work.images} images a round, {work.model}, {count + 1} rounds")
     for row in rows:
         print("  ", {k: v for k, v in row.items()})
-    return {"workload": work.name, "clients": clients, "images": work.images, "rounds": count, "rows": rows}
+    head = {"workload": work.name, "clients": clients, "images": work.images, "rounds": count + 1, "lr": lr}
+    return {**head, **agreement(rows, options.tolerance), "rows": rows}
 
 
 def on_cuda(options: argparse.Namespace) -> dict[str, object]:
@@ -185,48 +218,44 @@ def on_cuda(options: argparse.Namespace) -> dict[str, object]:
     torch.backends.cuda.matmul.allow_tf32 = True
     work = synthetic(device, options.clients, options.images, model=options.model, beta=options.beta)
     print(f"{work.name}, {options.clients} clients, {work.images} images a round, {work.model}", flush=True)
-    contestants: dict[str, tuple[Callable[[Workload], Round], bool, bool, dict[str, Any]]] = {}
-    if not options.variant or "plain" in options.variant:
-        contestants["plain loop"] = (plain, True, True, {})
-        contestants["unfed sequential"] = (sequential, True, True, {})
-        contestants |= {name: (maker, True, True, {}) for name, maker in PEERS.items()}
-    contestants |= {n: v for n, v in VARIANTS.items() if not options.variant or n in options.variant}
-    rows = []
-    for name, (maker, rewriting, triton, compiler) in contestants.items():
-        few = name in ("plain loop", "unfed sequential", *PEERS)
-
-        def measure(
-            maker: Callable[[Workload], Round] = maker,
-            name: str = name,
-            few: bool = few,
-            rewriting: bool = rewriting,
-            triton: bool = triton,
-            compiler: dict[str, Any] = compiler,
-        ) -> dict[str, object]:
-            convolution.enabled, kernels.enabled = rewriting, triton
-            recorded.OPTIONS.clear()
-            recorded.OPTIONS.update({"triton.cudagraphs": False, **compiler})
-            torch.cuda.reset_peak_memory_stats()
-            one = maker(work)
-            first, _ = timed(work, one)
-            seen = [timed(work, one) for _ in range(2 if few else options.rounds)]
-            seconds = median([s for s, _ in seen])
-            if options.profile and not few:
-                profile(name, one)
-            return {
-                "seconds_per_round": round(seconds, 5),
-                "images_per_second": round(work.images / seconds),
-                "first_round_seconds": round(first, 1),
-                "spread": [round(min(s for s, _ in seen), 5), round(max(s for s, _ in seen), 5)],
-                "accuracy": round(work.accuracy(seen[-1][1]), 2),
-                "rounds": len(seen) + 1,
-                "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
-            }
-
-        rows.append(attempt(name, measure))
+    wanted = options.variant or ["plain", *VARIANTS]
+    contestants = (OTHERS if "plain" in wanted else {}) | {n: v for n, v in VARIANTS.items() if n in wanted}
+    rows = [attempt(name, lambda n=name, v=v: measured(n, v, work, options)) for name, v in contestants.items()]  # type: ignore[misc]
+    base = next((float(str(r["images_per_second"])) for r in rows if r["name"] == "plain loop"), None)
     for row in sorted(rows, key=lambda row: -float(str(row.get("images_per_second", 0)))):
-        print(f"{row['name']!s:24} {row.get('images_per_second', row.get('failed'))!s:>12} images/s")
-    return {"workload": work.name, "clients": options.clients, "images": work.images, "rows": rows}
+        speed = row.get("images_per_second")
+        if base is not None and speed is not None:
+            row["ratio_to_plain_loop"] = round(float(str(speed)) / base, 2)
+        said = row.get("images_per_second", row.get("failed", row.get("skipped")))
+        print(f"{row['name']!s:24} {said!s:>12} images/s {row.get('ratio_to_plain_loop', '')!s:>8}")
+    head = {"workload": work.name, "model": work.model, "clients": options.clients, "images": work.images}
+    return {**head, **agreement(rows, options.tolerance), "rows": rows}
+
+
+def measured(name: str, variant: Variant, work: Workload, options: argparse.Namespace) -> dict[str, object]:
+    """A contestant's row: one round to warm up, then as many as were asked for, and the accuracy after all of them."""
+    convolution.enabled, kernels.enabled = variant.rewritten, variant.triton
+    recorded.OPTIONS.clear()
+    recorded.OPTIONS.update({"triton.cudagraphs": False, **variant.options})
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        one = variant.make(work)
+    except ImportError as error:
+        return {"skipped": f"not installed ({error.name})"}
+    first, _ = timed(work, one)
+    seen = [timed(work, one) for _ in range(options.rounds)]
+    times = [seconds for seconds, _ in seen]
+    if options.profile and name in VARIANTS:
+        profile(name, one)
+    return {
+        "seconds_per_round": round(median(times), 5),
+        "images_per_second": round(work.images / median(times)),
+        "first_round_seconds": round(first, 1),
+        "spread": [round(min(times), 5), round(max(times), 5)],
+        "accuracy": round(work.accuracy(seen[-1][1]), 2),
+        "rounds": len(seen) + 1,
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+    }
 
 
 def profile(name: str, one: Round) -> None:
@@ -254,12 +283,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--variant", action="append", help=f"CUDA: plain, or {', '.join(VARIANTS)}; repeat for more")
     parser.add_argument("--profile", action="store_true", help="CUDA: a kernel table of every variant")
+    parser.add_argument("--tolerance", type=float, default=3.0, help="points by which accuracies may differ at the end")
     options = parser.parse_args()
+    device = torch.device(options.device)
     if options.device == "cuda":
-        print(write("engines", torch.device("cuda"), on_cuda(options)))
-        return
-    runs = [on_cpu(10, options.rounds), on_cpu(100, max(3, options.rounds // 2))]
-    print(write("engines", torch.device("cpu"), {"runs": runs}))
+        body = on_cuda(options)
+    else:
+        # A hundred clients take one step each: at the rate of ten clients nobody would learn anything in ten rounds.
+        runs = [on_cpu(10, 0.01, options), on_cpu(100, 0.1, options)]
+        body = {"learn_the_same": all(run["learn_the_same"] for run in runs), "runs": runs}
+    print(write("engines", device, body))
+    sys.exit(0 if body["learn_the_same"] else 1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The same rounds in other simulators. A peer that is not installed raises ImportError and is skipped and named.
 
-pfl runs in this process, one client after another, its data on the device, without augmentation, as its own benchmarks
-do. Flower's ray simulation starts actors of its own, so it cannot take turns: it is timed end to end for all rounds.
+pfl runs in this process, one client after another, its data on the device, shuffled and augmented as a whole when a
+client is asked. Flower's ray simulation starts actors of its own, so it cannot take turns: it is timed end to end for
+all rounds.
 """
 
 from __future__ import annotations
@@ -32,16 +33,12 @@ def pfl(work: Workload) -> Callable[[], Params]:
     module: Any = work.fresh().to(work.device)
     module.loss = lambda x, y, **_: F.cross_entropy(module.train()(x), y)
     module.metrics = lambda x, y, **_: {"loss": Weighted(0.0, len(y))}
-    data = {}
-    for name, client in work.clients.items():
-        x, y = work.train.fetch(client.rows[client.view("retain")], None)
-        data[name] = (x, y)
+    data = {name: work.batches(client) for name, client in work.clients.items()}
 
     def dataset(name: str) -> Any:
         # pfl goes through a user's data in its stored order: shuffled here, as every other contestant does.
-        x, y = data[name]
-        order = torch.randperm(len(y), device=y.device)
-        return PyTorchTensorDataset((x[order], y[order]), user_id=name)
+        batches = data[name]
+        return PyTorchTensorDataset(batches(torch.randperm(len(batches), device=work.device)), user_id=name)
 
     users = FederatedDataset(dataset, get_user_sampler("minimize_reuse", list(data)))
     model = PyTorchModel(
@@ -83,7 +80,8 @@ def flower(work: Workload, rounds: int) -> tuple[float, Params]:
     client_app, server_app, found = ClientApp(), ServerApp(), {}
     shards = {}
     for name, client in work.clients.items():
-        x, y = work.train.fetch(client.rows[client.view("retain")], None)
+        batches = work.batches(client)
+        x, y = batches(torch.arange(len(batches), device=work.device))
         shards[int(name)] = (x.cpu(), y.cpu())
     model, batch, lr = work.fresh(), work.batch, work.lr
 

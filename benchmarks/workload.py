@@ -29,6 +29,25 @@ from unfed.template import Template
 RECORDS = Path(__file__).parent / "records"
 
 
+class Batches:
+    """The rows of one client as tensors on the device, augmented anew each time if the data is augmented at all."""
+
+    def __init__(self, source: TensorSource, rows: torch.Tensor) -> None:
+        self._source, self._rows = source, rows.to(source.images.device)
+        transform = source.transform
+        self._augmented = bool(transform.flip or transform.pad_crop or transform.crop)
+        self._x, self._y = (torch.empty(0), torch.empty(0)) if self._augmented else source.fetch(self._rows, None)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __call__(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self._augmented:
+            return self._x[places], self._y[places]
+        words = torch.randint(0, rng.WORD, places.shape, device=places.device)
+        return self._source.fetch(self._rows[places], words)
+
+
 @dataclass(frozen=True)
 class Workload:
     """Clients with their data on the device, a test set, and the numbers of a round."""
@@ -65,6 +84,10 @@ class Workload:
         flops = forward_flops(template)
         return Server(template, engine, self.clients, start, Settings(phase=phase), 0, lambda seed: start, flops)
 
+    def batches(self, client: ClientData) -> Batches:
+        """A client's training rows, for loops that are not unfed's."""
+        return Batches(self.train, client.rows[client.view("retain")])
+
     def accuracy(self, params: Params) -> float:
         rows = torch.arange(len(self.test))
         return score(self.template(), params, self.test, rows).accuracy
@@ -88,12 +111,12 @@ def deal(source: TensorSource, clients: int, per_client: int | None, beta: float
     return made
 
 
-def digits(clients: int = 10, beta: float | None = None, model: str = "cnn-small") -> Workload:
+def digits(clients: int = 10, beta: float | None = None, model: str = "cnn-small", lr: float = 0.01) -> Workload:
     """scikit-learn's digits, as in the demo."""
     data = load("digits", test_size=360, seed=0)
     assert isinstance(data.train, TensorSource) and isinstance(data.test, TensorSource)
     held = deal(data.train, clients, None, beta)
-    return Workload("digits", model, held, data.train, data.test, 16, 0.01, torch.device("cpu"))
+    return Workload("digits", model, held, data.train, data.test, 16, lr, torch.device("cpu"))
 
 
 def synthetic(

@@ -172,7 +172,7 @@ class World:
         """What runs the plans: as the config says, or as suits the model and the device."""
         if self.choice.name == "batched":
             return Batched(self.template, clients, self.config.engine.chunk, self.config.engine.compile)
-        return Sequential(self.template, clients)
+        return Sequential(self.template, clients, self.config.engine.compile)
 
     def evaluator(self, requests: Sequence[Request]) -> Evaluator:
         """Who scores models against the scope of these requests."""

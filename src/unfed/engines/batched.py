@@ -77,7 +77,7 @@ class Batched:
         optimiser: Mapping[str, Params] | None = None,
     ) -> Iterator[Block]:
         for names in self._stacks(plan, clients):
-            yield self._visit(plan, params, names, context, optimiser)
+            yield self.visit(plan, params, names, context, optimiser)
 
     def measure(
         self, what: Measure, params: Params, clients: Sequence[str]
@@ -135,7 +135,7 @@ class Batched:
 
     # --- training -----------------------------------------------------------------------------------------------------
 
-    def _visit(
+    def visit(
         self,
         plan: Plan,
         params: Params,

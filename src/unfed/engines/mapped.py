@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from unfed.local import Batch, Carry, Models, advance, loss_of
+from unfed.local import Batch, Carry, Models, advance, autograd, loss_of
 from unfed.params import Params
 from unfed.plan import Phase
 from unfed.template import Template
@@ -30,7 +30,19 @@ def stacked_step(template: Template, phase: Phase, shared: Mapping[str, Params],
     def after(carry: Carry, grads: Params, state: Params, value: Tensor, own: dict[str, Params], number: int) -> Carry:
         return advance(phase, carry, grads, state, value, Models(template, {**shared, **own}), number, lr)
 
+    def alone(carry: Carry, batch: dict[str, Tensor], own: Mapping[str, Params], number: int) -> Carry:
+        """A stack of one without a map: matrix products, attention and norms stay the kernels they are."""
+        rows = Batch(batch["x"], batch["y"], batch["forget"], batch["draws"], batch.get("weight"))
+        models = Models(template, {**shared, **own})
+        with torch.enable_grad():
+            loss = loss_of(template, phase, carry["state"], rows, batch["key"], models)
+            grads, (state, value) = autograd(loss, carry["params"])
+        return advance(phase, carry, grads, state, value, models, number, lr)
+
     def step(carry: Carry, batch: Mapping[str, Tensor], own: Mapping[str, Params], number: int) -> Carry:
+        if len(batch["y"]) == 1:
+            stacked: Carry = expand(alone(_first(carry), _first(dict(batch)), _first(dict(own)), number), 1)
+            return stacked
         leaves = {name: t.detach().requires_grad_() for name, t in carry["params"].items()}
         with torch.enable_grad():
             values, state = vmap(loss)(leaves, carry["state"], dict(batch), dict(own))
@@ -63,6 +75,10 @@ def elementwise(phase: Phase) -> bool:
 
 def expand(tree: Any, count: int) -> Any:
     return pytree.tree_map(lambda t: t.expand(count, *t.shape), tree)
+
+
+def _first(tree: Any) -> Any:
+    return pytree.tree_map(lambda t: t[0], tree)
 
 
 def stack(trees: Sequence[Any]) -> Any:

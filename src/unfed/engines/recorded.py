@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -39,6 +39,9 @@ from unfed.template import Template
 BUSY_ROWS = 256
 # Recorded steps kept per template; each holds its own buffers.
 KEPT = 8
+
+# Tables of rows are at least this wide, and a power of two: clients of different sizes share a recording.
+TABLE = 1024
 
 # What the compiler is told; the graph around the step is captured here, so it must not make its own.
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"triton.cudagraphs": False}
@@ -81,6 +84,16 @@ compiler: Backend = inductor
 """What turns a traced step into what is captured; set it to `as_traced` to test or to measure without one."""
 
 
+class Shape(NamedTuple):
+    """What a recorded step was recorded for."""
+
+    clients: int
+    rows: int
+    """Rows in the widest batch."""
+    weighted: bool
+    """Whether some of them may be padding."""
+
+
 class Deck:
     """The buffers that recorded steps read and write, for one kind of phase on stacks of one size."""
 
@@ -91,29 +104,31 @@ class Deck:
         self.buffers: dict[str, Any] = pytree.tree_map(torch.empty_like, tree)
         for tensor in pytree.tree_leaves(self.buffers):
             tensor.zero_()
-        self._steps: dict[tuple[int, int], Callable[[], object]] = {}
+        self._steps: dict[Shape, Callable[[], object]] = {}
         self._pool: Any = None
 
-    def record(self, width: int, rows: int) -> Callable[[], object]:
-        """The step for the first `width` clients and batches of `rows`; recording it writes into the buffers."""
-        if (width, rows) not in self._steps:
-            self._steps[width, rows] = self._record(width, rows)
-        return self._steps[width, rows]
+    def record(self, shape: Shape) -> Callable[[], object]:
+        """The step of this shape; recording it writes into the buffers."""
+        if shape not in self._steps:
+            self._steps[shape] = self._record(shape)
+        return self._steps[shape]
 
     def load(self, tree: Mapping[str, Any]) -> None:
         """Fill the buffers; what is one for all clients is spread over them."""
         pytree.tree_map(lambda buffer, value: buffer.copy_(value), self.buffers, dict(tree))
 
-    def _record(self, width: int, rows: int) -> Callable[[], object]:
+    def _record(self, shape: Shape) -> Callable[[], object]:
+        width = shape.clients
         view = {name: part if name in _SHARED else cut(part, 0, width) for name, part in self.buffers.items()}
         leaves, spec = pytree.tree_flatten(view)
 
         def flat(*tensors: Tensor) -> None:
-            self._step(pytree.tree_unflatten(list(tensors), spec), rows)
+            self._step(pytree.tree_unflatten(list(tensors), spec), shape)
 
         with torch.no_grad():
             module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
-            rewrite(module, width)
+            if width > 1:  # a client alone has ungrouped convolutions, which the libraries do well
+                rewrite(module, width)
             run = self._backend(module, leaves)
             if not leaves[0].is_cuda:
                 return lambda: run(*leaves)
@@ -133,16 +148,17 @@ class Deck:
         self._pool = graph.pool()
         return graph.replay
 
-    def _step(self, now: dict[str, Any], rows: int) -> None:
+    def _step(self, now: dict[str, Any], shape: Shape) -> None:
         """The step itself, writing its results where it found its inputs."""
         t, course, carry = now["t"], now["course"], now["carry"]
-        batch, valid = self._batch(t, course, now["tables"], rows)
+        batch, valid = self._batch(t, course, now["tables"], shape.rows)
         numbers = zip(self._phase.penalties, now["penalties"], strict=True)
         live = tuple(Term(rule.name, tuple({**dict(rule.numbers), **values}.items())) for rule, values in numbers)
         phase = replace(self._phase, penalties=live)
         dtype = next(iter(carry["params"].values())).dtype
         step = stacked_step(self._template, phase, now["shared"], now["lr"])
-        after = step(carry, batch | {"weight": valid.to(dtype)}, now["own"], 1)
+        weights = {"weight": valid.to(dtype)} if shape.weighted else {}
+        after = step(carry, batch | weights, now["own"], 1)
         going = t < course["total"]
 
         def put(old: Tensor, new: Tensor) -> None:
@@ -205,13 +221,13 @@ class Replay:
         deck = self._deck(tree)
         shapes = [self._shape(t) for t in range(steps)]
         for shape in dict.fromkeys(shapes):
-            deck.record(*shape)
+            deck.record(shape)
         deck.load(tree)
         for t, shape in enumerate(shapes):
             if t and self._dealer.turn(t, self._running(t), done):
                 for buffer, table in zip(deck.buffers["tables"], self._dealer.tables, strict=True):
                     buffer[: len(table), : table.shape[1]].copy_(table)
-            deck.record(*shape)()
+            deck.record(shape)()
         back = torch.argsort(self._places)
         marked = deck.buffers["marked"][back].tolist() if "marked" in deck.buffers else [0] * len(total)
         return at(deck.buffers["carry"], back), total[np.argsort(self._order)].tolist(), marked
@@ -219,21 +235,31 @@ class Replay:
     def _running(self, t: int) -> int:
         return int(np.searchsorted(-self._course.total, -t, side="left"))
 
-    def _shape(self, t: int) -> tuple[int, int]:
-        """Which recorded step serves step t: the stack's width, halved while that saves work, and the batch's."""
+    def _shape(self, t: int) -> Shape:
+        """Which recorded step serves step t: the stack's width, halved while that saves work, and the batch's.
+
+        Row weights let one recording serve batches of any size up to its own. Only batch statistics pay for weights, so
+        full batches have a recording without them where a model has such statistics, and nowhere else.
+        """
         running, width = self._running(t), len(self._course.total)
         most = max(1, min(self._phase.batch, int(self._course.rows.max())))
+        if width == 1:  # other clients come to this deck later, with other numbers of rows
+            most = min(self._phase.batch, _power_of_two(most))
         while width > 1 and (half := -(-width // 2)) >= running and half * most >= BUSY_ROWS:
             width = half
-        widest = int(self._course.spans(t, running)[1].max())
-        return width, max(widest, most)
+        sizes = self._course.spans(t, running)[1]
+        rows = max(int(sizes.max()), most)
+        return Shape(width, rows, not self._template.batch_normed or bool((sizes < rows).any()))
 
     def _tree(self, carry: Carry) -> dict[str, Any]:
         """Everything a step reads, as the buffers hold it; rectangles are padded so that cohorts share a recording."""
         device = self._places.device
         some = next(iter(carry["params"].values()))
         course = {n: torch.from_numpy(getattr(self._course, n)).to(device) for n in _COURSE}
-        tables = [torch.nn.functional.pad(table, (0, -table.shape[1] % 64)) for table in self._dealer.tables]
+        tables = [
+            torch.nn.functional.pad(table, (0, max(TABLE, _power_of_two(table.shape[1])) - table.shape[1]))
+            for table in self._dealer.tables
+        ]
 
         def number(value: Any) -> Tensor:
             return torch.tensor(float(value), dtype=some.dtype, device=device)
@@ -264,6 +290,10 @@ class Replay:
         while len(kept) > KEPT:
             kept.popitem(last=False)
         return kept[key]
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 _COURSE = ("rows", "batches", "per_pass", "total")

@@ -1,4 +1,12 @@
-"""One client after another: the readable reference, and the right engine for large models."""
+"""One client after another: the readable reference, and the right engine for large models.
+
+    local.visit                                 the reference: one step after another, in plain PyTorch
+    a stack of one, recorded and replayed       on CUDA: the same step, traced, compiled, captured in a CUDA graph
+
+A large model fills the device alone, so nothing is stacked: linear layers stay matrix products, attention stays fused,
+and batches are fetched on the device inside the graph. Whatever cannot be recorded (a rule that acts every n-th step, a
+data set that is not on the device, a model that draws for itself) goes through the reference.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +16,8 @@ from torch import Tensor
 
 from unfed.data import ClientData
 from unfed.engines.base import Block, Context, context_of
+from unfed.engines.batched import Batched
+from unfed.engines.recorded import recordable
 from unfed.local import visit
 from unfed.measuring import measure
 from unfed.params import Params
@@ -16,12 +26,15 @@ from unfed.template import Template
 
 
 class Sequential:
-    """Calls the one step for each client in turn; every block holds one client."""
+    """Runs the one step for each client in turn; every block holds one client."""
 
     name = "sequential"
 
-    def __init__(self, template: Template, clients: Mapping[str, ClientData]) -> None:
+    def __init__(self, template: Template, clients: Mapping[str, ClientData], compile: bool | None = None) -> None:
         self._template, self._clients = template, clients
+        on_cuda = next(iter(template.like.values())).device.type == "cuda"
+        wanted = on_cuda if compile is None else compile
+        self._stack = Batched(template, clients, 1, compile=True) if wanted and not template.draws_its_own else None
 
     def train(
         self,
@@ -31,17 +44,26 @@ class Sequential:
         context: Context,
         optimiser: Mapping[str, Params] | None = None,
     ) -> Iterator[Block]:
+        replayed = plan.phases and all(recordable(phase) for phase in plan.phases)
         for name in clients:
-            kept = None if optimiser is None else optimiser.get(name)
-            done = visit(self._template, plan, self._clients[name], params, context_of(context, name), kept)
-            yield Block(
-                (name,),
-                {n: t.unsqueeze(0) for n, t in done.params.items()},
-                (done.samples,),
-                (done.trained,),
-                (done.forwarded,),
-                {n: t.unsqueeze(0) for n, t in done.optimiser.items()} if plan.keep else None,
-            )
+            if self._stack is not None and replayed and self._clients[name].source.resident:
+                yield self._stack.visit(plan, params, (name,), context, optimiser)
+            else:
+                yield self._visit(plan, params, name, context, optimiser)
+
+    def _visit(
+        self, plan: Plan, params: Params, name: str, context: Context, optimiser: Mapping[str, Params] | None
+    ) -> Block:
+        kept = None if optimiser is None else optimiser.get(name)
+        done = visit(self._template, plan, self._clients[name], params, context_of(context, name), kept)
+        return Block(
+            (name,),
+            {n: t.unsqueeze(0) for n, t in done.params.items()},
+            (done.samples,),
+            (done.trained,),
+            (done.forwarded,),
+            {n: t.unsqueeze(0) for n, t in done.optimiser.items()} if plan.keep else None,
+        )
 
     def measure(
         self, what: Measure, params: Params, clients: Sequence[str]
