@@ -182,8 +182,28 @@ def attempt(name: str, work: Callable[[], dict[str, object]]) -> dict[str, objec
 
 def write(what: str, device: torch.device, body: dict[str, object]) -> Path:
     """One record: date, hardware, versions, command, numbers; also to $OUT where that is set."""
-    head = {
-        "what": what,
+    name = f"{datetime.now(UTC):%Y-%m-%d}-{what}-{device.type}.json"
+    text = json.dumps({"what": what, **head(device), **body}, indent=1, default=str)
+    RECORDS.mkdir(exist_ok=True)
+    (RECORDS / name).write_text(text + "\n")
+    if os.environ.get("OUT"):
+        (Path(os.environ["OUT"]) / name).write_text(text + "\n")
+    return RECORDS / name
+
+
+def add_rows(what: str, device: torch.device, rows: Sequence[dict[str, object]]) -> None:
+    """Append rows to the day's record, one JSON object per line: what a time limit cuts off is not lost."""
+    name = f"{datetime.now(UTC):%Y-%m-%d}-{what}-{device.type}.jsonl"
+    RECORDS.mkdir(exist_ok=True)
+    lines = "".join(json.dumps({**row, **head(device)}, default=str) + "\n" for row in rows)
+    for folder in (RECORDS, *([Path(os.environ["OUT"])] if os.environ.get("OUT") else [])):
+        with (folder / name).open("a") as record:
+            record.write(lines)
+
+
+def head(device: torch.device) -> dict[str, object]:
+    """Where, when and how a number was measured."""
+    return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware(device),
         "torch": torch.__version__,
@@ -191,13 +211,6 @@ def write(what: str, device: torch.device, body: dict[str, object]) -> Path:
         "commit": _commit(),
         "command": " ".join(["python", *sys.argv]),
     }
-    name = f"{datetime.now(UTC):%Y-%m-%d}-{what}-{device.type}.json"
-    text = json.dumps({**head, **body}, indent=1, default=str)
-    RECORDS.mkdir(exist_ok=True)
-    (RECORDS / name).write_text(text + "\n")
-    if os.environ.get("OUT"):
-        (Path(os.environ["OUT"]) / name).write_text(text + "\n")
-    return RECORDS / name
 
 
 def _commit() -> str:
