@@ -171,11 +171,10 @@ def profile(name: str, one: Callable[[], object]) -> None:
         torch.cuda.synchronize()
     kernels = sorted(seen.key_averages(), key=lambda e: -e.self_device_time_total)
     total = sum(e.self_device_time_total for e in kernels) or 1
-    lines = [
-        f"{e.self_device_time_total / 1e3:10.3f} ms {100 * e.self_device_time_total / total:5.1f} % {e.count:6d} x {e.key}"
-        for e in kernels[:25]
-    ]
-    lines.append(f"{total / 1e3:10.3f} ms on the device in all")
+    lines = [f"{total / 1e3:10.3f} ms on the device in all"]
+    for e in kernels[:25]:
+        spent = e.self_device_time_total
+        lines.append(f"{spent / 1e3:10.3f} ms {100 * spent / total:5.1f} % {e.count:6d} x {e.key}")
     if os.environ.get("OUT"):
         Path(os.environ["OUT"], f"profile-large-{name}.txt").write_text("\n".join(lines) + "\n")
     print("\n".join(line[:150] for line in lines), flush=True)
@@ -217,7 +216,7 @@ def main() -> None:
     recorded.OPTIONS.update({name: bool(int(value)) for name, value in (o.split("=") for o in options.option)})
     rows, rate = [], 0.0
     for name in dict.fromkeys(["matmul", *(options.part or PARTS)]):  # a share needs the rate of the same day and card
-        row = attempt(name, lambda n=name: part(n, scale, device, rate, options))  # type: ignore[misc]
+        row = attempt(name, lambda n=name, r=rate: part(n, scale, device, r, options))  # type: ignore[misc]
         rate = float(str(row.get("rate", rate)))
         if options.option:
             row["options"] = options.option
