@@ -21,8 +21,8 @@ from unfed.data.scope import own_marks
 from unfed.errors import Refused, UnfedError
 from unfed.flower.nodes import Directory, in_order, parse_bound
 from unfed.flower.post import Post
-from unfed.flower.shard import describe
-from unfed.flower.wire import own_part
+from unfed.flower.shard import describe, shard_of
+from unfed.flower.wire import drawn_models, own_part
 from unfed.flower.world import FlowerWorld
 from unfed.methods import METHODS, Central, FineTune, Method, NoT, find
 from unfed.metrics import is_measured
@@ -86,7 +86,7 @@ def test_every_method_gives_on_flower_what_it_gives_here(name: str, scope: str, 
     assert (costs.comm_bytes, costs.flops) == (remote_costs.comm_bytes, remote_costs.flops)
     if name in ("salun", "ssd"):  # the two counts beside a gradient are numbers there, not tensors
         assert 0 < costs.wire_bytes - remote_costs.wire_bytes <= 2 * 4 * 2 * 8
-    elif name != "fcu":  # here its random model counts as a seed; Flower sends it, and says so
+    else:
         assert costs.wire_bytes == remote_costs.wire_bytes
     assert remote_costs.serialised_bytes > remote_costs.wire_bytes or remote_costs.wire_bytes == 0
 
@@ -140,6 +140,39 @@ def test_wire_bytes_are_a_hand_count_of_the_tensors_in_the_records(config: Confi
     by_hand = sum(a.numpy().nbytes for a in arrays)
     assert server.ledger.wire_bytes == by_hand == 6 * sum(t.nbytes for t in server.params.values())
     assert server.ledger.serialised_bytes >= sum(len(a.data) for a in arrays)
+
+
+@pytest.mark.parametrize("holds", ["a part of the data set", "its own data"])
+def test_fcus_random_model_travels_as_a_seed(holds: str, config: Config) -> None:
+    own = [{**own_data(), "client": str(k), "seed": k} for k in range(4)]
+    grid = grid_of(config) if holds == "a part of the data set" else InProcessGrid(own)
+    world = flower_world(config, grid)
+    server = serve(world, (LEAVES,))
+    grid.sent.clear(), grid.replies.clear()
+    method_of("fcu").begin(server)
+    (question,) = grid.sent
+    assert list(question.content.array_records) == ["params"]
+    assert server.ledger.wire_bytes == 2 * sum(t.nbytes for t in server.params.values())
+    text = str(question.content.config_records["ask"]["drawn"])
+    shard = shard_of(world.shard, grid.nodes[1000], "0")
+    assert_same(server.init("downgraded model"), drawn_models(text, shard.fresh)["downgraded"])
+    with pytest.raises(UnfedError, match="'downgraded' came out other than at the server; install the same versions"):
+        drawn_models(text, lambda seed: world.fresh(seed + 1))
+
+
+def test_what_was_counted_for_a_model_is_not_asked_again(config: Config, local: World) -> None:
+    grid = grid_of(config, allow="")
+    world = flower_world(config, grid, local=local)
+    params = local.fresh(1)
+    first = world.evaluator([])(params).numbers
+    asked = len(grid.sent)
+    after = world.evaluator([LEAVES])  # concerns client 0 alone: what the others count is known
+    assert after(params).numbers["validation"] != first["validation"] and len(grid.sent) == asked
+    assert after.validation(params) == pytest.approx(local.evaluator([LEAVES]).validation(params))
+    world.evaluator([Request("r2", classes=(3,))])(params)  # concerns everybody
+    assert len(grid.sent) == asked + 2 * 4
+    after(local.fresh(2))
+    assert len(grid.sent) == asked + 2 * 4 + 3
 
 
 def test_a_leaver_gets_no_message_at_all(config: Config, local: World) -> None:

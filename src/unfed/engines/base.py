@@ -23,6 +23,14 @@ class PerClient:
 Context = Mapping[str, Params | PerClient]
 
 
+class Drawn(dict[str, Params | PerClient]):
+    """A context of fresh models, each a function of its seed: where messages are real, the seed travels instead."""
+
+    def __init__(self, models: Mapping[str, Params], seeds: Mapping[str, int]) -> None:
+        super().__init__(models)
+        self.seeds = dict(seeds)
+
+
 @dataclass(frozen=True)
 class Block:
     """The updates of some clients, stacked along a first axis in the order of `clients`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from unfed.data import Request
-from unfed.engines.base import Block, Context, PerClient, Refusal, Traffic, context_of
+from unfed.engines.base import Block, Context, Drawn, PerClient, Refusal, Traffic, context_of
 from unfed.errors import UnfedError
 from unfed.flower.nodes import Directory
 from unfed.flower.post import Failure
@@ -32,6 +32,7 @@ from unfed.flower.wire import (
     context_names,
     from_arrays,
     own_part,
+    seeds_of,
     to_arrays,
 )
 from unfed.measuring import Scores
@@ -69,13 +70,17 @@ class Flower:
         context: Context,
         optimiser: Mapping[str, Params] | None = None,
     ) -> Iterator[Block | Refusal]:
-        shared = {"params": params} | context_names({n: c for n, c in context.items() if not isinstance(c, PerClient)})
+        seeds = context.seeds if isinstance(context, Drawn) else {}
+        models = {n: c for n, c in context.items() if not isinstance(c, PerClient)}
+        drawn = seeds_of(models, seeds)
+        shared = {"params": params} | context_names({n: c for n, c in models.items() if n not in seeds})
         asks = {}
         for name in clients:
-            groups = {**shared, **context_names(context_of(context, name))}
+            own = {n: c for n, c in context_of(context, name).items() if n not in seeds}
+            groups = {**shared, **context_names(own)}
             if optimiser is not None and name in optimiser:
                 groups["optimiser"] = optimiser[name]
-            asks[name] = self._ask(TRAIN, name, plan.to_json(), groups)
+            asks[name] = replace(self._ask(TRAIN, name, plan.to_json(), groups), drawn=drawn)
         for name, found in self._send(asks, str(plan.round), shared):
             block = found if isinstance(found, Failure) else self._block(name, found)
             yield Refusal(plan.round, name, block.reason) if isinstance(block, Failure) else block

@@ -74,10 +74,11 @@ def _train(ask: Ask, shard: Shard, client: ClientData, node: Node) -> RecordDict
     objection = policy.objection_to_plan(plan, client, policy.allowed(node))
     if objection:
         return answer(ask, refused={"all": objection})
-    template, _ = shard.make()
+    template = shard.make()
     params = on(ask.tensors["params"], template.like)
     check_like(params, template.like, "The server's model")
     context = {name: on(tensors, template.like) for name, tensors in ask.context.items()}
+    context |= wire.drawn_models(ask.drawn, shard.fresh)
     kept = ask.tensors.get("optimiser")
     done = visit(template, plan, client, params, context, None if kept is None else on(kept, template.like))
     tensors = {"params": done.params} | ({"optimiser": done.optimiser} if plan.keep else {})
@@ -86,7 +87,7 @@ def _train(ask: Ask, shard: Shard, client: ClientData, node: Node) -> RecordDict
 
 
 def _evaluate(ask: Ask, shard: Shard, client: ClientData, node: Node) -> RecordDict:
-    template, _ = shard.make()
+    template = shard.make()
     params = on(ask.tensors["params"], template.like)
     check_like(params, template.like, "The server's model")
     allow = policy.allowed(node)

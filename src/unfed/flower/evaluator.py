@@ -25,6 +25,7 @@ from unfed.engines.flower import Flower
 from unfed.errors import UnfedError
 from unfed.evaluation import Evaluation, Evaluator, sample_columns
 from unfed.flower.post import Failure
+from unfed.flower.wire import own_part
 from unfed.measuring import Scores, score
 from unfed.metrics import Value, not_measured
 from unfed.params import Params
@@ -36,8 +37,24 @@ if TYPE_CHECKING:
 NO_TEST = not_measured("the server holds no test data")
 DELETED = not_measured("data deleted")
 NO_SCORES = Scores(*(torch.empty(0) for _ in range(5)))
-Heard = Mapping[str, Mapping[View, Mapping[str, Tensor] | Failure]]
+Sums = Mapping[str, Tensor]
+Heard = Mapping[str, Mapping[View, Sums | Failure]]
 """Client -> view -> its sums."""
+
+
+class Memory:
+    """What clients counted for the model that was looked at last, by client and the requests that concern it."""
+
+    def __init__(self) -> None:
+        self._model = ""
+        self._told: dict[tuple[str, str], Mapping[View, Sums]] = {}
+
+    def of(self, params: Params) -> dict[tuple[str, str], Mapping[View, Sums]]:
+        """The answers for this model; those for any other are let go."""
+        model = fingerprint(digests(params))
+        if model != self._model:
+            self._model, self._told = model, {}
+        return self._told
 
 
 class RemoteEvaluator(Evaluator):
@@ -49,7 +66,7 @@ class RemoteEvaluator(Evaluator):
         engine = world.engine(roster)
         assert isinstance(engine, Flower)
         self._engine = engine
-        self._scope = json.dumps([request.to_json() for request in requests])
+        self._requests = tuple(requests)
         self._staying = [name for name, c in roster.items() if len(c.view("retain"))]
         self._owners = [name for name, c in roster.items() if len(c.view("forget"))]
         self.forgotten_rows = sum(len(roster[name].view("forget")) for name in self._owners)
@@ -114,18 +131,25 @@ class RemoteEvaluator(Evaluator):
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def _survey(self, params: Params, views: Mapping[str, list[View]]) -> Heard:
-        batch = self._config.batch
-        asked = {
-            name: [Measure("correct", view, batch) for view in views[name]] for name in self._roster if name in views
-        }
-        # A model is often looked at twice, as it was and as what recovery must reach: answers that cost are kept.
-        key = self._scope + fingerprint(digests(params))
-        known = self._remote.heard.get(key, {})
-        if all(_told(known, name, view) for name in asked for view in views[name]):
-            return known
-        answers = self._engine.survey(asked, params)
-        heard: Heard = {name: dict(zip(views[name], found, strict=True)) for name, found in answers}
-        self._remote.heard = {key: heard}
+        """What clients count for a model; who answered for it before, on the same rows, is not asked again.
+
+        A model is often looked at more than once: when its training ends, as it was before a request, as what recovery
+        must reach. For a client that a request does not concern these are one question, and a question costs a message.
+        """
+        known = self._remote.heard.of(params)
+        places = {name: json.dumps([r.to_json() for r in own_part(self._requests, name)]) for name in views}
+        asked: dict[str, list[View]] = {}
+        for name in self._roster:
+            told = known.get((name, places[name]), {}) if name in views else {}
+            missing = [view for view in views.get(name, ()) if view not in told]
+            if missing:
+                asked[name] = missing
+        measures = {n: [Measure("correct", v, self._config.batch) for v in missing] for n, missing in asked.items()}
+        heard: dict[str, dict[View, Sums | Failure]] = {n: {**known.get((n, places[n]), {})} for n in views}
+        for name, found in self._engine.survey(measures, params) if measures else ():
+            heard[name] |= zip(asked[name], found, strict=True)
+            counted = {view: sums for view, sums in heard[name].items() if not isinstance(sums, Failure)}
+            known[name, places[name]] = counted
         return heard
 
     def _forgotten(self, heard: Heard) -> Tally | str:
@@ -172,10 +196,6 @@ class RemoteEvaluator(Evaluator):
             if not isinstance(found, Failure) and float(found["count"]):
                 shares.append(float(found["correct"]) / float(found["count"]))
         return 100.0 * sum(shares) / len(shares) if shares else not_measured("no client answered with validation rows")
-
-
-def _told(heard: Heard, name: str, view: View) -> bool:
-    return view in heard.get(name, {}) and not isinstance(heard[name][view], Failure)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from unfed.data import ClientData, DatasetSource, Request, Source, TensorSource,
 from unfed.data.scope import own_marks
 from unfed.errors import UnfedError
 from unfed.models import build
-from unfed.params import Params, cast
+from unfed.params import Params, cast, params_of
 from unfed.template import Template
 from unfed.world import DTYPES, Seeds, World, pick_device
 
@@ -34,7 +34,13 @@ Node = Mapping[str, Any]
 """Flower's node config: what the one who runs a SuperNode wrote."""
 
 
-def describe(config: Config, seed: int, shape: tuple[int, ...] | None = None, classes: int | None = None) -> str:
+def describe(
+    config: Config,
+    seed: int,
+    shape: tuple[int, ...] | None = None,
+    classes: int | None = None,
+    threads: int | None = None,
+) -> str:
     """The experiment as nodes must know it: no request, no path of the server's."""
     whole = config.to_json()
     data = {name: value for name, value in whole["data"].items() if name != "root"}
@@ -42,7 +48,7 @@ def describe(config: Config, seed: int, shape: tuple[int, ...] | None = None, cl
     parts = {"data": data, "model": model, "engine": {"precision": config.engine.precision, "name": "sequential"}}
     parts |= {name: whole[name] for name in ("partition", "poison", "seeds")}
     facts = {"config": parts, "seed": seed, "shape": None if shape is None else list(shape), "classes": classes}
-    return json.dumps(facts, sort_keys=True)
+    return json.dumps(facts | {"threads": threads}, sort_keys=True)
 
 
 def own_name(node: Node) -> str:
@@ -52,11 +58,14 @@ def own_name(node: Node) -> str:
 
 @dataclass(frozen=True)
 class Shard:
-    """A client with its data, and the model's template once the server has said what it is."""
+    """A client with its data, and the model once the server has said what it is."""
 
     data: ClientData
     seeds: Seeds
-    make: Callable[[], tuple[Template, torch.device]]
+    make: Callable[[], Template]
+    """Its template."""
+    fresh: Callable[[int], Params]
+    """A new initialisation, as a function of a seed."""
 
     def scoped(self, scope: tuple[Request, ...], gone: tuple[Request, ...]) -> ClientData:
         """The client with these requests marked; of what is gone, no training row is left."""
@@ -86,11 +95,13 @@ def shard_of(text: str, node: Node, client: str) -> Shard:
 def _shard(text: str, key: tuple[tuple[str, str], ...], client: str) -> Shard:
     node, facts = dict(key), json.loads(text)
     device = node.get("device", "auto")
+    if facts["threads"] is not None:
+        torch.set_num_threads(facts["threads"])
     if "partition-id" in node and "loader" not in node:
         world = _dealt(_without_shape(facts), node.get("data-root"), device)
         data = replace(_partition(world, node), name=client)
         _check(data.source, facts)
-        return Shard(data, world.seeds, lambda: (world.template, world.device))
+        return Shard(data, world.seeds, lambda: world.template, world.fresh)
     config = _config(facts, node.get("data-root"), device)
     seeds, where, dtype = Seeds.of(config, facts["seed"]), pick_device(device), DTYPES[config.engine.precision]
     source = _own_source(config, node, seeds, where, dtype)
@@ -98,18 +109,33 @@ def _shard(text: str, key: tuple[tuple[str, str], ...], client: str) -> Shard:
     rows = torch.arange(len(source))
     train, val = split(len(rows), rng.key(seeds.partition, "validation", client), config.partition.validation)
     data = ClientData(client, source, rows, train, val)
-    return Shard(data, seeds, lambda: (_template(text, device), where))
+    return Shard(data, seeds, lambda: _template(text, device), lambda seed: _fresh(text, device, seed))
 
 
 def _without_shape(facts: dict[str, Any]) -> str:
     return json.dumps({"config": facts["config"], "seed": facts["seed"]}, sort_keys=True)
 
 
+class _Dealt(World):
+    """The whole federation, of which a node plays one part: only for trying out, where the data set is everywhere.
+
+    A client's process starts anew for every message, so nothing is done here that a client does not need: counting the
+    FLOPs of a forward pass alone imports a compiler, for more than a second.
+    """
+
+    def __init__(self, config: Config, seed: int) -> None:
+        self.config, self.seed, self.seeds = config, seed, Seeds.of(config, seed)
+        self.device, self.dtype = pick_device(config.device), DTYPES[config.engine.precision]
+        self.dataset = self._load()
+        self.clients = self._deal()
+        self.template = Template(self._module(0), self.dataset.train.shape).to(self.device, self.dtype)
+        self.template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
+
+
 @lru_cache(maxsize=2)
 def _dealt(text: str, root: str | None, device: str) -> World:
-    """The whole federation, of which a node plays one part: only for trying out, where the data set is everywhere."""
     facts = json.loads(text)
-    return World(_config(facts, root, device), facts["seed"])
+    return _Dealt(_config(facts, root, device), facts["seed"])
 
 
 def _config(facts: Mapping[str, Any], root: str | None, device: str) -> Config:
@@ -186,16 +212,24 @@ def _check(source: Source, facts: Mapping[str, Any]) -> None:
 
 @lru_cache(maxsize=2)
 def _template(text: str, device: str) -> Template:
+    config, shape, module = _model(text, device, 0)
+    template = Template(module, shape).to(pick_device(device), DTYPES[config.engine.precision])
+    template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
+    return template
+
+
+def _fresh(text: str, device: str, seed: int) -> Params:
+    config, _, module = _model(text, device, seed)
+    return cast(params_of(module), DTYPES[config.engine.precision], pick_device(device))
+
+
+def _model(text: str, device: str, seed: int) -> tuple[Config, tuple[int, ...], torch.nn.Module]:
     facts = json.loads(text)
     config = _config(facts, None, device)
     if facts["shape"] is None or facts["classes"] is None:
         raise UnfedError("The server did not say which shape and how many classes the model has; update the server.")
-    module = build(
-        config.model.name, shape=tuple(facts["shape"]), classes=facts["classes"], seed=0, **config.model.options
-    )
-    template = Template(module, tuple(facts["shape"])).to(pick_device(device), DTYPES[config.engine.precision])
-    template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
-    return template
+    shape, model = tuple(facts["shape"]), config.model
+    return config, shape, build(model.name, shape=shape, classes=facts["classes"], seed=seed, **model.options)
 
 
 def on(params: Params, like: Params) -> Params:

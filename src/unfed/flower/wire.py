@@ -1,6 +1,7 @@
 """What crosses between a Flower server and its clients, as records.
 
-    ask      ConfigRecord   kind, shard (which data and model), client, scope, gone, body (a plan or measures), digest
+    ask      ConfigRecord   kind, shard (which data and model), client, scope, gone, body (a plan or measures), digest,
+                            drawn (the seeds of context models that a client can draw for itself)
              ArrayRecords   "params", "optimiser", "context.NAME"
     answer   ConfigRecord   client, digest of what was asked, and "refused" with the reason where it said no
              MetricRecord   counts and sums;  ArrayRecords  "params", "optimiser", or what was measured
@@ -14,8 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +28,7 @@ from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.params import Params
 
-FORMAT = 1
+FORMAT = 2
 TRAIN, MEASURE, SCORES, CENSUS = "train", "measure", "scores", "census"
 MESSAGE_TYPES = {TRAIN: "train", MEASURE: "evaluate", SCORES: "evaluate", CENSUS: "query"}
 """Which of Flower's kinds of message carries which kind of ask."""
@@ -54,13 +56,14 @@ class Ask:
     """A plan, or a list of measures, as JSON."""
     tensors: Mapping[str, Params] = field(default_factory=dict)
     """Groups of tensors: params, optimiser, and the context by name."""
+    drawn: str = "{}"
+    """JSON: context models that travel as a seed, see `drawn_models`."""
 
     @property
     def digest(self) -> str:
         """What was asked, in one word; tensors are not part of it."""
-        text = json.dumps(
-            [FORMAT, self.kind, self.client, self.shard, _plain(self.scope), _plain(self.gone), self.body]
-        )
+        requests = [_plain(self.scope), _plain(self.gone)]
+        text = json.dumps([FORMAT, self.kind, self.client, self.shard, *requests, self.body, self.drawn])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
@@ -78,6 +81,7 @@ class Ask:
             "scope": json.dumps(_plain(self.scope)),
             "gone": json.dumps(_plain(self.gone)),
             "body": self.body,
+            "drawn": self.drawn,
             "digest": self.digest,
         }
         return RecordDict({"ask": ConfigRecord(words), **arrays})
@@ -102,6 +106,7 @@ class Ask:
                 _requests(str(words["scope"])),
                 _requests(str(words["gone"])),
                 str(words["body"]),
+                drawn=str(words["drawn"]),
             )
         except (KeyError, ValueError, TypeError) as error:
             raise UnfedError(f"The server's question cannot be read ({error!r}).") from error
@@ -125,6 +130,29 @@ def own_part(requests: Sequence[Request], client: str) -> tuple[Request, ...]:
 def context_names(context: Mapping[str, Params]) -> dict[str, Params]:
     """The context as groups of an ask."""
     return {_CONTEXT + name: tensors for name, tensors in context.items()}
+
+
+def seeds_of(models: Mapping[str, Params], seeds: Mapping[str, int]) -> str:
+    """Context models as seeds, each with its size, by which a client sees that it drew the same model."""
+    return json.dumps({name: [seed, _size(models[name])] for name, seed in seeds.items()})
+
+
+def drawn_models(text: str, fresh: Callable[[int], Params]) -> dict[str, Params]:
+    """The context models that came as seeds, drawn here."""
+    found: dict[str, Params] = {}
+    for name, (seed, size) in json.loads(text).items():
+        found[name] = fresh(seed)
+        if not math.isclose(_size(found[name]), size, rel_tol=1e-6):
+            raise UnfedError(
+                f"the random model {name!r} came out other than at the server; install the same versions of PyTorch and"
+                " unfed on both"
+            )
+    return found
+
+
+def _size(params: Params) -> float:
+    """The sum of the squares: equal up to rounding for equal draws, whatever the machine."""
+    return sum(float(t.detach().double().square().sum()) for t in params.values())
 
 
 def answer(

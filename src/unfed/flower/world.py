@@ -21,7 +21,7 @@ from unfed.data import ClientData, Dataset, Request, Source
 from unfed.engines.base import Engine
 from unfed.engines.flower import Flower
 from unfed.errors import Refused, UnfedError
-from unfed.flower.evaluator import Heard, RemoteEvaluator
+from unfed.flower.evaluator import Memory, RemoteEvaluator
 from unfed.flower.nodes import Census, Directory
 from unfed.flower.post import Failure
 from unfed.flower.shard import describe
@@ -29,7 +29,7 @@ from unfed.flower.wire import CENSUS, Ask, own_part
 from unfed.ledger import forward_flops
 from unfed.models import build
 from unfed.template import Template
-from unfed.world import DTYPES, Seeds, World, pick_device
+from unfed.world import DTYPES, SMALL_STEP_FLOPS, Seeds, World, pick_device
 
 NOTHING = Census(0, 0, 0, 0, (), 0)
 
@@ -87,17 +87,18 @@ class FlowerWorld(World):
         self._own, self._public = dataset or (self._load() if holds_data else None), public
         self._known = {**(known or {}), **directory.seen}
         self._counts: dict[str, Census] = {}
-        self.heard: dict[str, Heard] = {}
-        """What clients counted for the model that was looked at last."""
+        self.heard = Memory()
         self.refused: dict[str, str] = {}
         """Nodes that take no part because they hold something else, and why."""
         self._order = (*order, *(name for name in directory.names if name not in order))
         self._introduce()
         self.shape, self.classes = self._agree()
-        self.shard = describe(config, seed, self.shape, self.classes)
         self.clients = tuple(self._outline(name, self._base(name)) for name in self._order)
         self.template = Template(self._module(0), self.shape).to(self.device, self.dtype)
         self.forward_flops = forward_flops(self.template)
+        small = config.training.batch * self.forward_flops < SMALL_STEP_FLOPS
+        threads = config.engine.threads or (1 if small else None)
+        self.shard = describe(config, seed, self.shape, self.classes, threads)
         self.parameters = sum(self.template.like[n].numel() for n in self.template.trainable)
         self.initial = self._initial()
 

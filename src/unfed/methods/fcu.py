@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from unfed import rng
+from unfed.engines.base import Drawn
 from unfed.errors import UnfedError
 from unfed.ledger import Freight
 from unfed.methods.base import CLIENT, Method, State, option, register
@@ -73,11 +75,12 @@ class FCU(Method):
     def begin(self, server: Server) -> State:
         if not server.owners:
             raise UnfedError("Nobody holds what this request asks for any more, so nobody can unlearn it; use not, ft.")
+        seed = rng.key(server.seed, "downgraded model")
         updates = server.train(
             server.plan(0, self.contrast(server.base)),
             server.params,
             server.owners,
-            {"downgraded": server.init("downgraded model")},
+            Drawn({"downgraded": server.fresh(seed)}, seeds={"downgraded": seed}),
             freight=Freight(seeded=("downgraded",)),
             patient=True,
         )
