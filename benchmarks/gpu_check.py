@@ -1,23 +1,32 @@
 """Is the fast path on a GPU right? Equality, kernels and resume, with numbers.
 
-    PYTHONPATH=src python benchmarks/gpu_check.py [--part kernels] [--part equality] [--part compiler] [--part resume]
+    PYTHONPATH=src python benchmarks/gpu_check.py [--part equality] [--row "float32 cnn"] [--list]
 
-1. The Triton kernels against float64 convolutions, for the paper's CNN and odd shapes, in float32 and bf16.
-2. batched ≡ sequential in float64 (eager, and recorded in a CUDA graph), IID and Dirichlet, with dropout,
-   augmentation and BatchNorm; in float32 to its rounding; bf16's distance is reported.
-3. Four rounds in one go against two and two with everything rebuilt in between, in another process: which modes are
-   bit-equal.
+kernels     the Triton kernels against float64 convolutions, for the paper's CNN and odd shapes, in float32 and bf16
+equality    every engine against the sequential reference, in float64 and, with TF32 off, in float32: batched eager,
+            batched and sequential recorded in a CUDA graph; IID and Dirichlet, dropout, augmentation, BatchNorm, ViT
+compiler    the same through the compiler; what TF32 and bf16 change is reported, not judged
+large       ResNet-18 and ViT-B/16 at 224, a few steps in float32: the compiled sequential engine against the reference
+resume      four rounds in one go against two and two with everything rebuilt in between, in one and in another process,
+            for every mode: as PyTorch is, with unfed's `fixed_order`, and with PyTorch's strict setting
 
-Writes benchmarks/records/DATE-gpu-check-cuda.json (and $OUT); exits with 1 if anything that must be equal is not.
+Every row can be run alone, and is appended to benchmarks/records/DATE-gpu-check-cuda.jsonl (and $OUT) when it is done,
+so that a time limit loses nothing. Exits with 1 if anything that must be equal is not; resume rows only say what they
+saw.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -26,11 +35,12 @@ from unfed.engines import Batched, Engine, Sequential, convolution, kernels, rec
 from unfed.methods.base import State
 from unfed.params import Params
 from unfed.plan import Optimiser, Phase, Plan
+from unfed.repeatable import fixed_order
 from unfed.template import Template
-from workload import Workload, attempt, rounds, synthetic, write
+from workload import Workload, add_rows, attempt, rounds, synthetic
 
 CUDA = torch.device("cuda")
-PARTS = ("kernels", "equality", "compiler", "resume")
+Check = Callable[[], dict[str, object]]
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
@@ -81,47 +91,113 @@ def distance(a: Params, b: Params) -> float:
     return max(float((a[n].double() - b[n].double()).abs().max()) for n in a)
 
 
-def equality(model: str, beta: float | None, dtype: torch.dtype, compiled: bool, limit: float) -> dict[str, object]:
-    work = work_of(model, beta, dtype)
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Matrix products and convolutions of float32 in TF32, or not."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@contextmanager
+def backend(wanted: recorded.Backend) -> Iterator[None]:
+    before, recorded.compiler = recorded.compiler, wanted
+    try:
+        yield
+    finally:
+        recorded.compiler = before
+
+
+def differences(work: Workload, compiled: bool) -> dict[str, float]:
+    """How far each way to run one round is from the sequential reference."""
+    template, clients = work.template(), work.clients
+    reference = one_round(work, Sequential(template, clients, compile=False))
+    found = {"batched eager": distance(reference, one_round(work, Batched(template, clients, compile=False)))}
+    for name, wanted in (("graph", recorded.as_traced), *([("compiled", recorded.inductor)] if compiled else [])):
+        with backend(wanted):
+            found[f"batched {name}"] = distance(reference, one_round(work, _recorded(work)))
+            alone = Sequential(work.template(), clients, compile=True)
+            found[f"sequential {name}"] = distance(reference, one_round(work, alone))
+    return {**found, "moved": distance(reference, work.params())}
+
+
+def equality(model: str, beta: float | None, dtype: torch.dtype, compiled: bool, limit: float) -> Check:
+    def check() -> dict[str, object]:
+        with tf32(False):
+            found = differences(work_of(model, beta, dtype), compiled)
+        worst = max(value for name, value in found.items() if name != "moved")
+        assert worst < limit, f"off by {found}, allowed {limit}"
+        return {**found, "allowed": limit}
+
+    return check
+
+
+def with_tf32() -> dict[str, object]:
+    """What TF32 changes: the reference against itself, and each engine under it. Reported, not judged."""
+    work = work_of("cnn", 0.3, torch.float32)
     template = work.template()
-    alone = one_round(work, Sequential(template, work.clients))
-    eager = one_round(work, Batched(template, work.clients, compile=False))
-    found = {"eager": distance(alone, eager)}
-    with_backend(recorded.as_traced)
-    found["graph"] = distance(alone, one_round(work, _recorded(work)))
-    if compiled:
-        with_backend(recorded.inductor)
-        found["compiled"] = distance(alone, one_round(work, _recorded(work)))
-    moved = distance(alone, work.params())
-    assert max(found.values()) < limit, f"off by {found}, allowed {limit}"
-    return {**found, "moved": moved}
+    with tf32(False):
+        exact = one_round(work, Sequential(template, work.clients, compile=False))
+    with tf32(True):
+        rounded = one_round(work, Sequential(template, work.clients, compile=False))
+        return {"reference, TF32 against float32": distance(exact, rounded), **differences(work, False)}
 
 
 def _recorded(work: Workload, autocast: torch.dtype | None = None) -> Engine:
     return Batched(work.template(autocast), work.clients, compile=True)
 
 
-def with_backend(backend: recorded.Backend) -> None:
-    recorded.compiler = backend
-
-
 def half_precision() -> dict[str, object]:
     """How far one round in bf16 is from float32, against how far the round moved."""
     work = work_of("cnn", None, torch.float32)
-    with_backend(recorded.inductor)
-    exact = one_round(work, _recorded(work))
+    with tf32(False):
+        exact = one_round(work, _recorded(work))
     half = one_round(work, _recorded(work, torch.bfloat16))
     return {"distance": distance(exact, half), "moved": distance(exact, work.params())}
+
+
+def large(model: str) -> Check:
+    """Three clients, two of them with a last, smaller batch; the reference in float32 is what is compared with."""
+
+    def check() -> dict[str, object]:
+        work = synthetic(CUDA, clients=3, images=120, side=224, model=model, batch=16)
+        found: dict[str, object] = {}
+        with tf32(False):
+            reference = one_round(work, Sequential(work.template(), work.clients, compile=False))
+            compiled = one_round(work, Sequential(work.template(), work.clients, compile=True))
+        for autocast, way in ((None, "TF32"), (torch.bfloat16, "bf16")):
+            with tf32(True):
+                eager = one_round(work, Sequential(work.template(autocast), work.clients, compile=False))
+            found[f"reference in {way}"] = distance(reference, eager)
+        found["compiled"], found["moved"] = distance(reference, compiled), distance(reference, work.params())
+        assert float(str(found["compiled"])) < 1e-2 * float(str(found["moved"])), f"off by {found}"
+        return found
+
+    return check
 
 
 # --- resume -----------------------------------------------------------------------------------------------------------
 
 MODES: dict[str, tuple[Callable[[Template, Workload], Engine], torch.dtype | None]] = {
-    "sequential": (lambda t, w: Sequential(t, w.clients), None),
+    "sequential reference": (lambda t, w: Sequential(t, w.clients, compile=False), None),
+    "sequential compiled fp32": (lambda t, w: Sequential(t, w.clients, compile=True), None),
+    "sequential compiled bf16": (lambda t, w: Sequential(t, w.clients, compile=True), torch.bfloat16),
     "batched eager": (lambda t, w: Batched(t, w.clients, compile=False), None),
     "batched compiled fp32": (lambda t, w: Batched(t, w.clients, compile=True), None),
     "batched compiled bf16": (lambda t, w: Batched(t, w.clients, compile=True), torch.bfloat16),
 }
+SETTINGS = ("as it is", "fixed order", "strict")
+
+
+def prepare(setting: str) -> None:
+    """Set this process as the row says, before anything ran on the device."""
+    if setting != "as it is":
+        fixed_order(CUDA)
+    if setting == "strict":
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def run_mode(mode: str, pieces: list[int]) -> str:
@@ -136,42 +212,88 @@ def run_mode(mode: str, pieces: list[int]) -> str:
     return hashlib.sha256(b"".join(t.cpu().numpy().tobytes() for t in state.params.values())).hexdigest()[:16]
 
 
-def resume(mode: str) -> dict[str, object]:
-    whole, cut = run_mode(mode, [4]), run_mode(mode, [2, 2])
-    command = [sys.executable, __file__, "--digest", mode]
-    other = subprocess.run(command, capture_output=True, text=True).stdout.strip().splitlines()[-1:]
-    return {"in this process": whole == cut, "in another process": other == [whole]}
+def digests(mode: str, setting: str) -> dict[str, object]:
+    """Four rounds at once, two and two, four more to time: printed by a process of its own."""
+    prepare(setting)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        whole, cut = run_mode(mode, [4]), run_mode(mode, [2, 2])
+    started = time.perf_counter()
+    run_mode(mode, [4])
+    unordered = sorted({str(w.message).split(" ")[0] for w in said if "deterministic" in str(w.message)})
+    return {"whole": whole, "cut": cut, "seconds": round(time.perf_counter() - started, 2), "unordered": unordered}
+
+
+def resume(mode: str, setting: str) -> Check:
+    def check() -> dict[str, object]:
+        command = [sys.executable, __file__, "--digests", mode, "--setting", setting]
+        found = []
+        for _ in range(2):
+            done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
+            if done.returncode:
+                raise RuntimeError(done.stderr.strip().splitlines()[-1])
+            found.append(json.loads(done.stdout.strip().splitlines()[-1]))
+        here, there = found
+        return {
+            "resumed in one process": here["whole"] == here["cut"],
+            "in another process": here["whole"] == there["cut"],
+            "seconds for four rounds": here["seconds"],
+            "operations without a fixed order": here["unordered"],
+        }
+
+    return check
+
+
+def checks() -> dict[str, dict[str, Check]]:
+    """All rows, by part."""
+    double, single = torch.float64, torch.float32
+    return {
+        "kernels": {"kernels": kernel_errors},
+        "equality": {
+            "float64 cnn iid": equality("cnn", None, double, False, 1e-9),
+            "float64 cnn dirichlet": equality("cnn", 0.3, double, False, 1e-9),
+            "float64 cnn-tiny-bn dirichlet": equality("cnn-tiny-bn", 0.3, double, False, 1e-9),
+            "float64 resnet-tiny dirichlet": equality("resnet-tiny", 0.3, double, False, 1e-9),
+            "float64 vit-tiny dirichlet": equality("vit-tiny", 0.3, double, False, 1e-9),
+            "float32 cnn dirichlet": equality("cnn", 0.3, single, False, 2e-5),
+            "float32 cnn dirichlet, TF32 on": with_tf32,
+        },
+        "compiler": {
+            "float64 compiled cnn-tiny-bn": equality("cnn-tiny-bn", None, double, True, 1e-9),
+            "float64 compiled resnet-tiny": equality("resnet-tiny", 0.3, double, True, 1e-9),
+            "float64 compiled vit-tiny": equality("vit-tiny", 0.3, double, True, 1e-9),
+            "float32 compiled cnn": equality("cnn", None, single, True, 2e-5),
+            "bf16": half_precision,
+        },
+        "large": {"resnet18 at 224": large("resnet18"), "vit-b-16 at 224": large("vit-b-16")},
+        "resume": {f"resume, {m}, {s}": resume(m, s) for m in MODES for s in SETTINGS},
+    }
 
 
 def main() -> None:
+    table = checks()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", action="append", choices=PARTS, help="only these parts; a compiler takes a minute")
-    parser.add_argument("--digest", help="internal: print the digest of 2 + 2 rounds in a mode")
+    parser.add_argument("--part", action="append", choices=list(table), help="only these parts; repeat for more")
+    parser.add_argument("--row", action="append", help="only rows whose name contains this; repeat for more")
+    parser.add_argument("--list", action="store_true", help="name the rows and stop")
+    parser.add_argument("--digests", help=argparse.SUPPRESS)
+    parser.add_argument("--setting", default="as it is", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.digest:
-        print(run_mode(options.digest, [2, 2]))
+    if options.digests:
+        print(json.dumps(digests(options.digests, options.setting)))
         return
-    parts, rows = options.part or PARTS, []
-    if "kernels" in parts:
-        rows.append(attempt("kernels", kernel_errors))
-    torch.backends.cudnn.allow_tf32 = False
-    if "equality" in parts:
-        for model, beta in (("cnn", None), ("cnn", 0.3), ("cnn-tiny-bn", 0.3)):
-            name = f"float64 {model} {'iid' if beta is None else 'dirichlet'}"
-            rows.append(attempt(name, lambda m=model, b=beta: equality(m, b, torch.float64, False, 1e-9)))  # type: ignore[misc]
-        rows.append(attempt("float32 cnn", lambda: equality("cnn", 0.3, torch.float32, False, 2e-5)))
-    if "compiler" in parts:
-        rows.append(attempt("float64 compiled", lambda: equality("cnn-tiny-bn", None, torch.float64, True, 1e-9)))
-        rows.append(attempt("float32 compiled", lambda: equality("cnn", None, torch.float32, True, 2e-5)))
-    torch.backends.cudnn.allow_tf32 = True
-    if "compiler" in parts:
-        rows.append(attempt("bf16", half_precision))
-    with_backend(recorded.inductor)
-    for mode in MODES if "resume" in parts else ():
-        rows.append(attempt(f"resume, {mode}", lambda m=mode: resume(m)))  # type: ignore[misc]
-    print("triton kernels usable:", kernels.usable(torch.zeros(1, device=CUDA)))
-    print(write("-".join(["gpu-check", *(options.part or ())]), CUDA, {"rows": rows}))
-    sys.exit(1 if any("failed" in row for row in rows) else 0)
+    failed = False
+    for part in options.part or table:
+        for name, check in table[part].items():
+            if options.row and not any(wanted in name for wanted in options.row):
+                continue
+            if options.list:
+                print(f"{part}: {name}")
+                continue
+            row = attempt(name, check)
+            add_rows("gpu-check", CUDA, [{"part": part, "triton": kernels.usable(torch.zeros(1, device=CUDA)), **row}])
+            failed = failed or "failed" in row
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
