@@ -12,6 +12,7 @@ it over a stack of clients; each passes its own way of taking a gradient. `visit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from unfed import objectives, perturb, rng
+from unfed.ahead import ahead
 from unfed.data import ClientData
 from unfed.errors import UnfedError, listed, nearest
 from unfed.params import Params
@@ -404,18 +406,27 @@ def visit(
             key = epoch_key(plan, client.name, phase.view, turn.epoch)
             order = positions[rng.order(rng.fold(key, rng.ORDER), len(positions))]
             draws = Draws.of(key, order, len(turn.steps))
-            for mask, (begin, end) in zip(draws.masks, turn.steps, strict=True):
-                batch, number = fetch(client, order, draws, begin, end), number + 1
-                carry = step(template, phase, carry, batch, mask.to(batch.x.device), models, number, gradient)
-                trained += end - begin
-                marked = int(batch.forget.sum()) if objective.forget_forwards else 0
-                forwarded += objective.forwards * (end - begin) + objective.forget_forwards * marked
-                if phase.stop is not None and not bool(carry["alive"]):
-                    break
+            fetched = (fetch(client, order, draws, begin, end) for begin, end in turn.steps)
+            with closing(ahead(fetched) if pipelined(template, phase, client) else fetched) as batches:
+                for mask, batch in zip(draws.masks, batches, strict=True):
+                    number, rows = number + 1, len(batch.y)
+                    carry = step(template, phase, carry, batch, mask.to(batch.x.device), models, number, gradient)
+                    trained += rows
+                    marked = int(batch.forget.sum()) if objective.forget_forwards else 0
+                    forwarded += objective.forwards * rows + objective.forget_forwards * marked
+                    if phase.stop is not None and not bool(carry["alive"]):
+                        break
             if phase.stop is not None and not bool(carry["alive"]):
                 break
         params = {name: (carry["params"] | carry["state"])[name].detach() for name in template.like}
     return Visit(params, carry["optimiser"], covered(plan, client), trained, forwarded, float(carry["loss"]))
+
+
+def pipelined(template: Template, phase: Phase, client: ClientData) -> bool:
+    """Whether batches are made ahead of time: a data set on the host feeds another device, and nobody can tell. A rule
+    that stops early, or a model that draws, would leave the data set's random numbers elsewhere than today."""
+    on_host = next(iter(template.like.values())).device.type == "cpu"
+    return not (on_host or client.source.resident or phase.stop is not None or template.draws_its_own)
 
 
 def fetch(client: ClientData, order: Tensor, draws: Draws, begin: int, end: int) -> Batch:

@@ -54,19 +54,13 @@ def score(template: Template, params: Params, source: Source, rows: Tensor, batc
         logits = net(x)
         log_p = logits.log_softmax(-1)
         top, predicted = log_p.max(-1)
-        parts.append(
-            (
-                F.nll_loss(log_p, y, reduction="none").cpu(),
-                (predicted == y).cpu(),
-                top.exp().cpu(),
-                -(log_p.exp() * log_p).sum(-1).cpu(),
-                predicted.cpu(),
-            )
-        )
+        loss, entropy = F.nll_loss(log_p, y, reduction="none"), -(log_p.exp() * log_p).sum(-1)
+        parts.append((loss, predicted == y, top.exp(), entropy, predicted))
     if not parts:
         empty = torch.empty(0)
         return Scores(empty, empty.bool(), empty, empty, empty.long())
-    return Scores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    # Moved once, at the end: every move waits for the device.
+    return Scores(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
 
 
 def measure(template: Template, what: Measure, client: ClientData, params: Params) -> Mapping[str, Tensor]:

@@ -280,13 +280,13 @@ class DatasetSource:
         device: torch.device | str = "cpu",
         warn: bool = True,
     ) -> None:
-        self._dataset, self._dtype, self._device = dataset, dtype, device
+        self._dataset, self._dtype, self._device = dataset, dtype, torch.device(device)
         self._length = len(dataset)
         if self._length == 0:
             raise UnfedError("The data set is empty; give it at least one sample.")
         labels = _read_labels(dataset)
         self.classes = _checked_labels(labels, self._length, classes)
-        self.labels = labels.to(device)
+        self.labels, self._listed = labels.to(device), labels
         self.shape = tuple(_as_sample(_pair(dataset, 0)[0], 0, dtype).shape)
         if warn:
             warnings.warn(
@@ -301,11 +301,17 @@ class DatasetSource:
 
     def fetch(self, rows: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The samples of `rows`, one by one; `draws` is not used, because the data set draws for itself."""
-        y = self.labels[rows.to(self.labels.device)]
+        y = self._listed[rows.cpu()]
         pairs = zip(rows.reshape(-1).tolist(), y.reshape(-1).tolist(), strict=True)
         samples = [self._sample(row, label) for row, label in pairs]
         x = torch.stack(samples) if samples else torch.empty((0, *self.shape), dtype=self._dtype)
-        return x.reshape(*rows.shape, *self.shape).to(self._device), y
+        return self._handed_over(x.reshape(*rows.shape, *self.shape)), self._handed_over(y)
+
+    def _handed_over(self, tensor: Tensor) -> Tensor:
+        """On the device. From pinned memory nobody waits for the copy."""
+        if self._device.type != "cuda":
+            return tensor.to(self._device)
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def _sample(self, row: int, label: int) -> Tensor:
         x, y = _pair(self._dataset, row)
