@@ -111,13 +111,13 @@ class Server:
         self.asked: dict[int, list[str]] = {}
         self.refusals: list[Refusal] = []
         self.fresh, self._forward_flops = fresh, forward_flops
-        self._order = {name: place for place, name in enumerate(clients)}
         self._parameters = sum(template.like[name].numel() for name in template.trainable)
         self.look_at(clients, engine)
 
     def look_at(self, clients: Mapping[str, ClientData], engine: Engine) -> None:
-        """Take note of who holds what; called again when a further request marks more rows."""
+        """Take note of who holds what; called again when a further request marks more rows, or somebody joined."""
         self.engine = engine
+        self._order = {name: place for place, name in enumerate(clients)}
         self.clients = tuple(n for n, c in clients.items() if len(c.view("all")))
         self.retained = tuple(n for n, c in clients.items() if len(c.view("retain")))
         self.owners = tuple(n for n, c in clients.items() if len(c.view("forget")))

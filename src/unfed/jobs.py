@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from unfed import digest
 from unfed.data import Request
@@ -33,6 +33,15 @@ from unfed.world import World
 
 # Where a saved state keeps the params of the best epoch, where that is the model that counts.
 BEST = "best"
+
+
+@runtime_checkable
+class Open(Protocol):
+    """A world whose clients come and go."""
+
+    def admit(self, requests: Sequence[Request]) -> bool:
+        """Take in who joined since the last time, but nobody whom these requests name; whether there was anybody."""
+        ...
 
 
 @dataclass
@@ -135,7 +144,7 @@ class JobRunner:
         self.watch.begins(self.job, state.round, self.rounds)
         outcome = self._outcome(state, diary)
         while outcome is None:
-            self._leave_out_newcomers()
+            self._look_around()
             started = time.monotonic()
             state = self.method.round(self.server, state)
             diary.ledger.seconds += time.monotonic() - started
@@ -187,15 +196,20 @@ class JobRunner:
         """A job that ended by its number of rounds goes on when it is asked for more."""
         return self.rounds if numbers["finished"] == "all rounds" and self.until is not None else 0
 
-    def _leave_out_newcomers(self) -> None:
-        """Who asked to leave while this job was running takes no part from the next round on."""
-        newcomers = tuple(self.pending()) if self.pending else ()
-        if newcomers != self.left_out:
-            self.left_out = newcomers
-            everything = [*self.requests, *newcomers]
-            clients = self.world.scoped(everything, gone=[*self.requests[:-1], *newcomers])
-            self.server.look_at(clients, self.world.engine(clients))
-            self.server.scope = tuple(request.to_json() for request in everything)
+    def _look_around(self) -> None:
+        """From the next round on, who asked to leave while this job was running takes no part, and who joined does."""
+        leaving = tuple(self.pending()) if self.pending else ()
+        everything = [*self.requests, *leaving]
+        joined = isinstance(self.world, Open) and self.world.admit(everything)
+        if leaving == self.left_out and not joined:
+            return
+        self.left_out = leaving
+        clients = self.world.scoped(everything, gone=[*self.requests[:-1], *leaving])
+        self.server.look_at(clients, self.world.engine(clients))
+        self.server.scope = tuple(request.to_json() for request in everything)
+        if joined:  # what is measured from now on counts their rows too, and so does what it is compared with
+            self.evaluator = self.world.evaluator(self.requests)
+            self.before = self.evaluator.validation(self.server.params) if self.requests else 0.0
 
     # --- when -----------------------------------------------------------------------------------------------------
 

@@ -79,7 +79,7 @@ class Directory:
         self.seen: dict[str, Census] = {}
         """What a node told when it was asked who it is."""
         self.failures: dict[int, str] = {}
-        """Connected nodes that could not say who they are, and why; each is asked once."""
+        """Connected nodes that could not say who they are, and why; each is asked once, and again if it was silent."""
 
     def look(self, shard: str) -> None:
         """See who is connected now; newcomers without a registered name are asked who they are."""
@@ -88,20 +88,24 @@ class Directory:
         # Flower lists a node for a minute after it died. One that let a question time out is asked again only once it
         # gave a new sign of life: a dead node costs one time-out, not one per round.
         self._lives = {info.node_id: info.online_until for info in nodes}
-        self._silent = {n: at for n, at in self._silent.items() if at and self._lives.get(n) == at}
+        silent = {n: at for n, at in self._silent.items() if at and self._lives.get(n) == at}
+        awake, self._silent = self._silent.keys() - silent.keys(), silent
         self._online = tuple(sorted(node for node in infos if node not in self._silent))
         for node, registered in infos.items():
             name = self._bound.get(node) or registered
             if name:
                 self._names[node] = name
-        self.failures = {node: reason for node, reason in self.failures.items() if node in infos}
+        self.failures = {n: reason for n, reason in self.failures.items() if n in infos and n not in awake}
         strangers = [node for node in self._online if node not in self._names and node not in self.failures]
-        for node, found in self.post.send({node: Ask(CENSUS, "", shard) for node in strangers}).answers.items():
+        delivery = self.post.send({node: Ask(CENSUS, "", shard) for node in strangers})
+        for node, found in delivery.answers.items():
             self._meet(node, found)
+        self.silent(delivery.silent)
 
     def silent(self, nodes: Iterable[int]) -> None:
-        """Note who let a question time out."""
+        """Note who let a question time out: as long as it gives no sign of life, it counts as away."""
         self._silent |= {node: self._lives.get(node, 0.0) for node in nodes}
+        self._online = tuple(node for node in self._online if node not in self._silent)
 
     def _meet(self, node: int, found: RecordDict | Failure) -> None:
         if isinstance(found, Failure):

@@ -1,7 +1,8 @@
 """A run folder whose clients are Flower nodes: the same layout, the same jobs, another world.
 
-Beside the documented files it holds `clients.json` (what each client said it holds, so that one which is away when a
-run is resumed is still known) and `flower.json` (which Flower runs worked here, and how the last one ended).
+Beside the documented files it holds `clients.json` (everybody who took part, in the order in which answers are
+averaged, and what each holds, so that one which is away when a run is resumed is still known) and `flower.json` (which
+Flower runs worked here, and how the last one ended).
 """
 
 from __future__ import annotations
@@ -50,19 +51,27 @@ class FlowerRun(Run):
         return run
 
     def _build(self, seed: int) -> World:
-        world = self._make(self.config, seed, tuple(self.description["clients"]), self._census())
+        world = self._make(self.config, seed, *self._clients())
         self._note(world)
         return world
 
-    def _census(self) -> dict[str, Census]:
+    def _clients(self) -> tuple[tuple[str, ...], dict[str, Census]]:
+        """Who took part so far, in their order, and what they hold."""
         path = self.folder.path / "clients.json"
         if not path.exists():
-            return {}
-        return {name: Census.from_json(raw) for name, raw in checkpoint.read_json(path, "client list").items()}
+            return tuple(self.description["clients"]), {}
+        raw = checkpoint.read_json(path, "client list")
+        return tuple(raw["order"]), {name: Census.from_json(held) for name, held in raw["held"].items()}
 
     def _note(self, world: FlowerWorld) -> None:
-        known = {**self._census(), **world.known}
-        checkpoint.write_json(self.folder.path / "clients.json", {name: c.to_json() for name, c in known.items()})
+        """Write down who takes part, now and whenever somebody joins: before the round in which it is first asked.
+
+        A run that is resumed from the round before therefore asks the same clients in the same order.
+        """
+        _, before = self._clients()
+        held = {name: census.to_json() for name, census in {**before, **world.known}.items()}
+        checkpoint.write_json(self.folder.path / "clients.json", {"order": list(world.order), "held": held})
+        world.noted = self._note
 
     # --- an existing model --------------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ request for a client nobody is asked, for it concerns everything that client hol
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ from unfed.ledger import forward_flops
 from unfed.models import build
 from unfed.template import Template
 from unfed.world import DTYPES, SMALL_STEP_FLOPS, Seeds, World, pick_device
+
+log = logging.getLogger("flwr")
 
 NOTHING = Census(0, 0, 0, 0, (), 0)
 
@@ -89,11 +92,16 @@ class FlowerWorld(World):
         self._counts: dict[str, Census] = {}
         self.heard = Memory()
         self.refused: dict[str, str] = {}
-        """Nodes that take no part because they hold something else, and why."""
+        """Clients that take no part because they hold something else or did not say what, and why."""
+        self._met: set[int] = set()
+        """Nodes that said what they hold, or would not: each is asked once."""
+        self.noted: Callable[[FlowerWorld], None] = lambda world: None
+        """Who writes down that somebody joined."""
         self._order = (*order, *(name for name in directory.names if name not in order))
         self._introduce()
+        self._met |= {node for name in directory.names if (node := directory.node(name)) is not None}
         self.shape, self.classes = self._agree()
-        self.clients = tuple(self._outline(name, self._base(name)) for name in self._order)
+        self.clients = self._outlines()
         self.template = Template(self._module(0), self.shape).to(self.device, self.dtype)
         self.forward_flops = forward_flops(self.template)
         small = config.training.batch * self.forward_flops < SMALL_STEP_FLOPS
@@ -132,6 +140,8 @@ class FlowerWorld(World):
     def _ask_census(self, asks: Mapping[str, Ask]) -> dict[str, Census | Failure]:
         nodes = {name: node for name in asks if (node := self.directory.node(name)) is not None}
         delivery = self.directory.post.send({nodes[name]: asks[name] for name in nodes})
+        self.directory.silent(delivery.silent)
+        self._met |= set(nodes.values()) - delivery.silent
         found: dict[str, Census | Failure] = {}
         for name in asks:
             answer = delivery.answers[nodes[name]] if name in nodes else Failure(self.directory.why_not(name))
@@ -148,15 +158,43 @@ class FlowerWorld(World):
         else:
             shape = Counter(census.shape for census in told.values()).most_common(1)[0][0]
             classes = max(census.classes for census in told.values() if census.shape == shape)
-        for name, census in told.items():
-            if census.shape != shape:
-                self.refused[name] = f"its samples have the shape {census.shape}, the federation's {shape}"
-            elif census.classes > classes:
-                self.refused[name] = f"it holds {census.classes} classes, the federation's model tells {classes} apart"
+        misfits = {name: _misfit(census, shape, classes) for name, census in told.items()}
+        self.refused |= {name: reason for name, reason in misfits.items() if reason}
         if told and all(name in self.refused for name in told):
             name, reason = next(iter(self.refused.items()))
             raise Refused(f"No node fits this federation (client {name}: {reason}); mend the nodes' data.")
         return shape, classes
+
+    def admit(self, requests: Sequence[Request]) -> bool:
+        """Take in who joined since the last time, but nobody whom these requests name; whether there was anybody.
+
+        Who joins stands last in the federation's order, for good: answers are averaged in that order.
+        """
+        directory = self.directory
+        directory.look(self.shard)
+        new = [n for n in directory.names if self._base(n) is NOTHING and not self._leaves(n, requests)]
+        new = [name for name in new if directory.node(name) not in self._met]
+        found: dict[str, Census | Failure] = {name: directory.seen[name] for name in new if name in directory.seen}
+        self._met |= {node for name in found if (node := directory.node(name)) is not None}
+        unsaid = [name for name in new if name not in found]
+        found |= self._ask_census({name: Ask(CENSUS, name, self.shard) for name in unsaid}) if unsaid else {}
+        joined = []
+        for name in new:
+            census = found[name]
+            reason = census.reason if isinstance(census, Failure) else _misfit(census, self.shape, self.classes)
+            if isinstance(census, Failure) or reason:
+                self.refused[name] = reason
+                log.warning("unfed: client %s takes no part: %s", name, reason)
+                continue
+            self.refused.pop(name, None)
+            self._known[name] = census
+            joined.append(name)
+        if joined:
+            self._order = (*self._order, *(name for name in joined if name not in self._order))
+            self.clients = self._outlines()
+            self.noted(self)
+            log.info("unfed: client %s takes part from now on", ", ".join(joined))
+        return bool(joined)
 
     def _base(self, name: str) -> Census:
         """What a client holds before any request; nothing where it never said, or does not fit."""
@@ -165,6 +203,11 @@ class FlowerWorld(World):
     @property
     def known(self) -> Mapping[str, Census]:
         return self._known
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Everybody who ever took part, in the order in which answers are averaged."""
+        return self._order
 
     def knows(self, name: str) -> bool:
         """Whether a client is connected, or was when this run began."""
@@ -183,7 +226,8 @@ class FlowerWorld(World):
         for name in self._order:
             census = self._under(name, requests, gone)
             outlines[name] = self._outline(name, census)
-            dropped[name] = census.forget
+            if not self._unsaid(name, requests, gone):
+                dropped[name] = census.forget
         if requests and not requests[-1].clients and not any(dropped.values()):
             raise UnfedError(
                 f"Request {requests[-1].id!r} names no training row that any connected client holds, so there is"
@@ -207,15 +251,19 @@ class FlowerWorld(World):
     def _count(self, requests: Sequence[Request], gone: Sequence[Request]) -> None:
         asks = {}
         for name in self._order:
-            rows = [r for r in requests if not r.clients]
-            if self._leaves(name, requests) or self._base(name) is NOTHING or not own_part(rows, name):
-                continue
-            if self._key(name, requests, gone) not in self._counts:
+            if self._unsaid(name, requests, gone):
                 scope, out = own_part(requests, name), own_part(gone, name)
                 asks[name] = Ask(CENSUS, name, self.shard, scope, out)
         for name, found in self._ask_census(asks).items() if asks else ():
             if not isinstance(found, Failure):
                 self._counts[self._key(name, requests, gone)] = found
+
+    def _unsaid(self, name: str, requests: Sequence[Request], gone: Sequence[Request]) -> bool:
+        """Whether only the client can tell which of its rows are meant, and has not told yet (it may be away)."""
+        rows = [request for request in requests if not request.clients]
+        if self._leaves(name, requests) or self._base(name) is NOTHING or not own_part(rows, name):
+            return False
+        return self._key(name, requests, gone) not in self._counts
 
     @staticmethod
     def _leaves(name: str, requests: Sequence[Request]) -> bool:
@@ -234,6 +282,9 @@ class FlowerWorld(World):
             deleted = any(request.deleted for request in requests if name in request.clients)
             return NOTHING if deleted else Census(base.all, 0, base.all, 0, base.shape, base.classes, base.allow)
         return self._counts.get(self._key(name, requests, gone), base)
+
+    def _outlines(self) -> tuple[ClientData, ...]:
+        return tuple(self._outline(name, self._base(name)) for name in self._order)
 
     def _outline(self, name: str, census: Census) -> ClientData:
         places = torch.arange(census.all + census.val)
@@ -259,3 +310,12 @@ class FlowerWorld(World):
     def _module(self, seed: int) -> torch.nn.Module:
         model = self.config.model
         return build(model.name, shape=self.shape, classes=self.classes, seed=seed, **model.options)
+
+
+def _misfit(census: Census, shape: tuple[int, ...], classes: int) -> str:
+    """Why a client cannot take part; empty if it can."""
+    if census.shape != shape:
+        return f"its samples have the shape {census.shape}, the federation's {shape}"
+    if census.classes > classes:
+        return f"it holds {census.classes} classes, the federation's model tells {classes} apart"
+    return ""

@@ -1,0 +1,263 @@
+"""Nodes come and go while a run is at work: who joins takes part, who comes back is asked again, who left is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs unfed[flower]")
+
+from flwr.app import Message
+
+from flower_grid import EVERYTHING, InProcessGrid, flower_world, grid_of, lost
+from test_flower_app import assert_same, nodes, values
+from unfed.config import Config
+from unfed.data import Request
+from unfed.federation import Server
+from unfed.flower.options import Options
+from unfed.flower.server import run as serve
+from unfed.methods import FineTune, Retrain
+from unfed.run import Run
+from unfed.world import World
+from worlds import serve as server_of
+
+Change = Callable[["Changing"], None]
+
+
+class Changing(InProcessGrid):
+    """A grid on which something happens after its n-th round of training."""
+
+    def __init__(self, configs: Iterable[dict[str, Any]], changes: dict[int, Change]) -> None:
+        super().__init__(configs)
+        self.rounds, self._changes = 0, changes
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        all_of_them = list(messages)
+        found = super().send_and_receive(all_of_them, timeout=timeout)
+        if all_of_them[0].metadata.message_type == "train":
+            self.rounds += 1
+            if self.rounds in self._changes:
+                self._changes[self.rounds](self)
+        return found
+
+
+def node(partition: int, **more: Any) -> dict[str, Any]:
+    return {"partition-id": partition, "device": "cpu", "allow": EVERYTHING, **more}
+
+
+def joins(partition: int, number: int, name: str = "", **more: Any) -> Change:
+    def change(grid: Changing) -> None:
+        grid.nodes[number] = node(partition, **more)
+        grid.names |= {number: name} if name else {}
+
+    return change
+
+
+def breaks(grid: Changing) -> None:
+    raise ConnectionError("the SuperLink is gone")
+
+
+def both(*changes: Change) -> Change:
+    def change(grid: Changing) -> None:
+        for one in changes:
+            one(grid)
+
+    return change
+
+
+def here(folder: Path, order: list[str], rounds: list[list[str]]) -> dict[str, torch.Tensor]:
+    """The training as the sequential engine does it, with these clients in these rounds."""
+    world = World(Options.of(values(folder)).config(), 0)
+    clients = {name: world.scoped([])[name] for name in order}
+    settings = world.training_settings()
+    server = Server(
+        world.template,
+        world.engine(clients),
+        clients,
+        world.template.like,
+        settings,
+        world.seeds.training,
+        world.fresh,
+        world.forward_flops,
+    )
+    state = Retrain().begin(server)
+    for names in rounds:
+        state = server.advance(state, names)
+    return state.params
+
+
+def three(**more: Any) -> dict[str, Any]:
+    return {"mode": "train", "min_nodes": 3, "experiment.training.rounds": 3, **more}
+
+
+def asked(run: Run) -> dict[str, list[str]]:
+    """Who was asked in which round of the training."""
+    lines = [line for line in run.lines() if line["method"] == "train"]
+    return {number: names for line in lines for number, names in line["asked"].items()}
+
+
+@pytest.mark.parametrize("name", ["", "0"])
+def test_a_node_that_joins_takes_part_from_the_next_round_on(name: str, tmp_path: Path) -> None:
+    grid = Changing([node(k) for k in (1, 2, 3)], {1: joins(0, 7, name)})
+    run = serve(grid, values(tmp_path / "run", **three()))
+    # Who joins stands last, whatever its name: the order of those who were there before does not change.
+    order = ["1", "2", "3", "0"]
+    assert asked(run) == {"1": order[:3], "2": order, "3": order}
+    assert json.loads((tmp_path / "run" / "clients.json").read_text())["order"] == order
+    assert_same(run.model(method="train"), here(tmp_path / "run", order, [order[:3], order, order]))
+    # What is measured after it joined counts its rows too.
+    found, local = run.lines()[-1], World(run.config, 0)
+    for column, value in local.evaluator([])(run.model(method="train")).numbers.items():
+        if column in ("retain", "validation", "test", "retain_loss"):
+            assert found[column] == pytest.approx(value, abs=1e-9), column
+
+
+def test_a_run_that_somebody_joined_is_resumed_to_the_very_same_end(tmp_path: Path) -> None:
+    late = {1: joins(3, 7), 2: joins(0, 8)}
+    whole = serve(Changing([node(k) for k in (1, 2)], late), values(tmp_path / "whole", **three(min_nodes=2)))
+    broken = Changing([node(k) for k in (1, 2)], {**late, 3: breaks})
+    with pytest.raises(ConnectionError):
+        serve(broken, values(tmp_path / "run", **three(min_nodes=2)))
+    again = {"resume-from": str(tmp_path / "run"), "min-nodes": 4, "wait-seconds": 0.01}
+    resumed = serve(nodes(), again)
+    assert asked(resumed) == asked(whole) == {"1": ["1", "2"], "2": ["1", "2", "3"], "3": ["1", "2", "3", "0"]}
+    assert_same(whole.model(method="train"), resumed.model(method="train"))
+
+
+def test_who_joins_a_recovery_is_counted_in_what_it_must_reach(tmp_path: Path) -> None:
+    grid = Changing([node(k) for k in (0, 1, 2)], {3: joins(3, 7)})
+    run = serve(grid, values(tmp_path / "run", min_nodes=3))
+    lines = [line for line in run.lines() if line["method"] == "not"]
+    assert [line["asked"] for line in lines] == [{}, {"1": ["1", "2"]}, {"2": ["1", "2", "3"]}]
+    world, request = World(run.config, 0), Request("client-0", clients=("0",))
+    expected = world.evaluator([request]).validation(run.model(method="train"))
+    assert lines[-1]["validation_before"] == pytest.approx(expected) and lines[0]["validation_before"] != expected
+
+
+@pytest.mark.parametrize("name", ["", "0"])
+def test_a_forgotten_client_that_joins_again_is_not_asked(name: str, tmp_path: Path) -> None:
+    serve(nodes(), values(tmp_path / "run", mode="train"))
+    grid = Changing([node(k) for k in (1, 2, 3)], {1: joins(0, 7, name)})
+    run = serve(grid, values(tmp_path / "run", mode="unlearn", min_nodes=3))
+    assert 7 in grid.nodes and not grid.asked(7, "train", "evaluate")
+    assert run.lines()[-1]["asked"] == {"2": ["1", "2", "3"]}
+    again = serve(grid, values(tmp_path / "run", mode="unlearn", forget_clients="1"))  # nor by a later request
+    assert not grid.asked(7, "train", "evaluate")
+    assert again.lines()[-1]["asked"] == {"2": ["2", "3"]}
+
+
+def test_one_that_left_with_its_data_is_not_even_asked_who_it_is(tmp_path: Path) -> None:
+    serve(nodes(), values(tmp_path / "run", mode="train"))
+    grid = Changing([node(k) for k in range(4)], {1: joins(0, 7, "9")})
+    serve(grid, values(tmp_path / "run", mode="unlearn", forget_clients="9", deleted=True))
+    assert not grid.asked(7)
+
+
+@pytest.mark.parametrize("name", ["", "0"])
+def test_who_joins_with_other_images_is_named_and_may_come_back_mended(name: str, tmp_path: Path) -> None:
+    def other(grid: Changing) -> None:
+        grid.nodes[7] = {"client": "0", "loader": "test_flower_engine:three_images", "side": 12}
+        grid.names |= {7: name, 8: name}
+
+    def mended(grid: Changing) -> None:
+        del grid.nodes[7]
+        grid.nodes[8] = node(0)
+
+    grid = Changing([node(k) for k in (1, 2, 3)], {1: other, 3: mended})
+    run = serve(grid, values(tmp_path / "run", **three(**{"experiment.training.rounds": 4})))
+    assert not grid.asked(7, "train", "evaluate") and len(grid.asked(7, "query")) == 1
+    assert [names[-1] for names in asked(run).values()] == ["3", "3", "3", "0"]
+
+
+def test_a_newcomer_that_does_not_answer_is_asked_again_once_it_gives_a_sign_of_life(tmp_path: Path) -> None:
+    def silent(grid: Changing) -> None:
+        joins(0, 7, "0")(grid)
+        grid.lives = {number: 60.0 for number in grid.nodes}
+        grid.tamper[7] = lost
+
+    def wakes(grid: Changing) -> None:
+        del grid.tamper[7]
+        grid.lives[7] = 90.0
+
+    grid = Changing([node(k) for k in (1, 2, 3)], {1: silent, 3: wakes})
+    run = serve(grid, values(tmp_path / "run", **three(**{"experiment.training.rounds": 4})))
+    assert len(grid.asked(7, "query")) == 2
+    assert [names[-1] for names in asked(run).values()] == ["3", "3", "3", "0"]
+
+
+def test_who_was_away_when_classes_were_asked_for_leaves_them_out_when_it_is_back(small: Callable[..., Config]) -> None:
+    config = small('engine.precision="float64"', 'engine.name="sequential"')
+    local, request = World(config, 0), Request("r1", classes=(3,))
+    grid = grid_of(config)
+    world = flower_world(config, grid)
+    away = grid.nodes.pop(1002)
+    world.directory.look(world.shard)
+    server = server_of(world, (request,), local.fresh(1))
+    grid.nodes[1002] = away
+    state = server.recover(FineTune().begin(server))
+    expected = server_of(local, (request,), local.fresh(1))
+    assert not server.refusals
+    assert_same(expected.recover(FineTune().begin(expected)).params, state.params)
+
+
+def test_nobody_is_asked_twice_what_he_holds(tmp_path: Path) -> None:
+    grid = nodes()
+    serve(grid, values(tmp_path / "run"))
+    assert [len(grid.asked(1000 + k, "query")) for k in range(4)] == [1, 1, 1, 1]
+
+
+LEAN = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from flower_grid import InProcessGrid
+import unfed.flower.client
+started = set(sys.modules)
+from unfed.flower.options import Options
+from unfed.flower.post import Post
+from unfed.flower.shard import describe
+from unfed.flower.wire import CENSUS, MEASURE, TRAIN, Ask
+from unfed.models import build
+from unfed.params import cast, params_of
+from unfed.plan import Phase, Plan
+import torch
+config = Options.of({"run-folder": "/x", "set": "model.name=cnn-small; partition.clients=4"}).config()
+shard = describe(config, 0, (1, 8, 8), 10, 1)
+post = Post(InProcessGrid([{"partition-id": 0, "device": "cpu"}]), 5.0)
+params = cast(params_of(build("cnn-small", shape=(1, 8, 8), classes=10, seed=0)), torch.float32, torch.device("cpu"))
+tensors = {"params": params}
+plan, measures = Plan(1, 1, (Phase(),)).to_json(), '[{"what": "correct", "view": "val", "batch": 64}]'
+for ask in (Ask(CENSUS, "0", shard), Ask(TRAIN, "0", shard, body=plan, tensors=tensors),
+            Ask(MEASURE, "0", shard, body=measures, tensors=tensors)):
+    (found,) = post.send({1000: ask}).answers.values()
+    assert hasattr(found, "metric_records"), found
+print(*sorted({name.partition(".")[0] for name in sys.modules} | {n for n in sys.modules if n.count(".") == 1}))
+"""
+
+
+def test_a_client_imports_no_more_than_it_needs(tmp_path: Path) -> None:
+    """Its process starts anew for every message: a compiler or a plotting library costs a second each time."""
+    command = [sys.executable, "-c", LEAN, str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert "unfed.local" in loaded
+    heavy = {
+        "torch._dynamo",
+        "torch._inductor",
+        "sympy",
+        "sklearn",
+        "scipy",
+        "matplotlib",
+        "jinja2",
+        "pandas",
+        "triton",
+    }
+    assert not loaded & heavy
