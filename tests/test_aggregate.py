@@ -107,3 +107,9 @@ def test_only_the_bad_client_of_a_block_is_refused():
     assert kept.clients == ("a", "c")
     assert kept.params["w"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
     assert [r.client for r in refusals] == ["b"]
+
+
+def test_numbers_whose_sum_is_too_large_are_still_numbers():
+    huge = torch.finfo(torch.float32).max
+    good, bad = validate(update("a", [huge, -huge]), OLD, 1)
+    assert good.clients == ("a",) and not bad

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unfed import local, rng
+from unfed import local, optimise, rng
 from unfed.errors import UnfedError
 from unfed.local import Models, autograd, bounds, passes, visit
 from unfed.models import build
@@ -135,7 +135,7 @@ def test_the_plateau_is_pytorchs_plateau():
     carry = {"plateau/best": zero + torch.inf, "plateau/bad": zero, "plateau/scale": zero + 1, "plateau/sum": zero}
     for number, loss in enumerate(losses, 1):
         truth.step(loss)
-        carry |= local.plateau(rule, 0.01, carry, zero + loss, number)
+        carry |= optimise.plateau(rule, 0.01, carry, zero + loss, number)
         assert float(0.01 * carry["plateau/scale"]) == pytest.approx(optimiser.param_groups[0]["lr"])
 
 
@@ -143,9 +143,9 @@ def test_a_plateau_looks_at_the_mean_of_every_n_steps():
     rule = term("plateau", every=2, factor=0.5, patience=0, minimum=0.0)
     zero = torch.zeros((), dtype=torch.float64)
     carry = {"plateau/best": zero + 2, "plateau/bad": zero, "plateau/scale": zero + 1, "plateau/sum": zero}
-    carry |= local.plateau(rule, 1.0, carry, zero + 1, 1)
+    carry |= optimise.plateau(rule, 1.0, carry, zero + 1, 1)
     assert float(carry["plateau/scale"]) == 1.0
-    carry |= local.plateau(rule, 1.0, carry, zero + 4, 2)  # mean 2.5, worse than 2
+    carry |= optimise.plateau(rule, 1.0, carry, zero + 4, 2)  # mean 2.5, worse than 2
     assert float(carry["plateau/scale"]) == 0.5
     assert float(carry["plateau/sum"]) == 0.0
 

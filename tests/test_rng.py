@@ -80,3 +80,13 @@ def test_seeded_code_draws_by_its_seed_and_leaves_the_global_generator_alone():
         second = torch.rand(4)
     assert torch.equal(first, second)
     assert torch.equal(before, torch.get_rng_state())
+
+
+@given(keys, st.integers(1, 400), st.integers(1, 400))
+def test_a_sample_is_the_beginning_of_the_order(key, n, count):
+    assert rng.first(key, n, count).tolist() == sorted(rng.order(key, n)[:count].tolist())
+
+
+@given(keys, st.integers(0, 400))
+def test_an_order_is_the_same_by_a_number_and_by_a_tensor(key, n):
+    assert rng.order(key, n).tolist() == rng.order(rng.as_key(key), n).tolist()

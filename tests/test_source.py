@@ -147,6 +147,26 @@ def test_a_fetch_has_the_promised_shape_and_labels(rows: list[int], word: int, t
     assert x.shape == (len(rows), *own.shape) and y.tolist() == [row % 3 for row in rows]
 
 
+@pytest.mark.parametrize("transform", [Transform(mean=(0.5, 0.4), std=(0.2, 0.3)), Transform(resize=4), Transform()])
+def test_what_never_changes_is_transformed_once_and_comes_out_the_same(
+    transform: Transform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamps = {"stamped": torch.arange(12) % 5 == 0, "trigger": Trigger()}
+    kept = source(transform, **stamps)
+    monkeypatch.setattr("unfed.data.source.MADE_BYTES", 0)
+    anew = source(transform, **stamps)
+    rows = torch.tensor([[3, 0], [10, 5]])
+    assert kept._made is not None and anew._made is None
+    assert all(torch.equal(a, b) for a, b in zip(kept.fetch(rows), anew.fetch(rows), strict=True))
+    kept.fetch(rows)[0].zero_()  # what is handed out is a copy
+    assert torch.equal(kept.fetch(rows, draws(rows))[0], anew.fetch(rows, draws(rows))[0])
+
+
+def test_only_what_augments_says_so() -> None:
+    assert [source(t).augments for t in TRANSFORMS] == [False, True, True, True, False, True]
+    assert not TensorSource(torch.zeros(3, 2), torch.arange(3)).augments
+
+
 def test_prepared_samples_of_any_shape_are_handed_out_as_they_are() -> None:
     values = torch.randn(5, 3, generator=rng.generator(0), dtype=torch.float64)
     own = TensorSource(values, torch.tensor([0, 1, 0, 1, 2]), dtype=torch.float64)

@@ -10,6 +10,7 @@ holds NaN or infinity, or if its weight is not positive.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -23,21 +24,34 @@ from unfed.params import Params
 def average(params: Params, blocks: Iterable[Block]) -> Params:
     """The weighted mean of the clients' models, in the order in which they come."""
     total = 0
-    sums: Params = {}
+    names = [name for name, old in params.items() if old.is_floating_point()]
+    start, sums = [params[name] for name in names], list[Tensor]()
     counters: Params = {}
     for block in blocks:
         total += sum(block.samples)
-        for name, old in params.items():
-            stack = block.params[name]
-            if not old.is_floating_point():
-                counters[name] = stack[-1]
-                continue
-            weight = torch.tensor(block.samples, dtype=old.dtype, device=old.device)
-            delta = torch.tensordot(weight, stack - old, dims=1)
-            sums[name] = sums[name] + delta if name in sums else delta
+        deltas = _weighted(block, names, start)
+        if sums:
+            torch._foreach_add_(sums, deltas)
+        else:
+            sums = deltas
+        counters = {name: block.params[name][-1] for name, old in params.items() if not old.is_floating_point()}
     if total == 0:
         raise Refused("There is no update to average; at least one client must answer.")
-    return {name: counters[name] if name in counters else old + sums[name] / total for name, old in params.items()}
+    means = torch._foreach_add(start, torch._foreach_div(sums, total))
+    return {name: (counters | dict(zip(names, means, strict=True)))[name] for name in params}
+
+
+def _weighted(block: Block, names: list[str], start: list[Tensor]) -> list[Tensor]:
+    """Σ_k n_k (θ_k − θ) of a block. A block of one client needs no sum, and all its tensors go in one call."""
+    if len(block.clients) == 1:
+        deltas = list(torch._foreach_sub([block.params[name][0] for name in names], start))
+        torch._foreach_mul_(deltas, float(block.samples[0]))
+        return deltas
+    found = []
+    for name, old in zip(names, start, strict=True):
+        weight = torch.tensor(block.samples, dtype=old.dtype, device=old.device)
+        found.append(torch.tensordot(weight, block.params[name] - old, dims=1))
+    return found
 
 
 def validate(block: Block, like: Params, round: int) -> tuple[Block, list[Refusal]]:
@@ -45,20 +59,26 @@ def validate(block: Block, like: Params, round: int) -> tuple[Block, list[Refusa
     whole = _malformed(block.params, like)
     if whole:
         return block.pick([]), [Refusal(round, client, whole) for client in block.clients]
-    finite = torch.ones(len(block.clients), dtype=torch.bool)
-    for stack in block.params.values():
-        if stack.is_floating_point():
-            finite &= _finite(stack).cpu()
-    keep, refusals = [], []
+    finite, keep, refusals = _usable(block), [], []
     for index, client in enumerate(block.clients):
         if block.samples[index] <= 0:
             refusals.append(Refusal(round, client, f"its weight is {block.samples[index]}, which is not positive"))
-        elif not bool(finite[index]):
+        elif not finite[index]:
             bad = next(n for n, t in block.params.items() if t.is_floating_point() and not bool(_finite(t)[index]))
             refusals.append(Refusal(round, client, f"its update has NaN or infinite values in {bad!r}"))
         else:
             keep.append(index)
     return block.pick(keep), refusals
+
+
+def _usable(block: Block) -> list[bool]:
+    """Which clients' tensors are all finite; one look at the device for the whole block."""
+    floating = [stack for stack in block.params.values() if stack.is_floating_point()]
+    # A sum with a NaN or an infinity in it is not finite; one of finite numbers may be too large, so look again then.
+    if len(block.clients) == 1 and math.isfinite(float(torch.stack(torch._foreach_norm(floating, 1)).sum())):
+        return [True]
+    usable: list[bool] = torch.stack([_finite(stack) for stack in floating]).all(0).tolist()
+    return usable
 
 
 def _finite(stack: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -80,6 +80,19 @@ class Settings:
     """Whether the optimiser goes on from round to round, as it does where one place holds all data."""
 
 
+@runtime_checkable
+class Roll(Protocol):
+    """A federation too large to look through: it says who holds rows without making every client."""
+
+    def holding(self, view: str) -> Sequence[str]:
+        """The names of the clients with rows in a view, in the federation's order."""
+        ...
+
+    def place(self, name: str) -> int:
+        """Where in that order a client stands."""
+        ...
+
+
 class Server:
     """What a method can ask for. One server serves one job: a training, or one method on one request."""
 
@@ -117,10 +130,18 @@ class Server:
     def look_at(self, clients: Mapping[str, ClientData], engine: Engine) -> None:
         """Take note of who holds what; called again when a further request marks more rows, or somebody joined."""
         self.engine = engine
-        self._order = {name: place for place, name in enumerate(clients)}
-        self.clients = tuple(n for n, c in clients.items() if len(c.view("all")))
-        self.retained = tuple(n for n, c in clients.items() if len(c.view("retain")))
-        self.owners = tuple(n for n, c in clients.items() if len(c.view("forget")))
+        self.clients: Sequence[str]
+        self.retained: Sequence[str]
+        self.owners: Sequence[str]
+        self._place: Callable[[str], int]
+        if isinstance(clients, Roll):
+            self._place = clients.place
+            self.clients, self.retained, self.owners = (clients.holding(view) for view in ("all", "retain", "forget"))
+        else:
+            self._place = {name: place for place, name in enumerate(clients)}.__getitem__
+            self.clients = tuple(n for n, c in clients.items() if c.holds("all"))
+            self.retained = tuple(n for n, c in clients.items() if c.holds("retain"))
+            self.owners = tuple(n for n, c in clients.items() if c.holds("forget"))
         if not self.retained:
             raise UnfedError("Every client would be forgotten, so nobody is left to train; ask for fewer.")
 
@@ -158,8 +179,8 @@ class Server:
         if self.settings.participation >= 1.0:
             return tuple(among)
         count = max(1, round_half_up(self.settings.participation * len(among)))
-        picked = rng.order(rng.as_key(rng.key(self.seed, "participants", round)), len(among))[:count]
-        return tuple(among[i] for i in sorted(picked.tolist()))
+        picked = rng.first(rng.key(self.seed, "participants", round), len(among), count)
+        return tuple(among[i] for i in picked.tolist())
 
     def train(
         self,
@@ -178,11 +199,15 @@ class Server:
         A `patient` server waits until everybody has answered: a leaver's own phase cannot go on without the leaver.
         """
         context, engine = context or {}, engine or self.engine
-        asked = sorted(clients, key=self._order.__getitem__)
+        asked = sorted(clients, key=self._place)
         self.asked.setdefault(plan.round, []).extend(asked)
-        for name in asked:
-            crossing = [c for n, c in context_of(context, name).items() if n not in freight.seeded]
-            self._send(engine, params, *crossing, models=freight.down)
+        messages = isinstance(engine, Messenger)
+        if self._wired:
+            model = 0 if messages else tensor_bytes(params)
+            for name in asked:
+                crossing = () if messages else context_of(context, name).items()
+                own = sum(tensor_bytes(c) for n, c in crossing if n not in freight.seeded)
+                self.ledger.sent(freight.down, self._parameters, model + own)
         answering = [name for name in asked if patient or not self._drops_out(name, plan.round)]
         silent = [Refusal(plan.round, name, "it did not answer") for name in asked if name not in set(answering)]
         self.refusals += silent
@@ -193,9 +218,9 @@ class Server:
                 refused.append(block)
                 continue
             self.ledger.worked(self._forward_flops, sum(block.trained), sum(block.forwarded))
-            each = 0 if isinstance(engine, Messenger) else tensor_bytes(block.params) // len(block.clients)
-            for _ in block.clients if self._wired else ():
-                self.ledger.sent(freight.up, self._parameters, each)
+            if self._wired:
+                uploads = freight.up * len(block.clients)
+                self.ledger.sent(uploads, self._parameters, 0 if messages else tensor_bytes(block.params))
             good, bad = validate(block, params, plan.round)
             self.refusals += bad
             refused += bad
@@ -259,7 +284,7 @@ class Server:
         return average(params, self._in_order(updates))
 
     def _in_order(self, updates: Iterable[Block]) -> list[Block]:
-        return sorted(updates, key=lambda block: self._order[block.clients[0]])
+        return sorted(updates, key=lambda block: self._place(block.clients[0]))
 
     def _record(self, plan: Plan, params: Params, updates: Sequence[Block]) -> None:
         for recorder in self.recorders.values():

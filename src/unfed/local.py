@@ -24,8 +24,9 @@ from unfed import objectives, perturb, rng
 from unfed.ahead import ahead
 from unfed.data import ClientData
 from unfed.errors import UnfedError, listed, nearest
+from unfed.optimise import clip, norm, update
 from unfed.params import Params
-from unfed.plan import VIEWS, Optimiser, Phase, Plan, Term
+from unfed.plan import VIEWS, Phase, Plan, Term
 from unfed.template import Net, Template
 
 Carry = dict[str, Any]
@@ -116,11 +117,17 @@ class Draws:
     masks: Tensor
 
     @staticmethod
-    def of(key: rng.Key, order: Tensor, steps: int) -> Draws:
+    def of(
+        key: rng.Key, order: Tensor, steps: int, augment: bool = True, labels: bool = True, masks: bool = True
+    ) -> Draws:
+        """What nobody reads is not drawn; zeros stand in its place."""
+        unread = torch.zeros_like(order)
         return Draws(
-            augment=rng.words(rng.fold(key, rng.AUGMENT), order),
-            labels=rng.words(rng.fold(key, rng.LABEL), order),
-            masks=rng.fold(rng.fold(key, rng.DROPOUT), torch.arange(steps)),
+            rng.words(rng.fold(key, rng.AUGMENT), order) if augment else unread,
+            rng.words(rng.fold(key, rng.LABEL), order) if labels else unread,
+            rng.fold(rng.fold(key, rng.DROPOUT), torch.arange(steps))
+            if masks
+            else torch.zeros(steps, dtype=torch.int64),
         )
 
 
@@ -205,12 +212,13 @@ def advance(
     models: Models,
     number: int,
     lr: Tensor | None = None,
+    mapped: bool = False,
 ) -> Carry:
     """The second half of the step: clip, update, maps, stop. `lr` stands for the phase's own rate where that must be a
     tensor, because a compiled step would otherwise be compiled anew for every rate of a schedule."""
     if phase.optimiser.clip is not None:
         grads = clip(grads, phase.optimiser.clip)
-    weights, optimiser = update(phase.optimiser, carry["params"], grads, carry["optimiser"], value, number, lr)
+    weights, optimiser = update(phase.optimiser, carry["params"], grads, carry["optimiser"], value, number, lr, mapped)
     for rule in phase.after:
         if number % int(rule.get("every", 1)) == 0:
             weights = AFTER[_known(rule, AFTER, "after-step map")](weights, models, rule)
@@ -221,66 +229,6 @@ def advance(
 def mean(losses: Tensor, weight: Tensor | None) -> Tensor:
     """The mean over the rows that count."""
     return losses.mean() if weight is None else (losses * weight).sum() / weight.sum()
-
-
-def clip(grads: Params, most: float) -> Params:
-    """Scale the whole gradient so that its l2 norm is at most `most` (as `clip_grad_norm_` does)."""
-    scale = (most / (norm(grads) + 1e-6)).clamp(max=1.0)
-    return {name: g * scale for name, g in grads.items()}
-
-
-def norm(tensors: Mapping[str, Tensor]) -> Tensor:
-    """The l2 norm of all tensors together."""
-    return torch.stack([t.square().sum() for t in tensors.values()]).sum().sqrt()
-
-
-def update(
-    rule: Optimiser, weights: Params, grads: Params, old: Params, loss: Tensor, number: int, lr: Tensor | None = None
-) -> tuple[Params, Params]:
-    """One step of SGD with momentum, or of Adam, both with the decay added to the gradient as PyTorch does."""
-    base: float | Tensor = rule.lr if lr is None else lr
-    rate = base if rule.plateau is None else base * old["plateau/scale"]
-    new, out = dict(old), {}
-    if rule.rule == "adam":
-        new["count"] = old["count"] + 1
-    for name, weight in weights.items():
-        # `alpha` instead of a product: half the operations, which is a tenth of a small network's step.
-        g = grads[name] if rule.decay == 0 else torch.add(grads[name], weight, alpha=rule.decay)
-        if rule.rule == "sgd":
-            direction = g if rule.momentum == 0 else torch.add(g, old[f"momentum/{name}"], alpha=rule.momentum)
-            new[f"momentum/{name}"] = direction
-        else:
-            first = rule.beta1 * old[f"mean/{name}"] + (1 - rule.beta1) * g
-            second = rule.beta2 * old[f"square/{name}"] + (1 - rule.beta2) * g.square()
-            new[f"mean/{name}"], new[f"square/{name}"] = first, second
-            root = (second / (1 - rule.beta2 ** new["count"])).sqrt() + rule.eps
-            direction = first / (1 - rule.beta1 ** new["count"]) / root
-        out[name] = weight - rate * direction if isinstance(rate, Tensor) else torch.sub(weight, direction, alpha=rate)
-    if rule.plateau is not None:
-        new |= plateau(rule.plateau, rule.lr, old, loss, number)
-    return out, new
-
-
-def plateau(rule: Term, lr: float, old: Params, loss: Tensor, number: int) -> Params:
-    """ReduceLROnPlateau inside a visit: every n-th step the mean loss since the last look is compared with the best.
-
-    The threshold is relative, 1e-4, as PyTorch's default; no value leaves the device.
-    """
-    every, patience = int(rule["every"]), float(rule["patience"])
-    total = old["plateau/sum"] + loss
-    if number % every:
-        return {"plateau/sum": total}
-    seen = total / every
-    better = seen < old["plateau/best"] * (1 - 1e-4)
-    bad = torch.where(better, torch.zeros_like(total), old["plateau/bad"] + 1)
-    drop = bad > patience
-    scale = torch.where(drop, old["plateau/scale"] * float(rule["factor"]), old["plateau/scale"])
-    return {
-        "plateau/best": torch.where(better, seen, old["plateau/best"]),
-        "plateau/bad": torch.where(drop, torch.zeros_like(bad), bad),
-        "plateau/scale": scale.clamp(min=float(rule["minimum"]) / lr) if lr > 0 else scale,
-        "plateau/sum": torch.zeros_like(total),
-    }
 
 
 def halt(rule: Term, before: Carry, after: Carry, models: Models) -> Carry:
@@ -405,7 +353,7 @@ def visit(
             done[phase.view] = turn.epoch + 1
             key = epoch_key(plan, client.name, phase.view, turn.epoch)
             order = positions[rng.order(rng.fold(key, rng.ORDER), len(positions))]
-            draws = Draws.of(key, order, len(turn.steps))
+            draws = Draws.of(key, order, len(turn.steps), client.source.augments, objective.draws, template.keyed)
             fetched = (fetch(client, order, draws, begin, end) for begin, end in turn.steps)
             with closing(ahead(fetched) if pipelined(template, phase, client) else fetched) as batches:
                 for mask, batch in zip(draws.masks, batches, strict=True):
@@ -418,15 +366,17 @@ def visit(
                         break
             if phase.stop is not None and not bool(carry["alive"]):
                 break
-        params = {name: (carry["params"] | carry["state"])[name].detach() for name in template.like}
+        after = carry["params"] | carry["state"]
+        params = {name: after[name] for name in template.like}
     return Visit(params, carry["optimiser"], covered(plan, client), trained, forwarded, float(carry["loss"]))
 
 
 def pipelined(template: Template, phase: Phase, client: ClientData) -> bool:
     """Whether batches are made ahead of time: a data set on the host feeds another device, and nobody can tell. A rule
     that stops early, or a model that draws, would leave the data set's random numbers elsewhere than today."""
-    on_host = next(iter(template.like.values())).device.type == "cpu"
-    return not (on_host or client.source.resident or phase.stop is not None or template.draws_its_own)
+    if client.source.resident or phase.stop is not None or template.draws_its_own:
+        return False
+    return next(iter(template.like.values())).device.type != "cpu"
 
 
 def fetch(client: ClientData, order: Tensor, draws: Draws, begin: int, end: int) -> Batch:

@@ -37,16 +37,18 @@ class Objective:
     """Context models run on every row."""
     forget_forwards: int = 0
     """Context models run on D_u rows only."""
+    draws: bool = True
+    """Whether it reads `batch.draws`; for one that does not, none are drawn."""
 
 
 OBJECTIVES: dict[str, Objective] = {}
 
 
-def objective(name: str, *, forwards: int = 0, forget_forwards: int = 0) -> Callable[[Loss], Loss]:
+def objective(name: str, *, forwards: int = 0, forget_forwards: int = 0, draws: bool = True) -> Callable[[Loss], Loss]:
     """Register a loss under the name that plans use."""
 
     def register(loss: Loss) -> Loss:
-        OBJECTIVES[name] = Objective(name, loss, forwards, forget_forwards)
+        OBJECTIVES[name] = Objective(name, loss, forwards, forget_forwards, draws)
         return loss
 
     return register
@@ -60,13 +62,13 @@ def find(name: str) -> Objective:
     return OBJECTIVES[name]
 
 
-@objective("ce")
+@objective("ce", draws=False)
 def cross_entropy(net: Net, batch: Batch, models: Models) -> Tensor:
     """−log softmax(z)_y"""
     return F.cross_entropy(net(batch.x), batch.y, reduction="none")
 
 
-@objective("ascend")
+@objective("ascend", draws=False)
 def ascent(net: Net, batch: Batch, models: Models) -> Tensor:
     """+log softmax(z)_y: descending on it climbs the cross-entropy."""
     return -cross_entropy(net, batch, models)
@@ -84,18 +86,18 @@ def random_label(net: Net, batch: Batch, models: Models, exclude_true: bool = Fa
     return F.cross_entropy(logits, drawn, reduction="none")
 
 
-@objective("bad_teacher", forwards=2)
+@objective("bad_teacher", forwards=2, draws=False)
 def bad_teacher(net: Net, batch: Batch, models: Models, temperature: float = 1.0, per_class: bool = False) -> Tensor:
     """KL(q ‖ softmax(z/τ)), q from the incompetent teacher on D_u rows and from the competent one elsewhere."""
     with torch.no_grad():
         taught = torch.where(batch.forget[:, None], models["bad"](batch.x), models["good"](batch.x))
         q = (taught / temperature).softmax(-1)
         log_q = (taught / temperature).log_softmax(-1)
-    terms = q * (log_q - (net(batch.x) / temperature).log_softmax(-1))
+    terms = _terms(q, log_q, (net(batch.x) / temperature).log_softmax(-1))
     return terms.mean(-1) if per_class else terms.sum(-1)
 
 
-@objective("guided", forget_forwards=1)
+@objective("guided", forget_forwards=1, draws=False)
 def guided(net: Net, batch: Batch, models: Models) -> Tensor:
     """−log softmax(z)_u on D_u rows, u = argmax φ(x) by the degraded model; −log softmax(z)_y elsewhere (MoDE)."""
     with torch.no_grad():
@@ -103,7 +105,7 @@ def guided(net: Net, batch: Batch, models: Models) -> Tensor:
     return F.cross_entropy(net(batch.x), torch.where(batch.forget, taught, batch.y), reduction="none")
 
 
-@objective("contrast", forwards=2)
+@objective("contrast", forwards=2, draws=False)
 def contrast(net: Net, batch: Batch, models: Models, temperature: float = 0.5) -> Tensor:
     """−log( e^{s_d/τ} / (e^{s_d/τ} + e^{s_p/τ}) ), s_d = cos(f, f_ψ), s_p = cos(f, f_θ*): pull to ψ, push from θ*.
 
@@ -117,11 +119,18 @@ def contrast(net: Net, batch: Batch, models: Models, temperature: float = 0.5) -
     return F.softplus((push - pull) / temperature)
 
 
-@objective("distil", forwards=1)
+@objective("distil", forwards=1, draws=False)
 def distil(net: Net, batch: Batch, models: Models, temperature: float = 3.0) -> Tensor:
     """τ² · KL( softmax(z_T/τ) ‖ softmax(z/τ) ), the teacher T frozen in eval mode (FUKD). No label is read."""
     with torch.no_grad():
         taught = (models["teacher"](batch.x) / temperature).log_softmax(-1)
     own = (net(batch.x) / temperature).log_softmax(-1)
-    # Written out: `F.kl_div` cannot be mapped over a stack of clients without a slow inner loop.
-    return temperature**2 * (taught.exp() * (taught - own)).sum(-1)
+    return temperature**2 * _terms(taught.exp(), taught, own).sum(-1)
+
+
+def _terms(q: Tensor, log_q: Tensor, log_p: Tensor) -> Tensor:
+    """q · (log q − log p), and 0 where q is 0: the summands of KL(q ‖ p).
+
+    Written out, because `F.kl_div` cannot be mapped over a stack of clients without a slow inner loop.
+    """
+    return torch.where(q > 0, q * (log_q - log_p), 0.0)

@@ -19,14 +19,17 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import overload
+from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
 WORD = 1 << 32
 _MASK = WORD - 1
 _GOLDEN = 0x9E3779B9
+
+Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 Key = int | Tensor
 """A key alone is best a plain number, 30 times cheaper to fold than a tensor of one; a stack of keys is a tensor."""
@@ -76,7 +79,11 @@ def fold(parent: Key, data: int | Tensor) -> Key:
     return (new_high << 32) | new_low
 
 
-def words(parent: Key, positions: Tensor) -> Tensor:
+@overload
+def words(parent: Key, positions: Tensor) -> Tensor: ...
+@overload
+def words(parent: int, positions: Integers) -> Integers: ...
+def words(parent: Key, positions: Any) -> Any:
     """One word in [0, 2**32) per position; distinct positions below 2**32 get distinct words."""
     low, high = parent & _MASK, parent >> 32
     return mix(mix((positions + high) & _MASK) ^ low)
@@ -93,9 +100,17 @@ def chance(word: Tensor, probability: float) -> Tensor:
 
 
 def order(parent: Key, n: int) -> Tensor:
-    """A permutation of range(n)."""
-    device = parent.device if isinstance(parent, Tensor) else None
-    return torch.argsort(words(parent, torch.arange(n, device=device)), stable=True)
+    """A permutation of range(n). Words are distinct, so any way of sorting them gives the same one."""
+    if isinstance(parent, Tensor):
+        return torch.argsort(words(parent, torch.arange(n, device=parent.device)), stable=True)
+    return torch.from_numpy(np.argsort(words(parent, np.arange(n))))
+
+
+def first(parent: int, n: int, count: int) -> Tensor:
+    """The first `count` entries of `order(parent, n)`, in rising order: a sample of range(n) without sorting it all."""
+    if count >= n:
+        return torch.arange(n)
+    return torch.from_numpy(np.sort(np.argpartition(words(parent, np.arange(n)), count)[:count]))
 
 
 def generator(seed: int) -> torch.Generator:

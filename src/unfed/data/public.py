@@ -21,7 +21,8 @@ class Unlabelled:
     def __init__(self, source: Source) -> None:
         self._source = source
         self.labels = torch.zeros_like(source.labels)
-        self.resident, self.classes, self.shape = source.resident, source.classes, source.shape
+        self.resident, self.augments = source.resident, source.augments
+        self.classes, self.shape = source.classes, source.shape
 
     def __len__(self) -> int:
         return len(self._source)

@@ -163,10 +163,15 @@ class ClientData:
     train: Tensor
     val: Tensor
     forget: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+    _views: dict[str, Tensor] = field(init=False, repr=False, default_factory=dict)
+    """What was asked for already: a client is asked for the same view in every round."""
 
     def __post_init__(self) -> None:
+        views = {"all": self.train}
         if self.forget.numel() == 0:  # no marks given: nothing is to be forgotten
             object.__setattr__(self, "forget", torch.zeros_like(self.rows, dtype=torch.bool))
+            views |= {"retain": self.train, "forget": self.train[:0]}
+        object.__setattr__(self, "_views", views)
         if self.forget.shape != self.rows.shape or self.forget.dtype != torch.bool:
             raise UnfedError(f"Client {self.name!r} needs {len(self.rows)} boolean forget marks, one per row.")
 
@@ -175,15 +180,21 @@ class ClientData:
         """The labels of the client's rows, in its own order, as the client holds them."""
         return self.source.labels[self.rows.to(self.source.labels.device)].to(self.rows.device)
 
+    def holds(self, view: str) -> bool:
+        """Whether there is a row in a view."""
+        if view in ("all", "val"):
+            return len(self.train if view == "all" else self.val) > 0
+        return len(self.view(view)) > 0
+
     def view(self, name: str) -> Tensor:
         """The positions of a view: retain, forget, all or val."""
-        if name not in VIEWS:
-            raise UnfedError(f"There is no view {name!r}; the views are {listed(VIEWS)}.{nearest(name, VIEWS)}")
-        positions = self.val if name == "val" else self.train
-        if name == "all":
-            return positions
-        marked = self.forget[positions]
-        return positions[marked if name == "forget" else ~marked]
+        if name not in self._views:
+            if name not in VIEWS:
+                raise UnfedError(f"There is no view {name!r}; the views are {listed(VIEWS)}.{nearest(name, VIEWS)}")
+            positions = self.val if name == "val" else self.train
+            marked = self.forget[positions]
+            self._views[name] = positions[marked if name == "forget" else ~marked]
+        return self._views[name]
 
 
 def mark(clients: Sequence[ClientData], requests: Sequence[Request], seed: int) -> tuple[ClientData, ...]:

@@ -30,6 +30,10 @@ from unfed.errors import UnfedError, UnfedWarning
 _FLIP, _PAD_TOP, _PAD_LEFT, _CROP_TOP, _CROP_LEFT = 0x1B56C4E9, 0x3C6EF372, 0x5A827999, 0x6ED9EBA1, 0x7F4A7C15
 
 
+# On a CPU, images that always look the same are transformed once, up to this size: on digits a tenth of a visit.
+MADE_BYTES = 1 << 25
+
+
 class Source(Protocol):
     """Samples by row. `resident` sources live on the device: the batched engine and bit-equal resume need that."""
 
@@ -38,6 +42,11 @@ class Source(Protocol):
 
     @property
     def resident(self) -> bool: ...
+
+    @property
+    def augments(self) -> bool:
+        """Whether a fetch reads its draws at all."""
+        ...
 
     @property
     def classes(self) -> int: ...
@@ -187,9 +196,19 @@ class TensorSource:
         # Made once: a fetch must not move anything from the host.
         mean, std = (torch.tensor(v, dtype=dtype, device=device) for v in (self.transform.mean, self.transform.std))
         self._mean, self._std = mean[:, None, None], std[:, None, None]
+        self._made: Tensor | None = None
+        size = len(images) * math.prod(self.shape) * mean.element_size()
+        if device.type == "cpu" and not self.prepared and not self.augments and size <= MADE_BYTES:
+            self._made = self.fetch(torch.arange(len(images)))[0]
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def augments(self) -> bool:
+        """Whether rows look different from pass to pass."""
+        transform = self.transform
+        return not self.prepared and bool(transform.flip or transform.pad_crop or transform.crop)
 
     @property
     def prepared(self) -> bool:
@@ -200,8 +219,8 @@ class TensorSource:
         """The transformed samples and the labels of `rows`, in the shape of `rows`."""
         flat = rows.reshape(-1).to(self.images.device)
         y = self.labels.index_select(0, flat).reshape(rows.shape)
-        x = self.images.index_select(0, flat)
-        if not self.prepared:
+        x = (self.images if self._made is None else self._made).index_select(0, flat)
+        if not self.prepared and self._made is None:
             words = None if draws is None else draws.reshape(-1).to(x.device)
             x = _unit(self.transform.geometry(x, words, self.dtype), self.dtype)
             if self.stamped is not None and self.trigger is not None:
@@ -270,6 +289,7 @@ class DatasetSource:
     """A user's own map-style data set, transforms included: `dataset[i] -> (x, y)`."""
 
     resident = False
+    augments = False  # by draws of ours: its transforms draw for themselves
 
     def __init__(
         self,

@@ -27,8 +27,11 @@ def stacked_step(template: Template, phase: Phase, shared: Mapping[str, Params],
         value, (after, _) = loss_of(template, phase, state, rows, batch["key"], models)(weights)
         return value, after
 
+    plain = elementwise(phase)
+
     def after(carry: Carry, grads: Params, state: Params, value: Tensor, own: dict[str, Params], number: int) -> Carry:
-        return advance(phase, carry, grads, state, value, Models(template, {**shared, **own}), number, lr)
+        models = Models(template, {**shared, **own})
+        return advance(phase, carry, grads, state, value, models, number, lr, mapped=not plain)
 
     def alone(carry: Carry, batch: dict[str, Tensor], own: Mapping[str, Params], number: int) -> Carry:
         """A stack of one without a map: matrix products, attention and norms stay the kernels they are."""
@@ -49,7 +52,7 @@ def stacked_step(template: Template, phase: Phase, shared: Mapping[str, Params],
             found = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)
         grads = {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(leaves.items(), found, strict=True)}
         values = values.detach()
-        if elementwise(phase):
+        if plain:
             return after(carry, grads, state, values, dict(own), number)
         return _mapped(after, number)(carry, grads, state, values, dict(own))
 
