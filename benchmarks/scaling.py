@@ -1,9 +1,11 @@
-"""How a round grows: with clients (10 to 10,000, and 1,000 of 1,000,000), with the model, with images per client.
+"""How a round grows: with clients (10 to 10,000), with registered clients, with the model, with images per client.
 
-    python benchmarks/scaling.py [--device cuda] [--quick]
+    python benchmarks/scaling.py [--device cuda] [--quick] [--axis registered]
 
 Each row is one round of FedAvg on the engine that `auto` picks or that the row names: seconds, images per second, and
-the peak of memory beyond what was there before (the process's on a CPU, the device's on CUDA).
+the peak of memory beyond what was there before (the process's on a CPU, the device's on CUDA). The rows of the axis
+`registered` are whole rounds of a server that asks 1,000 of 10,000, 100,000 and 1,000,000 clients: drawing whom to ask,
+training, checking, averaging and the ledger.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from __future__ import annotations
 import argparse
 import resource
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import overload
 
 import torch
 
@@ -20,12 +23,32 @@ from unfed import aggregate, rng
 from unfed.data import ClientData, TensorSource
 from unfed.engines import Batched, Sequential
 from unfed.engines.choice import choose
+from unfed.federation import Server, Settings
 from unfed.ledger import forward_flops
+from unfed.methods.base import State
 from unfed.models import build
 from unfed.params import params_of
 from unfed.plan import Optimiser, Phase, Plan
 from unfed.template import Template
 from workload import attempt, median, synchronise, write
+
+
+class Names(Sequence[str]):
+    """The numbers from 0 on as names, made when they are read."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        found = range(self._count)[place]
+        return str(found) if isinstance(found, int) else [str(k) for k in found]
 
 
 class Registry(Mapping[str, ClientData]):
@@ -48,7 +71,14 @@ class Registry(Mapping[str, ClientData]):
         return self._count
 
     def __iter__(self) -> Iterator[str]:
-        return (str(k) for k in range(self._count))
+        return iter(Names(self._count))
+
+    def holding(self, view: str) -> Sequence[str]:
+        """Everybody holds training rows, and nobody is to be forgotten."""
+        return Names(self._count if view in ("all", "retain") else 0)
+
+    def place(self, name: str) -> int:
+        return int(name)
 
 
 def source_of(side: int, channels: int, device: torch.device) -> TensorSource:
@@ -65,16 +95,16 @@ def peak(device: torch.device) -> float:
 
 
 def one(
-    model: str, source: TensorSource, registered: int, cohort: int, images: int, batch: int, engine: str, turns: int
+    model: str, source: TensorSource, cohort: int, images: int, batch: int, engine: str, turns: int
 ) -> dict[str, object]:
     device = source.images.device
     module = build(model, shape=source.shape, classes=10, seed=0)
     template = Template(module, source.shape).to(device, torch.float32)
     params = {n: t.to(device) for n, t in params_of(module).items()}
-    clients = Registry(source, registered, images)
+    clients = Registry(source, cohort, images)
     picked = choose(engine, template, source, min(batch, images), forward_flops(template)).name
     made = Batched(template, clients) if picked == "batched" else Sequential(template, clients)
-    names = [str(k * (registered // cohort)) for k in range(cohort)]
+    names = list(clients)
     plan = Plan(0, 1, (Phase(batch=batch, optimiser=Optimiser(lr=0.01)),))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -89,7 +119,6 @@ def one(
     return {
         "engine": picked,
         "clients": cohort,
-        "registered": registered,
         "images_each": images,
         "seconds": round(seconds, 4),
         "images_per_second": round(cohort * images / seconds),
@@ -98,31 +127,67 @@ def one(
     }
 
 
+def served(source: TensorSource, model: str, registered: int, asked: int, images: int, batch: int) -> dict[str, object]:
+    """Rounds of a server that asks some of very many clients, each time others."""
+    device = source.images.device
+    template = Template(build(model, shape=source.shape, classes=10, seed=0), source.shape).to(device, torch.float32)
+    clients, before = Registry(source, registered, images), peak(device)
+    settings = Settings(Phase(batch=batch, optimiser=Optimiser(lr=0.01)), participation=asked / registered)
+    started = time.perf_counter()
+    engine, flops = Batched(template, clients), forward_flops(template)
+    server = Server(template, engine, clients, template.like, settings, 0, lambda seed: template.like, flops)
+    made, drawing, times, state = time.perf_counter() - started, [], [], State(server.params)
+    for _ in range(4):
+        synchronise(device)
+        started = time.perf_counter()
+        server.participants(state.round + 1, server.retained)
+        drawing.append(time.perf_counter() - started)
+        state = server.recover(state)
+        synchronise(device)
+        times.append(time.perf_counter() - started - drawing[-1])
+    return {
+        "engine": engine.name,
+        "registered": registered,
+        "clients": asked,
+        "images_each": images,
+        "seconds": round(median(times[1:]), 4),
+        "of_which_drawing_whom_to_ask": round(median(drawing[1:]), 4),
+        "seconds_to_make_the_server": round(made, 4),
+        "more_gib": round(peak(device) - before, 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="no row over a few seconds")
+    parser.add_argument("--axis", action="append", help="only these: clients, registered, images per client, model")
     options = parser.parse_args()
     device = torch.device(options.device)
     cuda = device.type == "cuda"
     source = source_of(32, 3, device) if cuda else source_of(8, 1, device)
     model, batch, turns = ("cnn", 64, 3) if cuda else ("cnn-small", 16, 1 if options.quick else 3)
-    cases: list[tuple[str, str, int, int, int, str]] = []
+    cases: list[tuple[str, str, int, int, str]] = []
     for clients in (10, 100, 1_000, *(() if options.quick else (10_000,))):
-        cases.append(("clients", model, clients, clients, 400 if cuda else 16, "batched"))
-    cases.append(("registered", model, 1_000_000, 1_000, 40 if cuda else 8, "batched"))
+        cases.append(("clients", model, clients, 400 if cuda else 16, "batched"))
     for images in (16, 64, 256) if not cuda else (64, 640, 4_000):
-        cases.append(("images per client", model, 10, 10, images, "batched"))
+        cases.append(("images per client", model, 10, images, "batched"))
     for name in ("cnn-tiny", "cnn-small", "cnn") if not cuda else ("cnn-tiny", "cnn-small", "cnn", "cnn-wide"):
         for engine in ("sequential", "batched"):
-            cases.append(("model", name, 10, 10, 64 if not cuda else 640, engine))
+            cases.append(("model", name, 10, 64 if not cuda else 640, engine))
+    wanted = options.axis or ("registered", *dict.fromkeys(case[0] for case in cases))
     rows = []
-    for axis, name, registered, cohort, images, engine in cases:
-        made = attempt(
-            f"{axis}: {name}",
-            lambda n=name, r=registered, c=cohort, i=images, e=engine: one(n, source, r, c, i, batch, e, turns),  # type: ignore[misc]
-        )
-        rows.append(made)
+    for registered in (10_000, 100_000, 1_000_000) if "registered" in wanted else ():
+        few = 40 if cuda else 8
+        row = attempt(f"registered: {model}", lambda r=registered, n=few: served(source, model, r, 1_000, n, batch))  # type: ignore[misc]
+        rows.append(row)
+    for axis, name, clients, images, engine in cases:
+        if axis in wanted:
+            row = attempt(
+                f"{axis}: {name}",
+                lambda n=name, c=clients, i=images, e=engine: one(n, source, c, i, batch, e, turns),  # type: ignore[misc]
+            )
+            rows.append(row)
     print(write("scaling", device, {"rows": rows}))
 
 

@@ -66,6 +66,7 @@ class Batched:
         self._device = some.device
         self._compile = self._device.type == "cuda" if compile is None else compile
         self._held: OrderedDict[tuple[str, tuple[str, ...]], Held] = OrderedDict()
+        self._held_bytes = 0
         self._kept_bytes: int | None = None
 
     def train(
@@ -127,10 +128,12 @@ class Batched:
     def _view(self, names: tuple[str, ...], view: str) -> Held:
         """The padded rows of these clients, kept for the next round: full participation asks the same ones again."""
         if (view, names) not in self._held:
-            self._held[view, names] = Held.of([self._clients[name] for name in names], view, self._device)
+            held = Held.of([self._clients[name] for name in names], view, self._device)
+            self._held[view, names] = held
+            self._held_bytes += held.bytes
         self._held.move_to_end((view, names))
-        while len(self._held) > 1 and sum(held.bytes for held in self._held.values()) > HELD_BYTES:
-            self._held.popitem(last=False)
+        while len(self._held) > 1 and self._held_bytes > HELD_BYTES:
+            self._held_bytes -= self._held.popitem(last=False)[1].bytes
         return self._held[view, names]
 
     # --- training -----------------------------------------------------------------------------------------------------
