@@ -28,9 +28,11 @@ from torch.utils import _pytree as pytree
 from unfed import objectives
 from unfed.data import Source
 from unfed.engines.convolution import rewrite
+from unfed.engines.fused import fused_block
 from unfed.engines.mapped import at, cut, stacked_step
 from unfed.engines.stack import Course, Dealer, Held, Integers
 from unfed.local import Carry
+from unfed.models.blocks import computed_by
 from unfed.params import Params
 from unfed.plan import Phase, Plan, Term
 from unfed.template import Template
@@ -125,7 +127,7 @@ class Deck:
         def flat(*tensors: Tensor) -> None:
             self._step(pytree.tree_unflatten(list(tensors), spec), shape)
 
-        with torch.no_grad():
+        with torch.no_grad(), computed_by(fused_block):
             module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
             if width > 1:  # a client alone has ungrouped convolutions, which the libraries do well
                 rewrite(module, width)

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from unfed.errors import UnfedError, listed, nearest
+from unfed.models.blocks import block
 
 PRESETS: dict[str, dict[str, Any]] = {
     "cnn": {"widths": (32, 64), "kernel": 5, "norm": "group", "dropout": 0.5},
@@ -73,8 +74,7 @@ class CNN(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """The penultimate activations, before the head's dropout."""
         for i in range(1, self.depth + 1):
-            for part in ("conv", "norm", "relu", "pool"):
-                x = self.get_submodule(f"{part}{i}")(x)
+            x = block(x, *(self.get_submodule(f"{part}{i}") for part in ("conv", "norm", "relu", "pool")))
         return self.hidden(self.average(x).flatten(1))  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,0 +1,224 @@
+"""How the kernels of `triton_blocks.py` are called: grids, tiles, buffers. `fused.py` has the formulas."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unfed.engines import kernels
+
+enabled = True
+"""Set to False to measure the same operators in plain PyTorch."""
+
+# How many programs keep every multiprocessor busy. A constant: the number of partial sums changes the last bits.
+BUSY = 512
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles of one kernel: rows (pixels, windows), the kernel's entries, channels; warps and stages of the pipeline."""
+
+    rows: int
+    entries: int = 0
+    channels: int = 64
+    warps: int = 4
+    stages: int = 3
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What the sweep in `benchmarks/blocks.py` found best on an H200."""
+
+    conv: Tiles = Tiles(rows=256, entries=32, warps=8, stages=4)
+    conv_flat: Tiles = Tiles(rows=256, entries=16, warps=4, stages=3)
+    pool: Tiles = Tiles(rows=128, warps=2)
+    sums: Tiles = Tiles(rows=16)
+    spread: Tiles = Tiles(rows=16, warps=2)
+    weight: Tiles = Tiles(rows=128, entries=64, warps=4, stages=2)
+    at_once: Tiles = Tiles(rows=16, entries=128, warps=4, stages=2)
+
+
+tuning = Tuning()
+
+
+def usable(x: Tensor) -> bool:
+    """Whether the kernels serve this tensor."""
+    return enabled and kernels.usable(x)
+
+
+def forward(
+    x: Tensor, w: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, kh: int, kw: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `fused.forward`."""
+    clients, images, height, width, _ = x.shape
+    leaving, oh, ow = w.shape[2], height - kh + 1, width - kw + 1
+    y = x.new_empty((clients, images, oh, ow, leaving))
+    stats, sizes = convolve(x, w, y, kh, kw, bias.contiguous())
+    p = x.new_empty((clients, images, oh // 2, ow // 2, leaving))
+    winners, moments = torch.empty_like(p), x.new_empty((2, clients, images), dtype=torch.float32)
+    t, count = tuning.pool, (oh // 2) * (ow // 2)
+    parts = stats.shape[2]
+    rows = min(t.rows, _power(count))
+    _jit().pool[(-(-count // rows), images, clients)](
+        y, stats, gamma.contiguous(), beta.contiguous(), p, winners, moments, eps,
+        PARTS=parts, PARTS2=_power(parts, 1), NT=sizes["NT"], BM=sizes["BM"], BN=sizes["BN"], PIXELS=oh * ow, OW=ow,
+        PW=ow // 2, WINDOWS=count, COUT=leaving, BQ=rows, BO=_power(leaving), num_warps=t.warps,
+    )  # fmt: skip
+    return p, winners, y, moments
+
+
+def convolve(
+    x: Tensor, w: Tensor, y: Tensor, kh: int, kw: int, bias: Tensor | None
+) -> tuple[Tensor, dict[str, Any]]:
+    """y = conv(x, w) + bias with the statistics of its tiles, or without bias the product alone; and the sizes used."""
+    clients, images, _, width, entering = x.shape
+    oh, ow, leaving = y.shape[2], y.shape[3], y.shape[4]
+    run = kw * entering
+    t = tuning.conv
+    entries = next((e for e in (t.entries, 64, 32) if e <= t.entries and run % e == 0), 0)
+    if not entries:  # short runs: the whole kernel in large pieces
+        t = tuning.conv_flat
+        entries = min(t.entries, _power(kh * run))
+    sizes = {
+        "x_image": x[0, 0].numel(), "x_row": width * entering, "OW": ow, "PIXELS": oh * ow, "CIN": entering,
+        "COUT": leaving, "RUN": run, "K": kh * run, "BM": min(t.rows, _power(oh * ow)),
+        "BN": min(t.channels, _power(leaving)), "BK": entries, "VEC": math.gcd(entering, 8),
+        "STAGES": t.stages,
+        "PRECISION": kernels._precision(x),
+    }  # fmt: skip
+    sizes["NT"] = -(-leaving // sizes["BN"])
+    tiles = -(-sizes["PIXELS"] // sizes["BM"]) * sizes["NT"]
+    stats = torch.empty((clients, images, tiles, 2), dtype=torch.float32, device=x.device)
+    _jit().conv[(tiles, images, clients)](
+        x, w, y if bias is None else bias, y, stats, STATS=bias is not None, num_warps=t.warps, **sizes
+    )  # fmt: skip
+    return stats, sizes
+
+
+def backward(
+    dp: Tensor,
+    x: Tensor,
+    turned: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    winners: Tensor,
+    y: Tensor,
+    moments: Tensor,
+    kh: int,
+    kw: int,
+    padding: int,
+    wants_x: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `fused.backward`."""
+    clients, images, oh, ow, leaving = y.shape
+    gamma, beta, jit = gamma.contiguous(), beta.contiguous(), _jit()
+    per_image = torch.empty((2, clients, images, leaving), dtype=torch.float32, device=x.device)
+    levels = torch.empty((2, clients, images), dtype=torch.float32, device=x.device)
+    sizes = {"WINDOWS": oh * ow // 4, "COUT": leaving, "BO": _power(leaving)}
+    t = tuning.sums
+    jit.sums[(images, clients)](
+        dp, winners, moments, gamma, beta, per_image, levels, PIXELS=oh * ow, BQ=min(t.rows, _power(oh * ow // 4)),
+        num_warps=t.warps, **sizes,
+    )  # fmt: skip
+    if not wants_x:
+        return x.new_empty(0), _at_once(x, y, dp, moments, levels, gamma, beta, kh, kw), per_image
+    margin = kh - 1 - padding
+    lines, wide = oh + 2 * margin, ow + 2 * margin
+    dy = x.new_empty((clients, images, lines, wide, leaving))
+    t = tuning.spread
+    rows = min(t.rows, _power(oh * ow // 4))
+    tiles = -(-(oh * ow // 4) // rows)
+    jit.spread[(tiles, images, clients)](
+        y, dp, moments, levels, gamma, beta, dy, PW=ow // 2, OW=ow, MARGIN=margin, LINES=lines, WIDE=wide,
+        SHARE=-(-lines * wide // tiles) if margin else 0, BQ=rows, num_warps=t.warps, **sizes,
+    )  # fmt: skip
+    sums = _weight(x, dy, kh, kw, margin, oh, ow)
+    shape = (clients, images, x.shape[2] - 2 * padding, x.shape[3] - 2 * padding, x.shape[4])
+    dx = x.new_empty(shape)
+    convolve(dy, turned.contiguous(), dx, kh, kw, None)
+    return dx, sums, per_image
+
+
+def _weight(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int, oh: int, ow: int) -> Tensor:
+    clients, images, _, width, entering = x.shape
+    leaving, entries, t = dy.shape[4], kh * kw * entering, _weight_tiles(x)
+    bk, bn = min(t.entries, _power(entries)), min(t.channels, _power(leaving))
+    columns = -(-leaving // bn)
+    tiles, pixels = -(-entries // bk) * columns, images * oh * ow
+    splits = parts(x, leaving, kh * kw, oh * ow, True)
+    share = -(-pixels // (splits * t.rows)) * t.rows
+    out = torch.empty((splits, clients, entries + 1, leaving), dtype=torch.float32, device=x.device)
+    _jit().weight[(tiles, splits, clients)](
+        x, dy, out, images, SHARE=share, x_image=x[0, 0].numel(), x_row=width * entering, OW=ow, PIXELS=oh * ow,
+        CIN=entering, COUT=leaving, RUN=kw * entering, K=entries, NT=columns, MARGIN=margin, LINES=dy.shape[2],
+        WIDE=dy.shape[3], BM=t.rows, BN=bn, BK=bk, VEC=math.gcd(entering, 8), STAGES=t.stages, PRECISION=kernels._precision(x),
+        num_warps=t.warps,
+    )  # fmt: skip
+    return out
+
+
+def _at_once(
+    x: Tensor, y: Tensor, dp: Tensor, moments: Tensor, levels: Tensor, gamma: Tensor, beta: Tensor, kh: int, kw: int
+) -> Tensor:
+    clients, images, _, width, entering = x.shape
+    oh, ow, leaving = y.shape[2:]
+    entries, t, count = kh * kw * entering, tuning.at_once, oh * ow // 4
+    bk = min(t.entries, _power(entries))
+    tiles = -(-entries // bk)
+    splits = parts(x, leaving, kh * kw, oh * ow, False)
+    out = torch.empty((splits, clients, entries + 1, leaving), dtype=torch.float32, device=x.device)
+    _jit().weight_at_once[(tiles, splits, clients)](
+        x, y, dp, moments, levels, gamma, beta, out, images, SHARE=-(-images // splits), x_image=x[0, 0].numel(),
+        x_row=width * entering, PW=ow // 2, OW=ow, WINDOWS=count, CIN=entering, COUT=leaving, RUN=kw * entering,
+        K=entries, BQ=min(t.rows, _power(count)), BO=_power(leaving), BK=bk, VEC=math.gcd(entering, 8),
+        STAGES=t.stages, PRECISION=kernels._precision(x), num_warps=t.warps,
+    )  # fmt: skip
+    return out
+
+
+def laid_out(x: Tensor, kw: int, padding: int, to: int) -> Tensor:
+    """See `fused.laid_out`."""
+    if kw == 1 and padding == 0 and to == x.shape[4]:
+        return x.clone()  # an operator's output must not be its input
+    clients, images, height, width, channels = x.shape
+    out = x.new_empty((clients, images, height + 2 * padding, width + 2 * padding - kw + 1, to))
+    line = out.shape[3] * to
+    block = min(1024, _power(line))
+    _jit().spread_out[(clients * images, out.shape[2], -(-line // block))](
+        x, out, HEIGHT=height, WIDTH=width, CIN=channels, PADDING=padding, COLUMNS=kw, WIDE=out.shape[3], TO=to,
+        BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def parts(x: Tensor, leaving: int, places: int, pixels: int, wants_x: bool) -> int:
+    """In how many partial sums dw comes, so that every multiprocessor has work."""
+    clients, images, entries = x.shape[0], x.shape[1], places * x.shape[4]
+    t = _weight_tiles(x) if wants_x else tuning.at_once
+    tiles = -(-entries // min(t.entries, _power(entries)))
+    if wants_x:
+        tiles *= -(-leaving // min(t.channels, _power(leaving)))
+    programs, most = clients * tiles, images * pixels // (8 * t.rows) if wants_x else images
+    splits = 1
+    while programs * splits < BUSY and 2 * splits <= most:
+        splits *= 2
+    return splits
+
+
+def _weight_tiles(x: Tensor) -> Tiles:
+    return tuning.weight if x.element_size() < 4 else replace(tuning.weight, rows=tuning.weight.rows // 2)
+
+
+def _power(n: int, least: int = 16) -> int:
+    """The next power of two, at least what a matrix unit takes."""
+    return max(least, 1 << (n - 1).bit_length())
+
+
+def _jit() -> Any:
+    from unfed.engines import triton_blocks
+
+    return triton_blocks

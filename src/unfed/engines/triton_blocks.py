@@ -1,0 +1,308 @@
+"""The kernels of `fused.py`, which has the formulas. Apart from it, because Triton cannot be imported everywhere.
+
+Every image lies channels-last and padded, so the window of an output pixel is KH runs of KW·CIN neighbouring numbers,
+and entry k of the flattened kernel lies at (k div RUN)·x_row + k mod RUN behind the window's first number.
+Sums are float32. Partial sums are written side by side and added in order, never by atomics: the same step gives the
+same bits. z ≤ 0 is tested instead of taking a maximum, so that a NaN stays one.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _offsets(k, x_row: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, VEC: tl.constexpr):
+    """Where the kernel's entries k lie, relative to a window's first number. Entries behind the last one read what the
+    first ones read, and are not stored. VEC neighbours lie side by side, which the compiler cannot see by itself."""
+    k = tl.where(k < K, k, k - K)
+    return tl.max_contiguous(tl.multiple_of((k // RUN) * x_row + k % RUN, VEC), VEC)
+
+
+@triton.jit
+def conv(
+    x, w, bias, y, stats, x_image: tl.constexpr, x_row: tl.constexpr, OW: tl.constexpr, PIXELS: tl.constexpr,
+    CIN: tl.constexpr, COUT: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, NT: tl.constexpr, STATS: tl.constexpr,
+    VEC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """BM pixels times BN channels of one image: y = conv + b, and for the norm the tile's mean and spread."""
+    tile, image, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    at = (client * tl.num_programs(1) + image).to(tl.int64)
+    m = (tile // NT) * BM + tl.arange(0, BM)
+    n = (tile % NT) * BN + tl.arange(0, BN)
+    base = (m // OW) * x_row + (m % OW) * CIN
+    if PIXELS % BM:
+        base = tl.where(m < PIXELS, base, 0)  # rows outside compute something and are not stored
+    x += at * x_image
+    w += client.to(tl.int64) * K * COUT
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for piece in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+        k = piece * BK + tl.arange(0, BK)
+        if RUN % BK == 0:
+            run = (piece // (RUN // BK)) * x_row + (piece % (RUN // BK)) * BK + tl.arange(0, BK)
+        else:
+            run = _offsets(k, x_row, RUN, K, VEC)
+        if K % BK == 0:
+            a = tl.load(x + base[:, None] + run[None, :])
+        else:
+            a = tl.load(x + base[:, None] + run[None, :], mask=(k < K)[None, :], other=0.0)
+        if K % BK == 0 and COUT % BN == 0:
+            b = tl.load(w + k[:, None] * COUT + n[None, :])
+        else:
+            b = tl.load(w + k[:, None] * COUT + n[None, :], mask=(k < K)[:, None] & (n < COUT)[None, :], other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    there = (m < PIXELS)[:, None] & (n < COUT)[None, :]
+    if STATS:
+        total += tl.load(bias + client * COUT + n, mask=n < COUT, other=0.0)[None, :]
+    rounded = total.to(y.dtype.element_ty)
+    tl.store(y + at * (PIXELS * COUT) + m[:, None] * COUT + n[None, :], rounded, mask=there)
+    if STATS:
+        seen = tl.where(there, rounded.to(tl.float32), 0.0)
+        count = tl.minimum(BM, PIXELS - (tile // NT) * BM) * tl.minimum(BN, COUT - (tile % NT) * BN)
+        mean = tl.sum(seen) / count
+        apart = tl.where(there, seen - mean, 0.0)
+        where = stats + (at * tl.num_programs(0) + tile) * 2
+        tl.store(where, mean)
+        tl.store(where + 1, tl.sum(apart * apart))
+
+
+@triton.jit
+def spread_out(
+    x, out, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CIN: tl.constexpr, PADDING: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDE: tl.constexpr, TO: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One line of padded images: WIDE pixels of TO numbers, the first COLUMNS·CIN of them the pixel and its right-hand
+    neighbours, side by side, the others zero."""
+    at, line = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    k = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    entry, source = k % TO, line - PADDING
+    column = k // TO + entry // CIN - PADDING
+    inside = (k < WIDE * TO) & (entry < COLUMNS * CIN) & (column >= 0) & (column < WIDTH)
+    inside = inside & (source >= 0) & (source < HEIGHT)
+    value = tl.load(x + (at * HEIGHT + source) * (WIDTH * CIN) + column * CIN + entry % CIN, mask=inside, other=0.0)
+    tl.store(out + (at * tl.num_programs(1) + line) * (WIDE * TO) + k, value, mask=k < WIDE * TO)
+
+
+@triton.jit
+def _four(y, q, PW: tl.constexpr, OW: tl.constexpr, COUT: tl.constexpr, o, mask):
+    """The four y of the windows q."""
+    first = ((q // PW) * 2 * OW + (q % PW) * 2)[:, None] * COUT + o[None, :]
+    a = tl.load(y + first, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(y + first + COUT, mask=mask, other=0.0).to(tl.float32)
+    c = tl.load(y + first + OW * COUT, mask=mask, other=0.0).to(tl.float32)
+    d = tl.load(y + first + (OW + 1) * COUT, mask=mask, other=0.0).to(tl.float32)
+    return a, b, c, d
+
+
+@triton.jit
+def _win(a, b, c, d, gamma):
+    """The winner of each window, and its place; the first of equals wins."""
+    sign = tl.where(gamma > 0, 1.0, tl.where(gamma < 0, -1.0, 0.0))[None, :]
+    best, place = a, tl.zeros(a.shape, dtype=tl.int32)
+    place = tl.where(b * sign > best * sign, 1, place)
+    best = tl.where(place == 1, b, best)
+    place = tl.where(c * sign > best * sign, 2, place)
+    best = tl.where(place == 2, c, best)
+    place = tl.where(d * sign > best * sign, 3, place)
+    best = tl.where(place == 3, d, best)
+    return best, place
+
+
+@triton.jit
+def pool(
+    y, stats, gamma, beta, p, winners, moments, eps, PARTS: tl.constexpr, PARTS2: tl.constexpr, NT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PIXELS: tl.constexpr, OW: tl.constexpr, PW: tl.constexpr,
+    WINDOWS: tl.constexpr, COUT: tl.constexpr, BQ: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    """Statistics put together, then p and the winners' y for BQ windows of one image."""
+    tile, image, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    at = (client * tl.num_programs(1) + image).to(tl.int64)
+    part = tl.arange(0, PARTS2)
+    rows, columns = tl.minimum(BM, PIXELS - (part // NT) * BM), tl.minimum(BN, COUT - (part % NT) * BN)
+    count = tl.where(part < PARTS, rows * columns, 0).to(tl.float32)
+    means = tl.load(stats + (at * PARTS + part) * 2, mask=part < PARTS, other=0.0)
+    spread = tl.load(stats + (at * PARTS + part) * 2 + 1, mask=part < PARTS, other=0.0)
+    mean = tl.sum(count * means) / (PIXELS * COUT)
+    variance = (tl.sum(spread) + tl.sum(count * (means - mean) * (means - mean))) / (PIXELS * COUT)
+    inverse = 1.0 / tl.sqrt(variance + eps)
+    if tile == 0:
+        tl.store(moments + at, mean)
+        tl.store(moments + tl.num_programs(1) * tl.num_programs(2) + at, inverse)
+    o = tl.arange(0, BO)
+    q = tile * BQ + tl.arange(0, BQ)
+    mask = (q < WINDOWS)[:, None] & (o < COUT)[None, :]
+    scale = tl.load(gamma + client * COUT + o, mask=o < COUT, other=0.0)
+    shift = tl.load(beta + client * COUT + o, mask=o < COUT, other=0.0)
+    a, b, c, d = _four(y + at * (PIXELS * COUT), q, PW, OW, COUT, o, mask)
+    best, _ = _win(a, b, c, d, scale)
+    z = (best - mean) * inverse * scale[None, :] + shift[None, :]
+    where = at * (WINDOWS * COUT) + q[:, None] * COUT + o[None, :]
+    tl.store(p + where, tl.where(z <= 0, 0.0, z).to(p.dtype.element_ty), mask=mask)
+    tl.store(winners + where, best.to(winners.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def sums(
+    dp, winners, moments, gamma, beta, per_image, levels, PIXELS: tl.constexpr, WINDOWS: tl.constexpr,
+    COUT: tl.constexpr, BQ: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    """One image: Σ dz x̂ and Σ dz per channel, and the two means that dy needs."""
+    image, client = tl.program_id(0), tl.program_id(1)
+    all_images = tl.num_programs(0) * tl.num_programs(1)
+    at = (client * tl.num_programs(0) + image).to(tl.int64)
+    o = tl.arange(0, BO)
+    scale = tl.load(gamma + client * COUT + o, mask=o < COUT, other=0.0)
+    shift = tl.load(beta + client * COUT + o, mask=o < COUT, other=0.0)
+    mean, inverse = tl.load(moments + at), tl.load(moments + all_images + at)
+    against = tl.zeros((BQ, BO), dtype=tl.float32)
+    level = tl.zeros((BQ, BO), dtype=tl.float32)
+    for begin in range(0, WINDOWS, BQ):
+        q = begin + tl.arange(0, BQ)
+        mask = (q < WINDOWS)[:, None] & (o < COUT)[None, :]
+        where = at * (WINDOWS * COUT) + q[:, None] * COUT + o[None, :]
+        best = (tl.load(winners + where, mask=mask, other=0.0).to(tl.float32) - mean) * inverse
+        given = tl.load(dp + where, mask=mask, other=0.0).to(tl.float32)
+        dz = tl.where(best * scale[None, :] + shift[None, :] <= 0, 0.0, given)
+        against += dz * best
+        level += dz
+    a, b = tl.sum(against, 0), tl.sum(level, 0)
+    tl.store(per_image + at * COUT + o, a, mask=o < COUT)
+    tl.store(per_image + (all_images + at) * COUT + o, b, mask=o < COUT)
+    tl.store(levels + at, tl.sum(a * scale) / (PIXELS * COUT))
+    tl.store(levels + all_images + at, tl.sum(b * scale) / (PIXELS * COUT))
+
+
+@triton.jit
+def _gradients(
+    y, dp, moments, levels, at, all_images, scale, shift, q, o, mask, PW: tl.constexpr, OW: tl.constexpr,
+    WINDOWS: tl.constexpr, COUT: tl.constexpr,
+):  # fmt: skip
+    """dy of the four pixels of the windows q."""
+    mean, inverse = tl.load(moments + at), tl.load(moments + all_images + at)
+    against, level = tl.load(levels + at), tl.load(levels + all_images + at)
+    a, b, c, d = _four(y + at * (4 * WINDOWS * COUT), q, PW, OW, COUT, o, mask)
+    best, place = _win(a, b, c, d, scale)
+    given = tl.load(dp + at * (WINDOWS * COUT) + q[:, None] * COUT + o[None, :], mask=mask, other=0.0).to(tl.float32)
+    best = (best - mean) * inverse
+    dz = tl.where(best * scale[None, :] + shift[None, :] <= 0, 0.0, given) * scale[None, :]
+    a = (tl.where(place == 0, dz, 0.0) - level - (a - mean) * inverse * against) * inverse
+    b = (tl.where(place == 1, dz, 0.0) - level - (b - mean) * inverse * against) * inverse
+    c = (tl.where(place == 2, dz, 0.0) - level - (c - mean) * inverse * against) * inverse
+    d = (tl.where(place == 3, dz, 0.0) - level - (d - mean) * inverse * against) * inverse
+    return a, b, c, d
+
+
+@triton.jit
+def spread(
+    y, dp, moments, levels, gamma, beta, dy, PW: tl.constexpr, OW: tl.constexpr, WINDOWS: tl.constexpr,
+    COUT: tl.constexpr, MARGIN: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr, SHARE: tl.constexpr,
+    BQ: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    """dy of BQ windows of one image, written with MARGIN pixels of zeros around it."""
+    tile, image, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    at = (client * tl.num_programs(1) + image).to(tl.int64)
+    all_images = tl.num_programs(1) * tl.num_programs(2)
+    o = tl.arange(0, BO)
+    q = tile * BQ + tl.arange(0, BQ)
+    mask = (q < WINDOWS)[:, None] & (o < COUT)[None, :]
+    scale = tl.load(gamma + client * COUT + o, mask=o < COUT, other=0.0)
+    shift = tl.load(beta + client * COUT + o, mask=o < COUT, other=0.0)
+    a, b, c, d = _gradients(
+        y, dp, moments, levels, at, all_images, scale, shift, q, o, mask, PW, OW, WINDOWS, COUT
+    )  # fmt: skip
+    first = ((q // PW) * 2 + MARGIN) * WIDE + (q % PW) * 2 + MARGIN
+    where = dy + at * (LINES * WIDE * COUT) + first[:, None] * COUT + o[None, :]
+    tl.store(where, a.to(dy.dtype.element_ty), mask=mask)
+    tl.store(where + COUT, b.to(dy.dtype.element_ty), mask=mask)
+    tl.store(where + WIDE * COUT, c.to(dy.dtype.element_ty), mask=mask)
+    tl.store(where + (WIDE + 1) * COUT, d.to(dy.dtype.element_ty), mask=mask)
+    zero = tl.zeros((BQ, BO), dtype=dy.dtype.element_ty)
+    for begin in range(0, SHARE, BQ):  # this program's share of the image with its margin: what is outside gets a zero
+        pixel = tile * SHARE + begin + tl.arange(0, BQ)
+        line, column = pixel // WIDE, pixel % WIDE
+        outside = (line < MARGIN) | (line >= LINES - MARGIN) | (column < MARGIN) | (column >= WIDE - MARGIN)
+        empty = (outside & (pixel < LINES * WIDE))[:, None] & (o < COUT)[None, :]
+        tl.store(dy + at * (LINES * WIDE * COUT) + pixel[:, None] * COUT + o[None, :], zero, mask=empty)
+
+
+@triton.jit
+def weight(
+    x, dy, out, images, SHARE: tl.constexpr, x_image: tl.constexpr, x_row: tl.constexpr, OW: tl.constexpr, PIXELS: tl.constexpr,
+    CIN: tl.constexpr, COUT: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, NT: tl.constexpr,
+    MARGIN: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """BK entries of the kernel times BN channels of one client: Σ window ⊗ dy over SHARE pixels, and Σ dy."""
+    tile, split, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    k = (tile // NT) * BK + tl.arange(0, BK)
+    n = (tile % NT) * BN + tl.arange(0, BN)
+    run = _offsets(k, x_row, RUN, K, VEC)
+    x += client.to(tl.int64) * images * x_image
+    dy += client.to(tl.int64) * images * (LINES * WIDE * COUT)
+    pixels = images * PIXELS
+    total = tl.zeros((BK, BN), dtype=tl.float32)
+    plain = tl.zeros((BN,), dtype=tl.float32)
+    for begin in tl.range(0, SHARE, BM, num_stages=STAGES):
+        m = split * SHARE + begin + tl.arange(0, BM)
+        inside = m < pixels
+        image, within = m // PIXELS, m % PIXELS
+        line, column = within // OW, within % OW
+        base = tl.where(inside, image * x_image + line * x_row + column * CIN, 0)
+        at = (image * (LINES * WIDE) + (line + MARGIN) * WIDE + column + MARGIN) * COUT
+        a = tl.load(x + base[:, None] + run[None, :])
+        b = tl.load(dy + at[:, None] + n[None, :], mask=inside[:, None] & (n < COUT)[None, :], other=0.0)
+        total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
+        if tile // NT == 0:
+            plain += tl.sum(b.to(tl.float32), 0)
+    out += (split * tl.num_programs(2) + client).to(tl.int64) * (K + 1) * COUT
+    tl.store(out + k[:, None] * COUT + n[None, :], total, mask=(k < K)[:, None] & (n < COUT)[None, :])
+    if tile // NT == 0:
+        tl.store(out + K * COUT + n, plain, mask=n < COUT)
+
+
+@triton.jit
+def weight_at_once(
+    x, y, dp, moments, levels, gamma, beta, out, images, SHARE: tl.constexpr, x_image: tl.constexpr,
+    x_row: tl.constexpr, PW: tl.constexpr, OW: tl.constexpr, WINDOWS: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr,
+    RUN: tl.constexpr, K: tl.constexpr, BQ: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
+    VEC: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """As `weight`, with dy made on the way: over SHARE images of one client, window by window."""
+    tile, split, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    all_images = images * tl.num_programs(2)
+    k = tile * BK + tl.arange(0, BK)
+    o = tl.arange(0, BO)
+    run = _offsets(k, x_row, RUN, K, VEC)
+    scale = tl.load(gamma + client * COUT + o, mask=o < COUT, other=0.0)
+    shift = tl.load(beta + client * COUT + o, mask=o < COUT, other=0.0)
+    total = tl.zeros((BK, BO), dtype=tl.float32)
+    plain = tl.zeros((BO,), dtype=tl.float32)
+    for step in range(0, SHARE):
+        image = split * SHARE + step
+        at = (client * images + tl.minimum(image, images - 1)).to(tl.int64)
+        for begin in tl.range(0, WINDOWS, BQ, num_stages=STAGES):
+            q = begin + tl.arange(0, BQ)
+            mask = ((q < WINDOWS) & (image < images))[:, None] & (o < COUT)[None, :]
+            a, b, c, d = _gradients(
+                y, dp, moments, levels, at, all_images, scale, shift, q, o, mask, PW, OW, WINDOWS, COUT
+            )  # fmt: skip
+            base = tl.where(q < WINDOWS, (q // PW) * 2 * x_row + (q % PW) * 2 * CIN, 0)
+            where = x + at * x_image + base[:, None] + run[None, :]
+            half = x.dtype.element_ty
+            a, b = tl.where(mask, a, 0.0).to(half), tl.where(mask, b, 0.0).to(half)
+            c, d = tl.where(mask, c, 0.0).to(half), tl.where(mask, d, 0.0).to(half)
+            known = (k < K)[None, :]
+            first = tl.load(where, mask=known, other=0.0)
+            second = tl.load(where + CIN, mask=known, other=0.0)
+            third = tl.load(where + x_row, mask=known, other=0.0)
+            fourth = tl.load(where + x_row + CIN, mask=known, other=0.0)
+            total = tl.dot(tl.trans(first), a, total, input_precision=PRECISION)
+            total = tl.dot(tl.trans(second), b, total, input_precision=PRECISION)
+            total = tl.dot(tl.trans(third), c, total, input_precision=PRECISION)
+            total = tl.dot(tl.trans(fourth), d, total, input_precision=PRECISION)
+            if tile == 0:
+                plain += tl.sum(a.to(tl.float32) + b.to(tl.float32) + c.to(tl.float32) + d.to(tl.float32), 0)
+    out += (split * tl.num_programs(2) + client).to(tl.int64) * (K + 1) * COUT
+    tl.store(out + k[:, None] * COUT + o[None, :], total, mask=(k < K)[:, None] & (o < COUT)[None, :])
+    if tile == 0:
+        tl.store(out + K * COUT + o, plain, mask=o < COUT)
