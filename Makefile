@@ -26,7 +26,7 @@ demo: .venv/core.stamp  ## ten clients, one backdoor, three ways to forget; ends
 test: .venv/dev.stamp  ## the whole test suite
 	$(BIN)/python -m pytest
 
-test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, four SuperNodes, TLS, faults (six minutes)
+test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, four SuperNodes, TLS, faults (minutes)
 	$(BIN)/python -m pytest -m flower_processes tests/test_flower_processes.py
 
 lint: .venv/dev.stamp  ## ruff and mypy, as CI runs them

@@ -63,7 +63,8 @@ class Deployment:
             "PORT": str(free_ports(nodes + 3)),
             "NODES": str(nodes),
             "FLWR_HOME": str(where / "flwr"),
-            "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",  # five federations' worth of processes share two cores
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
         }
         self._more: list[subprocess.Popen[bytes]] = []
 
@@ -76,6 +77,10 @@ class Deployment:
             subprocess.run(command, env=self.env, check=True, timeout=timeout, stdout=out, stderr=subprocess.STDOUT)
         return log.read_text()
 
+    def script_behind(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start one of the tutorial's scripts and do not wait for it."""
+        return self.start(["bash", "-eu", str(SCRIPTS / f"{name}.sh"), *arguments], f"{name}.behind.log")
+
     def start(self, command: list[str], log: str) -> subprocess.Popen[bytes]:
         """Start something in the background."""
         with open(self.where / "logs" / log, "ab") as out:
@@ -86,6 +91,18 @@ class Deployment:
         for name in ("1-certificates", "2-superlink", "3-supernodes"):
             self.script(name)
         self.wait(lambda: self.online() == self.nodes, "all SuperNodes online", 60)
+
+    def supernode(self, key: str, place: int, config: str) -> subprocess.Popen[bytes]:
+        """Start a SuperNode as the tutorial's script does, for any key."""
+        where, port = self.where, int(self.env["PORT"])
+        if not (where / key).exists():
+            made = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(where / key)]
+            subprocess.run(made, check=True)
+        command = ["flower-supernode", "--ssl-ca-certfile", f"{where}/ca.crt", "--ssl-certfile", f"{where}/server.crt"]
+        command += ["--ssl-keyfile", f"{where}/server.key", "--root-certificates", f"{where}/ca.crt"]
+        command += ["--superlink", f"127.0.0.1:{port}", "--auth-supernode-private-key", f"{where}/{key}"]
+        command += ["--host", "127.0.0.1", "--port", str(port + 1 + place), "--node-config", config]
+        return self.start(command, f"{key}.log")
 
     def flwr(self, *arguments: str) -> Any:
         done = subprocess.run(["flwr", *arguments, "--format", "json"], env=self.env, capture_output=True, timeout=60)
@@ -105,6 +122,10 @@ class Deployment:
         """How often a node wrote down that it was asked for something."""
         return self.log(f"node{node}").count(f"unfed: asked for {kind} ")
 
+    def received(self, node: int, kind: str) -> int:
+        """How often a node got a message, whether or not it came to work on it."""
+        return self.log(f"node{node}").count(f"Receiving: {kind} message")
+
     def wait(self, there: Callable[[], bool], what: str, seconds: float) -> None:
         until = time.monotonic() + seconds
         while not there():
@@ -113,8 +134,13 @@ class Deployment:
             time.sleep(0.3)
 
     def down(self) -> None:
+        """The tutorial's way to stop, then whatever is still there."""
+        listed = [int(file.read_text()) for file in (self.where / "pids").glob("*")]
+        started = [one for pid in [*listed, *(process.pid for process in self._more)] for one in descendants(pid)]
+        if listed:
+            self.script("7-stop")
+        for pid in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for process in self._more:
-            end(process.pid)
             process.wait()
-        for file in (self.where / "pids").glob("*"):
-            end(int(file.read_text()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -123,6 +122,13 @@ def test_a_second_request_starts_from_what_the_first_left(tmp_path: Path) -> Non
     here.forget(Request("client-0", clients=("0",)), "not", 2)
     here.forget(Request("class-3", classes=(3,)), "not", 2)
     assert_same(here.current(0), there.current(0))
+
+
+def test_a_comparison_is_not_gone_on_from_for_nobody_left_in_it(tmp_path: Path) -> None:
+    grid = nodes()
+    serve(grid, values(tmp_path / "run"))
+    with pytest.raises(UnfedError, match="compares methods on client-0, and its model in force is still the trained"):
+        serve(grid, values(tmp_path / "run", mode="unlearn", forget_clients="3"))
 
 
 def test_a_checkpoint_can_be_unlearned_from_without_its_training(tmp_path: Path) -> None:
@@ -312,27 +318,3 @@ def test_an_adopted_model_of_another_architecture_is_refused(tmp_path: Path) -> 
     checkpoint.save(tmp_path / "other.safetensors", {"w": torch.zeros(2)}, {})
     with pytest.raises(UnfedError, match="belongs to another architecture"):
         serve(nodes(), values(tmp_path / "run", mode="unlearn", checkpoint=str(tmp_path / "other.safetensors")))
-
-
-# --- the tutorial -----------------------------------------------------------------------------------------------------
-
-
-def test_the_tutorials_blocks_are_the_scripts_that_are_run() -> None:
-    root = Path(__file__).parent.parent
-    blocks = dict(
-        re.findall(r"<!-- (\S+\.sh) -->\n```bash\n(.*?)\n```", (root / "docs" / "flower.md").read_text(), re.S)
-    )
-    scripts = {path.name: path.read_text() for path in (root / "examples" / "flower" / "deploy").glob("*.sh")}
-    assert blocks.keys() == scripts.keys()
-    for name, text in scripts.items():
-        lines = [line for line in text.splitlines() if not line.startswith("#")]
-        body = "\n".join(lines).replace('. "$(dirname "$0")/settings.sh"', "", 1).removeprefix(" && ")
-        assert body.strip() == blocks[name].strip(), name
-
-
-def test_the_five_lines_of_the_documentation_are_those_of_the_example() -> None:
-    root = Path(__file__).parent.parent
-    after = (root / "examples" / "flower" / "digits" / "after.py").read_text().splitlines()
-    new = [line.strip() for line in after if line.rstrip().endswith("# new")]
-    page = (root / "docs" / "flower.md").read_text()
-    assert len(new) == 5 and all(line in page for line in new)

@@ -20,9 +20,9 @@ from unfed.data import Request
 from unfed.data.scope import own_marks
 from unfed.errors import Refused, UnfedError
 from unfed.flower.nodes import Directory, in_order, parse_bound
-from unfed.flower.post import Post
+from unfed.flower.post import Failure, Post
 from unfed.flower.shard import describe, shard_of
-from unfed.flower.wire import drawn_models, own_part
+from unfed.flower.wire import MEASURE, TRAIN, Ask, drawn_models, own_part
 from unfed.flower.world import FlowerWorld
 from unfed.methods import METHODS, Central, FineTune, Method, NoT, find
 from unfed.metrics import is_measured
@@ -346,6 +346,16 @@ def test_where_a_client_has_nothing_to_forget_all_its_rows_are_retained_rows(con
     server = serve(flower_world(config, grid_of(config, allow="")), (LEAVES,))
     (block,) = server.train(server.plan(0, replace(server.base, view="all")), server.params, ["1"])
     assert block.clients == ("1",)
+
+
+def test_a_node_with_another_model_says_so_and_does_not_train(config: Config) -> None:
+    world = flower_world(config, grid_of(config))
+    other = {name: torch.zeros(2) for name in world.template.like}
+    plan = serve(world, ()).plan(1).to_json()
+    for kind, body in ((TRAIN, plan), (MEASURE, '[{"what": "correct", "view": "val", "batch": 64}]')):
+        ask = Ask(kind, "1", world.shard, body=body, tensors={"params": other})
+        (found,) = world.directory.post.send({1001: ask}).answers.values()
+        assert isinstance(found, Failure) and "The server's model has 'conv1.weight' with shape (2,)" in found.reason
 
 
 def test_nobody_trains_on_validation_rows(config: Config) -> None:

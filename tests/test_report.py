@@ -290,6 +290,20 @@ def test_refused_updates_are_listed_once() -> None:
     assert text.count("round 3: client 7, NaN in conv1.weight") == 1
 
 
+def test_whole_messages_stand_beside_the_tensors_where_there_were_messages() -> None:
+    run, lines = fake_run()
+    assert "Messages as packed" not in render(run, lines)
+    for line in lines:
+        line["serialised_bytes"] = 0  # as a simulation writes it
+    assert "Messages as packed" not in render(run, lines)
+    for line in lines:
+        line["serialised_bytes"] = 0 if line["method"] == "ft" else 371_000 * line["round"]
+    page = render(run, lines)
+    heads = re.findall(r"<th scope=.col.>([^<]*)</th>", page)
+    assert heads.index("Messages as packed") == heads.index("Bytes on the wire") + 1
+    assert "7.4 MB" in page and "not measured: no messages in a simulation" in page  # 20 rounds of NoT; FT
+
+
 def test_the_same_run_gives_the_same_page() -> None:
     assert render(*fake_run()) == render(*fake_run())
 

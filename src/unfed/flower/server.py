@@ -129,6 +129,12 @@ def _unlearn(options: Options, folder: Path, request: Request, make: Any, watch:
         raise UnfedError(f"mode unlearn takes one method, not {options.methods!r}; mode both compares several.")
     if (folder / "run.json").exists():
         opened = FlowerRun(RunFolder(folder), make)
+        if opened.config.requests():  # or whoever was left out in the comparison would be asked again
+            compared = ", ".join(asked.id for asked in opened.config.requests())
+            raise UnfedError(
+                f"The run in {folder} compares methods on {compared}, and its model in force is still the trained one;"
+                ' train in another run-folder with mode="train", and unlearn there.'
+            )
     elif options.checkpoint:
         opened = FlowerRun.begin(options.config(), folder, make)
     else:

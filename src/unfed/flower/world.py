@@ -40,7 +40,7 @@ NOTHING = Census(0, 0, 0, 0, (), 0)
 class Elsewhere:
     """A source that cannot be read: its rows lie at a client."""
 
-    resident = False
+    resident = augments = False
 
     def __init__(self, name: str, count: int, shape: tuple[int, ...], classes: int) -> None:
         self._name, self.shape, self.classes = name, shape, classes

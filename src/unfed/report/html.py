@@ -31,6 +31,7 @@ from unfed.report.words import about_the_backdoor, date_text, headline, method_r
 COST_NAMES = {
     "comm_bytes": ("Bytes exchanged", bytes_text),
     "wire_bytes": ("Bytes on the wire", bytes_text),
+    "serialised_bytes": ("Messages as packed", bytes_text),
     "flops": ("Computation", flops_text),
     "stored_server_bytes": ("Kept by the server", bytes_text),
     "stored_client_bytes": ("Kept by the clients", bytes_text),
@@ -50,9 +51,10 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "best-g
     within = float(run.get("recovered_within", 0.5))
     by_rule = {name: rows(lines, name, recovered_within=within) for name in RULES}
     grouped = trajectories(lines)
+    costs = shown_costs(by_rule[rule])
     views = [
         request_view(
-            run, index, request, {n: _of(found, key) for n, found in by_rule.items()}, grouped.get(key, {}), rule
+            run, index, request, {n: _of(found, key) for n, found in by_rule.items()}, grouped.get(key, {}), rule, costs
         )
         for index, (key, request) in enumerate(asked_for(run, grouped).items())
     ]
@@ -70,7 +72,8 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "best-g
         without=[view["subject"] for view in views if not view["retrain"]],
         training=_training(lines),
         facts=facts(run),
-        cost_names=[COST_NAMES[cost][0] for cost in COSTS],
+        cost_names=[COST_NAMES[cost][0] for cost in costs],
+        packed="serialised_bytes" in costs,
         config=config_text(run),
     )
 
@@ -160,6 +163,7 @@ def request_view(
     by_rule: Mapping[str, Sequence[Row]],
     methods: Mapping[str, figures.BySeed],
     rule: str,
+    costs: Sequence[str] = COSTS,
 ) -> dict[str, Any]:
     """Everything the template shows of one request. Identifiers carry its index, never a string from the run."""
     shown = by_rule[rule]
@@ -186,7 +190,7 @@ def request_view(
         "curves": [{"title": figures.CURVES[m], "svg": svg, "reason": _reason(shown, m)} for m, svg in curves.items()],
         "trade": pictures(figures.gap_by_cost, shown, ("comm_bytes", "flops"), f"trade-{index}"),
         "costs": pictures(figures.cost_bars, shown, figures.COST_BARS, f"cost-{index}"),
-        "ledger": [ledger(row) for row in shown if not row.is_before],
+        "ledger": [ledger(row, costs) for row in shown if not row.is_before],
     }
 
 
@@ -252,10 +256,17 @@ def legend(name: str, colour: int, dash: int) -> dict[str, Any]:
     return {"name": name, "colour": f"var(--series-{colour % len(drawing.SERIES)})", "dash": drawn}
 
 
-def ledger(row: Row) -> dict[str, Any]:
+def shown_costs(found: Sequence[Row]) -> tuple[str, ...]:
+    """The columns of the ledger; whole messages only where there were any (Flower)."""
+    spent = [row.costs["serialised_bytes"].mean for row in found if not row.is_before]
+    packed = any(is_measured(value) and value > 0 for value in spent)
+    return tuple(cost for cost in COSTS if packed or cost != "serialised_bytes")
+
+
+def ledger(row: Row, costs: Sequence[str]) -> dict[str, Any]:
     """All costs of a row as text."""
-    spent = [row.costs[cost].mean for cost in COSTS]
-    texts = [COST_NAMES[c][1](v) if is_measured(v) else str(v) for c, v in zip(COSTS, spent, strict=True)]
+    spent = [row.costs[cost].mean for cost in costs]
+    texts = [COST_NAMES[c][1](v) if is_measured(v) else str(v) for c, v in zip(costs, spent, strict=True)]
     return {"name": name_of(row.method), "texts": texts, "rounds": tables.rounds_text(row.rounds)}
 
 

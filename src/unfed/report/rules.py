@@ -35,7 +35,7 @@ from unfed.metrics import (
 
 METRICS = (*GAP_METRICS, "validation", "backdoor", "retain_loss", "forget_loss", "test_loss", "loss_gap")
 COSTS = (
-    *("comm_bytes", "wire_bytes", "flops"),
+    *("comm_bytes", "wire_bytes", "serialised_bytes", "flops"),
     *("stored_server_bytes", "stored_client_bytes", "stored_original_bytes", "seconds"),
 )
 NO_RETRAIN = not_measured("no Retrain in this run")
@@ -252,7 +252,14 @@ def _pick(method: str, lines: Trajectory, reference: Line | None, rule: Rule, wi
 
 
 def _cost(method: str, name: str, reported: Iterable[Line]) -> Spread:
-    return mean_std([0.0 if method == "before" else reading(line, name) for line in reported])
+    return mean_std([0.0 if method == "before" else _spent(line, name) for line in reported])
+
+
+def _spent(line: Line, name: str) -> Value:
+    """A cost as a line has it; where clients are simulated no message is packed, and zero would be a wrong number."""
+    if name == "serialised_bytes" and line.get(name) == 0 and line.get("wire_bytes"):
+        return not_measured("no messages in a simulation")
+    return reading(line, name)
 
 
 def _gap(values: Mapping[int, Value], reference: Mapping[int, Value]) -> Spread:

@@ -1,3 +1,0 @@
-# End what was started here, by its process id.
-. "$(dirname "$0")/settings.sh"
-for pid in "$WHERE"/pids/*; do kill "$(cat "$pid")" 2>/dev/null; rm "$pid"; done
