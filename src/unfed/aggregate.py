@@ -47,10 +47,11 @@ def _weighted(block: Block, names: list[str], start: list[Tensor]) -> list[Tenso
         deltas = list(torch._foreach_sub([block.params[name][0] for name in names], start))
         torch._foreach_mul_(deltas, float(block.samples[0]))
         return deltas
-    found = []
+    found, weights = [], {}
     for name, old in zip(names, start, strict=True):
-        weight = torch.tensor(block.samples, dtype=old.dtype, device=old.device)
-        found.append(torch.tensordot(weight, block.params[name] - old, dims=1))
+        if old.dtype not in weights:
+            weights[old.dtype] = torch.tensor(block.samples, dtype=old.dtype, device=old.device)
+        found.append(torch.tensordot(weights[old.dtype], block.params[name] - old, dims=1))
     return found
 
 
@@ -77,6 +78,8 @@ def _usable(block: Block) -> list[bool]:
     # A sum with a NaN or an infinity in it is not finite; one of finite numbers may be too large, so look again then.
     if len(block.clients) == 1 and math.isfinite(float(torch.stack(torch._foreach_norm(floating, 1)).sum())):
         return [True]
+    if floating[0].is_cuda:  # where every call costs more than the numbers in it
+        floating = [torch.cat([stack.flatten(1) for stack in floating], 1)]
     usable: list[bool] = torch.stack([_finite(stack) for stack in floating]).all(0).tolist()
     return usable
 

@@ -71,9 +71,7 @@ def forward(
     return p, winners, y, moments
 
 
-def convolve(
-    x: Tensor, w: Tensor, y: Tensor, kh: int, kw: int, bias: Tensor | None
-) -> tuple[Tensor, dict[str, Any]]:
+def convolve(x: Tensor, w: Tensor, y: Tensor, kh: int, kw: int, bias: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
     """y = conv(x, w) + bias with the statistics of its tiles, or without bias the product alone; and the sizes used."""
     clients, images, _, width, entering = x.shape
     oh, ow, leaving = y.shape[2], y.shape[3], y.shape[4]
@@ -83,7 +81,7 @@ def convolve(
     if not entries:  # short runs: the whole kernel in large pieces
         t = tuning.conv_flat
         entries = min(t.entries, _power(kh * run))
-    sizes = {
+    sizes: dict[str, Any] = {
         "x_image": x[0, 0].numel(), "x_row": width * entering, "OW": ow, "PIXELS": oh * ow, "CIN": entering,
         "COUT": leaving, "RUN": run, "K": kh * run, "BM": min(t.rows, _power(oh * ow)),
         "BN": min(t.channels, _power(leaving)), "BK": entries, "VEC": math.gcd(entering, 8),
@@ -155,8 +153,8 @@ def _weight(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int, oh: int, ow: i
     _jit().weight[(tiles, splits, clients)](
         x, dy, out, images, SHARE=share, x_image=x[0, 0].numel(), x_row=width * entering, OW=ow, PIXELS=oh * ow,
         CIN=entering, COUT=leaving, RUN=kw * entering, K=entries, NT=columns, MARGIN=margin, LINES=dy.shape[2],
-        WIDE=dy.shape[3], BM=t.rows, BN=bn, BK=bk, VEC=math.gcd(entering, 8), STAGES=t.stages, PRECISION=kernels._precision(x),
-        num_warps=t.warps,
+        WIDE=dy.shape[3], BM=t.rows, BN=bn, BK=bk, VEC=math.gcd(entering, 8), STAGES=t.stages,
+        PRECISION=kernels._precision(x), num_warps=t.warps,
     )  # fmt: skip
     return out
 

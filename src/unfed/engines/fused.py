@@ -16,7 +16,6 @@ Images lie channels-last, [C clients, B images, H, W, channels]. On CUDA the two
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -89,7 +88,8 @@ def one_block(
 ) -> Tensor:  # fmt: skip
     """The block of one client: x [B, H, W, I], w [KH·KW·I, O]. It is there to be mapped."""
     each = (t[None] for t in (x, w, bias, gamma, beta))
-    return stacked_block(*each, kh, kw, columns, padding, eps)[0][0].clone()
+    out: Tensor = stacked_block(*each, kh, kw, columns, padding, eps)[0][0].clone()
+    return out
 
 
 @one_block.register_fake
@@ -117,9 +117,9 @@ def stacked_block(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """x [C, B, H, W, I], w [C, KH·KW·J, O] -> p, winners, y, (μ, 1/σ) [2, C, B], and x as `laid_out` for w."""
     x, w = x.contiguous(), w.contiguous()
-    here = block_kernels if block_kernels.usable(x) else _plain
-    wide = here.laid_out(x, columns, padding, w.shape[1] // (kh * kw))
-    return *here.forward(wide, w, bias, gamma, beta, kh, kw, eps), wide
+    fast = block_kernels.usable(x)
+    wide = (block_kernels.laid_out if fast else laid_out)(x, columns, padding, w.shape[1] // (kh * kw))
+    return *(block_kernels.forward if fast else forward)(wide, w, bias, gamma, beta, kh, kw, eps), wide
 
 
 @stacked_block.register_fake
@@ -146,8 +146,8 @@ def stacked_block_backward(
 
     `x` is the input as it was laid out, `turned` [C, KH·KW·O, J] the kernel turned around (square, where dx is wanted),
     `padding` what dx leaves out."""
-    here = block_kernels if block_kernels.usable(x) else _plain
-    return here.backward(dp.contiguous(), x, turned, gamma, beta, winners, y, moments, kh, kw, padding, wants_x)
+    run = block_kernels.backward if block_kernels.usable(x) else backward
+    return run(dp.contiguous(), x, turned, gamma, beta, winners, y, moments, kh, kw, padding, wants_x)
 
 
 @stacked_block_backward.register_fake
@@ -246,7 +246,7 @@ def backward(
     entries = y[0, 0].numel()
     against, level = ((per_image * gamma.to(exact)[:, None]).sum(3) / entries)[..., None, None, None]
     placed = torch.zeros_like(_quarters(y), dtype=exact).scatter(4, _winner(y, gamma), (dz * scale).unsqueeze(4))
-    dxhat = placed.unflatten(4, (2, 2)).permute(0, 1, 2, 4, 3, 5, 6).reshape(y.shape)
+    dxhat = placed.view(*placed.shape[:4], 2, 2, -1).permute(0, 1, 2, 4, 3, 5, 6).reshape(y.shape)
     inverse = moments[1][..., None, None, None]
     dy = ((dxhat - level - _standard(y, moments) * against) * inverse).to(x.dtype)
     flat = dy.flatten(1, 3).to(exact)
@@ -268,14 +268,14 @@ def _quarters(y: Tensor) -> Tensor:
 
 
 def _winner(y: Tensor, gamma: Tensor) -> Tensor:
-    """Which of the four has the largest z: the largest y where γ > 0, the smallest where γ < 0, the first where γ = 0."""
+    """Which of the four has the largest z: the largest y where γ > 0, the smallest where γ < 0, else the first."""
     signs = gamma.sign().to(y.dtype)[:, None, None, None, None]
     return (_quarters(y) * signs).argmax(4, keepdim=True)
 
 
 def _standard(y: Tensor, moments: Tensor) -> Tensor:
     """x̂ = (y − μ)/σ"""
-    mean, inverse = moments[..., None, None, None]
+    mean, inverse = moments[..., None, None, None].unbind(0)
     return (y.to(moments.dtype) - mean) * inverse
 
 
@@ -286,6 +286,3 @@ def _channels(t: Tensor) -> Tensor:
 def _exact(x: Tensor) -> torch.dtype:
     """What sums are kept in."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-_plain = sys.modules[__name__]

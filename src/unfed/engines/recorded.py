@@ -26,11 +26,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from unfed import objectives
-from unfed.data import Source
 from unfed.engines.convolution import rewrite
 from unfed.engines.fused import fused_block
 from unfed.engines.mapped import at, cut, stacked_step
-from unfed.engines.stack import Course, Dealer, Held, Integers
+from unfed.engines.stack import Course, Held, Integers, shuffled, visits
 from unfed.local import Carry
 from unfed.models.blocks import computed_by
 from unfed.params import Params
@@ -99,33 +98,58 @@ class Shape(NamedTuple):
 class Deck:
     """The buffers that recorded steps read and write, for one kind of phase on stacks of one size."""
 
-    def __init__(
-        self, template: Template, phase: Phase, source: Source, tree: dict[str, Any], backend: Backend
-    ) -> None:
-        self._template, self._phase, self._source, self._backend = template, phase, source, backend
-        self.buffers: dict[str, Any] = pytree.tree_map(torch.empty_like, tree)
-        for tensor in pytree.tree_leaves(self.buffers):
-            tensor.zero_()
+    def __init__(self, template: Template, phase: Phase, held: Held, tree: dict[str, Any], backend: Backend) -> None:
+        self._template, self._phase, self._source, self._backend = template, phase, held.source, backend
+        self.buffers: dict[str, Any] = pytree.tree_map(torch.zeros_like, tree)
         self._steps: dict[Shape, Callable[[], object]] = {}
+        self._deal: Callable[[], object] | None = None
+        self._seated: tuple[Held, bytes] | None = None
+        self.shapes: tuple[bytes, list[Shape]] = (b"", [])
+        """The steps of the last visit, and the course that they belong to."""
         self._pool: Any = None
 
     def record(self, shape: Shape) -> Callable[[], object]:
         """The step of this shape; recording it writes into the buffers."""
         if shape not in self._steps:
-            self._steps[shape] = self._record(shape)
+            self._steps[shape] = self._record(shape.clients, lambda now: self._step(now, shape))
         return self._steps[shape]
 
-    def load(self, tree: Mapping[str, Any]) -> None:
-        """Fill the buffers; what is one for all clients is spread over them."""
-        pytree.tree_map(lambda buffer, value: buffer.copy_(value), self.buffers, dict(tree))
+    def dealing(self) -> Callable[[], object]:
+        """Shuffles anew for the clients that begin a pass, as `visit` says; recording it writes into the buffers."""
+        if self._deal is None:
+            self._deal = self._record(len(self.buffers["held"][0]), self._shuffle)
+        return self._deal
 
-    def _record(self, shape: Shape) -> Callable[[], object]:
-        width = shape.clients
+    def seat(self, held: Held, places: Tensor, course: Course) -> None:
+        """Take in which rows the clients hold; nothing happens for those who sat here in the round before."""
+        who = (held, course.bytes)
+        if self._seated is not None and self._seated[0] is held and self._seated[1] == who[1]:
+            return
+        for buffer, table in zip(self.buffers["held"], (held.positions, held.rows, held.forget), strict=True):
+            buffer[:, : table.shape[1]].copy_(table[places])
+        for name, buffer in self.buffers["course"].items():
+            buffer.copy_(torch.from_numpy(getattr(course, name)))
+        self._seated = who
+
+    def load(self, lr: float, penalties: Sequence[Term], values: Mapping[str, Any]) -> None:
+        """Fill what differs from visit to visit; what is one for all clients is spread over them."""
+        self.buffers["t"].zero_()
+        self.buffers["lr"].fill_(lr)
+        for buffers, rule in zip(self.buffers["penalties"], penalties, strict=True):
+            for name, value in dials(rule).items():
+                buffers[name].fill_(value)
+        if "marked" in self.buffers:
+            self.buffers["marked"].zero_()
+        for name, value in values.items():
+            into, new = pytree.tree_leaves(self.buffers[name]), pytree.tree_leaves(value)
+            torch._foreach_copy_(into, [t.expand_as(b) for t, b in zip(new, into, strict=True)]) if into else None
+
+    def _record(self, width: int, function: Callable[[dict[str, Any]], None]) -> Callable[[], object]:
         view = {name: part if name in _SHARED else cut(part, 0, width) for name, part in self.buffers.items()}
         leaves, spec = pytree.tree_flatten(view)
 
         def flat(*tensors: Tensor) -> None:
-            self._step(pytree.tree_unflatten(list(tensors), spec), shape)
+            function(pytree.tree_unflatten(list(tensors), spec))
 
         with torch.no_grad(), computed_by(fused_block):
             module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
@@ -135,6 +159,13 @@ class Deck:
             if not leaves[0].is_cuda:
                 return lambda: run(*leaves)
             return self._captured(run, leaves)
+
+    def _shuffle(self, now: dict[str, Any]) -> None:
+        """`Dealer.turn`, for whoever begins a pass."""
+        keys, epochs, begins = now["visit"]
+        fresh = shuffled(keys, epochs, now["course"]["rows"], now["held"], now["tables"][4].shape[1])
+        for table, new in zip(now["tables"], fresh, strict=True):
+            table.copy_(torch.where((begins > 0)[:, None], new, table))
 
     def _captured(self, run: Callable[..., Any], leaves: Sequence[Tensor]) -> Callable[[], object]:
         """Three runs to compile and to warm up, on a stream of their own as capturing asks, then the graph."""
@@ -187,7 +218,7 @@ class Deck:
         return {"x": x, "y": y, "forget": forget & valid, "draws": labels, "key": key}, valid
 
 
-_SHARED = ("t", "lr", "penalties", "shared")
+_SHARED = ("t", "lr", "penalties", "shared", "visit")
 _decks: WeakKeyDictionary[Template, OrderedDict[Any, Deck]] = WeakKeyDictionary()
 
 
@@ -209,7 +240,7 @@ class Replay:
         self._order = np.argsort(-course.total, kind="stable")
         self._course = course.pick(self._order.tolist())
         self._places = torch.from_numpy(self._order).to(held.rows.device)
-        self._dealer = Dealer(plan, phase, [names[i] for i in self._order], held, self._places, self._course)
+        self._keys = visits(plan, phase, [names[i] for i in self._order])
         self._shared, self._own = shared, own
 
     def __call__(self, carry: Carry, done: Integers) -> tuple[Carry, list[int], list[int]]:
@@ -218,21 +249,36 @@ class Replay:
         steps = int(total[0])
         if steps == 0:
             return carry, [0] * len(total), [0] * len(total)
-        self._dealer.turn(0, len(total), done)
-        tree = self._tree(at(carry, self._places))
-        deck = self._deck(tree)
-        shapes = [self._shape(t) for t in range(steps)]
+        deck = self._deck(carry)
+        if deck.shapes[0] != self._course.bytes:
+            deck.shapes = self._course.bytes, [self._shape(t) for t in range(steps)]
+        shapes, deal = deck.shapes[1], deck.dealing()
         for shape in dict.fromkeys(shapes):
             deck.record(shape)
-        deck.load(tree)
+        deck.seat(self._held, self._places, self._course)
+        now = {"shared": self._shared, "own": self._sorted(self._own), "carry": self._sorted(carry)}
+        deck.load(self._phase.optimiser.lr, self._phase.penalties, now)
         for t, shape in enumerate(shapes):
-            if t and self._dealer.turn(t, self._running(t), done):
-                for buffer, table in zip(deck.buffers["tables"], self._dealer.tables, strict=True):
-                    buffer[: len(table), : table.shape[1]].copy_(table)
+            begins = self._course.begins(t, self._running(t))
+            if len(begins):
+                deck.buffers["visit"].copy_(self._visit(t, begins, done))
+                deal()
             deck.record(shape)()
         back = torch.argsort(self._places)
         marked = deck.buffers["marked"][back].tolist() if "marked" in deck.buffers else [0] * len(total)
         return at(deck.buffers["carry"], back), total[np.argsort(self._order)].tolist(), marked
+
+    def _sorted(self, tree: Any) -> Any:
+        """In the order of the stack; what is spread over all clients stays as it is."""
+        return pytree.tree_map(lambda t: t if t.stride(0) == 0 else t[self._places], tree)
+
+    def _visit(self, t: int, begins: Integers, done: Integers) -> Tensor:
+        """Keys, passes, and who begins one."""
+        visit = torch.zeros((3, len(self._keys)), dtype=torch.int64)
+        visit[0] = torch.tensor(self._keys)
+        visit[1, begins] = torch.from_numpy(done[begins] + self._course.turn(t, begins))
+        visit[2, begins] = 1
+        return visit
 
     def _running(self, t: int) -> int:
         return int(np.searchsorted(-self._course.total, -t, side="left"))
@@ -254,40 +300,46 @@ class Replay:
         return Shape(width, rows, not self._template.batch_normed or bool((sizes < rows).any()))
 
     def _tree(self, carry: Carry) -> dict[str, Any]:
-        """Everything a step reads, as the buffers hold it; rectangles are padded so that cohorts share a recording."""
-        device = self._places.device
-        some = next(iter(carry["params"].values()))
-        course = {n: torch.from_numpy(getattr(self._course, n)).to(device) for n in _COURSE}
-        tables = [
-            torch.nn.functional.pad(table, (0, max(TABLE, _power_of_two(table.shape[1])) - table.shape[1]))
-            for table in self._dealer.tables
-        ]
+        """Everything a step reads, in the shapes that the buffers need; rectangles are padded so that cohorts share a
+        recording."""
+        device, count = self._places.device, len(self._course.total)
+        dtype = next(iter(carry["params"].values())).dtype
+        width, steps = self._rectangle()
 
-        def number(value: Any) -> Tensor:
-            return torch.tensor(float(value), dtype=some.dtype, device=device)
+        def number(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
 
+        word, mark = torch.int64, torch.bool
         tree: dict[str, Any] = {
-            "t": torch.zeros((), dtype=torch.int64, device=device),
-            "lr": number(self._phase.optimiser.lr),
-            "penalties": [{n: number(v) for n, v in dials(rule).items()} for rule in self._phase.penalties],
+            "t": number(word),
+            "lr": number(dtype),
+            "penalties": [{n: number(dtype) for n in dials(rule)} for rule in self._phase.penalties],
             "shared": self._shared,
-            "own": at(self._own, self._places),
-            "course": course,
-            "tables": tables,
-            "carry": carry,
+            "own": self._own,
+            "course": {n: number(word, count) for n in _COURSE},
+            "held": [number(kind, count, width) for kind in (word, word, mark)],
+            "visit": number(word, 3, count),
+            "tables": [number(kind, count, width) for kind in (word, mark, word, word)] + [number(word, count, steps)],
+            "carry": pytree.tree_map(lambda t: number(t.dtype, *t.shape), carry),
         }
         if objectives.find(self._phase.objective.name).forget_forwards:
-            tree["marked"] = torch.zeros(len(self._course.total), dtype=torch.int64, device=device)
+            tree["marked"] = number(word, count)
         return tree
 
-    def _deck(self, tree: dict[str, Any]) -> Deck:
+    def _rectangle(self) -> tuple[int, int]:
+        """How many rows a client, and how many steps a pass, may have."""
+        longest = int(self._course.rows.max()), int(self._course.per_pass.max())
+        return max(TABLE, _power_of_two(longest[0])), max(TABLE, _power_of_two(longest[1]))
+
+    def _deck(self, carry: Carry) -> Deck:
         """The buffers for this kind of phase, made on first use and kept with the template."""
-        leaves, spec = pytree.tree_flatten(tree)
-        shapes = tuple((tuple(t.shape), t.dtype) for t in leaves)
+        leaves, spec = pytree.tree_flatten((self._shared, self._own, carry))
+        shapes = tuple((t.shape, t.dtype) for t in leaves)
         kept = _decks.setdefault(self._template, OrderedDict())
-        key = (signature(self._phase), str(spec), shapes, id(self._held.source), compiler, self._template.autocast)
+        kind = (signature(self._phase), self._rectangle(), id(self._held.source), compiler, self._template.autocast)
+        key = (*kind, shapes, str(spec))
         if key not in kept:
-            kept[key] = Deck(self._template, self._phase, self._held.source, tree, compiler)
+            kept[key] = Deck(self._template, self._phase, self._held, self._tree(carry), compiler)
         kept.move_to_end(key)
         while len(kept) > KEPT:
             kept.popitem(last=False)

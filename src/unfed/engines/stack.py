@@ -47,6 +47,11 @@ class Course:
         total = per_pass * phase.epochs if phase.steps is None else np.where(per_pass > 0, phase.steps, 0)
         return Course(rows, batches, per_pass, total, phase.batch)
 
+    @property
+    def bytes(self) -> bytes:
+        """What tells this course from others."""
+        return b"".join(part.tobytes() for part in (self.rows, self.batches, self.per_pass, self.total))
+
     def pick(self, places: Sequence[int]) -> Course:
         """The course of the clients at these places."""
         where = list(places)
@@ -58,6 +63,14 @@ class Course:
         begin = place * self.batch
         last = place == self.batches[:active] - 1
         return begin, np.where(last, self.rows[:active], begin + self.batch) - begin
+
+    def begins(self, t: int, active: int) -> Integers:
+        """The places, among the first `active` clients, of those that begin a pass at step t."""
+        return np.flatnonzero(t % np.maximum(self.per_pass[:active], 1) == 0)
+
+    def turn(self, t: int, places: Integers) -> Integers:
+        """The number of the pass, within the phase, in which step t finds the clients at these places."""
+        return t // np.maximum(self.per_pass[places], 1)
 
     def samples(self, taken: Sequence[int]) -> list[int]:
         """How many rows each client went through in its first `taken` steps."""
@@ -107,44 +120,27 @@ class Dealer:
         self.course, self._source = course, held.source
         self._held = [table[places] for table in (held.positions, held.rows, held.forget)]
         self._counts = torch.from_numpy(course.rows).to(device)
-        visits = [rng.key(plan.seed, "train", plan.round, name) for name in names]
-        keys = torch.tensor(visits, dtype=torch.int64, device=device)
-        self._keys = rng.fold(keys, VIEWS.index(phase.view))
+        self._keys = torch.tensor(visits(plan, phase, names), dtype=torch.int64, device=device)
         self.tables: list[Tensor] = []
         """Rows, forget marks, augmentation words, label words, dropout keys, in the order of the clients' passes."""
 
     def turn(self, t: int, active: int, done: Integers) -> bool:
         """Shuffle anew for the clients that begin a pass at step t; `done` passes were made before this phase."""
-        begins = np.flatnonzero(t % np.maximum(self.course.per_pass[:active], 1) == 0)
+        begins = self.course.begins(t, active)
         if len(begins) == 0:
             return False
+        device, width, steps = self._keys.device, int(self.course.rows[begins].max()), int(self.course.per_pass.max())
         everybody = len(begins) == active
-        where = torch.from_numpy(begins).to(self._keys.device)
-        width = int(self.course.rows[begins].max())
-        epochs = torch.from_numpy(done[begins] + t // np.maximum(self.course.per_pass[begins], 1)).to(self._keys.device)
-        fresh = self._shuffled(slice(0, active) if everybody else where, epochs, width, int(self.course.per_pass.max()))
+        where = torch.from_numpy(begins).to(device)
+        who = slice(0, active) if everybody else where
+        epochs = torch.from_numpy(done[begins] + self.course.turn(t, begins)).to(device)
+        fresh = shuffled(self._keys[who], epochs, self._counts[who], [h[who, :width] for h in self._held], steps)
         if everybody:
             self.tables = fresh
         else:
             for table, new in zip(self.tables, fresh, strict=True):
                 table[where, : new.shape[1]] = new
         return True
-
-    def _shuffled(self, where: slice | Tensor, epochs: Tensor, width: int, steps: int) -> list[Tensor]:
-        """rows, forget marks, augmentation words and label words in the order of a pass; dropout keys per step."""
-        keys = rng.fold(self._keys[where], epochs)[:, None]
-        places = torch.arange(width, device=keys.device)
-        words = rng.words(rng.fold(keys, rng.ORDER), places)
-        words = torch.where(places < self._counts[where][:, None], words, rng.WORD)
-        order = torch.argsort(words, dim=1, stable=True)
-        positions, rows, forget = (table[where, :width].gather(1, order) for table in self._held)
-        return [
-            rows,
-            forget,
-            rng.words(rng.fold(keys, rng.AUGMENT), positions),
-            rng.words(rng.fold(keys, rng.LABEL), positions),
-            rng.fold(rng.fold(keys, rng.DROPOUT), torch.arange(steps, device=keys.device)),
-        ]
 
     def batch(self, t: int, active: int, dtype: torch.dtype) -> dict[str, Tensor]:
         """The batches of step t, [active, widest, …]; `weight` is there only where some rows are padding."""
@@ -169,3 +165,25 @@ class Dealer:
         x, y = self._source.fetch(rows, augment)
         batch = {"x": x, "y": y, "forget": forget, "draws": labels, "key": keys}
         return batch if weight is None else batch | {"weight": weight}
+
+
+def visits(plan: Plan, phase: Phase, names: Sequence[str]) -> list[int]:
+    """The key of every client's visit, for the phase's view."""
+    return [rng.fold(rng.key(plan.seed, "train", plan.round, name), VIEWS.index(phase.view)) for name in names]
+
+
+def shuffled(keys: Tensor, epochs: Tensor, counts: Tensor, held: Sequence[Tensor], steps: int) -> list[Tensor]:
+    """Rows, forget marks, augmentation words and label words in the order of a pass; dropout keys per step."""
+    keys = rng.fold(keys, epochs)[:, None]
+    places = torch.arange(held[0].shape[1], device=keys.device)
+    words = rng.words(rng.fold(keys, rng.ORDER), places)
+    words = torch.where(places < counts[:, None], words, rng.WORD)
+    order = torch.argsort(words, dim=1, stable=True)
+    positions, rows, forget = (table.gather(1, order) for table in held)
+    return [
+        rows,
+        forget,
+        rng.words(rng.fold(keys, rng.AUGMENT), positions),
+        rng.words(rng.fold(keys, rng.LABEL), positions),
+        rng.fold(rng.fold(keys, rng.DROPOUT), torch.arange(steps, device=keys.device)),
+    ]

@@ -227,8 +227,8 @@ def spread(
 
 @triton.jit
 def weight(
-    x, dy, out, images, SHARE: tl.constexpr, x_image: tl.constexpr, x_row: tl.constexpr, OW: tl.constexpr, PIXELS: tl.constexpr,
-    CIN: tl.constexpr, COUT: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, NT: tl.constexpr,
+    x, dy, out, images, SHARE: tl.constexpr, x_image: tl.constexpr, x_row: tl.constexpr, OW: tl.constexpr,
+    PIXELS: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, NT: tl.constexpr,
     MARGIN: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -263,8 +263,8 @@ def weight(
 @triton.jit
 def weight_at_once(
     x, y, dp, moments, levels, gamma, beta, out, images, SHARE: tl.constexpr, x_image: tl.constexpr,
-    x_row: tl.constexpr, PW: tl.constexpr, OW: tl.constexpr, WINDOWS: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr,
-    RUN: tl.constexpr, K: tl.constexpr, BQ: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
+    x_row: tl.constexpr, PW: tl.constexpr, OW: tl.constexpr, WINDOWS: tl.constexpr, CIN: tl.constexpr,
+    COUT: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, BQ: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
     VEC: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """As `weight`, with dy made on the way: over SHARE images of one client, window by window."""

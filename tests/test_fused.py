@@ -1,0 +1,226 @@
+"""A block computed at once equals its four layers, and the kernels equal the readable operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from test_batched import federation, plan_of
+from unfed.engines import Batched, Sequential, block_kernels, fused, kernels, recorded
+from unfed.models import build
+from unfed.models.blocks import block, computed_by
+from unfed.params import cast, params_of
+from unfed.plan import Optimiser, Phase
+from unfed.template import Template
+
+Layers = tuple[nn.Module, nn.Module, nn.Module, nn.Module]
+
+
+class Net(nn.Module):
+    """Four layers that call `block`."""
+
+    def __init__(self, entering: int, leaving: int, kernel: int, padding: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(entering, leaving, kernel, padding=padding)
+        self.norm = nn.GroupNorm(1, leaving)
+        self.relu, self.pool = nn.ReLU(), nn.MaxPool2d(2)
+
+    @property
+    def layers(self) -> Layers:
+        return self.conv, self.norm, self.relu, self.pool
+
+    def forward(self, x: Tensor) -> Tensor:
+        return block(x, *self.layers)
+
+
+def stacked(net: nn.Module, clients: int) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return {n: torch.randn(clients, *p.shape, generator=draw, dtype=torch.float64) for n, p in net.named_parameters()}
+
+
+def outcome(net: nn.Module, params: dict[str, Tensor], x: Tensor, wants_x: bool) -> list[Tensor]:
+    """The outputs of a stack, and the gradients of a weighted sum of them, x included where it wants one."""
+    leaves = {n: t.clone().requires_grad_() for n, t in params.items()}
+    x = x.clone().requires_grad_(wants_x)
+    out = vmap(lambda p, x: functional_call(net, p, (x,)))(leaves, x)
+    draw = torch.Generator().manual_seed(2)
+    total = (out * torch.randn(out.shape, generator=draw, dtype=out.dtype)).sum()
+    return [out, *torch.autograd.grad(total, [*leaves.values(), *[x] * wants_x])]
+
+
+@pytest.mark.parametrize(
+    ("entering", "leaving", "kernel", "padding", "wants_x"),
+    [(3, 16, 5, 2, False), (16, 32, 5, 2, True), (8, 16, 3, 1, False), (3, 16, 3, 0, True), (1, 16, 3, 1, False)],
+)
+def test_a_block_at_once_is_its_four_layers(
+    entering: int, leaving: int, kernel: int, padding: int, wants_x: bool
+) -> None:
+    net = Net(entering, leaving, kernel, padding).double()
+    params = stacked(net, 3)
+    params["norm.weight"][0, :2] = torch.tensor([0.0, -2.0])
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 4, entering, 10, 10, generator=draw, dtype=torch.float64)
+    layer_by_layer = outcome(net, params, x, wants_x)
+    with computed_by(fused.fused_block):
+        at_once = outcome(net, params, x, wants_x)
+    for one, other in zip(layer_by_layer, at_once, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-11, atol=1e-11)
+
+
+def test_a_client_alone_needs_no_map() -> None:
+    net = Net(3, 16, 5, 2).double()
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = fused.fused_block(x, *net.layers)
+    assert found is not None
+    torch.testing.assert_close(found, net(x), rtol=1e-11, atol=1e-11)
+
+
+def test_of_equal_values_the_first_wins_as_in_a_max_pool() -> None:
+    """A constant image has windows of four equal values everywhere but at the border."""
+    net = Net(1, 16, 3, 0).double()
+    params, x = stacked(net, 2), torch.ones(2, 2, 1, 8, 8, dtype=torch.float64)
+    params["conv.weight"][:] = params["conv.weight"][:, :, :, :1, :1]
+    x[:, :, :, :, 4:] = 2.0
+    layer_by_layer = outcome(net, params, x, True)
+    with computed_by(fused.fused_block):
+        at_once = outcome(net, params, x, True)
+    for one, other in zip(layer_by_layer, at_once, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-10)
+
+
+def test_a_nan_is_not_hidden_by_the_relu() -> None:
+    net = Net(3, 16, 3, 1)
+    x = torch.zeros(1, 3, 8, 8)
+    x[0, 0, 0, 0] = torch.nan
+    found = fused.fused_block(x, *net.layers)
+    assert found is not None and bool(found.isnan().all())
+
+
+MISFITS = {
+    "an odd side": (nn.Conv2d(3, 16, 4), None, None, None),
+    "a stride": (nn.Conv2d(3, 16, 3, stride=2, padding=1), None, None, None),
+    "groups": (nn.Conv2d(3, 48, 3, padding=1, groups=3), nn.GroupNorm(1, 48), None, None),
+    "no bias": (nn.Conv2d(3, 16, 3, padding=1, bias=False), None, None, None),
+    "reflected borders": (nn.Conv2d(3, 16, 3, padding=1, padding_mode="reflect"), None, None, None),
+    "few channels": (nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(1, 8), None, None),
+    "two groups to norm": (None, nn.GroupNorm(2, 16), None, None),
+    "batch norm": (None, nn.BatchNorm2d(16), None, None),
+    "another activation": (None, None, nn.GELU(), None),
+    "a pool of three": (None, None, None, nn.MaxPool2d(3)),
+    "an average": (None, None, None, nn.AvgPool2d(2)),
+}
+
+
+@pytest.mark.parametrize("what", MISFITS)
+def test_other_layers_are_left_to_themselves(what: str) -> None:
+    usual: Layers = (nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(1, 16), nn.ReLU(), nn.MaxPool2d(2))
+    layers = [theirs or ours for theirs, ours in zip(MISFITS[what], usual, strict=True)]
+    x = torch.zeros(2, 3, 8, 8)
+    assert fused.fused_block(x, *usual) is not None
+    assert fused.fused_block(x, *layers) is None
+    with computed_by(fused.fused_block):
+        assert torch.equal(block(x, *layers), layers[3](layers[2](layers[1](layers[0](x)))))
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["stack", "alone"])
+def test_a_recorded_step_computes_its_blocks_at_once_and_changes_nothing(
+    alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
+    clients = federation((9, 17, 24), augment=True)
+    some = next(iter(clients.values())).source
+    template = Template(build("cnn-small", shape=some.shape, classes=some.classes, seed=0), some.shape)
+    template.to("cpu", torch.float64)
+    params = cast(params_of(template.module), torch.float64, torch.device("cpu"))
+    plan = plan_of(Phase(batch=8, epochs=2, optimiser=Optimiser(lr=0.1)))
+    calls: list[int] = []
+    forward = fused.forward
+    monkeypatch.setattr(fused, "forward", lambda *args: calls.append(len(args[0])) or forward(*args))
+    engine: Any = Sequential(template, clients, compile=True) if alone else Batched(template, clients, compile=True)
+    at_once = list(engine.train(plan, params, list(clients), {}))
+    assert calls, "the blocks were not computed at once"
+    assert (set(calls) == {1}) if alone else (max(calls) == 3)
+    reference = Sequential(template, clients, compile=False).train(plan, params, list(clients), {})
+    found = {name: found.of(i) for found in at_once for i, name in enumerate(found.clients)}
+    for one in reference:
+        for name, value in one.of(0).items():
+            torch.testing.assert_close(found[one.clients[0]][name], value, rtol=1e-9, atol=1e-9)
+
+
+# --- the kernels, without a GPU ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interpreted() -> None:
+    """Triton's interpreter runs kernels on the CPU, as slowly as it sounds (`conftest.py` switches it on)."""
+    pytest.importorskip("triton", reason="Triton is not installed, so its kernels cannot be interpreted")
+
+
+def case(entering: int, leaving: int, kernel: tuple[int, int], side: tuple[int, int]) -> tuple[Tensor, ...]:
+    draw = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw)
+
+    x, w = normal(2, 3, *side, entering), normal(2, kernel[0] * kernel[1] * entering, leaving) * 0.2
+    gamma = normal(2, leaving)
+    gamma[0, 0] = 0.0
+    return x, w, normal(2, leaving), gamma, normal(2, leaving)
+
+
+@pytest.mark.parametrize(
+    ("entering", "leaving", "kernel", "side", "padding", "wants_x"),
+    [
+        (16, 32, (5, 5), (12, 12), 2, True),
+        (16, 16, (5, 1), (12, 8), 0, False),
+        (32, 48, (3, 3), (8, 8), 1, True),
+        (8, 16, (3, 3), (8, 12), 0, False),
+    ],
+)
+def test_kernels_equal_the_readable_operators(
+    interpreted: None,
+    entering: int,
+    leaving: int,
+    kernel: tuple[int, int],
+    side: tuple[int, int],
+    padding: int,
+    wants_x: bool,
+) -> None:
+    x, w, bias, gamma, beta = case(entering, leaving, kernel, side)
+    slow = fused.forward(x, w, bias, gamma, beta, *kernel, 1e-5)
+    fast = block_kernels.forward(x, w, bias, gamma, beta, *kernel, 1e-5)
+    for name, one, other in zip(("p", "winners", "y", "moments"), slow, fast, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=3e-5, msg=name)
+    p, winners, y, moments = slow
+    dp = torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
+    turned = w.view(2, *kernel, entering, leaving).flip(1, 2).permute(0, 1, 2, 4, 3).flatten(1, 3)
+    given = (dp, x, turned, gamma, beta, winners, y, moments, *kernel, padding, wants_x)
+    assert fused.backward(*given)[1].shape[0] == 1
+    parts = block_kernels.backward(*given)
+    assert parts[1].shape[0] == block_kernels.parts(x, leaving, kernel[0] * kernel[1], y.shape[2] * y.shape[3], wants_x)
+    for name, one, other in zip(("dx", "dw", "per image"), fused.backward(*given), parts, strict=True):
+        summed = (one.sum(0), other.sum(0)) if name == "dw" else (one, other)
+        torch.testing.assert_close(summed[1], summed[0], rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(("columns", "padding", "channels"), [(1, 2, 8), (5, 2, 16), (3, 0, 16), (1, 0, 3)])
+def test_images_are_laid_out_alike(interpreted: None, columns: int, padding: int, channels: int) -> None:
+    x = torch.randn(2, 3, 6, 7, 3, generator=torch.Generator().manual_seed(0))
+    found = block_kernels.laid_out(x, columns, padding, channels)
+    assert torch.equal(found, fused.laid_out(x, columns, padding, channels))
+    assert found.data_ptr() != x.data_ptr()
+
+
+def test_convolution_kernels_equal_unfolding(interpreted: None) -> None:
+    from unfed.engines.convolution import windows
+
+    x, w, *_ = case(16, 32, (3, 3), (8, 8))
+    y = torch.bmm(windows(x, 3, 3), w).view(2, 3, 6, 6, 32)
+    torch.testing.assert_close(kernels.forward(x, w, 3, 3), y, rtol=1e-4, atol=3e-5)
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+    expected = torch.bmm(windows(x, 3, 3).transpose(1, 2), dy.flatten(1, 3))
+    torch.testing.assert_close(kernels.weight(x, dy, 3, 3, 0, 4).sum(0), expected, rtol=1e-4, atol=1e-4)
