@@ -8,9 +8,12 @@ import torch
 
 from unfed import checkpoint
 from unfed.data import Request
+from unfed.engines import Batched
 from unfed.errors import Refused, UnfedError
 from unfed.folder import Job
 from unfed.run import Run
+from unfed.watching import Silence
+from unfed.world import World
 
 
 def outcome(folder):
@@ -82,6 +85,50 @@ def test_a_resumed_not_is_not_negated_twice(small, tmp_path, monkeypatch):
     assert torch.equal(saved.params["conv1.weight"], -trained["conv1.weight"])
     Run.open(folder).execute()
     assert calls == [1]
+
+
+@pytest.mark.parametrize("wanted", [None, 2])
+def test_a_run_goes_on_with_the_engine_and_the_stacks_it_began_with(small, tmp_path, monkeypatch, wanted):
+    """A later version may pick others; that would change last bits in the middle of a run."""
+    config = small() if wanted is None else small(f"engine.chunk={wanted}")
+    run = Run.create(config, tmp_path / "run")
+    began = run.description["engine"], run.description["chunk"]
+    widest = config.training.batch + 1
+    assert began[0] == "batched" and began[1] == (wanted or Batched(run.world(0).template, {}).chunk(widest))
+    monkeypatch.setattr("unfed.engines.batched.BUDGET_BYTES", {"cpu": 1})
+    monkeypatch.setattr("unfed.engines.choice.CPU_BYTES", 0)
+    assert World(config, 0).choice.name == "sequential"
+    again = Run.open(tmp_path / "run").world(0)
+    assert (again.choice.name, again.chunk) == began
+    assert again.engine({}).chunk(10**6) == began[1]
+
+
+def test_a_run_of_before_stacks_were_kept_makes_them_as_it_did(small, tmp_path):
+    Run.create(small("engine.name=batched"), tmp_path / "run")
+    file = tmp_path / "run" / "run.json"
+    described = json.loads(file.read_text())
+    del described["chunk"]
+    file.write_text(json.dumps(described))
+    assert Run.open(tmp_path / "run").world(0).chunk is None
+
+
+def test_the_process_is_left_with_its_own_threads(small, tmp_path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run = Run.create(small("training.rounds=1", "unlearning.rounds=1", "engine.threads=1"), tmp_path / "run")
+        assert torch.get_num_threads() == 2
+        seen = []
+        watch = Silence()
+        watch.goes_on = lambda *args: seen.append(torch.get_num_threads())
+        run.execute(watch)
+        assert set(seen) == {1} and torch.get_num_threads() == 2
+        Run.open(tmp_path / "run").model(method="train")
+        assert torch.get_num_threads() == 2
+        run.forget(Request("r9", clients=("1",)), until=1, watch=watch)
+        assert set(seen) == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_executing_a_finished_run_again_changes_nothing(small, tmp_path):

@@ -299,6 +299,7 @@ def evaluate(
     opened = Run.open(run)
     one = opened.one_seed(seed)
     world = opened.world(one)
+    world.settle()
     if model is None:
         params = opened.current(one)
     else:

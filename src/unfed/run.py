@@ -13,7 +13,8 @@ are taken out of every history in the folder; what still carries its influence i
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from unfed.jobs import JobRunner
 from unfed.methods import Method, Retrain, State
 from unfed.params import Params, cast, check_like
 from unfed.watching import Heart, Silence, Watch
-from unfed.world import World
+from unfed.world import World, process_as_before
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,12 @@ class Run:
         self.description = folder.description()
         self.config = Config.parse(self.description["config"])
         self._worlds: dict[int, World] = {}
+        self._at_work = False
 
     # --- beginning ------------------------------------------------------------------------------------------------
 
     @staticmethod
+    @process_as_before()
     def create(config: Config, folder: str | Path, world: World | None = None) -> Run:
         """A new run folder, once everything that can be known beforehand was found right."""
         where = RunFolder(folder)
@@ -78,6 +81,7 @@ class Run:
                 "hardware": hardware(world.device),
                 "device": str(world.device),
                 "engine": world.engine({}).name,
+                "chunk": world.chunk,
                 "parameters": world.parameters,
                 "forward_flops": world.forward_flops,
                 "requests": described,
@@ -99,8 +103,21 @@ class Run:
     def world(self, seed: int) -> World:
         if seed not in self._worlds:
             self._worlds.clear()  # one at a time: a world holds the whole data set
-            self._worlds[seed] = self._build(seed)
+            with process_as_before():
+                self._worlds[seed] = self._build(seed)
+        if self._at_work:
+            self._worlds[seed].settle()
         return self._worlds[seed]
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """While work goes on the process is set as the world at hand needs it, and afterwards as it was."""
+        with process_as_before():
+            self._at_work = True
+            try:
+                yield
+            finally:
+                self._at_work = False
 
     def _build(self, seed: int) -> World:
         if self.description["engine"] == "flower":
@@ -108,13 +125,13 @@ class Run:
                 "The clients of this run are Flower nodes, so it cannot go on here; go on with `flwr run DIR"
                 f" --run-config 'resume-from=\"{self.folder.path.resolve()}\"'`."
             )
-        return World(self.config, seed)
+        return World(self.config, seed, self.description)
 
     # --- comparing ------------------------------------------------------------------------------------------------
 
     def execute(self, watch: Watch | None = None) -> None:
         """Do whatever is not done yet: train, compare, serve."""
-        with self.folder.lock() as free:
+        with self._working(), self.folder.lock() as free:
             if not free:
                 where = self.folder.path
                 raise UnfedError(f"Another process is at work in {where}; see `unfed status {where}`.")
@@ -255,7 +272,7 @@ class Run:
         entry, finished = self._enqueue(request, method, str(until), self.one_seed(seed))
         if finished:
             return Outcome(entry, "already done")
-        with self.folder.lock() as free:
+        with self._working(), self.folder.lock() as free:
             if not free:
                 return Outcome(entry, "queued")
             self.folder.cut_back()

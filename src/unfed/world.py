@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from unfed import checkpoint, rng
 from unfed.config import Config, RecoveryConfig
 from unfed.data import ClientData, Dataset, Request, Source, backdoor, dirichlet, iid, load, mark, public, shards, split
 from unfed.engines import Batched, Engine, Sequential
-from unfed.engines.choice import choose
+from unfed.engines.choice import Choice, choose
 from unfed.errors import UnfedError
 from unfed.evaluation import Evaluator
 from unfed.federation import Schedule, Settings
@@ -26,6 +27,7 @@ from unfed.ledger import forward_flops
 from unfed.models import build, head_of, translated
 from unfed.params import Params, cast, check_like, params_of
 from unfed.plan import Optimiser, Phase
+from unfed.repeatable import fixed_order
 from unfed.template import Template
 
 # In bf16 the params stay float32: only matrix products and convolutions of training are cast.
@@ -68,22 +70,32 @@ def pick_device(name: str) -> torch.device:
 
 
 @contextmanager
-def threads_as_before() -> Iterator[None]:
-    """Leave a caller's process with the number of threads it had."""
-    before = torch.get_num_threads()
+def process_as_before() -> Iterator[None]:
+    """Leave a caller's process with the number of threads it had, and with its way of choosing kernels."""
+    threads, cudnn = torch.get_num_threads(), torch.backends.cudnn
+    chosen = cudnn.deterministic, cudnn.benchmark
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        cudnn.deterministic, cudnn.benchmark = chosen
 
 
 class World:
     """Everything that exists before a request arrives."""
 
-    def __init__(self, config: Config, seed: int) -> None:
+    threads: int | None = None
+    """CPU threads that work on one operation; None leaves the process as it is."""
+    chunk: int | None = None
+    """Clients per stack, if stacks are made and their size is fixed."""
+
+    def __init__(self, config: Config, seed: int, kept: Mapping[str, Any] | None = None) -> None:
+        """`kept` is what a run wrote down when it began: which engine, how many clients share a stack. Both change the
+        last bits of a result, so a run goes on with them whatever would be picked today."""
         self.config, self.seed = config, seed
         self.seeds = Seeds.of(config, seed)
         self.device = pick_device(config.device)
+        fixed_order(self.device)
         self.dtype = DTYPES[config.engine.precision]
         if self.device.type == "mps" and self.dtype == torch.float64:
             raise UnfedError("The mps device has no float64; set engine.precision to float32.")
@@ -93,15 +105,14 @@ class World:
         self.template = Template(self._module(0), self.dataset.train.shape).to(self.device, self.dtype)
         self.template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
         self.forward_flops = forward_flops(self.template)
-        # One client has nobody to be stacked with.
-        wanted = "sequential" if self.central and config.engine.name == "auto" else config.engine.name
-        self.choice = choose(wanted, self.template, self.dataset.train, config.training.batch, self.forward_flops)
+        self.choice, self.chunk = self._choose(kept)
         self.threads = self._threads()
+        self.settle()
         self.parameters = sum(self.template.like[n].numel() for n in self.template.trainable)
         self.initial = self._initial()
 
     def _threads(self) -> int:
-        """How many CPU threads work on one operation; set here, because the last bits of a sum may depend on it.
+        """How many CPU threads work on one operation: fixed, because the last bits of a sum may depend on it.
 
         Waking a second thread for a step of a few MFLOP costs more than it gives: on two busy cores the digits demo
         took seven times the CPU seconds with two threads.
@@ -109,9 +120,27 @@ class World:
         wanted = self.config.engine.threads
         if wanted is None and self.device.type == "cpu":
             wanted = 1 if self.config.training.batch * self.forward_flops < SMALL_STEP_FLOPS else None
-        if wanted is not None and wanted != torch.get_num_threads():
-            torch.set_num_threads(wanted)
-        return torch.get_num_threads()
+        return wanted or torch.get_num_threads()
+
+    def settle(self) -> None:
+        """Set this process as the world needs it, so that a run is repeated bit for bit."""
+        fixed_order(self.device)
+        if self.threads is not None and self.threads != torch.get_num_threads():
+            torch.set_num_threads(self.threads)
+
+    def _choose(self, kept: Mapping[str, Any] | None) -> tuple[Choice, int | None]:
+        """The engine and the size of its stacks: as a run began, or as suits today."""
+        config, batch = self.config, self.config.training.batch
+        if kept is not None:
+            choose(kept["engine"], self.template, self.dataset.train, batch, self.forward_flops)  # can it still?
+            return Choice(kept["engine"], "as the run began"), kept.get("chunk", config.engine.chunk)
+        # One client has nobody to be stacked with.
+        wanted = "sequential" if self.central and config.engine.name == "auto" else config.engine.name
+        choice = choose(wanted, self.template, self.dataset.train, batch, self.forward_flops)
+        if choice.name == "sequential":
+            return choice, None
+        widest = min(batch + 1, max(len(client.train) for client in self.clients))
+        return choice, Batched(self.template, {}, config.engine.chunk).chunk(widest)
 
     @property
     def central(self) -> bool:
@@ -171,7 +200,7 @@ class World:
     def engine(self, clients: dict[str, ClientData]) -> Engine:
         """What runs the plans: as the config says, or as suits the model and the device."""
         if self.choice.name == "batched":
-            return Batched(self.template, clients, self.config.engine.chunk, self.config.engine.compile)
+            return Batched(self.template, clients, self.chunk, self.config.engine.compile)
         return Sequential(self.template, clients, self.config.engine.compile)
 
     def evaluator(self, requests: Sequence[Request]) -> Evaluator:

@@ -34,13 +34,13 @@ from unfed.params import Params, cast, check_like, load_into, params_of
 from unfed.report.tables import name_of
 from unfed.run import Run
 from unfed.watching import Silence, Watch
-from unfed.world import threads_as_before
+from unfed.world import process_as_before
 
 Progress = Callable[[int, int, Mapping[str, Any] | None], None]
 RETRAIN_EPOCHS = 200  # the paper's
 
 
-@threads_as_before()
+@process_as_before()
 def unlearn(
     model: nn.Module,
     *,

@@ -19,6 +19,7 @@ from unfed.engines import Engine, Sequential
 from unfed.errors import UnfedError
 from unfed.ledger import forward_flops
 from unfed.params import Params, cast, check_like, params_of
+from unfed.repeatable import fixed_order
 from unfed.template import Template
 from unfed.world import DTYPES, Seeds, World, pick_device
 
@@ -45,6 +46,7 @@ class OwnWorld(World):
         (self.seed,) = config.seed_list
         self.seeds = Seeds.of(config, self.seed)
         self.device, self.dtype = pick_device(config.device), DTYPES[config.engine.precision]
+        fixed_order(self.device)
         self.repaired = ()
         self.initial = None
         classes = _outputs(given, self.device, self.dtype)
@@ -55,12 +57,14 @@ class OwnWorld(World):
         rows = torch.arange(len(train))
         self.clients = (ClientData(HOLDER, train, rows, rows, rows[:0]),)
         self.template = Template(given.model, train.shape).to(self.device, self.dtype)
+        self.template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
         if not self.template.trainable:
             raise UnfedError("No parameter of the model can be trained; set requires_grad on those that should move.")
         self.params = cast(params_of(given.model), self.dtype, self.device)
         check_like(self.params, self.template.like, "The model")  # finds NaN and infinity
         self.forward_flops = forward_flops(self.template)
         self.threads = self._threads()
+        self.settle()
         self.parameters = sum(self.template.like[n].numel() for n in self.template.trainable)
 
     @property
@@ -69,7 +73,7 @@ class OwnWorld(World):
 
     def engine(self, clients: dict[str, ClientData]) -> Engine:
         """One client has nobody to be stacked with."""
-        return Sequential(self.template, clients)
+        return Sequential(self.template, clients, self.config.engine.compile)
 
     def fresh(self, seed: int) -> Params:
         """A model that never saw the data: the factory's, or this one re-initialised layer by layer."""

@@ -9,6 +9,7 @@ Everything else, buffers included, stays. The batch size sets the scale of I, so
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -50,7 +51,7 @@ class SelectiveSynapticDampening(Central):
         return State(dampened, done=True)
 
 
-def _importance(server: Server, view: View, clients: tuple[str, ...]) -> Params:
+def _importance(server: Server, view: View, clients: Sequence[str]) -> Params:
     """I over a view; sums over clients and batches are all that leaves a client."""
     sums = server.measure(Measure("squared_gradient", view, server.base.batch), server.params, clients)
     return {name: sums[name] / sums["batches"].to(sums[name]) for name in server.template.trainable}
