@@ -2,7 +2,7 @@
 
     python benchmarks/engines.py                            digits on the CPU: 10 clients, then 100
     python benchmarks/engines.py --device cuda              CIFAR-shaped data, the paper's CNN, every variant
-    python benchmarks/engines.py --device cuda --variant plain --variant triton-bf16 --profile
+    python benchmarks/engines.py --device cuda --variant plain --variant fused-bf16 --profile
 
 A round trains every client for one epoch, validates and averages. Every contestant does the same work: where the data
 is augmented (CUDA: pad, crop, flip), the plain loop and pfl augment too, by the same function of random words. All of
@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from peers import END_TO_END, PEERS
-from unfed.engines import Batched, Engine, Sequential, convolution, kernels, recorded
+from unfed.engines import Batched, Engine, Sequential, convolution, fused, kernels, recorded
 from unfed.params import Params
 from unfed.template import Template
 from workload import Workload, attempt, digits, median, rounds, synchronise, synthetic, write
@@ -113,6 +113,8 @@ class Variant:
     """Grouped convolutions replaced by operators of our own…"""
     triton: bool = True
     """… whose kernels are Triton's."""
+    fused: bool = False
+    """Whole blocks at once."""
     options: dict[str, Any] = field(default_factory=dict)
     """For the compiler."""
 
@@ -127,14 +129,12 @@ VARIANTS = {
     "sequential-bf16": Variant(lambda w: sequential(w, True, BF16)),
     "eager-fp32": Variant(batched),
     "graph-fp32": Variant(traced),
-    "grouped-fp32": Variant(lambda w: batched(w, True), rewritten=False, triton=False),
     "grouped-bf16": Variant(lambda w: batched(w, True, BF16), rewritten=False, triton=False),
-    "unfold-fp32": Variant(lambda w: batched(w, True), triton=False),
     "unfold-bf16": Variant(lambda w: batched(w, True, BF16), triton=False),
     "triton-fp32": Variant(lambda w: batched(w, True)),
     "triton-bf16": Variant(lambda w: batched(w, True, BF16)),
-    "triton-bf16-tuned": Variant(lambda w: batched(w, True, BF16), options={"coordinate_descent_tuning": True}),
-    "triton-bf16-autotune": Variant(lambda w: batched(w, True, BF16), options={"max_autotune": True}),
+    "fused-fp32": Variant(lambda w: batched(w, True), fused=True),
+    "fused-bf16": Variant(lambda w: batched(w, True, BF16), fused=True),
 }
 
 
@@ -234,7 +234,7 @@ def on_cuda(options: argparse.Namespace) -> dict[str, object]:
 
 def measured(name: str, variant: Variant, work: Workload, options: argparse.Namespace) -> dict[str, object]:
     """A contestant's row: one round to warm up, then as many as were asked for, and the accuracy after all of them."""
-    convolution.enabled, kernels.enabled = variant.rewritten, variant.triton
+    convolution.enabled, kernels.enabled, fused.enabled = variant.rewritten, variant.triton, variant.fused
     recorded.OPTIONS.clear()
     recorded.OPTIONS.update({"triton.cudagraphs": False, **variant.options})
     torch.cuda.reset_peak_memory_stats()
