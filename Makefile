@@ -27,7 +27,7 @@ test: .venv/dev.stamp  ## the whole test suite
 	$(BIN)/python -m pytest
 
 test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, four SuperNodes, TLS, faults (minutes)
-	$(BIN)/python -m pytest -m flower_processes tests/test_flower_processes.py
+	$(BIN)/python -m pytest -m flower_processes tests/test_flower_processes.py tests/test_flower_simulation.py
 
 lint: .venv/dev.stamp  ## ruff and mypy, as CI runs them
 	$(BIN)/ruff check .

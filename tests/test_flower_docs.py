@@ -42,7 +42,7 @@ def test_every_block_of_the_page_is_a_script() -> None:
 
 
 def test_every_script_is_run_by_a_test() -> None:
-    sources = ("test_flower_docs.py", "test_flower_processes.py", "flower_deployment.py")
+    sources = ("test_flower_docs.py", "test_flower_processes.py", "test_flower_simulation.py", "flower_deployment.py")
     text = "\n".join((Path(__file__).parent / name).read_text() for name in sources)
     named = set(re.findall(r'"([\w-]+)"', text)) | {"settings"}  # the others begin by reading it
     assert {path.stem for path in SCRIPTS.glob("*.sh")} <= named
