@@ -111,13 +111,14 @@ class Deck:
     def record(self, shape: Shape) -> Callable[[], object]:
         """The step of this shape; recording it writes into the buffers."""
         if shape not in self._steps:
-            self._steps[shape] = self._record(shape.clients, lambda now: self._step(now, shape))
+            self._steps[shape] = self._record(shape.clients, lambda now: self._step(now, shape), self._backend)
         return self._steps[shape]
 
     def dealing(self) -> Callable[[], object]:
         """Shuffles anew for the clients that begin a pass, as `visit` says; recording it writes into the buffers."""
         if self._deal is None:
-            self._deal = self._record(len(self.buffers["held"][0]), self._shuffle)
+            # Not compiled: it runs once a pass, and the compiler puts 32-bit numbers where a hash needs 64.
+            self._deal = self._record(len(self.buffers["held"][0]), self._shuffle, as_traced)
         return self._deal
 
     def seat(self, held: Held, places: Tensor, course: Course) -> None:
@@ -144,7 +145,9 @@ class Deck:
             into, new = pytree.tree_leaves(self.buffers[name]), pytree.tree_leaves(value)
             torch._foreach_copy_(into, [t.expand_as(b) for t, b in zip(new, into, strict=True)]) if into else None
 
-    def _record(self, width: int, function: Callable[[dict[str, Any]], None]) -> Callable[[], object]:
+    def _record(
+        self, width: int, function: Callable[[dict[str, Any]], None], backend: Backend
+    ) -> Callable[[], object]:
         view = {name: part if name in _SHARED else cut(part, 0, width) for name, part in self.buffers.items()}
         leaves, spec = pytree.tree_flatten(view)
 
@@ -155,7 +158,7 @@ class Deck:
             module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
             if width > 1:  # a client alone has ungrouped convolutions, which the libraries do well
                 rewrite(module, width)
-            run = self._backend(module, leaves)
+            run = backend(module, leaves)
             if not leaves[0].is_cuda:
                 return lambda: run(*leaves)
             return self._captured(run, leaves)
