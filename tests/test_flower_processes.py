@@ -110,7 +110,7 @@ def test_a_run_survives_a_killed_node_and_is_resumed_after_a_killed_superlink(de
     folder, leaver = deployment.where / "run", [deployment.received(0, kind) for kind in ("train", "evaluate")]
     before = deployment.received(3, "train")
     clean = sum(run["elapsed"] for run in json.loads((deployment.where / "ls.json").read_text())["runs"])
-    patience = max(20.0, 2.5 * clean / 8)  # the clean runs had eight round trips
+    patience = max(15.0, 1.6 * clean / 8)  # the clean runs had eight round trips, with twice as many nodes
     more = words(forget_clients="1", until="2", round_timeout=patience)
     behind = deployment.script_behind("5-forget", *more)
 
