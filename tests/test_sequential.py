@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from test_batched import BASE, CONTEXTS, SHAPE, another, answers, federation, model, plan_of
-from unfed import local
+from unfed import local, optimise
 from unfed.ahead import ahead
 from unfed.data import ClientData, DatasetSource
 from unfed.engines import Sequential, recorded
@@ -117,6 +117,30 @@ def test_a_stack_of_one_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     clients, (template, params) = federation((8,)), model("vit-tiny")
     monkeypatch.setattr("unfed.engines.mapped.vmap", _never)
     list(Sequential(template, clients, compile=True).train(plan_of(BASE), params, ["0"], {}))
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+def test_a_recorded_step_has_no_sum_whose_factor_the_compiler_would_lose(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch 2.13's compiler turns add(mm, b, alpha=f) into a product that adds b itself: decay 5e-4 becomes 1."""
+    found: list[dict[str, Any]] = []
+
+    def look(module: Any, inputs: object) -> Any:
+        sums = (torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor)
+        found.extend(dict(node.kwargs) for node in module.graph.nodes if node.target in sums)
+        return module
+
+    monkeypatch.setattr(recorded, "compiler", look)
+    clients, (template, params) = federation((8,)), model("vit-tiny")
+    phase = BASE.with_optimiser(rule=rule)
+    list(Sequential(template, clients, compile=True).train(plan_of(phase), params, ["0"], {}))
+    assert found and not any("alpha" in options for options in found)
+
+
+def test_an_update_of_all_tensors_by_one_call_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimise, "recorded_together", True)
+    assert_replayed(plan_of(replace(BASE, epochs=2)), federation((13, 24)), model("cnn-tiny-bn"))
 
 
 # --- data that is not on the device -----------------------------------------------------------------------------------
