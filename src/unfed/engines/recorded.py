@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from unfed import objectives
 from unfed.engines.convolution import rewrite
 from unfed.engines.fused import fused_block
-from unfed.engines.mapped import at, cut, stacked_step
+from unfed.engines.mapped import at, copied, cut, stacked_step
 from unfed.engines.stack import Course, Held, Integers, shuffled, visits
 from unfed.local import Carry
 from unfed.models.blocks import computed_by
@@ -145,9 +145,7 @@ class Deck:
             into, new = pytree.tree_leaves(self.buffers[name]), pytree.tree_leaves(value)
             torch._foreach_copy_(into, [t.expand_as(b) for t, b in zip(new, into, strict=True)]) if into else None
 
-    def _record(
-        self, width: int, function: Callable[[dict[str, Any]], None], backend: Backend
-    ) -> Callable[[], object]:
+    def _record(self, width: int, function: Callable[[dict[str, Any]], None], backend: Backend) -> Callable[[], object]:
         view = {name: part if name in _SHARED else cut(part, 0, width) for name, part in self.buffers.items()}
         leaves, spec = pytree.tree_flatten(view)
 
@@ -267,12 +265,17 @@ class Replay:
                 deck.buffers["visit"].copy_(self._visit(t, begins, done))
                 deal()
             deck.record(shape)()
+        if len(total) == 1:
+            marked = deck.buffers["marked"].tolist() if "marked" in deck.buffers else [0]
+            return copied(deck.buffers["carry"]), [steps], marked
         back = torch.argsort(self._places)
         marked = deck.buffers["marked"][back].tolist() if "marked" in deck.buffers else [0] * len(total)
         return at(deck.buffers["carry"], back), total[np.argsort(self._order)].tolist(), marked
 
     def _sorted(self, tree: Any) -> Any:
-        """In the order of the stack; what is spread over all clients stays as it is."""
+        """In the order of the stack; what is spread over all clients stays as it is, and so does a stack of one."""
+        if len(self._order) == 1:
+            return tree
         return pytree.tree_map(lambda t: t if t.stride(0) == 0 else t[self._places], tree)
 
     def _visit(self, t: int, begins: Integers, done: Integers) -> Tensor:
