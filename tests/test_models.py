@@ -243,3 +243,16 @@ def test_a_failing_reset_leaves_the_values_as_they_were() -> None:
     with pytest.raises(RuntimeError):
         models.reset(module, seed=0)
     assert all(torch.equal(before[name], value) for name, value in params_of(module).items())
+
+
+def test_patches_are_the_convolution_they_stand_for() -> None:
+    from unfed.models.vit import Patches
+
+    layer, x = Patches(3, 6, 4).double(), torch.randn(2, 3, 8, 12, dtype=torch.float64, requires_grad=True)
+    plain = torch.nn.functional.conv2d(x, layer.weight, layer.bias, stride=4)
+    torch.testing.assert_close(layer(x), plain, rtol=1e-12, atol=1e-12)
+    weights = torch.randn(plain.shape, dtype=torch.float64)
+    wanted = [x, layer.weight, layer.bias]
+    found = torch.autograd.grad((layer(x) * weights).sum(), wanted)
+    for one, other in zip(found, torch.autograd.grad((plain * weights).sum(), wanted), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)

@@ -19,6 +19,23 @@ from torch import Tensor, nn
 from unfed.errors import UnfedError
 
 
+class Patches(nn.Conv2d):
+    """A convolution whose windows do not overlap, as the one matrix product that it is.
+
+    Libraries treat it as any convolution: on an H200 it took a twentieth of a ViT-B/16's step, most of it in bringing
+    images into another layout.
+    """
+
+    def __init__(self, entering: int, width: int, patch: int) -> None:
+        super().__init__(entering, width, patch, stride=patch)
+
+    def forward(self, input: Tensor) -> Tensor:
+        (images, channels, height, width), patch = input.shape, self.kernel_size[0]
+        cut = input.reshape(images, channels, height // patch, patch, width // patch, patch)
+        patches = cut.permute(0, 2, 4, 1, 3, 5).flatten(3)
+        return F.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
 class SelfAttention(nn.MultiheadAttention):
     """PyTorch's multi-head attention of a sequence with itself, spelled out.
 
@@ -114,7 +131,7 @@ class VisionTransformer(nn.Module):
                 f" {patch}, or the model's option patch to a divisor of {size}."
             )
         self.class_token = nn.Parameter(torch.empty(1, 1, width))
-        self.conv_proj = nn.Conv2d(in_channels, width, patch, stride=patch)
+        self.conv_proj = Patches(in_channels, width, patch)
         self.encoder = Encoder((size // patch) ** 2 + 1, depth, heads, width, mlp, dropout)
         self.heads = nn.Sequential(OrderedDict(head=nn.Linear(width, classes)))
         # The whole follows its parts, as `unfed.models.reset` calls them.
