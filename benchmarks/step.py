@@ -1,0 +1,55 @@
+"""What a recorded step is made of on a GPU: its kernels in order, and what a round costs around its steps.
+
+    PYTHONPATH=src python benchmarks/step.py
+
+The paper's CNN, 10 clients x 64 images a step, bf16. A round is timed as it is; then one more is traced, and the
+kernels of one step of it are listed with their microseconds. Written to benchmarks/records/ and $OUT as text.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from engines import BF16, batched, timed
+from workload import RECORDS, hardware, median, synthetic
+
+LAST = "weight_at_once"
+"""The kernel that a step of this network ends its backward pass with."""
+
+
+def main() -> None:
+    device = torch.device("cuda")
+    work = synthetic(device)
+    one = batched(work, True, BF16)
+    for _ in range(3):
+        timed(work, one)
+    seconds = median([timed(work, one)[0] for _ in range(20)])
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        timed(work, one)
+    events = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events.sort(key=lambda e: e.time_range.start)
+    ends = [i for i, e in enumerate(events) if e.name.startswith(LAST)]
+    begun, last = events[ends[0]].time_range.start, events[ends[-1]].time_range.start
+    step = events[ends[5] + 1 : ends[6] + 1]
+    lines = [
+        f"{datetime.now(UTC):%Y-%m-%d}, {hardware(device)}, torch {torch.__version__}: python benchmarks/step.py",
+        f"a round of {work.images} images: {seconds * 1e3:.2f} ms, {work.images / seconds:,.0f} images/s",
+        f"traced: {(last - begun) / (len(ends) - 1):.1f} us from step to step, {len(step)} kernels,"
+        f" {sum(e.time_range.elapsed_us() for e in step):.1f} us of them busy",
+        f"traced: first step ends {begun - events[0].time_range.start:.0f} us after the round's first kernel",
+        *(f"{e.time_range.elapsed_us():8.1f} us  {e.name[:110]}" for e in step),
+    ]
+    print("\n".join(lines))
+    name = f"{datetime.now(UTC):%Y-%m-%d}-step-cuda.txt"
+    for folder in (RECORDS, os.environ.get("OUT")):
+        if folder:
+            (Path(folder) / name).write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
