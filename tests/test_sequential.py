@@ -17,6 +17,7 @@ from unfed.ahead import ahead
 from unfed.data import ClientData, DatasetSource
 from unfed.engines import Sequential, recorded
 from unfed.engines.base import Context, PerClient
+from unfed.errors import UnfedError, UnfedWarning
 from unfed.models import build
 from unfed.objectives import OBJECTIVES
 from unfed.params import Params, cast, params_of
@@ -117,6 +118,46 @@ def test_a_stack_of_one_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     clients, (template, params) = federation((8,)), model("vit-tiny")
     monkeypatch.setattr("unfed.engines.mapped.vmap", _never)
     list(Sequential(template, clients, compile=True).train(plan_of(BASE), params, ["0"], {}))
+
+
+class Branching(torch.nn.Module):
+    """What no tracer can follow: the way through depends on a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(64, 6), torch.nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.body(x.flatten(1))
+        return self.head(x if float(x.detach().sum()) > 0 else -x)  # type: ignore[no-any-return]
+
+
+def test_a_model_that_cannot_be_traced_is_trained_all_the_same() -> None:
+    clients, module = federation((9, 13)), Branching().double()
+    template, params = Template(module, SHAPE).to("cpu", torch.float64), params_of(module)
+    engine = Sequential(template, clients, compile=True)
+    with pytest.warns(UnfedWarning, match="cannot be compiled .* operation by operation"):
+        asked = answers(engine, plan_of(BASE), params, clients, {})
+    alone = answers(Sequential(template, clients), plan_of(BASE), params, clients, {})
+    for one, other in zip(alone, asked, strict=True):
+        assert all(torch.equal(one.params[n], other.params[n]) for n in one.params)
+
+
+def test_a_failure_after_a_visit_that_worked_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, (template, params) = federation((8, 8)), model()
+    engine = Sequential(template, clients, compile=True)
+    visits = engine.train(plan_of(BASE), params, ["0", "1"], {})
+    next(visits)
+    monkeypatch.setattr(recorded.Replay, "__call__", _never)
+    with pytest.raises(AssertionError):
+        next(visits)
+
+
+def test_a_wrong_plan_is_named_and_not_taken_for_a_model_that_cannot_be_traced() -> None:
+    clients, (template, params) = federation((8,)), model()
+    phase = replace(BASE, objective=term("distil"))
+    with pytest.raises(UnfedError, match="needs the context 'teacher'"):
+        list(Sequential(template, clients, compile=True).train(plan_of(phase), params, ["0"], {}))
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adam"])

@@ -22,10 +22,10 @@ from unfed import rng
 from unfed.aggregate import average, validate
 from unfed.data import ClientData
 from unfed.engines.base import Block, Context, Engine, Messenger, Refusal, context_of
+from unfed.engines.sequential import Sequential
 from unfed.errors import Refused, UnfedError
 from unfed.history import History, Past, Recorder
 from unfed.ledger import Freight, Ledger
-from unfed.local import visit
 from unfed.methods.base import State
 from unfed.params import Params, tensor_bytes
 from unfed.plan import Measure, Phase, Plan
@@ -259,9 +259,10 @@ class Server:
         """Run a plan on the server's own unlabelled data: one more client, without messages."""
         if self._public is None:
             raise UnfedError("The server holds no data of its own; set partition.validation above 0.")
-        done = visit(self.template, plan, self._public, params, context)
-        self.ledger.worked(self._forward_flops, done.trained, done.forwarded)
-        return done.params
+        home = Sequential(self.template, {self._public.name: self._public})
+        (block,) = home.train(plan, params, [self._public.name], context)
+        self.ledger.worked(self._forward_flops, sum(block.trained), sum(block.forwarded))
+        return block.of(0)
 
     def measure(self, what: Measure, params: Params, clients: Sequence[str]) -> dict[str, Tensor]:
         """Sums over the clients' views. Gradients cost what a training pass costs; counting correct answers is free."""

@@ -6,12 +6,14 @@ loss_i = −log softmax(z_i)_{y_i}     correct_i     confidence_i = max softmax 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unfed.ahead import ahead
 from unfed.data import ClientData, Source
 from unfed.local import bounds
 from unfed.params import Params
@@ -49,13 +51,14 @@ class Scores:
 def score(template: Template, params: Params, source: Source, rows: Tensor, batch: int = 1024) -> Scores:
     """Score rows of a source, without augmentation, in large batches; the result lies on the CPU."""
     net, parts = template.bind(params), []
-    for begin in range(0, len(rows), batch):
-        x, y = source.fetch(rows[begin : begin + batch], None)
-        logits = net(x)
-        log_p = logits.log_softmax(-1)
-        top, predicted = log_p.max(-1)
-        loss, entropy = F.nll_loss(log_p, y, reduction="none"), -(log_p.exp() * log_p).sum(-1)
-        parts.append((loss, predicted == y, top.exp(), entropy, predicted))
+    fetched = (source.fetch(rows[begin : begin + batch], None) for begin in range(0, len(rows), batch))
+    on_host = next(iter(template.like.values())).device.type == "cpu"
+    with closing(fetched if source.resident or on_host else ahead(fetched)) as batches:
+        for x, y in batches:
+            log_p = net(x).log_softmax(-1)
+            top, predicted = log_p.max(-1)
+            loss, entropy = F.nll_loss(log_p, y, reduction="none"), -(log_p.exp() * log_p).sum(-1)
+            parts.append((loss, predicted == y, top.exp(), entropy, predicted))
     if not parts:
         empty = torch.empty(0)
         return Scores(empty, empty.bool(), empty, empty, empty.long())

@@ -5,11 +5,12 @@
 
 A large model fills the device alone, so nothing is stacked: linear layers stay matrix products, attention stays fused,
 and batches are fetched on the device inside the graph. Whatever cannot be recorded (a rule that acts every n-th step, a
-data set that is not on the device, a model that draws for itself) goes through the reference.
+data set that is not on the device, a model that draws for itself or branches on a value) goes through the reference.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from unfed.data import ClientData
 from unfed.engines.base import Block, Context, context_of
 from unfed.engines.batched import Batched
 from unfed.engines.recorded import recordable
+from unfed.errors import UnfedError, UnfedWarning
 from unfed.local import visit
 from unfed.measuring import measure
 from unfed.params import Params
@@ -35,6 +37,8 @@ class Sequential:
         on_cuda = next(iter(template.like.values())).device.type == "cuda"
         wanted = on_cuda if compile is None else compile
         self._stack = Batched(template, clients, 1, compile=True) if wanted and not template.draws_its_own else None
+        self._proven = False
+        """Whether a visit was recorded and replayed; until then this model may turn out to be one that cannot be."""
 
     def train(
         self,
@@ -44,12 +48,36 @@ class Sequential:
         context: Context,
         optimiser: Mapping[str, Params] | None = None,
     ) -> Iterator[Block]:
-        replayed = plan.phases and all(recordable(phase) for phase in plan.phases)
+        recorded = plan.phases and all(recordable(phase) for phase in plan.phases)
         for name in clients:
-            if self._stack is not None and replayed and self._clients[name].source.resident:
-                yield self._stack.visit(plan, params, (name,), context, optimiser)
-            else:
-                yield self._visit(plan, params, name, context, optimiser)
+            block = self._replay(plan, params, name, context, optimiser) if recorded else None
+            yield block or self._visit(plan, params, name, context, optimiser)
+
+    def _replay(
+        self, plan: Plan, params: Params, name: str, context: Context, optimiser: Mapping[str, Params] | None
+    ) -> Block | None:
+        """The visit as a stack of one, or None where that is not to be had."""
+        if self._stack is None or not self._clients[name].source.resident:
+            return None
+        try:
+            block = self._stack.visit(plan, params, (name,), context, optimiser)
+        except UnfedError:
+            raise
+        except Exception as error:
+            if self._proven:
+                raise
+            # A user's module may do what cannot be traced, such as branching on a value. It still can be trained.
+            self._stack = None
+            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+            warnings.warn(
+                f"this model's training step cannot be compiled ({reason}), so it runs operation by operation; set"
+                " engine.compile to false to do so from the start",
+                UnfedWarning,
+                stacklevel=2,
+            )
+            return None
+        self._proven = True
+        return block
 
     def _visit(
         self, plan: Plan, params: Params, name: str, context: Context, optimiser: Mapping[str, Params] | None
