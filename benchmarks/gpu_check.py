@@ -27,6 +27,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -76,12 +77,13 @@ def kernel_errors() -> dict[str, object]:
 # --- engines ----------------------------------------------------------------------------------------------------------
 
 
-def work_of(model: str, beta: float | None, dtype: torch.dtype) -> Workload:
-    return synthetic(CUDA, clients=4, images=700, side=16, model=model, batch=16, beta=beta, dtype=dtype)
+def work_of(model: str, beta: float | None, dtype: torch.dtype, lr: float = 0.05) -> Workload:
+    work = synthetic(CUDA, clients=4, images=700, side=16, model=model, batch=16, beta=beta, dtype=dtype)
+    return replace(work, lr=lr)
 
 
 def one_round(work: Workload, engine: Engine) -> Params:
-    plan = Plan(5, 1, (Phase(batch=work.batch, optimiser=Optimiser(lr=0.05)),))
+    plan = Plan(5, 1, (Phase(batch=work.batch, optimiser=Optimiser(lr=work.lr)),))
     blocks = list(engine.train(plan, work.params(), list(work.clients), {}))
     order = {name: i for i, name in enumerate(work.clients)}
     return aggregate.average(work.params(), sorted(blocks, key=lambda b: order[b.clients[0]]))
@@ -124,10 +126,15 @@ def differences(work: Workload, compiled: bool) -> dict[str, float]:
     return {**found, "moved": distance(reference, work.params())}
 
 
-def equality(model: str, beta: float | None, dtype: torch.dtype, compiled: bool, limit: float) -> Check:
+def equality(
+    model: str, beta: float | None, dtype: torch.dtype, compiled: bool, limit: float, lr: float = 0.05
+) -> Check:
+    """Judged in float64 at a rate at which a round moves far, in float32 at a tenth of it: at the large rate one near-tie
+    of a max-pool that rounding decides moves a weight by 1e-3 (`near_ties.py`)."""
+
     def check() -> dict[str, object]:
         with tf32(False):
-            found = differences(work_of(model, beta, dtype), compiled)
+            found = differences(work_of(model, beta, dtype, lr), compiled)
         worst = max(value for name, value in found.items() if name != "moved")
         assert worst < limit, f"off by {found}, allowed {limit}"
         return {**found, "allowed": limit}
@@ -255,14 +262,14 @@ def checks() -> dict[str, dict[str, Check]]:
             "float64 cnn-tiny-bn dirichlet": equality("cnn-tiny-bn", 0.3, double, False, 1e-9),
             "float64 resnet-tiny dirichlet": equality("resnet-tiny", 0.3, double, False, 1e-9),
             "float64 vit-tiny dirichlet": equality("vit-tiny", 0.3, double, False, 1e-9),
-            "float32 cnn dirichlet": equality("cnn", 0.3, single, False, 2e-5),
+            "float32 cnn dirichlet": equality("cnn", 0.3, single, False, 1e-5, 0.005),
             "float32 cnn dirichlet, TF32 on": with_tf32,
         },
         "compiler": {
             "float64 compiled cnn-tiny-bn": equality("cnn-tiny-bn", None, double, True, 1e-9),
             "float64 compiled resnet-tiny": equality("resnet-tiny", 0.3, double, True, 1e-9),
             "float64 compiled vit-tiny": equality("vit-tiny", 0.3, double, True, 1e-9),
-            "float32 compiled cnn": equality("cnn", None, single, True, 2e-5),
+            "float32 compiled cnn": equality("cnn", None, single, True, 1e-5, 0.005),
             "bf16": half_precision,
         },
         "large": {"resnet18 at 224": large("resnet18"), "vit-b-16 at 224": large("vit-b-16")},
