@@ -129,8 +129,8 @@ def differences(work: Workload, compiled: bool) -> dict[str, float]:
 def equality(
     model: str, beta: float | None, dtype: torch.dtype, compiled: bool, limit: float, lr: float = 0.05
 ) -> Check:
-    """Judged in float64 at a rate at which a round moves far, in float32 at a tenth of it: at the large rate one near-tie
-    of a max-pool that rounding decides moves a weight by 1e-3 (`near_ties.py`)."""
+    """Judged in float64 at a rate at which a round moves far, in float32 at a tenth of it: at the large rate one
+    near-tie of a max-pool that rounding decides moves a weight by 1e-3 (`near_ties.py`)."""
 
     def check() -> dict[str, object]:
         with tf32(False):
