@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from unfed import rng
+from unfed import federation, rng
 from unfed.engines import Sequential
 from unfed.errors import Refused, UnfedError
 from unfed.federation import Schedule, Server, Settings
@@ -335,3 +335,37 @@ def test_who_holds_what_is_noted_by_view(toy):
     clients = toy(4, 5, 6, forget={0: [0, 1, 2, 3], 2: [1]})
     server = serve(clients)
     assert (server.clients, server.retained, server.owners) == (("0", "1", "2"), ("1", "2"), ("0", "2"))
+
+
+# --- a device that works while the server looks -----------------------------------------------------------------------
+
+
+class Examined:
+    """An answer that is there at once, or one that a device is still working on."""
+
+    def __init__(self, block, like, round):
+        self.block = block
+        self.event = object() if block.startswith("device") else None
+
+
+@pytest.mark.parametrize(
+    ("come", "seen"),
+    [
+        (["device 1", "device 2", "device 3"], ["made 1", "made 2", "device 1", "made 3", "device 2", "device 3"]),
+        (["host 1", "host 2"], ["made 1", "host 1", "made 2", "host 2"]),
+        (["device 1", "host 2", "device 3"], ["made 1", "made 2", "device 1", "host 2", "made 3", "device 3"]),
+        ([], []),
+    ],
+)
+def test_an_answer_on_a_device_is_read_when_the_next_client_is_at_work(monkeypatch, come, seen):
+    monkeypatch.setattr(federation, "Check", Examined)
+    noted = []
+
+    def answers():
+        for number, answer in enumerate(come, 1):
+            noted.append(f"made {number}")
+            yield answer
+
+    for found in federation._checked(answers(), {}, 1):
+        noted.append(found.block)
+    assert noted == seen

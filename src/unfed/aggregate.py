@@ -57,35 +57,55 @@ def _weighted(block: Block, names: list[str], start: list[Tensor]) -> list[Tenso
 
 def validate(block: Block, like: Params, round: int) -> tuple[Block, list[Refusal]]:
     """The block without the updates that must not be averaged, and a sentence for each of those."""
-    whole = _malformed(block.params, like)
-    if whole:
-        return block.pick([]), [Refusal(round, client, whole) for client in block.clients]
-    finite, keep, refusals = _usable(block), [], []
-    for index, client in enumerate(block.clients):
-        if block.samples[index] <= 0:
-            refusals.append(Refusal(round, client, f"its weight is {block.samples[index]}, which is not positive"))
-        elif not finite[index]:
-            bad = next(n for n, t in block.params.items() if t.is_floating_point() and not bool(_finite(t)[index]))
-            refusals.append(Refusal(round, client, f"its update has NaN or infinite values in {bad!r}"))
+    return Check(block, like, round).result()
+
+
+class Check:
+    """`validate` in two halves: the device is asked at once and the answer is read later, so that the device can go on
+    with the next client in between."""
+
+    def __init__(self, block: Block, like: Params, round: int) -> None:
+        self.block, self._round = block, round
+        self._malformed = _malformed(block.params, like)
+        self._answer: Tensor | None = None
+        self.event: torch.cuda.Event | None = None
+        """When the answer will be there; None if it is."""
+        if self._malformed:
+            return
+        floating = [stack for stack in block.params.values() if stack.is_floating_point()]
+        # Sums of all entries' sizes: one with a NaN or an infinity in it is not finite. A sum of finite numbers may be
+        # too large, so whoever is suspected is looked at again.
+        if len(block.clients) == 1:
+            sums = torch.stack(torch._foreach_norm(floating, 1)).sum()[None]
         else:
-            keep.append(index)
-    return block.pick(keep), refusals
+            sums = torch.stack([torch.linalg.vector_norm(t.flatten(1), 1, dim=1) for t in floating]).sum(0)
+        self._answer = sums.to("cpu", non_blocking=True)
+        if sums.is_cuda:
+            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.event.record()
 
+    def result(self) -> tuple[Block, list[Refusal]]:
+        """What is left of the block, and why the rest is not."""
+        if self._answer is None:
+            return self.block.pick([]), [Refusal(self._round, name, self._malformed) for name in self.block.clients]
+        if self.event is not None:
+            self.event.synchronize()
+        keep, refusals = [], []
+        for index, (client, size) in enumerate(zip(self.block.clients, self._answer.tolist(), strict=True)):
+            reason = self._unusable(index, math.isfinite(size))
+            if reason:
+                refusals.append(Refusal(self._round, client, reason))
+            else:
+                keep.append(index)
+        return self.block.pick(keep), refusals
 
-def _usable(block: Block) -> list[bool]:
-    """Which clients' tensors are all finite; one look at the device for the whole block."""
-    floating = [stack for stack in block.params.values() if stack.is_floating_point()]
-    # A sum with a NaN or an infinity in it is not finite; one of finite numbers may be too large, so look again then.
-    if len(block.clients) == 1 and math.isfinite(float(torch.stack(torch._foreach_norm(floating, 1)).sum())):
-        return [True]
-    if floating[0].is_cuda:  # where every call costs more than the numbers in it
-        floating = [torch.cat([stack.flatten(1) for stack in floating], 1)]
-    usable: list[bool] = torch.stack([_finite(stack) for stack in floating]).all(0).tolist()
-    return usable
-
-
-def _finite(stack: Tensor) -> Tensor:
-    return torch.isfinite(stack.flatten(1)).all(1)
+    def _unusable(self, index: int, finite: bool) -> str:
+        samples = self.block.samples[index]
+        if samples <= 0:
+            return f"its weight is {samples}, which is not positive"
+        floating = {name: t for name, t in self.block.params.items() if t.is_floating_point() and not finite}
+        bad = next((name for name, t in floating.items() if not bool(torch.isfinite(t[index]).all())), None)
+        return "" if bad is None else f"its update has NaN or infinite values in {bad!r}"
 
 
 def _malformed(params: Params, like: Params) -> str:

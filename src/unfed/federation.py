@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from unfed import rng
-from unfed.aggregate import average, validate
+from unfed.aggregate import Check, average
 from unfed.data import ClientData
 from unfed.engines.base import Block, Context, Engine, Messenger, Refusal, context_of
 from unfed.engines.sequential import Sequential
@@ -209,19 +209,21 @@ class Server:
                 own = sum(tensor_bytes(c) for n, c in crossing if n not in freight.seeded)
                 self.ledger.sent(freight.down, self._parameters, model + own)
         answering = [name for name in asked if patient or not self._drops_out(name, plan.round)]
-        silent = [Refusal(plan.round, name, "it did not answer") for name in asked if name not in set(answering)]
+        there = set(answering)
+        silent = [Refusal(plan.round, name, "it did not answer") for name in asked if name not in there]
         self.refusals += silent
         refused, accepted = list(silent), 0
-        for block in engine.train(plan, params, answering, context, optimiser):
-            if isinstance(block, Refusal):
-                self.refusals.append(block)
-                refused.append(block)
+        for found in _checked(engine.train(plan, params, answering, context, optimiser), params, plan.round):
+            if isinstance(found, Refusal):
+                self.refusals.append(found)
+                refused.append(found)
                 continue
+            block = found.block
             self.ledger.worked(self._forward_flops, sum(block.trained), sum(block.forwarded))
             if self._wired:
                 uploads = freight.up * len(block.clients)
                 self.ledger.sent(uploads, self._parameters, 0 if messages else tensor_bytes(block.params))
-            good, bad = validate(block, params, plan.round)
+            good, bad = found.result()
             self.refusals += bad
             refused += bad
             accepted += len(good.clients)
@@ -334,6 +336,21 @@ class Server:
             return False
         word = rng.words(rng.as_key(rng.key(self.seed, "drop-out", round, client)), torch.zeros((), dtype=torch.int64))
         return bool(rng.chance(word, self.settings.drop_out))
+
+
+def _checked(answers: Iterator[Block | Refusal], like: Params, round: int) -> Iterator[Check | Refusal]:
+    """What comes back, under examination. An answer that a device is still working on is handed on when the next client
+    is at work there, so that the device never waits for the server."""
+    waiting: Check | None = None
+    for answer in answers:
+        found = answer if isinstance(answer, Refusal) else Check(answer, like, round)
+        if waiting is not None:
+            yield waiting
+        waiting = found if isinstance(found, Check) and found.event is not None else None
+        if waiting is None:
+            yield found
+    if waiting is not None:
+        yield waiting
 
 
 def round_half_up(value: float) -> int:

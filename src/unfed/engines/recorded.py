@@ -129,7 +129,7 @@ class Deck:
         for buffer, table in zip(self.buffers["held"], (held.positions, held.rows, held.forget), strict=True):
             buffer[:, : table.shape[1]].copy_(table[places])
         for name, buffer in self.buffers["course"].items():
-            buffer.copy_(torch.from_numpy(getattr(course, name)))
+            buffer.copy_(torch.from_numpy(getattr(course, name)), non_blocking=True)
         self._seated = who
 
     def load(self, lr: float, penalties: Sequence[Term], values: Mapping[str, Any]) -> None:
@@ -240,7 +240,8 @@ class Replay:
         self._template, self._phase, self._held = template, phase, held
         self._order = np.argsort(-course.total, kind="stable")
         self._course = course.pick(self._order.tolist())
-        self._places = torch.from_numpy(self._order).to(held.rows.device)
+        # Never waiting for the device: while it works on one client, the host prepares the next.
+        self._places = torch.from_numpy(self._order).to(held.rows.device, non_blocking=True)
         self._keys = visits(plan, phase, [names[i] for i in self._order])
         self._shared, self._own = shared, own
 
@@ -262,7 +263,7 @@ class Replay:
         for t, shape in enumerate(shapes):
             begins = self._course.begins(t, self._running(t))
             if len(begins):
-                deck.buffers["visit"].copy_(self._visit(t, begins, done))
+                deck.buffers["visit"].copy_(self._visit(t, begins, done), non_blocking=True)
                 deal()
             deck.record(shape)()
         if len(total) == 1:
