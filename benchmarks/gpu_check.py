@@ -267,6 +267,7 @@ def checks() -> dict[str, dict[str, Check]]:
         },
         "compiler": {
             "float64 compiled cnn-tiny-bn": equality("cnn-tiny-bn", None, double, True, 1e-9),
+            "float64 compiled cnn-tiny-dropout": equality("cnn-tiny-dropout", 0.3, double, True, 1e-9),
             "float64 compiled resnet-tiny": equality("resnet-tiny", 0.3, double, True, 1e-9),
             "float64 compiled vit-tiny": equality("vit-tiny", 0.3, double, True, 1e-9),
             "float32 compiled cnn": equality("cnn", None, single, True, 1e-5, 0.005),
