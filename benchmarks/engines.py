@@ -290,7 +290,7 @@ def main() -> None:
         body = on_cuda(options)
     else:
         # A hundred clients take one step each: at the rate of ten clients nobody would learn anything in ten rounds.
-        runs = [on_cpu(10, 0.01, options), on_cpu(100, 0.1, options)]
+        runs = [on_cpu(10, 0.01, options), on_cpu(100, 0.03, options)]
         body = {"learn_the_same": all(run["learn_the_same"] for run in runs), "runs": runs}
     print(write("engines", device, body))
     sys.exit(0 if body["learn_the_same"] else 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.func import functional_call, vmap
 
 from test_batched import federation, plan_of
 from unfed.engines import Batched, Sequential, block_kernels, fused, kernels, recorded
+from unfed.engines.block_kernels import Tiles, affordable
 from unfed.models import build
 from unfed.models.blocks import block, computed_by
 from unfed.params import cast, params_of
@@ -205,6 +207,16 @@ def test_kernels_equal_the_readable_operators(
     for name, one, other in zip(("dx", "dw", "per image"), fused.backward(*given), parts, strict=True):
         summed = (one.sum(0), other.sum(0)) if name == "dw" else (one, other)
         torch.testing.assert_close(summed[1], summed[0], rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_tiles_shrink_until_they_fit_a_smaller_device() -> None:
+    wanted = Tiles(rows=256, entries=32, channels=64, warps=8, stages=4)
+    row, rest = 32 * 4, 32 * 64 * 4  # float32: 40 KiB a stage
+    assert affordable(wanted, row, rest, 227 * 1024) == wanted
+    assert affordable(wanted, row, rest, 99 * 1024) == replace(wanted, stages=2)
+    assert affordable(wanted, row, rest, 32 * 1024) == replace(wanted, stages=1, rows=128)
+    smallest = affordable(wanted, row, rest, 1)
+    assert (smallest.stages, smallest.rows) == (1, 16)
 
 
 @pytest.mark.parametrize(("columns", "padding", "channels"), [(1, 2, 8), (5, 2, 16), (3, 0, 16), (1, 0, 3)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -45,6 +46,29 @@ class Tuning:
 tuning = Tuning()
 
 
+def affordable(tiles: Tiles, per_row: int, once: int, memory: int) -> Tiles:
+    """The same tiles with fewer stages, then fewer rows, until the pipeline fits into a multiprocessor's shared memory.
+
+    A stage holds `per_row` bytes for every row and `once` bytes besides; the last one is being computed on.
+    """
+    while tiles.stages > 1 and tiles.stages * (tiles.rows * per_row + once) > memory:
+        tiles = replace(tiles, stages=tiles.stages - 1)
+    while tiles.rows > 16 and tiles.stages * (tiles.rows * per_row + once) > memory:
+        tiles = replace(tiles, rows=tiles.rows // 2)
+    return tiles
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have; without a device (Triton's interpreter) as much as it likes."""
+    if device.type != "cuda":
+        return 1 << 40
+    import triton
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
 def usable(x: Tensor) -> bool:
     """Whether the kernels serve this tensor."""
     return enabled and kernels.usable(x)
@@ -81,10 +105,12 @@ def convolve(x: Tensor, w: Tensor, y: Tensor, kh: int, kw: int, bias: Tensor | N
     if not entries:  # short runs: the whole kernel in large pieces
         t = tuning.conv_flat
         entries = min(t.entries, _power(kh * run))
+    channels, size = min(t.channels, _power(leaving)), x.element_size()
+    t = affordable(t, entries * size, entries * channels * size, shared_memory(x.device))
     sizes: dict[str, Any] = {
         "x_image": x[0, 0].numel(), "x_row": width * entering, "OW": ow, "PIXELS": oh * ow, "CIN": entering,
         "COUT": leaving, "RUN": run, "K": kh * run, "BM": min(t.rows, _power(oh * ow)),
-        "BN": min(t.channels, _power(leaving)), "BK": entries, "VEC": math.gcd(entering, 8),
+        "BN": channels, "BK": entries, "VEC": math.gcd(entering, 8),
         "STAGES": t.stages,
         "PRECISION": kernels._precision(x),
     }  # fmt: skip
@@ -208,7 +234,10 @@ def parts(x: Tensor, leaving: int, places: int, pixels: int, wants_x: bool) -> i
 
 
 def _weight_tiles(x: Tensor) -> Tiles:
-    return tuning.weight if x.element_size() < 4 else replace(tuning.weight, rows=tuning.weight.rows // 2)
+    """Long numbers take half the rows; what does not fit then is made smaller."""
+    t, size = tuning.weight, x.element_size()
+    t = t if size < 4 else replace(t, rows=t.rows // 2)
+    return affordable(t, (t.entries + t.channels) * size, 0, shared_memory(x.device))
 
 
 def _power(n: int, least: int = 16) -> int:
