@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from unfed import local, rng
 from unfed.data import ClientData, DatasetSource, TensorSource, Transform, dirichlet, iid, split
-from unfed.engines import Batched, PerClient, Sequential
+from unfed.engines import Batched, PerClient, Sequential, recorded
 from unfed.engines.base import Block, Context, Engine
 from unfed.engines.choice import Choice, choose
 from unfed.engines.stack import Course
@@ -105,6 +105,22 @@ CONTEXTS = {
     "contrast": ("downgraded",),
     "distil": ("teacher",),
 }
+
+
+@pytest.mark.parametrize("compile", [False, True], ids=["mapped", "recorded"])
+def test_labels_drawn_once_are_the_same_in_a_stack(compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
+    clients, (template, params) = federation((12, 9, 21)), model()
+
+    def trained(engine: Engine, **numbers: bool) -> dict[str, Params]:
+        plan = plan_of(replace(BASE, objective=term("random_label", **numbers), view="all", epochs=2))
+        return {b.clients[0]: b.of(0) for b in answers(engine, plan, params, clients, {})}
+
+    once, anew = trained(Sequential(template, clients), once=True), trained(Sequential(template, clients))
+    stacked = trained(Batched(template, clients, compile=compile), once=True)
+    for name, one in once.items():
+        assert max(float((stacked[name][n] - t).abs().max()) for n, t in one.items()) < 1e-9
+        assert max(float((anew[name][n] - t).abs().max()) for n, t in one.items()) > 1e-4
 
 
 @pytest.mark.parametrize("scheme", ["iid", "dirichlet"])

@@ -221,6 +221,24 @@ def test_random_labels_are_drawn_anew_in_every_pass_and_again_under_the_same_see
     assert not torch.equal(rng.below(words[0], 10), rng.below(words[1], 10))
 
 
+@pytest.mark.parametrize("relabel", ["anew", "once"])
+def test_labels_drawn_once_stay_with_their_rows(relabel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each forgotten row is taught, over three rounds: the same label always, or not."""
+    taught: dict[tuple[float, ...], set[int]] = {}
+    found = OBJECTIVES["random_label"]
+
+    def spy(net: Any, batch: local.Batch, models: Any, **numbers: Any) -> Tensor:
+        for x, word in zip(batch.x, rng.below(batch.draws, 10).tolist(), strict=True):
+            taught.setdefault(tuple(x.flatten().tolist()), set()).add(word)
+        return found.loss(net, batch, models, **numbers)
+
+    monkeypatch.setitem(OBJECTIVES, "random_label", replace(found, loss=spy))
+    run(RandL(relabel=relabel), server_of(12), 3)
+    several = sum(len(labels) > 1 for labels in taught.values())
+    assert len(taught) == 12
+    assert several == 0 if relabel == "once" else several > 6
+
+
 # --- GA ---------------------------------------------------------------------------------------------------------------
 
 

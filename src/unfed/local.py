@@ -108,6 +108,11 @@ def epoch_key(plan: Plan, client: str, view: str, epoch: int) -> int:
     return rng.fold(rng.fold(visit, VIEWS.index(view)), epoch)
 
 
+def label_key(plan: Plan, phase: Phase, client: str) -> int | None:
+    """The key of labels that are drawn once and for all; None where every pass draws its own."""
+    return rng.key(plan.seed, "labels", client) if phase.objective.get("once", False) else None
+
+
 @dataclass(frozen=True)
 class Draws:
     """All words of one pass, drawn at once: they belong to (pass, position) or (pass, step), not to a batch."""
@@ -118,13 +123,19 @@ class Draws:
 
     @staticmethod
     def of(
-        key: rng.Key, order: Tensor, steps: int, augment: bool = True, labels: bool = True, masks: bool = True
+        key: rng.Key,
+        order: Tensor,
+        steps: int,
+        augment: bool = True,
+        labels: bool = True,
+        masks: bool = True,
+        label_key: rng.Key | None = None,
     ) -> Draws:
         """What nobody reads is not drawn; zeros stand in its place."""
         unread = torch.zeros_like(order)
         return Draws(
             rng.words(rng.fold(key, rng.AUGMENT), order) if augment else unread,
-            rng.words(rng.fold(key, rng.LABEL), order) if labels else unread,
+            rng.words(rng.fold(key, rng.LABEL) if label_key is None else label_key, order) if labels else unread,
             rng.fold(rng.fold(key, rng.DROPOUT), torch.arange(steps))
             if masks
             else torch.zeros(steps, dtype=torch.int64),
@@ -353,7 +364,8 @@ def visit(
             done[phase.view] = turn.epoch + 1
             key = epoch_key(plan, client.name, phase.view, turn.epoch)
             order = positions[rng.order(rng.fold(key, rng.ORDER), len(positions))]
-            draws = Draws.of(key, order, len(turn.steps), client.source.augments, objective.draws, template.keyed)
+            read = (client.source.augments, objective.draws, template.keyed)
+            draws = Draws.of(key, order, len(turn.steps), *read, label_key(plan, phase, client.name))
             fetched = (fetch(client, order, draws, begin, end) for begin, end in turn.steps)
             with closing(ahead(fetched) if pipelined(template, phase, client) else fetched) as batches:
                 for mask, batch in zip(draws.masks, batches, strict=True):

@@ -75,8 +75,10 @@ def ascent(net: Net, batch: Batch, models: Models) -> Tensor:
 
 
 @objective("random_label")
-def random_label(net: Net, batch: Batch, models: Models, exclude_true: bool = False) -> Tensor:
-    """−log softmax(z)_u, u uniform over all classes, or over the wrong ones; the true label decides nothing else."""
+def random_label(net: Net, batch: Batch, models: Models, exclude_true: bool = False, once: bool = False) -> Tensor:
+    """−log softmax(z)_u, u uniform over all classes, or over the wrong ones; the true label decides nothing else.
+
+    `once` is heard where the words are drawn (`local.label_key`): a row then gets the same label in every pass."""
     logits = net(batch.x)
     classes = logits.shape[-1]
     if exclude_true:

@@ -29,7 +29,7 @@ from unfed import objectives
 from unfed.engines.convolution import rewrite
 from unfed.engines.fused import fused_block
 from unfed.engines.mapped import at, copied, cut, stacked_step
-from unfed.engines.stack import Course, Held, Integers, shuffled, visits
+from unfed.engines.stack import Course, Held, Integers, labels_of, shuffled, visits
 from unfed.local import Carry
 from unfed.models.blocks import computed_by
 from unfed.params import Params
@@ -163,8 +163,9 @@ class Deck:
 
     def _shuffle(self, now: dict[str, Any]) -> None:
         """`Dealer.turn`, for whoever begins a pass."""
-        keys, epochs, begins = now["visit"]
-        fresh = shuffled(keys, epochs, now["course"]["rows"], now["held"], now["tables"][4].shape[1])
+        keys, epochs, begins, labels = now["visit"]
+        once = labels if self._phase.objective.get("once", False) else None
+        fresh = shuffled(keys, epochs, now["course"]["rows"], now["held"], now["tables"][4].shape[1], once)
         for table, new in zip(now["tables"], fresh, strict=True):
             table.copy_(torch.where((begins > 0)[:, None], new, table))
 
@@ -242,7 +243,8 @@ class Replay:
         self._course = course.pick(self._order.tolist())
         # Never waiting for the device: while it works on one client, the host prepares the next.
         self._places = torch.from_numpy(self._order).to(held.rows.device, non_blocking=True)
-        self._keys = visits(plan, phase, [names[i] for i in self._order])
+        names = tuple(names[i] for i in self._order)
+        self._keys, self._labels = visits(plan, phase, names), labels_of(plan, phase, names)
         self._shared, self._own = shared, own
 
     def __call__(self, carry: Carry, done: Integers) -> tuple[Carry, list[int], list[int]]:
@@ -280,11 +282,13 @@ class Replay:
         return pytree.tree_map(lambda t: t if t.stride(0) == 0 else t[self._places], tree)
 
     def _visit(self, t: int, begins: Integers, done: Integers) -> Tensor:
-        """Keys, passes, and who begins one."""
-        visit = torch.zeros((3, len(self._keys)), dtype=torch.int64)
+        """Keys, passes, who begins one, and the keys of labels that are drawn once."""
+        visit = torch.zeros((4, len(self._keys)), dtype=torch.int64)
         visit[0] = torch.tensor(self._keys)
         visit[1, begins] = torch.from_numpy(done[begins] + self._course.turn(t, begins))
         visit[2, begins] = 1
+        if self._labels is not None:
+            visit[3] = torch.tensor(self._labels)
         return visit
 
     def _running(self, t: int) -> int:
@@ -325,7 +329,7 @@ class Replay:
             "own": self._own,
             "course": {n: number(word, count) for n in _COURSE},
             "held": [number(kind, count, width) for kind in (word, word, mark)],
-            "visit": number(word, 3, count),
+            "visit": number(word, 4, count),
             "tables": [number(kind, count, width) for kind in (word, mark, word, word)] + [number(word, count, steps)],
             "carry": pytree.tree_map(lambda t: number(t.dtype, *t.shape), carry),
         }

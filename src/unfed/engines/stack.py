@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from unfed import rng
 from unfed.data import ClientData, Source
-from unfed.local import bounds
+from unfed.local import bounds, label_key
 from unfed.plan import VIEWS, Phase, Plan
 
 Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -121,6 +121,7 @@ class Dealer:
         self._held = [table[places] for table in (held.positions, held.rows, held.forget)]
         self._counts = torch.from_numpy(course.rows).to(device)
         self._keys = torch.tensor(visits(plan, phase, names), dtype=torch.int64, device=device)
+        self._labels = labels_of(plan, phase, names)
         self.tables: list[Tensor] = []
         """Rows, forget marks, augmentation words, label words, dropout keys, in the order of the clients' passes."""
 
@@ -134,7 +135,9 @@ class Dealer:
         where = torch.from_numpy(begins).to(device)
         who = slice(0, active) if everybody else where
         epochs = torch.from_numpy(done[begins] + self.course.turn(t, begins)).to(device)
-        fresh = shuffled(self._keys[who], epochs, self._counts[who], [h[who, :width] for h in self._held], steps)
+        labels = None if self._labels is None else torch.tensor(self._labels, device=device)[who]
+        held = [table[who, :width] for table in self._held]
+        fresh = shuffled(self._keys[who], epochs, self._counts[who], held, steps, labels)
         if everybody:
             self.tables = fresh
         else:
@@ -172,7 +175,20 @@ def visits(plan: Plan, phase: Phase, names: Sequence[str]) -> list[int]:
     return [rng.fold(rng.key(plan.seed, "train", plan.round, name), VIEWS.index(phase.view)) for name in names]
 
 
-def shuffled(keys: Tensor, epochs: Tensor, counts: Tensor, held: Sequence[Tensor], steps: int) -> list[Tensor]:
+def labels_of(plan: Plan, phase: Phase, names: Sequence[str]) -> list[int] | None:
+    """The keys of labels that are drawn once and for all, if they are."""
+    found = [label_key(plan, phase, name) for name in names]
+    return [key for key in found if key is not None] or None
+
+
+def shuffled(
+    keys: Tensor,
+    epochs: Tensor,
+    counts: Tensor,
+    held: Sequence[Tensor],
+    steps: int,
+    labels: Tensor | None = None,
+) -> list[Tensor]:
     """Rows, forget marks, augmentation words and label words in the order of a pass; dropout keys per step."""
     keys = rng.fold(keys, epochs)[:, None]
     places = torch.arange(held[0].shape[1], device=keys.device)
@@ -184,6 +200,6 @@ def shuffled(keys: Tensor, epochs: Tensor, counts: Tensor, held: Sequence[Tensor
         rows,
         forget,
         rng.words(rng.fold(keys, rng.AUGMENT), positions),
-        rng.words(rng.fold(keys, rng.LABEL), positions),
+        rng.words(rng.fold(keys, rng.LABEL) if labels is None else labels[:, None], positions),
         rng.fold(rng.fold(keys, rng.DROPOUT), torch.arange(steps, device=keys.device)),
     ]

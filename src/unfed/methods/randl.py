@@ -3,14 +3,15 @@
     round: one pass over D_u on  CE(θ; x, u),  u ~ Uniform{0, …, C−1} drawn anew for every row of every pass,
            then one pass over D_r on  CE(θ; x, y),  with one optimiser
 
-The drawn label may be the true one, as in the published code; `exclude_true` draws among the wrong ones only. With
+The drawn label may be the true one, as in the published code; `exclude_true` draws among the wrong ones only, and
+`relabel = "once"` draws one label per row for the whole request, as the paper's main text has it. With
 D_u = ∅ the round is FT's, bit for bit, because a draw's address holds the view and not the number of the phase.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from unfed.methods.base import Central, State, option, register
 from unfed.plan import Phase, term
@@ -31,6 +32,8 @@ class RandL(Central):
 
     exclude_true: bool = option(False, "draw among the wrong labels only (amnesiac unlearning)", "original")
 
+    relabel: Literal["anew", "once"] = option("anew", "draw labels in every pass, or one per row for good", "original")
+
     def begin(self, server: Server) -> State:
         return State(server.params)
 
@@ -40,4 +43,5 @@ class RandL(Central):
 
     def mislabelled(self, base: Phase) -> Phase:
         """The pass over D_u."""
-        return replace(base, objective=term("random_label", exclude_true=self.exclude_true), view="forget")
+        drawn = term("random_label", exclude_true=self.exclude_true, once=self.relabel == "once")
+        return replace(base, objective=drawn, view="forget")
