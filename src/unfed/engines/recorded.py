@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -106,7 +107,6 @@ class Deck:
         self._seated: tuple[Held, bytes] | None = None
         self.shapes: tuple[bytes, list[Shape]] = (b"", [])
         """The steps of the last visit, and the course that they belong to."""
-        self._pool: Any = None
 
     def record(self, shape: Shape) -> Callable[[], object]:
         """The step of this shape; recording it writes into the buffers."""
@@ -178,9 +178,8 @@ class Deck:
                 run(*leaves)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=_pool(leaves[0].device)):
             run(*leaves)
-        self._pool = graph.pool()
         return graph.replay
 
     def _step(self, now: dict[str, Any], shape: Shape) -> None:
@@ -355,6 +354,13 @@ class Replay:
         while len(kept) > KEPT:
             kept.popitem(last=False)
         return kept[key]
+
+
+@cache
+def _pool(device: torch.device) -> Any:
+    """The memory in which all recorded steps compute. What outlives a replay lies in a deck's buffers, outside of it,
+    and no two replays run at once: so they can share it, and a large model's activations are held once."""
+    return torch.cuda.graph_pool_handle()
 
 
 def _power_of_two(least: int) -> int:
