@@ -1,0 +1,142 @@
+"""A lower bound on the time that unlearning takes (the paper's Theorem on unlearning time; METHODS §10).
+
+    δ(θ) = | L_{D_r}(θ) − L_{D_u}(θ) |
+
+                  (1 − ε)² · ( δ(θ_Retrain) − δ(θ⁰) )²
+    t ≥ ─────────────────────────────────────────────────────          θ⁰ = where fine-tuning starts: θ* for FT,
+          Lip² · [ | L_{D_r}(θ⁰) − L_{D_r}(θ*_long) | + A ]                 the negated model for NoT
+
+Far from a minimum of L_{D_r} the bound is small: there is much loss to go down, and on the way δ can change fast. That
+is what negation buys. Lip is the largest ‖∇(L_{D_r} − L_{D_u})‖ seen on the way, A the noise's share, which the paper
+finds negligible. Time is learning rate × steps. Only the order (NoT far below FT) should be read from it.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unfed.data import Source
+from unfed.errors import UnfedError, UnfedWarning
+from unfed.measuring import score
+from unfed.params import Params
+from unfed.template import Template
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The bound, and what went into it."""
+
+    time: float
+    """Learning rate × steps, at the least."""
+    delta_retrain: float
+    delta_start: float
+    loss_start: float
+    loss_long: float
+    lipschitz: float
+    noise: float = 0.0
+
+    def flops(self, lr: float, clients: int, batch: int, forward_flops: int) -> float:
+        """What that time costs: (t/η) steps of `batch` samples at every client, forward and backward."""
+        return self.time / lr * clients * batch * 3 * forward_flops
+
+
+def unlearning_time(
+    delta_retrain: float,
+    delta_start: float,
+    loss_start: float,
+    loss_long: float,
+    lipschitz: float,
+    *,
+    noise: float = 0.0,
+    epsilon: float = 0.0,
+) -> Bound:
+    """The bound from its ingredients; `loss_…` are L_{D_r} of θ⁰ and of a model that was trained on D_r for long."""
+    if not 0 <= epsilon < 1:
+        raise UnfedError(f"ε must lie in [0, 1), not {epsilon}; 0 asks for all of the way.")
+    if lipschitz < 0 or noise < 0:
+        raise UnfedError(f"Lip and A cannot be negative, as {lipschitz} and {noise} are; check how they were measured.")
+    above = ((1 - epsilon) * (delta_retrain - delta_start)) ** 2
+    below = lipschitz**2 * (abs(loss_start - loss_long) + noise)
+    if above == 0:
+        time = 0.0
+    elif below == 0:
+        warnings.warn(
+            "nothing drives this fine-tuning (no loss to go down, or no gradient), so the bound is infinite",
+            UnfedWarning,
+            stacklevel=2,
+        )
+        time = math.inf
+    else:
+        time = above / below
+    return Bound(time, delta_retrain, delta_start, loss_start, loss_long, lipschitz, noise)
+
+
+@dataclass(frozen=True)
+class Sets:
+    """D_r and D_u as rows of one source, and how many of them go through the model at once."""
+
+    source: Source
+    retain: Tensor
+    forget: Tensor
+    batch: int = 1024
+
+    def losses(self, template: Template, params: Params) -> tuple[float, float]:
+        """L_{D_r}(θ) and L_{D_u}(θ): mean cross-entropy in eval mode, over all rows."""
+        retain, forget = (score(template, params, self.source, rows, self.batch) for rows in (self.retain, self.forget))
+        return retain.mean_loss, forget.mean_loss
+
+    def delta(self, template: Template, params: Params) -> float:
+        """δ(θ)"""
+        retain, forget = self.losses(template, params)
+        return abs(retain - forget)
+
+    def steepness(self, template: Template, params: Params) -> float:
+        """‖∇_θ (L_{D_r} − L_{D_u})‖ over all rows."""
+        retain, forget = (self._gradient(template, params, rows) for rows in (self.retain, self.forget))
+        return math.sqrt(sum(float((retain[name] - forget[name]).double().square().sum()) for name in retain))
+
+    def _gradient(self, template: Template, params: Params, rows: Tensor) -> Params:
+        sums = {name: torch.zeros_like(params[name]) for name in template.trainable}
+        for begin in range(0, len(rows), self.batch):
+            x, y = self.source.fetch(rows[begin : begin + self.batch], None)
+            leaves = {name: params[name].detach().requires_grad_() for name in template.trainable}
+            loss = F.cross_entropy(template.bind(params | leaves)(x), y, reduction="sum") / len(rows)
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            for name, grad in zip(leaves, found, strict=True):
+                if grad is not None:
+                    sums[name] += grad
+        return sums
+
+
+def bound(
+    template: Template,
+    sets: Sets,
+    start: Params,
+    retrained: Params,
+    long: Params,
+    on_the_way: Iterable[Params],
+    *,
+    noise: float = 0.0,
+    epsilon: float = 0.0,
+) -> Bound:
+    """The bound measured on models: θ⁰, Retrain's, one trained on D_r for long, checkpoints of the method's own run."""
+    if not len(sets.retain) or not len(sets.forget):
+        raise UnfedError("The bound needs rows of D_r and of D_u; it cannot be measured after D_u was deleted.")
+    loss_start, forget_start = sets.losses(template, start)
+    steepest = max([sets.steepness(template, start), *(sets.steepness(template, params) for params in on_the_way)])
+    return unlearning_time(
+        sets.delta(template, retrained),
+        abs(loss_start - forget_start),
+        loss_start,
+        sets.losses(template, long)[0],
+        steepest,
+        noise=noise,
+        epsilon=epsilon,
+    )

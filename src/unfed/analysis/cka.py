@@ -1,0 +1,115 @@
+"""CKA: how alike do two models see the same images? (Kornblith et al. 2019; METHODS §8)
+
+    K = X Xᵀ,  L = Y Yᵀ,  both centred          CKA(X, Y) = ⟨K, L⟩ / (‖K‖ ‖L‖) = ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖)
+
+1 is "the same up to a rotation and a scale", 0 is "unrelated". With more features than samples this estimate is far too
+high (0.66 for independent noise at n = 256 and 512 features), so models are compared by the unbiased one, averaged over
+batches *before* the division (Nguyen et al. 2020):
+
+    HSIC₁(K, L) = [ tr(K̃L̃) + (1ᵀK̃1)(1ᵀL̃1)/((n−1)(n−2)) − 2·1ᵀK̃L̃1/(n−2) ] / (n(n−3)),      K̃ = K without its diagonal
+
+CKA(X, −X) = 1: a negated layer answers what it answered before, with the other sign. What changes is what the *next*
+layer makes of it, and that is what the paper's figure shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from unfed.analysis.activations import layers_of, paired
+from unfed.data import Source
+from unfed.errors import UnfedError
+from unfed.params import Params
+from unfed.template import Template
+
+LEAST = 4
+"""Samples in a batch: below, the unbiased estimate does not exist."""
+
+
+def linear_cka(x: Tensor, y: Tensor) -> float:
+    """The biased estimate of two matrices [samples, features]: simple, and too high for more features than samples."""
+    x, y = _checked(x, y)
+    x, y = x - x.mean(0), y - y.mean(0)
+    if max(x.shape[1], y.shape[1]) > len(x):
+        k, l = x @ x.T, y @ y.T  # noqa: E741  (the letters of the paper)
+        return _ratio((k * l).sum(), k.norm() * l.norm())
+    return _ratio((y.T @ x).square().sum(), (x.T @ x).norm() * (y.T @ y).norm())
+
+
+def hsic(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
+    """HSIC₁ of two Gram matrices of n samples, unbiased: it can be a little below zero."""
+    n = len(k)
+    k, l = (g - torch.diag(g.diagonal()) for g in (k, l))  # noqa: E741
+    rows_k, rows_l = k.sum(1), l.sum(1)
+    found = (k * l).sum() + rows_k.sum() * rows_l.sum() / ((n - 1) * (n - 2)) - 2 * (rows_k @ rows_l) / (n - 2)
+    return found / (n * (n - 3))
+
+
+class Cka:
+    """The unbiased CKA of two models at one layer, batch by batch."""
+
+    def __init__(self) -> None:
+        self._sums = torch.zeros(3, dtype=torch.float64)
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """One more batch: the same samples in the same order for both."""
+        x, y = _checked(x, y)
+        # HSIC₁ does not see a shift, but rounding does: a mean far from zero would drown the differences.
+        x, y = x - x.mean(0), y - y.mean(0)
+        k, l = x @ x.T, y @ y.T  # noqa: E741
+        self._sums += torch.stack([hsic(k, l), hsic(k, k), hsic(l, l)]).cpu()
+
+    def value(self) -> float:
+        """Averaged over all batches, then divided; never clipped."""
+        both, own_x, own_y = self._sums
+        return _ratio(both, (own_x * own_y).clamp(min=0).sqrt())
+
+
+def compare(
+    template: Template,
+    reference: Params,
+    models: Mapping[str, Params],
+    source: Source,
+    rows: Tensor,
+    layers: Sequence[str] | None = None,
+    batch: int = 256,
+) -> dict[str, dict[str, float]]:
+    """model → layer → CKA with the reference (the paper's is θ*), on these rows. A last, smaller batch is left out."""
+    chosen = tuple(layers or layers_of(template.module))
+    batch = min(batch, len(rows))
+    rows = rows[: len(rows) - len(rows) % batch] if batch else rows
+    if batch < LEAST:
+        raise UnfedError(f"CKA needs batches of at least {LEAST} samples, not {batch}; give more rows.")
+    found = {model: {layer: Cka() for layer in chosen} for model in models}
+    for answers in paired(template, {"": reference, **models}, source, rows, chosen, batch):
+        for model, own in found.items():
+            for layer, estimate in own.items():
+                estimate.add(answers[""][layer], answers[model][layer])
+    return {model: {layer: estimate.value() for layer, estimate in own.items()} for model, own in found.items()}
+
+
+def normalised(values: Mapping[str, float], untrained: Mapping[str, float]) -> dict[str, float]:
+    """(CKA − CKA of an untrained model) / (1 − that), per layer: 0 is "as alike as an untrained one", 1 "the same"."""
+    return {
+        layer: (value - untrained[layer]) / (1 - untrained[layer]) if untrained[layer] != 1 else float("nan")
+        for layer, value in values.items()
+    }
+
+
+def _checked(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """In double precision, with one row per sample."""
+    x, y = x.flatten(1).double(), y.flatten(1).double()
+    if len(x) != len(y) or len(x) < LEAST:
+        raise UnfedError(
+            f"CKA compares the same samples, at least {LEAST} of them, not {len(x)} with {len(y)}; give both models the"
+            " same rows."
+        )
+    return x, y
+
+
+def _ratio(above: Tensor, below: Tensor) -> float:
+    """0/0 is "not a number": a layer that answers the same to everything is like nothing."""
+    return float(above / below) if float(below) > 0 else float("nan")

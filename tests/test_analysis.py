@@ -1,0 +1,265 @@
+"""The paper's measurements: CKA, the unlearning-time bound, layer-wise optimality."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from test_central_methods import DIGITS, fresh, run, server_of, trained
+from unfed.analysis.activations import activations, layers_of
+from unfed.analysis.bound import Sets, bound, unlearning_time
+from unfed.analysis.cka import Cka, compare, hsic, linear_cka, normalised
+from unfed.analysis.optimality import NRFreeze
+from unfed.config import Config
+from unfed.errors import UnfedError, UnfedWarning
+from unfed.federation import Schedule
+from unfed.layers import choose
+from unfed.methods import FineTune, NoT, Retrain
+from unfed.models import build
+from unfed.perturb import negate
+from unfed.run import Run
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def unbiased(x: Tensor, y: Tensor, batch: int) -> float:
+    found = Cka()
+    for begin in range(0, len(x), batch):
+        found.add(x[begin : begin + batch], y[begin : begin + batch])
+    return found.value()
+
+
+# --- CKA --------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 1000), st.floats(0.01, 100.0), st.booleans())
+def test_cka_does_not_see_rotations_scales_and_shifts(seed: int, scale: float, many: bool) -> None:
+    x, y = noise(12, 20 if many else 5, seed=seed), noise(12, 4, seed=seed + 1)
+    rotation, _ = torch.linalg.qr(noise(x.shape[1], x.shape[1], seed=seed + 2))
+    moved = scale * x @ rotation + noise(1, x.shape[1], seed=seed + 3)
+    assert linear_cka(x, x) == pytest.approx(1) and linear_cka(x, -x) == pytest.approx(1)
+    assert linear_cka(moved, y) == pytest.approx(linear_cka(x, y), abs=1e-9)
+    assert unbiased(moved, y, 12) == pytest.approx(unbiased(x, y, 12), abs=1e-7)
+
+
+def test_both_forms_of_the_biased_estimate_agree() -> None:
+    x, y = noise(30, 6), noise(30, 7, seed=1)
+    wide = torch.cat([y, torch.zeros(30, 40, dtype=torch.float64)], 1)  # more features than samples, the same Gram
+    assert linear_cka(x, wide) == pytest.approx(linear_cka(x, y), abs=1e-12)
+
+
+def test_independent_noise_looks_alike_to_the_biased_estimate_only() -> None:
+    x, y = noise(1024, 512), noise(1024, 512, seed=1)
+    assert linear_cka(x[:256], y[:256]) > 0.6
+    assert abs(unbiased(x, y, 256)) < 0.05
+
+
+def test_hsic_by_its_definition() -> None:
+    """Over all ordered quadruples of different samples, counted one by one."""
+    n = 5
+    k, l = (m @ m.T for m in (noise(n, 3), noise(n, 2, seed=1)))  # noqa: E741
+    pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
+    first = sum(k[i, j] * l[i, j] for i, j in pairs) / (n * (n - 1))
+    four = [(i, j, q, r) for i, j in pairs for q, r in pairs if len({i, j, q, r}) == 4]
+    second = sum(k[i, j] * l[q, r] for i, j, q, r in four) / len(four)
+    three = [(i, j, q) for i, j in pairs for q in range(n) if q not in (i, j)]
+    third = sum(k[i, j] * l[i, q] for i, j, q in three) / len(three)
+    assert float(hsic(k, l)) == pytest.approx(float(first + second - 2 * third), rel=1e-9)
+
+
+def test_a_negated_first_layer_answers_as_before_and_the_next_one_does_not() -> None:
+    template, params = server_of(model="cnn-tiny").template, trained("cnn-tiny")
+    negated = negate(params, choose(template.module, ("first",)))
+    found = compare(template, params, {"θ*": params, "NoT": negated}, DIGITS, torch.arange(512), batch=128)
+    assert all(value == pytest.approx(1) for value in found["θ*"].values())
+    assert found["NoT"]["conv1"] == pytest.approx(1)  # its bias is not negated: a constant, which centring removes
+    assert found["NoT"]["conv2"] < 0.9
+
+
+def test_normalised_cka_is_zero_at_the_untrained_model_and_one_at_the_reference() -> None:
+    assert normalised({"a": 0.4, "b": 1.0, "c": 0.7}, {"a": 0.4, "b": 0.2, "c": 0.4}) == {
+        "a": 0.0, "b": 1.0, "c": pytest.approx(0.5),
+    }  # fmt: skip
+
+
+def test_too_few_samples_are_refused() -> None:
+    with pytest.raises(UnfedError, match="at least 4"):
+        linear_cka(noise(3, 2), noise(3, 2))
+    with pytest.raises(UnfedError, match="at least 4"):
+        compare(server_of().template, trained(), {"same": trained()}, DIGITS, torch.arange(3))
+
+
+# --- activations ------------------------------------------------------------------------------------------------------
+
+
+def test_the_paper_s_layers_are_found_from_input_to_output() -> None:
+    assert layers_of(build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=0)) == (
+        "conv1",
+        "norm1",
+        "conv2",
+        "norm2",
+        "head",
+    )
+    resnet = layers_of(build("resnet-tiny", shape=(3, 32, 32), classes=10, seed=0))
+    assert resnet == ("relu", "layer1.0", "layer2.0", "layer3.0", "layer4.0", "fc")
+    vit = layers_of(build("vit-tiny", shape=(3, 16, 16), classes=10, seed=0))
+    assert vit == ("conv_proj", "encoder.layers.encoder_layer_0", "encoder.layers.encoder_layer_1", "heads")
+    plain = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    assert layers_of(plain) == ("1", "3")
+
+
+def test_activations_are_what_the_layers_answer() -> None:
+    template, params = server_of(model="cnn-tiny").template, trained("cnn-tiny")
+    rows = torch.arange(10)
+    parts = list(activations(template, params, DIGITS, rows, ("conv1", "head"), batch=4))
+    assert [len(part["head"]) for part in parts] == [4, 4, 2]
+    x, _ = DIGITS.fetch(rows)
+    logits = template.bind(params)(x)
+    torch.testing.assert_close(torch.cat([part["head"] for part in parts]), logits)
+    conv = torch.conv2d(x, params["conv1.weight"], params["conv1.bias"], padding=1).flatten(1)
+    torch.testing.assert_close(torch.cat([part["conv1"] for part in parts]), conv)
+    assert not template.module.get_submodule("conv1")._forward_hooks
+
+
+def test_a_layer_that_is_not_there_is_named() -> None:
+    with pytest.raises(UnfedError, match="no layer 'conv9'.*conv1"):
+        next(activations(server_of().template, trained(), DIGITS, torch.arange(4), ("conv9",)))
+
+
+# --- the bound --------------------------------------------------------------------------------------------------------
+
+
+def test_gradient_flow_takes_at_least_the_bound() -> None:
+    """Two quadratics in the plane: D_r pulls to the origin, D_u to another place."""
+    away = torch.tensor([2.0, 0.0], dtype=torch.float64)
+    theta, time, lr, steepest = torch.tensor([1.0, 1.0], dtype=torch.float64), 0.0, 1e-3, 0.0
+    delta = [abs(float(theta.square().sum() - (theta - away).square().sum())) / 2]
+    start = float(theta.square().sum()) / 2
+    while time < 3.0:
+        steepest = max(steepest, float((theta - (theta - away)).norm()))
+        theta, time = theta - lr * theta, time + lr
+    delta.append(abs(float(theta.square().sum() - (theta - away).square().sum())) / 2)
+    found = unlearning_time(delta[1], delta[0], start, float(theta.square().sum()) / 2, steepest)
+    assert 0 < found.time <= time
+
+
+@given(st.floats(0.1, 10), st.floats(0.1, 3), st.floats(0.1, 3), st.floats(0.1, 3))
+def test_losses_c_times_as_large_take_a_c_th_of_the_time(c: float, a: float, b: float, steep: float) -> None:
+    one = unlearning_time(a, a + b, 2.0, 0.5, steep).time
+    scaled = unlearning_time(c * a, c * (a + b), c * 2.0, c * 0.5, c * steep).time
+    assert scaled == pytest.approx(one / c)
+
+
+def test_by_hand() -> None:
+    # (0.5 · (3 − 1))² / (2² · (|5 − 1| + 1)) = 1 / 20
+    found = unlearning_time(3.0, 1.0, 5.0, 1.0, 2.0, noise=1.0, epsilon=0.5)
+    assert found.time == pytest.approx(0.05)
+    assert found.flops(lr=0.001, clients=9, batch=64, forward_flops=10) == pytest.approx(50 * 9 * 64 * 30)
+
+
+def test_nothing_to_forget_takes_no_time_and_nothing_to_drive_it_takes_forever() -> None:
+    assert unlearning_time(0.3, 0.3, 1.0, 1.0, 0.0).time == 0.0
+    with pytest.warns(UnfedWarning, match="infinite"):
+        assert math.isinf(unlearning_time(0.3, 0.1, 1.0, 1.0, 2.0).time)
+    with pytest.raises(UnfedError, match="ε"):
+        unlearning_time(1, 0, 1, 0, 1, epsilon=1.0)
+
+
+def test_the_bound_of_not_lies_below_that_of_ft() -> None:
+    """60 digits, of which 12 leave; every model trained for real, Lip over the checkpoints of each method's own run."""
+    sets = Sets(DIGITS, torch.arange(12, 60), torch.arange(12), batch=20)
+    constant = Schedule()
+    first = server_of(0, params=fresh(3, "cnn-tiny"), model="cnn-tiny", schedule=constant)
+    start = run(Retrain(), first, 60).params
+    server = server_of(12, params=start, model="cnn-tiny", schedule=constant)
+    retrained, long = run(Retrain(), server, 60).params, run(Retrain(), server, 120).params
+    found = {}
+    for method in (FineTune(), NoT()):
+        states = [method.begin(server)]
+        for _ in range(3):
+            states.append(method.round(server, states[-1]))
+        found[method.name] = bound(
+            server.template, sets, states[0].params, retrained, long, [state.params for state in states]
+        )
+    assert 0 < found["not"].time < found["ft"].time
+    assert found["not"].loss_start > found["ft"].loss_start
+    assert found["ft"].delta_start == pytest.approx(sets.delta(server.template, start))
+
+
+def test_the_steepness_is_the_norm_of_the_difference_of_gradients() -> None:
+    template, params = server_of(model="cnn-tiny").template, trained("cnn-tiny")
+    sets = Sets(DIGITS, torch.arange(12, 60), torch.arange(12), batch=7)
+    leaves = {n: t.clone().requires_grad_() for n, t in params.items()}
+
+    def loss(rows: Tensor) -> Tensor:
+        x, y = DIGITS.fetch(rows)
+        return torch.nn.functional.cross_entropy(template.bind(leaves)(x), y)
+
+    grads = torch.autograd.grad(loss(sets.retain) - loss(sets.forget), list(leaves.values()))
+    expected = math.sqrt(sum(float(g.square().sum()) for g in grads))
+    assert sets.steepness(template, params) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_bound_without_forgotten_rows_is_refused() -> None:
+    sets = Sets(DIGITS, torch.arange(5), torch.arange(0))
+    with pytest.raises(UnfedError, match="rows of D_r and of D_u"):
+        bound(server_of().template, sets, trained(), trained(), trained(), [])
+
+
+# --- NR-Freeze --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_frozen_layer_stays_negated_to_the_bit_and_the_rest_starts_anew(keep: bool) -> None:
+    server = server_of(12, keep=keep)
+    method, before = NRFreeze(), server.params
+    begun = method.begin(server).params
+    for name, old in before.items():
+        if name == "conv1.weight":
+            assert torch.equal(begun[name], -old)
+        elif name in server.template.trainable and not torch.equal(begun[name], torch.ones_like(old)):
+            assert not torch.equal(begun[name], old) or not bool(begun[name].any()), name
+    after = run(method, server, 3).params
+    assert torch.equal(after["conv1.weight"], -before["conv1.weight"])
+    assert not torch.equal(after["conv2.weight"], begun["conv2.weight"])
+
+
+def test_freezing_rows_of_a_tensor_is_refused() -> None:
+    module = build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=0)
+    with pytest.raises(UnfedError, match="whole tensors"):
+        NRFreeze(layers=("conv1.weight[0:2]",)).check(module)
+
+
+def test_a_run_compares_it_with_retrain(small: Callable[..., Config], tmp_path: Path) -> None:
+    path = "unfed.analysis.optimality:NRFreeze"
+    done = Run.create(small(f'methods.run=["retrain", "{path}"]', "training.rounds=2"), tmp_path / "run")
+    done.execute()
+    last = {line["method"]: line["round"] for line in done.lines()}
+    assert last["retrain"] == last[path] == 2
+    start, frozen = done.model(), done.model(request="r1", method=path)
+    assert torch.equal(frozen["conv1.weight"], -start["conv1.weight"])
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_s_examples_run(
+    small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = small('methods.run=["retrain", "ft", "not"]', 'request={id="client-0-leaves", clients=["0"]}')
+    Run.create(made, tmp_path / "runs" / "demo").execute()
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs/how-to/analysis.md").read_text()
+    exec("".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {})
+    said = capsys.readouterr().out
+    assert "NoT, round 0" in said and "at least" in said
