@@ -132,3 +132,11 @@ def test_units() -> None:
     ]  # fmt: skip
     assert flops_text(3.4e9) == "3.4 GFLOP" and flops_text(9.88e21) == "9.9 ZFLOP"
     assert [seconds_text(v) for v in (3.21, 245, 7380)] == ["3.2 s", "4 min 5 s", "2 h 3 min"]
+
+
+def test_a_method_of_one_s_own_goes_by_its_last_part() -> None:
+    from unfed.report.tables import name_of
+
+    assert [name_of(m) for m in ("not", "my.package:Shrink", "methods/shrink.py", "plain")] == [
+        "NoT", "Shrink", "shrink", "plain",
+    ]  # fmt: skip

@@ -66,8 +66,9 @@ class Table:
 
 
 def name_of(method: str) -> str:
-    """A method's name as the paper writes it."""
-    return NAMES.get(method, method)
+    """A method's name as the paper writes it; a user's own, named by its path, goes by its last part."""
+    own = Path(method).stem if method.endswith(".py") else method.rpartition(":")[2]
+    return NAMES.get(method, own)
 
 
 def table(rows: Sequence[Row], by: str = "Request") -> Table:
