@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from unfed.errors import UnfedError
 from unfed.metrics import GAP_METRICS, Spread, is_measured
