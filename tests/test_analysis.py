@@ -262,4 +262,4 @@ def test_the_page_s_examples_run(
     page = (Path(__file__).parent.parent / "docs/how-to/analysis.md").read_text()
     exec("".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {})
     said = capsys.readouterr().out
-    assert "NoT, round 0" in said and "at least" in said
+    assert "NoT, round 0" in said and "at least" in said and "α = " in said
