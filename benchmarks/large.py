@@ -26,7 +26,6 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from unfed import optimise
 from unfed.data import ClientData, TensorSource, Transform
 from unfed.engines import Sequential, recorded
 from unfed.ledger import forward_flops
@@ -213,7 +212,6 @@ def main() -> None:
     parser.add_argument("--part", action="append", choices=PARTS, help="only these; repeat for more")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--option", action="append", default=[], help="for the compiler of unfed's step: name=1")
-    parser.add_argument("--together", action="store_true", help="unfed's step updates all tensors by one call")
     parser.add_argument(
         "--attention", choices=sorted(ATTENTION), help="the kernel of attention; default: PyTorch's choice"
     )
@@ -226,13 +224,12 @@ def main() -> None:
     else:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     recorded.OPTIONS.update({name: bool(int(value)) for name, value in (o.split("=") for o in options.option)})
-    optimise.recorded_together = options.together
     rows, rate = [], 0.0
     for name in dict.fromkeys(["matmul", *(options.part or PARTS)]):  # a share needs the rate of the same day and card
         with sdpa_kernel(ATTENTION[options.attention]) if options.attention else nullcontext():
             row = attempt(name, lambda n=name, r=rate: part(n, scale, device, r, options))  # type: ignore[misc]
         rate = float(str(row.get("rate", rate)))
-        row |= {"options": options.option, "together": options.together, "attention": options.attention or "default"}
+        row |= {"options": options.option, "attention": options.attention or "default"}
         rows.append(row)
         if not options.smoke:
             add_rows("large", device, [row])

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from test_batched import BASE, CONTEXTS, SHAPE, another, answers, federation, model, plan_of
-from unfed import local, optimise
-from unfed.ahead import ahead
+from unfed import local
 from unfed.data import ClientData, DatasetSource
+from unfed.data.prefetch import ahead
 from unfed.engines import Sequential, recorded
 from unfed.engines.base import Context, PerClient
 from unfed.errors import UnfedError, UnfedWarning
@@ -177,11 +177,6 @@ def test_a_recorded_step_has_no_sum_whose_factor_the_compiler_would_lose(
     phase = BASE.with_optimiser(rule=rule)
     list(Sequential(template, clients, compile=True).train(plan_of(phase), params, ["0"], {}))
     assert found and not any("alpha" in options for options in found)
-
-
-def test_an_update_of_all_tensors_by_one_call_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimise, "recorded_together", True)
-    assert_replayed(plan_of(replace(BASE, epochs=2)), federation((13, 24)), model("cnn-tiny-bn"))
 
 
 # --- data that is not on the device -----------------------------------------------------------------------------------

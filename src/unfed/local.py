@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from unfed import objectives, perturb, rng
-from unfed.ahead import ahead
 from unfed.data import ClientData
+from unfed.data.prefetch import ahead
 from unfed.errors import UnfedError, listed, nearest
 from unfed.optimise import clip, norm, update
 from unfed.params import Params

@@ -5,7 +5,7 @@ loss_i = −log softmax(z_i)_{y_i}     correct_i     confidence_i = max softmax 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unfed.ahead import ahead
 from unfed.data import ClientData, Source
+from unfed.data.prefetch import ahead
 from unfed.local import bounds
 from unfed.params import Params
 from unfed.plan import Measure
@@ -47,14 +47,21 @@ class Scores:
         return float(self.loss.double().mean())
 
 
+def batches(
+    template: Template, source: Source, groups: Iterable[Tensor]
+) -> Generator[tuple[Tensor, Tensor], None, None]:
+    """(x, y) of each group of rows as evaluation sees them; read ahead where a data set on the host feeds a device."""
+    fetched = (source.fetch(rows, None) for rows in groups)
+    on_host = next(iter(template.like.values())).device.type == "cpu"
+    return fetched if source.resident or on_host else ahead(fetched)
+
+
 @torch.no_grad()
 def score(template: Template, params: Params, source: Source, rows: Tensor, batch: int = 1024) -> Scores:
     """Score rows of a source, without augmentation, in large batches; the result lies on the CPU."""
     net, parts = template.bind(params), []
-    fetched = (source.fetch(rows[begin : begin + batch], None) for begin in range(0, len(rows), batch))
-    on_host = next(iter(template.like.values())).device.type == "cpu"
-    with closing(fetched if source.resident or on_host else ahead(fetched)) as batches:
-        for x, y in batches:
+    with closing(batches(template, source, torch.split(rows, batch) if len(rows) else ())) as pairs:
+        for x, y in pairs:
             log_p = net(x).log_softmax(-1)
             top, predicted = log_p.max(-1)
             loss, entropy = F.nll_loss(log_p, y, reduction="none"), -(log_p.exp() * log_p).sum(-1)

@@ -16,9 +16,6 @@ from torch import Tensor
 from unfed.params import Params
 from unfed.plan import Optimiser, Term
 
-recorded_together = False
-"""Whether a recorded step, too, updates all tensors by one call; without it the compiler makes a kernel for each."""
-
 
 def clip(grads: Params, most: float) -> Params:
     """Scale the whole gradient so that its l2 norm is at most `most` (as `clip_grad_norm_` does)."""
@@ -44,7 +41,7 @@ def update(
     """The params and the optimiser's state after a step. `mapped` says that a map over clients goes around it."""
     base: float | Tensor = rule.lr if lr is None else lr
     rate = base if rule.plateau is None else base * old["plateau/scale"]
-    if rule.rule == "sgd" and not mapped and (lr is None or recorded_together):
+    if rule.rule == "sgd" and not mapped and lr is None:  # in a recorded step the compiler does better
         out, new = _sgd_together(rule, weights, grads, old, rate)
     else:
         out, new = _one_by_one(rule, weights, grads, old, rate, recorded=lr is not None)

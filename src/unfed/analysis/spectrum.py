@@ -30,8 +30,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unfed import rng
-from unfed.ahead import ahead
+from unfed import measuring, rng
 from unfed.data import Source
 from unfed.errors import UnfedError, nearest
 from unfed.params import Params
@@ -112,9 +111,8 @@ def gradients(
     kept, columns = torch.unique(indices, return_inverse=True)
     places = _places(params, chosen, kept)
     values = params[chosen[0]].new_empty((batches, len(kept)))
-    on_host = values.device.type == "cpu"
-    fetched = (source.fetch(rows[drawn], None) for drawn in _batches(len(rows), batch, batches, seed))
-    with closing(fetched if source.resident or on_host else ahead(fetched)) as pairs:
+    groups = (rows[drawn] for drawn in _batches(len(rows), batch, batches, seed))
+    with closing(measuring.batches(template, source, groups)) as pairs:
         for i, (x, y) in enumerate(pairs):
             values[i] = _gradient(template, params, x, y, places)
     if not bool(torch.isfinite(values).all()):

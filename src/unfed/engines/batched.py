@@ -25,7 +25,7 @@ from unfed.data import ClientData
 from unfed.engines.base import Block, Context, PerClient
 from unfed.engines.mapped import at, cut, expand, join, stack, stacked_step
 from unfed.engines.recorded import Replay, recordable
-from unfed.engines.stack import Course, Dealer, Held, Integers
+from unfed.engines.stack import Course, Dealer, Held, Integers, Stint
 from unfed.errors import UnfedError
 from unfed.local import Carry, bounds, covered, mean, start
 from unfed.measuring import score
@@ -239,55 +239,37 @@ class Batched:
             yield name, {"count": _number(len(positions)), "batches": _number(len(steps)), **sums}
 
 
-class Mapped:
+class Mapped(Stint):
     """One phase on one stack, step by step."""
-
-    def __init__(
-        self,
-        template: Template,
-        plan: Plan,
-        phase: Phase,
-        names: tuple[str, ...],
-        held: Held,
-        course: Course,
-        shared: Mapping[str, Params],
-        own: Mapping[str, Params],
-    ) -> None:
-        self._template, self._phase = template, phase
-        self._order = np.argsort(-course.total, kind="stable")
-        self._course = course.pick(self._order.tolist())
-        self._places = torch.from_numpy(self._order).to(held.rows.device)
-        sorted_names = [names[i] for i in self._order]
-        self._dealer = Dealer(plan, phase, sorted_names, held, self._places, self._course)
-        self._shared, self._own = shared, own
-        self._step = stacked_step(template, phase, shared)
 
     def __call__(self, carry: Carry, done: Integers) -> tuple[Carry, list[int], list[int]]:
         """The carry after the phase, and per client: the steps taken, and the D_u rows seen where those are counted."""
-        total, phase = self._course.total, self._phase
+        total, phase = self.course.total, self.phase
+        dealer = Dealer(self.plan, phase, self.names, self.held, self.places, self.course)
+        step = stacked_step(self.template, phase, self.shared)
         active, finished = len(total), []
-        device = self._places.device
-        carry, own, done = at(carry, self._places), at(self._own, self._places), done[self._order]
+        device = self.places.device
+        carry, own, done = at(carry, self.places), at(self.own, self.places), done[self.order]
         taken = torch.zeros(active, dtype=torch.int64, device=device)
         marked = torch.zeros_like(taken)
         counts_marks = objectives.find(phase.objective.name).forget_forwards > 0
         dtype = next(iter(carry["params"].values())).dtype
         for t in range(int(total[0])):
-            running = int(np.searchsorted(-total, -t, side="left"))
+            running = self.running(t)
             if running < active:
                 finished.append(cut(carry, running, active))
                 carry, own, active = cut(carry, 0, running), cut(own, 0, running), running
-            self._dealer.turn(t, active, done)
-            batch = self._dealer.batch(t, active, dtype)
+            dealer.turn(t, active, done)
+            batch = dealer.batch(t, active, dtype)
             if phase.stop is not None:
                 taken[:active] += carry["alive"]
             if counts_marks:
                 marked[:active] += (batch["forget"] & carry["alive"][:, None]).sum(1)
-            carry = self._step(carry, batch, own, t + 1)
+            carry = step(carry, batch, own, t + 1)
             if phase.stop is not None and not bool(carry["alive"].any()):
                 break
         carry = join([carry, *reversed(finished)])
-        back = torch.argsort(self._places)
+        back = torch.argsort(self.places)
         steps = taken if phase.stop is not None else torch.from_numpy(total).to(device)
         return at(carry, back), steps[back].tolist(), marked[back].tolist()
 

@@ -12,9 +12,6 @@ from torch import Tensor
 
 from unfed.engines import kernels
 
-enabled = True
-"""Set to False to measure the same operators in plain PyTorch."""
-
 # How many programs keep every multiprocessor busy. A constant: the number of partial sums changes the last bits.
 BUSY = 512
 
@@ -69,11 +66,6 @@ def shared_memory(device: torch.device) -> int:
     return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
-def usable(x: Tensor) -> bool:
-    """Whether the kernels serve this tensor."""
-    return enabled and kernels.usable(x)
-
-
 def forward(
     x: Tensor, w: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, kh: int, kw: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -112,7 +104,7 @@ def convolve(x: Tensor, w: Tensor, y: Tensor, kh: int, kw: int, bias: Tensor | N
         "COUT": leaving, "RUN": run, "K": kh * run, "BM": min(t.rows, _power(oh * ow)),
         "BN": channels, "BK": entries, "VEC": math.gcd(entering, 8),
         "STAGES": t.stages,
-        "PRECISION": kernels._precision(x),
+        "PRECISION": kernels.precision(x),
     }  # fmt: skip
     sizes["NT"] = -(-leaving // sizes["BN"])
     tiles = -(-sizes["PIXELS"] // sizes["BM"]) * sizes["NT"]
@@ -180,7 +172,7 @@ def _weight(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int, oh: int, ow: i
         x, dy, out, images, SHARE=share, x_image=x[0, 0].numel(), x_row=width * entering, OW=ow, PIXELS=oh * ow,
         CIN=entering, COUT=leaving, RUN=kw * entering, K=entries, NT=columns, MARGIN=margin, LINES=dy.shape[2],
         WIDE=dy.shape[3], BM=t.rows, BN=bn, BK=bk, VEC=math.gcd(entering, 8), STAGES=t.stages,
-        PRECISION=kernels._precision(x), num_warps=t.warps,
+        PRECISION=kernels.precision(x), num_warps=t.warps,
     )  # fmt: skip
     return out
 
@@ -199,7 +191,7 @@ def _at_once(
         x, y, dp, moments, levels, gamma, beta, out, images, SHARE=-(-images // splits), x_image=x[0, 0].numel(),
         x_row=width * entering, PW=ow // 2, OW=ow, WINDOWS=count, CIN=entering, COUT=leaving, RUN=kw * entering,
         K=entries, BQ=min(t.rows, _power(count)), BO=_power(leaving), BK=bk, VEC=math.gcd(entering, 8),
-        STAGES=t.stages, PRECISION=kernels._precision(x), num_warps=t.warps,
+        STAGES=t.stages, PRECISION=kernels.precision(x), num_warps=t.warps,
     )  # fmt: skip
     return out
 

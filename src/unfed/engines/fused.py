@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unfed.engines import block_kernels
+from unfed.engines import block_kernels, kernels
 from unfed.engines.convolution import windows
 
 enabled = True
@@ -117,7 +117,7 @@ def stacked_block(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """x [C, B, H, W, I], w [C, KH·KW·J, O] -> p, winners, y, (μ, 1/σ) [2, C, B], and x as `laid_out` for w."""
     x, w = x.contiguous(), w.contiguous()
-    fast = block_kernels.usable(x)
+    fast = kernels.usable(x)
     wide = (block_kernels.laid_out if fast else laid_out)(x, columns, padding, w.shape[1] // (kh * kw))
     return *(block_kernels.forward if fast else forward)(wide, w, bias, gamma, beta, kh, kw, eps), wide
 
@@ -146,7 +146,7 @@ def stacked_block_backward(
 
     `x` is the input as it was laid out, `turned` [C, KH·KW·O, J] the kernel turned around (square, where dx is wanted),
     `padding` what dx leaves out."""
-    run = block_kernels.backward if block_kernels.usable(x) else backward
+    run = block_kernels.backward if kernels.usable(x) else backward
     return run(dp.contiguous(), x, turned, gamma, beta, winners, y, moments, kh, kw, padding, wants_x)
 
 
@@ -158,7 +158,7 @@ def _(
     clients, images, height, width, entering = x.shape
     shape = (clients, images, height - 2 * padding, width - 2 * padding, entering) if wants_x else (0,)
     parts = 1
-    if block_kernels.usable(x):
+    if kernels.usable(x):
         parts = block_kernels.parts(x, y.shape[4], kh * kw, y.shape[2] * y.shape[3], wants_x)
     dw = x.new_empty((parts, clients, kh * kw * entering + 1, y.shape[4]), dtype=_exact(x))
     return x.new_empty(shape), dw, x.new_empty((2, clients, images, y.shape[4]), dtype=_exact(x))

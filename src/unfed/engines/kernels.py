@@ -49,7 +49,7 @@ def forward(x: Tensor, w: Tensor, kh: int, kw: int, tiles: Tiles | None = None) 
     sizes = _sizes(x, kh, kw, leaving, t)
     grid = (-(-pixels // t.pixels), -(-leaving // sizes["BN"]), clients)
     even = sizes["RUN"] % sizes["BK"] == 0
-    _jit().conv_forward[grid](x, w, y, pixels, x[0].numel(), EVEN=even, PRECISION=_precision(x), **sizes)
+    _jit().conv_forward[grid](x, w, y, pixels, x[0].numel(), EVEN=even, PRECISION=precision(x), **sizes)
     return y
 
 
@@ -73,7 +73,7 @@ def weight(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int, splits: int, ti
         clients,
         share=share,
         pieces=pieces,
-        PRECISION=_precision(x),
+        PRECISION=precision(x),
         **around,
         **sizes,
     )
@@ -101,7 +101,7 @@ def _sizes(x: Tensor, kh: int, kw: int, leaving: int, t: Tiles) -> dict[str, int
     }
 
 
-def _precision(x: Tensor) -> str:
+def precision(x: Tensor) -> str:
     """float32 products follow PyTorch's own switch for convolutions."""
     return "tf32" if torch.backends.cudnn.allow_tf32 or x.dtype != torch.float32 else "ieee"
 

@@ -30,11 +30,10 @@ from unfed import objectives
 from unfed.engines.convolution import rewrite
 from unfed.engines.fused import fused_block
 from unfed.engines.mapped import at, copied, cut, stacked_step
-from unfed.engines.stack import Course, Held, Integers, labels_of, shuffled, visits
+from unfed.engines.stack import Course, Held, Integers, Stint, labels_of, shuffled, visits
 from unfed.local import Carry
 from unfed.models.blocks import computed_by
-from unfed.params import Params
-from unfed.plan import Phase, Plan, Term
+from unfed.plan import Phase, Term
 from unfed.template import Template
 
 # A stack narrower than this many rows per step leaves an H200 idle, so shrinking it further would gain nothing.
@@ -223,75 +222,55 @@ _SHARED = ("t", "lr", "penalties", "shared", "visit")
 _decks: WeakKeyDictionary[Template, OrderedDict[Any, Deck]] = WeakKeyDictionary()
 
 
-class Replay:
+class Replay(Stint):
     """One phase on one stack, by replaying recorded steps."""
-
-    def __init__(
-        self,
-        template: Template,
-        plan: Plan,
-        phase: Phase,
-        names: tuple[str, ...],
-        held: Held,
-        course: Course,
-        shared: Mapping[str, Params],
-        own: Mapping[str, Params],
-    ) -> None:
-        self._template, self._phase, self._held = template, phase, held
-        self._order = np.argsort(-course.total, kind="stable")
-        self._course = course.pick(self._order.tolist())
-        # Never waiting for the device: while it works on one client, the host prepares the next.
-        self._places = torch.from_numpy(self._order).to(held.rows.device, non_blocking=True)
-        names = tuple(names[i] for i in self._order)
-        self._keys, self._labels = visits(plan, phase, names), labels_of(plan, phase, names)
-        self._shared, self._own = shared, own
 
     def __call__(self, carry: Carry, done: Integers) -> tuple[Carry, list[int], list[int]]:
         """The carry after the phase, and per client: the steps taken, and the D_u rows seen where those are counted."""
-        total, done = self._course.total, done[self._order]
+        total, done = self.course.total, done[self.order]
         steps = int(total[0])
         if steps == 0:
             return carry, [0] * len(total), [0] * len(total)
         deck = self._deck(carry)
-        if deck.shapes[0] != self._course.bytes:
-            deck.shapes = self._course.bytes, [self._shape(t) for t in range(steps)]
+        if deck.shapes[0] != self.course.bytes:
+            deck.shapes = self.course.bytes, [self._shape(t) for t in range(steps)]
         shapes, deal = deck.shapes[1], deck.dealing()
         for shape in dict.fromkeys(shapes):
             deck.record(shape)
-        deck.seat(self._held, self._places, self._course)
-        now = {"shared": self._shared, "own": self._sorted(self._own), "carry": self._sorted(carry)}
-        deck.load(self._phase.optimiser.lr, self._phase.penalties, now)
+        deck.seat(self.held, self.places, self.course)
+        now = {"shared": self.shared, "own": self._sorted(self.own), "carry": self._sorted(carry)}
+        deck.load(self.phase.optimiser.lr, self.phase.penalties, now)
+        visit = self._visit()
         for t, shape in enumerate(shapes):
-            begins = self._course.begins(t, self._running(t))
+            begins = self.course.begins(t, self.running(t))
             if len(begins):
-                deck.buffers["visit"].copy_(self._visit(t, begins, done), non_blocking=True)
+                visit[1:3] = 0
+                visit[1, begins] = torch.from_numpy(done[begins] + self.course.turn(t, begins))
+                visit[2, begins] = 1
+                # From ordinary memory the driver takes its own copy first, so nobody waits and `visit` can be reused.
+                deck.buffers["visit"].copy_(visit, non_blocking=True)
                 deal()
             deck.record(shape)()
         if len(total) == 1:
             marked = deck.buffers["marked"].tolist() if "marked" in deck.buffers else [0]
             return copied(deck.buffers["carry"]), [steps], marked
-        back = torch.argsort(self._places)
+        back = torch.argsort(self.places)
         marked = deck.buffers["marked"][back].tolist() if "marked" in deck.buffers else [0] * len(total)
-        return at(deck.buffers["carry"], back), total[np.argsort(self._order)].tolist(), marked
+        return at(deck.buffers["carry"], back), total[np.argsort(self.order)].tolist(), marked
 
     def _sorted(self, tree: Any) -> Any:
         """In the order of the stack; what is spread over all clients stays as it is, and so does a stack of one."""
-        if len(self._order) == 1:
+        if len(self.order) == 1:
             return tree
-        return pytree.tree_map(lambda t: t if t.stride(0) == 0 else t[self._places], tree)
+        return pytree.tree_map(lambda t: t if t.stride(0) == 0 else t[self.places], tree)
 
-    def _visit(self, t: int, begins: Integers, done: Integers) -> Tensor:
-        """Keys, passes, who begins one, and the keys of labels that are drawn once."""
-        visit = torch.zeros((4, len(self._keys)), dtype=torch.int64)
-        visit[0] = torch.tensor(self._keys)
-        visit[1, begins] = torch.from_numpy(done[begins] + self._course.turn(t, begins))
-        visit[2, begins] = 1
-        if self._labels is not None:
-            visit[3] = torch.tensor(self._labels)
+    def _visit(self) -> Tensor:
+        """Keys, passes, who begins one, and the keys of labels that are drawn once; passes change from turn to turn."""
+        visit = torch.zeros((4, len(self.names)), dtype=torch.int64)
+        visit[0] = torch.tensor(visits(self.plan, self.phase, self.names))
+        if (labels := labels_of(self.plan, self.phase, self.names)) is not None:
+            visit[3] = torch.tensor(labels)
         return visit
-
-    def _running(self, t: int) -> int:
-        return int(np.searchsorted(-self._course.total, -t, side="left"))
 
     def _shape(self, t: int) -> Shape:
         """Which recorded step serves step t: the stack's width, halved while that saves work, and the batch's.
@@ -299,20 +278,20 @@ class Replay:
         Row weights let one recording serve batches of any size up to its own. Only batch statistics pay for weights, so
         full batches have a recording without them where a model has such statistics, and nowhere else.
         """
-        running, width = self._running(t), len(self._course.total)
-        most = max(1, min(self._phase.batch, int(self._course.rows.max())))
+        running, width = self.running(t), len(self.course.total)
+        most = max(1, min(self.phase.batch, int(self.course.rows.max())))
         if width == 1:  # other clients come to this deck later, with other numbers of rows
-            most = min(self._phase.batch, _power_of_two(most))
+            most = min(self.phase.batch, _power_of_two(most))
         while width > 1 and (half := -(-width // 2)) >= running and half * most >= BUSY_ROWS:
             width = half
-        sizes = self._course.spans(t, running)[1]
+        sizes = self.course.spans(t, running)[1]
         rows = max(int(sizes.max()), most)
-        return Shape(width, rows, not self._template.batch_normed or bool((sizes < rows).any()))
+        return Shape(width, rows, not self.template.batch_normed or bool((sizes < rows).any()))
 
     def _tree(self, carry: Carry) -> dict[str, Any]:
         """Everything a step reads, in the shapes that the buffers need; rectangles are padded so that cohorts share a
         recording."""
-        device, count = self._places.device, len(self._course.total)
+        device, count = self.places.device, len(self.course.total)
         dtype = next(iter(carry["params"].values())).dtype
         width, steps = self._rectangle()
 
@@ -323,33 +302,33 @@ class Replay:
         tree: dict[str, Any] = {
             "t": number(word),
             "lr": number(dtype),
-            "penalties": [{n: number(dtype) for n in dials(rule)} for rule in self._phase.penalties],
-            "shared": self._shared,
-            "own": self._own,
+            "penalties": [{n: number(dtype) for n in dials(rule)} for rule in self.phase.penalties],
+            "shared": self.shared,
+            "own": self.own,
             "course": {n: number(word, count) for n in _COURSE},
             "held": [number(kind, count, width) for kind in (word, word, mark)],
             "visit": number(word, 4, count),
             "tables": [number(kind, count, width) for kind in (word, mark, word, word)] + [number(word, count, steps)],
             "carry": pytree.tree_map(lambda t: number(t.dtype, *t.shape), carry),
         }
-        if objectives.find(self._phase.objective.name).forget_forwards:
+        if objectives.find(self.phase.objective.name).forget_forwards:
             tree["marked"] = number(word, count)
         return tree
 
     def _rectangle(self) -> tuple[int, int]:
         """How many rows a client, and how many steps a pass, may have."""
-        longest = int(self._course.rows.max()), int(self._course.per_pass.max())
+        longest = int(self.course.rows.max()), int(self.course.per_pass.max())
         return max(TABLE, _power_of_two(longest[0])), max(TABLE, _power_of_two(longest[1]))
 
     def _deck(self, carry: Carry) -> Deck:
         """The buffers for this kind of phase, made on first use and kept with the template."""
-        leaves, spec = pytree.tree_flatten((self._shared, self._own, carry))
+        leaves, spec = pytree.tree_flatten((self.shared, self.own, carry))
         shapes = tuple((t.shape, t.dtype) for t in leaves)
-        kept = _decks.setdefault(self._template, OrderedDict())
-        kind = (signature(self._phase), self._rectangle(), id(self._held.source), compiler, self._template.autocast)
+        kept = _decks.setdefault(self.template, OrderedDict())
+        kind = (signature(self.phase), self._rectangle(), id(self.held.source), compiler, self.template.autocast)
         key = (*kind, shapes, str(spec))
         if key not in kept:
-            kept[key] = Deck(self._template, self._phase, self._held, self._tree(carry), compiler)
+            kept[key] = Deck(self.template, self.phase, self.held, self._tree(carry), compiler)
         kept.move_to_end(key)
         while len(kept) > KEPT:
             kept.popitem(last=False)

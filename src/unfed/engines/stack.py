@@ -9,7 +9,7 @@ while others are in their first, and nobody waits. Every word is the hash that t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,9 @@ from torch.nn.utils.rnn import pad_sequence
 from unfed import rng
 from unfed.data import ClientData, Source
 from unfed.local import bounds, label_key
+from unfed.params import Params
 from unfed.plan import VIEWS, Phase, Plan
+from unfed.template import Template
 
 Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -107,6 +109,33 @@ class Held:
     @property
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.positions, self.rows, self.forget))
+
+
+class Stint:
+    """One phase on one stack, its clients sorted by falling number of steps: what both ways to run it begin with."""
+
+    def __init__(
+        self,
+        template: Template,
+        plan: Plan,
+        phase: Phase,
+        names: tuple[str, ...],
+        held: Held,
+        course: Course,
+        shared: Mapping[str, Params],
+        own: Mapping[str, Params],
+    ) -> None:
+        self.template, self.plan, self.phase, self.held = template, plan, phase, held
+        self.order = np.argsort(-course.total, kind="stable")
+        self.course = course.pick(self.order.tolist())
+        # Never waiting for the device: while it works on one client, the host prepares the next.
+        self.places = torch.from_numpy(self.order).to(held.rows.device, non_blocking=True)
+        self.names = tuple(names[i] for i in self.order)
+        self.shared, self.own = shared, own
+
+    def running(self, t: int) -> int:
+        """How many clients have a step t."""
+        return int(np.searchsorted(-self.course.total, -t, side="left"))
 
 
 class Dealer:

@@ -1,4 +1,4 @@
-"""The next batch is made while the device works on this one.
+"""Prefetching: the next batch is made while the device works on this one.
 
 A user's data set reads files and transforms images on the host, one sample after another. One thread does that ahead of
 time, so that the device does not wait for it. The order of the reads is the order of the batches, and only this thread
