@@ -67,14 +67,14 @@ def test_independent_noise_looks_alike_to_the_biased_estimate_only() -> None:
 def test_hsic_by_its_definition() -> None:
     """Over all ordered quadruples of different samples, counted one by one."""
     n = 5
-    k, l = (m @ m.T for m in (noise(n, 3), noise(n, 2, seed=1)))  # noqa: E741
+    K, L = (m @ m.T for m in (noise(n, 3), noise(n, 2, seed=1)))
     pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
-    first = sum(k[i, j] * l[i, j] for i, j in pairs) / (n * (n - 1))
+    first = sum(K[i, j] * L[i, j] for i, j in pairs) / (n * (n - 1))
     four = [(i, j, q, r) for i, j in pairs for q, r in pairs if len({i, j, q, r}) == 4]
-    second = sum(k[i, j] * l[q, r] for i, j, q, r in four) / len(four)
+    second = sum(K[i, j] * L[q, r] for i, j, q, r in four) / len(four)
     three = [(i, j, q) for i, j in pairs for q in range(n) if q not in (i, j)]
-    third = sum(k[i, j] * l[i, q] for i, j, q in three) / len(three)
-    assert float(hsic(k, l)) == pytest.approx(float(first + second - 2 * third), rel=1e-9)
+    third = sum(K[i, j] * L[i, q] for i, j, q in three) / len(three)
+    assert float(hsic(K, L)) == pytest.approx(float(first + second - 2 * third), rel=1e-9)
 
 
 def test_a_negated_first_layer_answers_as_before_and_the_next_one_does_not() -> None:

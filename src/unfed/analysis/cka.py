@@ -34,17 +34,17 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     x, y = _checked(x, y)
     x, y = x - x.mean(0), y - y.mean(0)
     if max(x.shape[1], y.shape[1]) > len(x):
-        k, l = x @ x.T, y @ y.T  # noqa: E741  (the letters of the paper)
-        return _ratio((k * l).sum(), k.norm() * l.norm())
+        K, L = x @ x.T, y @ y.T
+        return _ratio((K * L).sum(), K.norm() * L.norm())
     return _ratio((y.T @ x).square().sum(), (x.T @ x).norm() * (y.T @ y).norm())
 
 
-def hsic(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
+def hsic(K: Tensor, L: Tensor) -> Tensor:
     """HSIC₁ of two Gram matrices of n samples, unbiased: it can be a little below zero."""
-    n = len(k)
-    k, l = (g - torch.diag(g.diagonal()) for g in (k, l))  # noqa: E741
-    rows_k, rows_l = k.sum(1), l.sum(1)
-    found = (k * l).sum() + rows_k.sum() * rows_l.sum() / ((n - 1) * (n - 2)) - 2 * (rows_k @ rows_l) / (n - 2)
+    n = len(K)
+    K, L = (g - torch.diag(g.diagonal()) for g in (K, L))
+    rows_k, rows_l = K.sum(1), L.sum(1)
+    found = (K * L).sum() + rows_k.sum() * rows_l.sum() / ((n - 1) * (n - 2)) - 2 * (rows_k @ rows_l) / (n - 2)
     return found / (n * (n - 3))
 
 
@@ -59,8 +59,8 @@ class Cka:
         x, y = _checked(x, y)
         # HSIC₁ does not see a shift, but rounding does: a mean far from zero would drown the differences.
         x, y = x - x.mean(0), y - y.mean(0)
-        k, l = x @ x.T, y @ y.T  # noqa: E741
-        self._sums += torch.stack([hsic(k, l), hsic(k, k), hsic(l, l)]).cpu()
+        K, L = x @ x.T, y @ y.T
+        self._sums += torch.stack([hsic(K, L), hsic(K, K), hsic(L, L)]).cpu()
 
     def value(self) -> float:
         """Averaged over all batches, then divided; never clipped."""
