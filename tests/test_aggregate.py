@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unfed.aggregate import average, validate
+from unfed.aggregate import Check, average
 from unfed.engines import Block
 from unfed.errors import Refused
 
@@ -75,7 +75,7 @@ def test_nothing_to_average_is_refused():
 )
 def test_a_bad_update_is_refused_and_named(change, reason):
     good = update("b", [1.0, 2.0])
-    kept, refusals = validate(block("b", **{**good.params, **change}), OLD, round=7)
+    kept, refusals = Check(block("b", **{**good.params, **change}), OLD, round=7).result()
     assert kept.clients == ()
     assert [(r.round, r.client) for r in refusals] == [(7, "b")]
     import re
@@ -84,13 +84,13 @@ def test_a_bad_update_is_refused_and_named(change, reason):
 
 
 def test_a_missing_tensor_is_named():
-    kept, refusals = validate(block("b", w=torch.tensor([[1.0, 2.0]])), OLD, 1)
+    kept, refusals = Check(block("b", w=torch.tensor([[1.0, 2.0]])), OLD, 1).result()
     assert kept.clients == () and "lacks the tensor 'count'" in refusals[0].reason
 
 
 @pytest.mark.parametrize("samples", [0, -1])
 def test_a_weight_that_is_not_positive_is_refused(samples):
-    kept, refusals = validate(update("b", [1.0, 2.0], samples=samples), OLD, 1)
+    kept, refusals = Check(update("b", [1.0, 2.0], samples=samples), OLD, 1).result()
     assert kept.clients == () and "not positive" in refusals[0].reason
 
 
@@ -103,7 +103,7 @@ def test_only_the_bad_client_of_a_block_is_refused():
         mean=torch.zeros(3, 1),
         count=torch.tensor([1, 1, 1]),
     )
-    kept, refusals = validate(mixed, OLD, 1)
+    kept, refusals = Check(mixed, OLD, 1).result()
     assert kept.clients == ("a", "c")
     assert kept.params["w"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
     assert [r.client for r in refusals] == ["b"]
@@ -111,5 +111,5 @@ def test_only_the_bad_client_of_a_block_is_refused():
 
 def test_numbers_whose_sum_is_too_large_are_still_numbers():
     huge = torch.finfo(torch.float32).max
-    good, bad = validate(update("a", [huge, -huge]), OLD, 1)
+    good, bad = Check(update("a", [huge, -huge]), OLD, 1).result()
     assert good.clients == ("a",) and not bad

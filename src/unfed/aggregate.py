@@ -55,14 +55,9 @@ def _weighted(block: Block, names: list[str], start: list[Tensor]) -> list[Tenso
     return found
 
 
-def validate(block: Block, like: Params, round: int) -> tuple[Block, list[Refusal]]:
-    """The block without the updates that must not be averaged, and a sentence for each of those."""
-    return Check(block, like, round).result()
-
-
 class Check:
-    """`validate` in two halves: the device is asked at once and the answer is read later, so that the device can go on
-    with the next client in between."""
+    """Which updates of a block may be averaged, in two halves: the device is asked at once and the answer is read later,
+    so that the device can go on with the next client in between."""
 
     def __init__(self, block: Block, like: Params, round: int) -> None:
         self.block, self._round = block, round

@@ -146,7 +146,7 @@ class Flower:
     # --- reading answers ------------------------------------------------------------------------------------------
 
     def _block(self, name: str, records: RecordDict) -> Block | Failure:
-        """An update as a block of one. Keys, shapes, types and NaN are left to `validate`, which names them."""
+        """An update as a block of one. Keys, shapes, types and NaN are left to `aggregate.Check`, which names them."""
         try:
             counts = records.metric_records["counts"]
             samples, trained, forwarded, dropped = (
