@@ -56,7 +56,7 @@ def _weighted(block: Block, names: list[str], start: list[Tensor]) -> list[Tenso
 
 
 class Check:
-    """Which updates of a block may be averaged, in two halves: the device is asked at once and the answer is read later,
+    """Which updates of a block may be averaged, in two halves: the device is asked at once, the answer is read later,
     so that the device can go on with the next client in between."""
 
     def __init__(self, block: Block, like: Params, round: int) -> None:
