@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from unfed.engines import block_kernels, fused
-from unfed.engines.block_kernels import Tiles
+from unfed.engines import fused, kernels
+from unfed.engines.kernels import Tiles
 from workload import write
 
 SHAPES = {"first": (16, 32, (36, 32), (5, 1), 0, False), "second": (32, 64, (16, 16), (5, 5), 2, True)}
@@ -54,7 +54,7 @@ class Case:
         self.x = fused.padded(draw(clients, images, *sides, entering), self.padding).to(dtype)
         self.w = draw(clients, math.prod(self.kernel) * entering, leaving, scale=0.1).to(dtype)
         self.bias, self.gamma, self.beta = (draw(clients, leaving) for _ in range(3))
-        self.kept = self.forward(block_kernels)
+        self.kept = self.forward(kernels)
         self.dp = draw(*self.kept[0].shape).to(dtype)
         each = self.w.unflatten(1, (*self.kernel, entering))
         self.turned = each.flip(1, 2).permute(0, 1, 2, 4, 3).flatten(1, 3).contiguous()
@@ -72,18 +72,18 @@ class Case:
     def differences(self) -> dict[str, float]:
         """The largest difference from the readable operators, in units of the largest value."""
         names = ("p", "winners", "y", "moments", "dx", "dw", "dγdβ")
-        fast = (*self.forward(block_kernels), *self.backward(block_kernels))
+        fast = (*self.forward(kernels), *self.backward(kernels))
         slow = (*self.forward(fused), *self.backward(fused))
         return {n: apart(a, b) for n, a, b in zip(names, fast, slow, strict=True) if b.numel()}
 
-    def kernels(self, repeats: int = 10) -> dict[str, float]:
+    def times(self, repeats: int = 10) -> dict[str, float]:
         """Microseconds of every kernel, of one forward and backward pass."""
         for _ in range(2):
-            self.forward(block_kernels), self.backward(block_kernels)
+            self.forward(kernels), self.backward(kernels)
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             for _ in range(repeats):
-                self.forward(block_kernels), self.backward(block_kernels)
+                self.forward(kernels), self.backward(kernels)
             torch.cuda.synchronize()
         return {e.key[:60]: round(e.self_device_time_total / repeats, 2) for e in seen.key_averages()}
 
@@ -94,8 +94,8 @@ def apart(a: Tensor, b: Tensor) -> float:
     return float((a.float() - b.float()).abs().max() / b.float().abs().max())
 
 
-def tunings(name: str) -> Iterator[tuple[Tiles, block_kernels.Tuning]]:
-    base = block_kernels.Tuning()
+def tunings(name: str) -> Iterator[tuple[Tiles, kernels.Tuning]]:
+    base = kernels.Tuning()
     for rows, entries, warps, stages in CANDIDATES[name]:
         tiles = Tiles(rows=rows, entries=entries, warps=warps, stages=stages)
         yield tiles, replace(base, **{name: tiles})
@@ -105,13 +105,13 @@ def sweep(name: str) -> list[dict[str, object]]:
     which, kernel = KERNEL[name]
     case, rows = Case(which, torch.bfloat16), []
     for tiles, tuning in tunings(name):
-        block_kernels.tuning = tuning
+        kernels.tuning = tuning
         try:
-            found = case.kernels(5)
+            found = case.times(5)
             rows.append({"kernel": name, "tiles": str(tiles), "us": found[kernel]})
         except Exception as error:
             rows.append({"kernel": name, "tiles": str(tiles), "failed": type(error).__name__})
-    block_kernels.tuning = block_kernels.Tuning()
+    kernels.tuning = kernels.Tuning()
     rows.sort(key=lambda row: float(str(row.get("us", "inf"))))
     for row in rows[:5]:
         print(json.dumps(row), flush=True)
@@ -126,7 +126,7 @@ def main() -> None:
     body: dict[str, object] = {}
     for name, dtype in itertools.product(SHAPES, (torch.float32, torch.bfloat16)):
         case = Case(name, dtype)
-        row = {"differences": case.differences(), "microseconds": case.kernels()}
+        row = {"differences": case.differences(), "microseconds": case.times()}
         body[f"{name} {dtype}"] = row
         print(name, dtype, json.dumps(row), flush=True)
     wanted = options.sweep or []

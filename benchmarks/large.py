@@ -27,8 +27,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from unfed.data import ClientData, TensorSource, Transform
-from unfed.engines import Sequential, recorded
+from unfed.engines import Sequential, gelu, recorded
 from unfed.ledger import forward_flops
+from unfed.repeatable import fixed_order
 from workload import Batches, Workload, add_rows, attempt, median, rounds, synchronise
 
 BF16 = torch.bfloat16
@@ -215,6 +216,8 @@ def main() -> None:
     parser.add_argument(
         "--attention", choices=sorted(ATTENTION), help="the kernel of attention; default: PyTorch's choice"
     )
+    parser.add_argument("--without-gelu", action="store_true", help="GELU by the compiler instead of unfed's kernels")
+    parser.add_argument("--fixed-order", action="store_true", help="deterministic libraries, as `unfed run` asks for")
     parser.add_argument("--profile", action="store_true", help="the longest kernels of every part, also to $OUT")
     parser.add_argument("--smoke", action="store_true", help="tiny models on the CPU; no record is written")
     options = parser.parse_args()
@@ -223,13 +226,21 @@ def main() -> None:
         recorded.compiler = recorded.as_traced
     else:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    gelu.enabled = not options.without_gelu
+    if options.fixed_order:
+        fixed_order(device)
     recorded.OPTIONS.update({name: bool(int(value)) for name, value in (o.split("=") for o in options.option)})
     rows, rate = [], 0.0
     for name in dict.fromkeys(["matmul", *(options.part or PARTS)]):  # a share needs the rate of the same day and card
         with sdpa_kernel(ATTENTION[options.attention]) if options.attention else nullcontext():
             row = attempt(name, lambda n=name, r=rate: part(n, scale, device, r, options))  # type: ignore[misc]
         rate = float(str(row.get("rate", rate)))
-        row |= {"options": options.option, "attention": options.attention or "default"}
+        row |= {
+            "options": options.option,
+            "attention": options.attention or "default",
+            "gelu": "compiler" if options.without_gelu else "unfed",
+            "fixed_order": options.fixed_order,
+        }
         rows.append(row)
         if not options.smoke:
             add_rows("large", device, [row])

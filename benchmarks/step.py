@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -20,6 +22,21 @@ from workload import RECORDS, hardware, median, synthetic
 
 LAST = "weight_at_once"
 """The kernel that a step of this network ends its backward pass with."""
+
+
+def gaps(steps: list[Any]) -> list[str]:
+    """Where the device waits: the three longest pauses before a kernel of a step, medians over all steps. The one
+    between two replays is the most that several steps in one graph could save."""
+    before = []
+    for place in range(1, len(steps[0])):
+        waits = [max(0.0, s[place].time_range.start - s[place - 1].time_range.end) for s in steps]
+        before.append((median(waits), steps[0][place].name[:60]))
+    total = sum(wait for wait, _ in before)
+    longest = sorted(before, reverse=True)[:3]
+    return [
+        f"traced: {total:.1f} us a step without a kernel; the longest pauses: "
+        + ", ".join(f"{wait:.1f} us before {name}" for wait, name in longest)
+    ]
 
 
 def main() -> None:
@@ -42,6 +59,7 @@ def main() -> None:
         f"traced: {(last - begun) / (len(ends) - 1):.1f} us from step to step, {len(step)} kernels,"
         f" {sum(e.time_range.elapsed_us() for e in step):.1f} us of them busy",
         f"traced: first step ends {begun - events[0].time_range.start:.0f} us after the round's first kernel",
+        *gaps([events[a + 1 : b + 1] for a, b in pairwise(ends) if b - a == ends[6] - ends[5]]),
         *(f"{e.time_range.elapsed_us():8.1f} us  {e.name[:110]}" for e in step),
     ]
     print("\n".join(lines))

@@ -214,5 +214,8 @@ def head(device: torch.device) -> dict[str, object]:
 
 
 def _commit() -> str:
+    """$COMMIT where the copy that runs has no history of its own."""
+    if os.environ.get("COMMIT"):
+        return os.environ["COMMIT"]
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RECORDS.parent)
     return found.stdout.strip() or "not known"

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from test_batched import federation, plan_of
-from unfed.engines import Batched, Sequential, block_kernels, fused, kernels, recorded
-from unfed.engines.block_kernels import Tiles, affordable
+from unfed.engines import Batched, Sequential, convolution, fused, kernels, recorded
+from unfed.engines.kernels import Tiles, affordable
 from unfed.models import build
 from unfed.models.blocks import block, computed_by
 from unfed.params import cast, params_of
@@ -194,7 +194,7 @@ def test_kernels_equal_the_readable_operators(
 ) -> None:
     x, w, bias, gamma, beta = case(entering, leaving, kernel, side)
     slow = fused.forward(x, w, bias, gamma, beta, *kernel, 1e-5)
-    fast = block_kernels.forward(x, w, bias, gamma, beta, *kernel, 1e-5)
+    fast = kernels.forward(x, w, bias, gamma, beta, *kernel, 1e-5)
     for name, one, other in zip(("p", "winners", "y", "moments"), slow, fast, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-4, atol=3e-5, msg=name)
     p, winners, y, moments = slow
@@ -202,8 +202,8 @@ def test_kernels_equal_the_readable_operators(
     turned = w.view(2, *kernel, entering, leaving).flip(1, 2).permute(0, 1, 2, 4, 3).flatten(1, 3)
     given = (dp, x, turned, gamma, beta, winners, y, moments, *kernel, padding, wants_x)
     assert fused.backward(*given)[1].shape[0] == 1
-    parts = block_kernels.backward(*given)
-    assert parts[1].shape[0] == block_kernels.parts(x, leaving, kernel[0] * kernel[1], y.shape[2] * y.shape[3], wants_x)
+    parts = kernels.backward(*given)
+    assert parts[1].shape[0] == kernels.parts(x, leaving, kernel[0] * kernel[1], y.shape[2] * y.shape[3], wants_x)
     for name, one, other in zip(("dx", "dw", "per image"), fused.backward(*given), parts, strict=True):
         summed = (one.sum(0), other.sum(0)) if name == "dw" else (one, other)
         torch.testing.assert_close(summed[1], summed[0], rtol=1e-4, atol=1e-4, msg=name)
@@ -222,17 +222,33 @@ def test_tiles_shrink_until_they_fit_a_smaller_device() -> None:
 @pytest.mark.parametrize(("columns", "padding", "channels"), [(1, 2, 8), (5, 2, 16), (3, 0, 16), (1, 0, 3)])
 def test_images_are_laid_out_alike(interpreted: None, columns: int, padding: int, channels: int) -> None:
     x = torch.randn(2, 3, 6, 7, 3, generator=torch.Generator().manual_seed(0))
-    found = block_kernels.laid_out(x, columns, padding, channels)
+    found = kernels.laid_out(x, columns, padding, channels)
     assert torch.equal(found, fused.laid_out(x, columns, padding, channels))
     assert found.data_ptr() != x.data_ptr()
 
 
-def test_convolution_kernels_equal_unfolding(interpreted: None) -> None:
-    from unfed.engines.convolution import windows
+@pytest.mark.parametrize(
+    ("entering", "leaving", "kernel", "side", "margin"),
+    [(16, 32, 3, 8, 0), (16, 32, 3, 18, 1), (3, 20, 5, 11, 2), (20, 70, 1, 5, 0)],
+    ids=["images share a tile", "an image is a tile", "odd channels", "one pixel"],
+)
+def test_convolution_kernels_equal_unfolding(
+    interpreted: None, entering: int, leaving: int, kernel: int, side: int, margin: int
+) -> None:
+    x, w, *_ = case(entering, leaving, (kernel, kernel), (side, side))
+    y = convolution.stacked_conv(x, w, kernel, kernel)
+    found = torch.full_like(y, torch.nan)
+    kernels.convolve(x, w, found, kernel, kernel, None)
+    torch.testing.assert_close(found, y, rtol=1e-4, atol=3e-5)
+    dy = fused.padded(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)), margin)
+    expected = convolution.stacked_conv_weight(x, dy, kernel, kernel, margin)
+    parts = kernels.weight(x, dy, kernel, kernel, margin, *y.shape[2:4])
+    assert len(parts) == kernels.parts(x, leaving, kernel**2, y.shape[2] * y.shape[3], True)
+    torch.testing.assert_close(parts.sum(0), expected[0], rtol=1e-4, atol=1e-4)
 
-    x, w, *_ = case(16, 32, (3, 3), (8, 8))
-    y = torch.bmm(windows(x, 3, 3), w).view(2, 3, 6, 6, 32)
-    torch.testing.assert_close(kernels.forward(x, w, 3, 3), y, rtol=1e-4, atol=3e-5)
-    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
-    expected = torch.bmm(windows(x, 3, 3).transpose(1, 2), dy.flatten(1, 3))
-    torch.testing.assert_close(kernels.weight(x, dy, 3, 3, 0, 4).sum(0), expected, rtol=1e-4, atol=1e-4)
+
+def test_the_last_row_of_a_weight_gradient_is_the_sum_for_the_bias() -> None:
+    x, *_ = case(4, 8, (3, 3), (6, 6))
+    dy = fused.padded(torch.randn((2, 3, 4, 4, 8), generator=torch.Generator().manual_seed(1)), 2)
+    found = convolution.stacked_conv_weight(x, dy, 3, 3, 2)
+    torch.testing.assert_close(found[0, :, -1], dy.sum((1, 2, 3)))

@@ -19,15 +19,12 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from unfed.engines import kernels
+from unfed.engines import kernels, rewriting
 
 aten: Any = torch.ops.aten
 
 enabled = True
 """Set to False to measure the same step with grouped convolutions."""
-
-# How many partial sums a weight gradient is split into, so that all multiprocessors have work; added up in order.
-SPLITS = 4
 
 
 def windows(x: Tensor, kh: int, kw: int) -> Tensor:
@@ -43,35 +40,47 @@ def windows(x: Tensor, kh: int, kw: int) -> Tensor:
 def stacked_conv(x: Tensor, w: Tensor, kh: int, kw: int) -> Tensor:
     """Padded images [C, B, H, W, I] and weights [C, KH·KW·I, O] to [C, B, OH, OW, O]."""
     x, w = x.contiguous(), w.contiguous()
-    clients, images, height, width, _ = x.shape
-    out = (clients, images, height - kh + 1, width - kw + 1, w.shape[2])
-    if kernels.usable(x):
-        return kernels.forward(x, w, kh, kw)
-    return torch.bmm(windows(x, kh, kw), w).view(out)
+    shape = _outputs(x, w.shape[2], kh, kw)
+    if not kernels.usable(x):
+        return torch.bmm(windows(x, kh, kw), w).view(shape)
+    y = x.new_empty(shape)
+    kernels.convolve(x, w, y, kh, kw, None)
+    return y
 
 
 @stacked_conv.register_fake
 def _(x: Tensor, w: Tensor, kh: int, kw: int) -> Tensor:
-    clients, images, height, width, _ = x.shape
-    return x.new_empty((clients, images, height - kh + 1, width - kw + 1, w.shape[2]))
+    return x.new_empty(_outputs(x, w.shape[2], kh, kw))
 
 
 @torch.library.custom_op("unfed::stacked_conv_weight", mutates_args=())
 def stacked_conv_weight(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int) -> Tensor:
-    """Σ over windows of x ⊗ dy, as partial sums [SPLITS, C, KH·KW·I, O] in float32; `dy` has `margin` zeros around."""
+    """Σ over windows of x ⊗ dy in partial sums [parts, C, KH·KW·I + 1, O], at least float32, and Σ dy as the last row;
+    `dy` has `margin` zeros around."""
     x, dy = x.contiguous(), dy.contiguous()
+    height, width = _outputs(x, dy.shape[4], kh, kw)[2:4]
     if kernels.usable(x):
-        return kernels.weight(x, dy, kh, kw, margin, SPLITS)
-    inner = dy[:, :, margin : dy.shape[2] - margin, margin : dy.shape[3] - margin].flatten(1, 3)
-    found = torch.bmm(windows(x, kh, kw).transpose(1, 2), inner)
-    wide = found if found.dtype == torch.float64 else found.float()
-    return torch.cat([wide[None], wide.new_zeros((SPLITS - 1, *wide.shape))])
+        return kernels.weight(x, dy, kh, kw, margin, height, width)
+    inner = dy[:, :, margin : margin + height, margin : margin + width].flatten(1, 3)
+    product = torch.bmm(windows(x, kh, kw).transpose(1, 2), inner)
+    return torch.cat([product.to(sums_in(x)), inner.sum(1, keepdim=True, dtype=sums_in(x))], dim=1)[None]
 
 
 @stacked_conv_weight.register_fake
 def _(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int) -> Tensor:
-    dtype = x.dtype if x.dtype == torch.float64 else torch.float32
-    return x.new_empty((SPLITS, x.shape[0], kh * kw * x.shape[4], dy.shape[4]), dtype=dtype)
+    clients, _, height, width, leaving = _outputs(x, dy.shape[4], kh, kw)
+    parts = kernels.parts(x, leaving, kh * kw, height * width, True) if kernels.usable(x) else 1
+    return x.new_empty((parts, clients, kh * kw * x.shape[4] + 1, leaving), dtype=sums_in(x))
+
+
+def _outputs(x: Tensor, leaving: int, kh: int, kw: int) -> tuple[int, int, int, int, int]:
+    """The shape of what a convolution makes of padded images."""
+    return (*x.shape[:2], x.shape[2] - kh + 1, x.shape[3] - kw + 1, leaving)
+
+
+def sums_in(x: Tensor) -> torch.dtype:
+    """What sums are kept in."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 # --- the same thing, in the terms of a grouped convolution ------------------------------------------------------------
@@ -110,7 +119,7 @@ def convolve_backward(
         dx = grouped(stacked_conv(around, turned, kh, kw))
     if wants[1]:
         parts = stacked_conv_weight(padded(x, groups, padding), around, kh, kw, margin)
-        found = parts.sum(0).reshape(groups, kh, kw, x.shape[1] // groups, -1)
+        found = parts.sum(0)[:, :-1].reshape(groups, kh, kw, x.shape[1] // groups, -1)
         dw = found.permute(0, 4, 3, 1, 2).flatten(0, 1).to(w.dtype)
     return dx, dw
 
@@ -127,12 +136,12 @@ def rewrite(module: GraphModule, stack: int) -> int:
         if node.target is aten.convolution.default and _fits(node.args[1:9], stack):
             x, w, bias, _, padding, *_, groups = node.args
             if bias is None:
-                _inline(module.graph, node, convolve, x, w, padding[0], groups)
+                _replace(module.graph, node, convolve, x, w, padding[0], groups)
                 changed += 1
         elif node.target is aten.convolution_backward.default and _fits(node.args[2:10], stack):
             dy, x, w, _, _, padding, *_, groups, wants = node.args
             if not wants[2]:
-                _inline(module.graph, node, convolve_backward, dy, x, w, padding[0], groups, list(wants))
+                _replace(module.graph, node, convolve_backward, dy, x, w, padding[0], groups, list(wants))
                 changed += 1
     module.graph.eliminate_dead_code()
     module.recompile()
@@ -148,35 +157,5 @@ def _fits(arguments: Any, stack: int) -> bool:
     return bool(plain and square and groups == stack and stack > 1 and padding[0] < value.shape[2])
 
 
-def _inline(graph: Graph, node: Node, function: Any, *arguments: Any) -> None:
-    """Put the traced `function` in the place of a node."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    tensors = [a for a in arguments if isinstance(a, Node)]
-
-    def bound(*values: Tensor) -> Any:
-        given = iter(values)
-        return function(*(next(given) if isinstance(a, Node) else a for a in arguments))
-
-    traced = make_fx(bound)(*(t.meta["val"] for t in tensors))
-    with graph.inserting_before(node):
-        places = iter(tensors)
-        copies: dict[Node, Any] = {}
-        result: Any = None
-        for inner in traced.graph.nodes:
-            if inner.op == "placeholder":
-                copies[inner] = next(places)
-            elif inner.op == "output":
-                result = torch.fx.node.map_arg(inner.args[0], copies.__getitem__)
-            else:
-                copies[inner] = graph.node_copy(inner, copies.__getitem__)
-    if isinstance(result, Node):
-        node.replace_all_uses_with(result)
-    else:
-        for user in list(node.users):
-            place: Any = user.args[1]
-            found = result[place] if place < len(result) else None
-            if found is not None:
-                user.replace_all_uses_with(found)
-            graph.erase_node(user)  # what nobody asked for has no users
-    graph.erase_node(node)
+def _replace(graph: Graph, node: Node, function: Any, *arguments: Any) -> None:
+    rewriting.replace(graph, node, rewriting.insert(graph, node, function, *arguments))

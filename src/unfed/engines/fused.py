@@ -10,7 +10,7 @@ y and the winners only: statistics come out of the convolution, z and the winner
 and in a first layer (no gradient for x) dy exists only inside the kernel that sums it up.
 
 Images lie channels-last, [C clients, B images, H, W, channels]. On CUDA the two operators are the Triton kernels of
-`triton_blocks.py`; elsewhere, and in float64, they are the lines below, which are also what tests hold the kernels to.
+`triton_kernels.py`; elsewhere, and in float64, they are the lines below, which are also what tests hold the kernels to.
 `fused_block` is what a network's `block` calls while a step is recorded.
 """
 
@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unfed.engines import block_kernels, kernels
-from unfed.engines.convolution import windows
+from unfed.engines import kernels
+from unfed.engines.convolution import sums_in, windows
 
 enabled = True
 """Set to False to measure the same step layer by layer."""
@@ -118,8 +118,8 @@ def stacked_block(
     """x [C, B, H, W, I], w [C, KH·KW·J, O] -> p, winners, y, (μ, 1/σ) [2, C, B], and x as `laid_out` for w."""
     x, w = x.contiguous(), w.contiguous()
     fast = kernels.usable(x)
-    wide = (block_kernels.laid_out if fast else laid_out)(x, columns, padding, w.shape[1] // (kh * kw))
-    return *(block_kernels.forward if fast else forward)(wide, w, bias, gamma, beta, kh, kw, eps), wide
+    wide = (kernels.laid_out if fast else laid_out)(x, columns, padding, w.shape[1] // (kh * kw))
+    return *(kernels.forward if fast else forward)(wide, w, bias, gamma, beta, kh, kw, eps), wide
 
 
 @stacked_block.register_fake
@@ -132,7 +132,7 @@ def _(
     oh, ow, leaving = height - kh + 1, width - kw + 1, w.shape[2]
     p = x.new_empty((clients, images, oh // 2, ow // 2, leaving))
     y = x.new_empty((clients, images, oh, ow, leaving))
-    moments = x.new_empty((2, clients, images), dtype=_exact(x))
+    moments = x.new_empty((2, clients, images), dtype=sums_in(x))
     return p, torch.empty_like(p), y, moments, x.new_empty((clients, images, height, width, w.shape[1] // (kh * kw)))
 
 
@@ -146,7 +146,7 @@ def stacked_block_backward(
 
     `x` is the input as it was laid out, `turned` [C, KH·KW·O, J] the kernel turned around (square, where dx is wanted),
     `padding` what dx leaves out."""
-    run = block_kernels.backward if kernels.usable(x) else backward
+    run = kernels.backward if kernels.usable(x) else backward
     return run(dp.contiguous(), x, turned, gamma, beta, winners, y, moments, kh, kw, padding, wants_x)
 
 
@@ -159,9 +159,9 @@ def _(
     shape = (clients, images, height - 2 * padding, width - 2 * padding, entering) if wants_x else (0,)
     parts = 1
     if kernels.usable(x):
-        parts = block_kernels.parts(x, y.shape[4], kh * kw, y.shape[2] * y.shape[3], wants_x)
-    dw = x.new_empty((parts, clients, kh * kw * entering + 1, y.shape[4]), dtype=_exact(x))
-    return x.new_empty(shape), dw, x.new_empty((2, clients, images, y.shape[4]), dtype=_exact(x))
+        parts = kernels.parts(x, y.shape[4], kh * kw, y.shape[2] * y.shape[3], wants_x)
+    dw = x.new_empty((parts, clients, kh * kw * entering + 1, y.shape[4]), dtype=sums_in(x))
+    return x.new_empty(shape), dw, x.new_empty((2, clients, images, y.shape[4]), dtype=sums_in(x))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -212,7 +212,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The pooled output, the winners' y, y, and (μ, 1/σ) of every image; `x` is padded already."""
     clients, images, height, width, _ = x.shape
-    exact = _exact(x)
+    exact = sums_in(x)
     product = torch.bmm(windows(x, kh, kw).to(exact), w.to(exact)) + bias.to(exact)[:, None]
     y = product.view(clients, images, height - kh + 1, width - kw + 1, w.shape[2]).to(x.dtype)
     flat = y.to(exact).flatten(2)
@@ -238,7 +238,7 @@ def backward(
     wants_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients, from top to bottom."""
-    exact = _exact(x)
+    exact = sums_in(x)
     scale, shift = (_channels(t.to(exact)) for t in (gamma, beta))
     best = _standard(winners, moments)
     dz = torch.where(best * scale + shift > 0, dp.to(exact), 0.0)
@@ -281,8 +281,3 @@ def _standard(y: Tensor, moments: Tensor) -> Tensor:
 
 def _channels(t: Tensor) -> Tensor:
     return t[:, None, None, None]
-
-
-def _exact(x: Tensor) -> torch.dtype:
-    """What sums are kept in."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32

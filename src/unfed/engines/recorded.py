@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from unfed import objectives
-from unfed.engines.convolution import rewrite
+from unfed.engines import convolution, gelu
 from unfed.engines.fused import fused_block
 from unfed.engines.mapped import at, copied, cut, stacked_step
 from unfed.engines.stack import Course, Held, Integers, Stint, labels_of, shuffled, visits
@@ -154,7 +154,8 @@ class Deck:
         with torch.no_grad(), computed_by(fused_block):
             module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
             if width > 1:  # a client alone has ungrouped convolutions, which the libraries do well
-                rewrite(module, width)
+                convolution.rewrite(module, width)
+            gelu.rewrite(module)
             run = backend(module, leaves)
             if not leaves[0].is_cuda:
                 return lambda: run(*leaves)

@@ -1,76 +1,351 @@
-"""The kernels themselves. Apart from `kernels.py`, because this module cannot be imported where there is no Triton."""
+"""The kernels of `fused.py`, `convolution.py` and `gelu.py`, which have the formulas: Triton is not everywhere.
+
+Every image lies channels-last and padded, so the window of an output pixel is KH runs of KW·CIN neighbouring numbers,
+and entry k of the flattened kernel lies at (k div RUN)·x_row + k mod RUN behind the window's first number.
+Sums are float32. Partial sums are written side by side and added in order, never by atomics: the same step gives the
+same bits. z ≤ 0 is tested instead of taking a maximum, so that a NaN stays one.
+"""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def conv_forward(
-    x, w, y, pixels, x_client, per_image: tl.constexpr, per_row: tl.constexpr, x_image: tl.constexpr,
-    x_row: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, RUN: tl.constexpr, KH: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One tile of BM pixels times BN channels of one client."""
-    client = tl.program_id(2).to(tl.int64)
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
-    inside = m < pixels
-    within = m % per_image
-    base = (m // per_image) * x_image + (within // per_row) * x_row + (within % per_row) * CIN
-    x += client * x_client
-    w += client * (KH * RUN * COUT)
-    k = tl.arange(0, BK)
-    total = tl.zeros((BM, BN), dtype=tl.float32)
-    for i in range(KH):
-        for j in range(0, RUN, BK):
-            run = j + k
-            if EVEN:
-                a = tl.load(x + (base + i * x_row)[:, None] + run[None, :], mask=inside[:, None], other=0.0)
-                b = tl.load(w + (i * RUN + run)[:, None] * COUT + n[None, :], mask=(n < COUT)[None, :], other=0.0)
-            else:
-                there = run < RUN
-                a = tl.load(
-                    x + (base + i * x_row)[:, None] + run[None, :], mask=inside[:, None] & there[None, :], other=0.0
-                )
-                b = tl.load(
-                    w + (i * RUN + run)[:, None] * COUT + n[None, :],
-                    mask=there[:, None] & (n < COUT)[None, :],
-                    other=0.0,
-                )
-            total = tl.dot(a, b, total, input_precision=PRECISION)
-    y += client * pixels * COUT
-    tl.store(
-        y + m[:, None] * COUT + n[None, :], total.to(y.dtype.element_ty), mask=inside[:, None] & (n < COUT)[None, :]
-    )
+def _offsets(k, x_row: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, VEC: tl.constexpr):
+    """Where the kernel's entries k lie, relative to a window's first number. Entries behind the last one read what the
+    first ones read, and are not stored. VEC neighbours lie side by side, which the compiler cannot see by itself."""
+    k = tl.where(k < K, k, k - K)
+    return tl.max_contiguous(tl.multiple_of((k // RUN) * x_row + k % RUN, VEC), VEC)
 
 
 @triton.jit
-def conv_weight(
-    x, dy, out, pixels, x_client, clients, share: tl.constexpr, per_image: tl.constexpr, per_row: tl.constexpr,
-    x_image: tl.constexpr, x_row: tl.constexpr, dy_image: tl.constexpr, dy_row: tl.constexpr, margin: tl.constexpr,
-    pieces: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, RUN: tl.constexpr, KH: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+def conv(
+    x, w, bias, y, stats, x_unit: tl.constexpr, x_image: tl.constexpr, x_row: tl.constexpr, OW: tl.constexpr,
+    IMAGE: tl.constexpr, PIXELS: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, RUN: tl.constexpr,
+    K: tl.constexpr, NT: tl.constexpr, STATS: tl.constexpr, VEC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of BK kernel entries times BN channels of one client, over one share of the pixels."""
-    client = tl.program_id(2).to(tl.int64)
-    split = tl.program_id(1)
-    tile = tl.program_id(0)
-    row = (tile // pieces) % KH
-    run = (tile % pieces) * BK + tl.arange(0, BK)
-    n = (tile // (pieces * KH)) * BN + tl.arange(0, BN)
-    there = run < RUN
-    x += client * x_client + row * x_row
-    dy += client * (pixels // per_image) * dy_image * COUT
+    """BM pixels times BN channels of one unit (an image, or all of a client's): y = conv + b, and for the norm of an
+    image the tile's mean and spread."""
+    tile, unit, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    at = (client * tl.num_programs(1) + unit).to(tl.int64)
+    m = (tile // NT) * BM + tl.arange(0, BM)
+    n = (tile % NT) * BN + tl.arange(0, BN)
+    if IMAGE == PIXELS:
+        base = (m // OW) * x_row + (m % OW) * CIN
+    else:
+        base = (m // IMAGE) * x_image + (m % IMAGE // OW) * x_row + (m % IMAGE % OW) * CIN
+    if PIXELS % BM:
+        base = tl.where(m < PIXELS, base, 0)  # rows outside compute something and are not stored
+    x += at * x_unit
+    w += client.to(tl.int64) * K * COUT
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for piece in tl.range(0, (K + BK - 1) // BK, num_stages=STAGES):
+        k = piece * BK + tl.arange(0, BK)
+        if RUN % BK == 0:
+            run = (piece // (RUN // BK)) * x_row + (piece % (RUN // BK)) * BK + tl.arange(0, BK)
+        else:
+            run = _offsets(k, x_row, RUN, K, VEC)
+        if K % BK == 0:
+            a = tl.load(x + base[:, None] + run[None, :])
+        else:
+            a = tl.load(x + base[:, None] + run[None, :], mask=(k < K)[None, :], other=0.0)
+        if K % BK == 0 and COUT % BN == 0:
+            b = tl.load(w + k[:, None] * COUT + n[None, :])
+        else:
+            b = tl.load(w + k[:, None] * COUT + n[None, :], mask=(k < K)[:, None] & (n < COUT)[None, :], other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    there = (m < PIXELS)[:, None] & (n < COUT)[None, :]
+    if STATS:
+        total += tl.load(bias + client * COUT + n, mask=n < COUT, other=0.0)[None, :]
+    rounded = total.to(y.dtype.element_ty)
+    tl.store(y + at * (PIXELS * COUT) + m[:, None] * COUT + n[None, :], rounded, mask=there)
+    if STATS:
+        seen = tl.where(there, rounded.to(tl.float32), 0.0)
+        count = tl.minimum(BM, PIXELS - (tile // NT) * BM) * tl.minimum(BN, COUT - (tile % NT) * BN)
+        mean = tl.sum(seen) / count
+        apart = tl.where(there, seen - mean, 0.0)
+        where = stats + (at * tl.num_programs(0) + tile) * 2
+        tl.store(where, mean)
+        tl.store(where + 1, tl.sum(apart * apart))
+
+
+@triton.jit
+def spread_out(
+    x, out, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CIN: tl.constexpr, PADDING: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDE: tl.constexpr, TO: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One line of padded images: WIDE pixels of TO numbers, the first COLUMNS·CIN of them the pixel and its right-hand
+    neighbours, side by side, the others zero."""
+    at, line = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    k = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    entry, source = k % TO, line - PADDING
+    column = k // TO + entry // CIN - PADDING
+    inside = (k < WIDE * TO) & (entry < COLUMNS * CIN) & (column >= 0) & (column < WIDTH)
+    inside = inside & (source >= 0) & (source < HEIGHT)
+    value = tl.load(x + (at * HEIGHT + source) * (WIDTH * CIN) + column * CIN + entry % CIN, mask=inside, other=0.0)
+    tl.store(out + (at * tl.num_programs(1) + line) * (WIDE * TO) + k, value, mask=k < WIDE * TO)
+
+
+@triton.jit
+def _four(y, q, PW: tl.constexpr, OW: tl.constexpr, COUT: tl.constexpr, o, mask):
+    """The four y of the windows q."""
+    first = ((q // PW) * 2 * OW + (q % PW) * 2)[:, None] * COUT + o[None, :]
+    a = tl.load(y + first, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(y + first + COUT, mask=mask, other=0.0).to(tl.float32)
+    c = tl.load(y + first + OW * COUT, mask=mask, other=0.0).to(tl.float32)
+    d = tl.load(y + first + (OW + 1) * COUT, mask=mask, other=0.0).to(tl.float32)
+    return a, b, c, d
+
+
+@triton.jit
+def _win(a, b, c, d, gamma):
+    """The winner of each window, and its place; the first of equals wins."""
+    sign = tl.where(gamma > 0, 1.0, tl.where(gamma < 0, -1.0, 0.0))[None, :]
+    best, place = a, tl.zeros(a.shape, dtype=tl.int32)
+    place = tl.where(b * sign > best * sign, 1, place)
+    best = tl.where(place == 1, b, best)
+    place = tl.where(c * sign > best * sign, 2, place)
+    best = tl.where(place == 2, c, best)
+    place = tl.where(d * sign > best * sign, 3, place)
+    best = tl.where(place == 3, d, best)
+    return best, place
+
+
+@triton.jit
+def pool(
+    y, stats, gamma, beta, p, winners, moments, eps, PARTS: tl.constexpr, PARTS2: tl.constexpr, NT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PIXELS: tl.constexpr, OW: tl.constexpr, PW: tl.constexpr,
+    WINDOWS: tl.constexpr, COUT: tl.constexpr, BQ: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    """Statistics put together, then p and the winners' y for BQ windows of one image."""
+    tile, image, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    at = (client * tl.num_programs(1) + image).to(tl.int64)
+    part = tl.arange(0, PARTS2)
+    rows, columns = tl.minimum(BM, PIXELS - (part // NT) * BM), tl.minimum(BN, COUT - (part % NT) * BN)
+    count = tl.where(part < PARTS, rows * columns, 0).to(tl.float32)
+    means = tl.load(stats + (at * PARTS + part) * 2, mask=part < PARTS, other=0.0)
+    spread = tl.load(stats + (at * PARTS + part) * 2 + 1, mask=part < PARTS, other=0.0)
+    mean = tl.sum(count * means) / (PIXELS * COUT)
+    variance = (tl.sum(spread) + tl.sum(count * (means - mean) * (means - mean))) / (PIXELS * COUT)
+    inverse = 1.0 / tl.sqrt(variance + eps)
+    if tile == 0:
+        tl.store(moments + at, mean)
+        tl.store(moments + tl.num_programs(1) * tl.num_programs(2) + at, inverse)
+    o = tl.arange(0, BO)
+    q = tile * BQ + tl.arange(0, BQ)
+    mask = (q < WINDOWS)[:, None] & (o < COUT)[None, :]
+    scale = tl.load(gamma + client * COUT + o, mask=o < COUT, other=0.0)
+    shift = tl.load(beta + client * COUT + o, mask=o < COUT, other=0.0)
+    a, b, c, d = _four(y + at * (PIXELS * COUT), q, PW, OW, COUT, o, mask)
+    best, _ = _win(a, b, c, d, scale)
+    z = (best - mean) * inverse * scale[None, :] + shift[None, :]
+    where = at * (WINDOWS * COUT) + q[:, None] * COUT + o[None, :]
+    tl.store(p + where, tl.where(z <= 0, 0.0, z).to(p.dtype.element_ty), mask=mask)
+    tl.store(winners + where, best.to(winners.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def sums(
+    dp, winners, moments, gamma, beta, per_image, levels, PIXELS: tl.constexpr, WINDOWS: tl.constexpr,
+    COUT: tl.constexpr, BQ: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    """One image: Σ dz x̂ and Σ dz per channel, and the two means that dy needs."""
+    image, client = tl.program_id(0), tl.program_id(1)
+    all_images = tl.num_programs(0) * tl.num_programs(1)
+    at = (client * tl.num_programs(0) + image).to(tl.int64)
+    o = tl.arange(0, BO)
+    scale = tl.load(gamma + client * COUT + o, mask=o < COUT, other=0.0)
+    shift = tl.load(beta + client * COUT + o, mask=o < COUT, other=0.0)
+    mean, inverse = tl.load(moments + at), tl.load(moments + all_images + at)
+    against = tl.zeros((BQ, BO), dtype=tl.float32)
+    level = tl.zeros((BQ, BO), dtype=tl.float32)
+    for begin in range(0, WINDOWS, BQ):
+        q = begin + tl.arange(0, BQ)
+        mask = (q < WINDOWS)[:, None] & (o < COUT)[None, :]
+        where = at * (WINDOWS * COUT) + q[:, None] * COUT + o[None, :]
+        best = (tl.load(winners + where, mask=mask, other=0.0).to(tl.float32) - mean) * inverse
+        given = tl.load(dp + where, mask=mask, other=0.0).to(tl.float32)
+        dz = tl.where(best * scale[None, :] + shift[None, :] <= 0, 0.0, given)
+        against += dz * best
+        level += dz
+    a, b = tl.sum(against, 0), tl.sum(level, 0)
+    tl.store(per_image + at * COUT + o, a, mask=o < COUT)
+    tl.store(per_image + (all_images + at) * COUT + o, b, mask=o < COUT)
+    tl.store(levels + at, tl.sum(a * scale) / (PIXELS * COUT))
+    tl.store(levels + all_images + at, tl.sum(b * scale) / (PIXELS * COUT))
+
+
+@triton.jit
+def _gradients(
+    y, dp, moments, levels, at, all_images, scale, shift, q, o, mask, PW: tl.constexpr, OW: tl.constexpr,
+    WINDOWS: tl.constexpr, COUT: tl.constexpr,
+):  # fmt: skip
+    """dy of the four pixels of the windows q."""
+    mean, inverse = tl.load(moments + at), tl.load(moments + all_images + at)
+    against, level = tl.load(levels + at), tl.load(levels + all_images + at)
+    a, b, c, d = _four(y + at * (4 * WINDOWS * COUT), q, PW, OW, COUT, o, mask)
+    best, place = _win(a, b, c, d, scale)
+    given = tl.load(dp + at * (WINDOWS * COUT) + q[:, None] * COUT + o[None, :], mask=mask, other=0.0).to(tl.float32)
+    best = (best - mean) * inverse
+    dz = tl.where(best * scale[None, :] + shift[None, :] <= 0, 0.0, given) * scale[None, :]
+    a = (tl.where(place == 0, dz, 0.0) - level - (a - mean) * inverse * against) * inverse
+    b = (tl.where(place == 1, dz, 0.0) - level - (b - mean) * inverse * against) * inverse
+    c = (tl.where(place == 2, dz, 0.0) - level - (c - mean) * inverse * against) * inverse
+    d = (tl.where(place == 3, dz, 0.0) - level - (d - mean) * inverse * against) * inverse
+    return a, b, c, d
+
+
+@triton.jit
+def spread(
+    y, dp, moments, levels, gamma, beta, dy, PW: tl.constexpr, OW: tl.constexpr, WINDOWS: tl.constexpr,
+    COUT: tl.constexpr, MARGIN: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr, SHARE: tl.constexpr,
+    BQ: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    """dy of BQ windows of one image, written with MARGIN pixels of zeros around it."""
+    tile, image, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    at = (client * tl.num_programs(1) + image).to(tl.int64)
+    all_images = tl.num_programs(1) * tl.num_programs(2)
+    o = tl.arange(0, BO)
+    q = tile * BQ + tl.arange(0, BQ)
+    mask = (q < WINDOWS)[:, None] & (o < COUT)[None, :]
+    scale = tl.load(gamma + client * COUT + o, mask=o < COUT, other=0.0)
+    shift = tl.load(beta + client * COUT + o, mask=o < COUT, other=0.0)
+    a, b, c, d = _gradients(
+        y, dp, moments, levels, at, all_images, scale, shift, q, o, mask, PW, OW, WINDOWS, COUT
+    )  # fmt: skip
+    first = ((q // PW) * 2 + MARGIN) * WIDE + (q % PW) * 2 + MARGIN
+    where = dy + at * (LINES * WIDE * COUT) + first[:, None] * COUT + o[None, :]
+    tl.store(where, a.to(dy.dtype.element_ty), mask=mask)
+    tl.store(where + COUT, b.to(dy.dtype.element_ty), mask=mask)
+    tl.store(where + WIDE * COUT, c.to(dy.dtype.element_ty), mask=mask)
+    tl.store(where + (WIDE + 1) * COUT, d.to(dy.dtype.element_ty), mask=mask)
+    zero = tl.zeros((BQ, BO), dtype=dy.dtype.element_ty)
+    for begin in range(0, SHARE, BQ):  # this program's share of the image with its margin: what is outside gets a zero
+        pixel = tile * SHARE + begin + tl.arange(0, BQ)
+        line, column = pixel // WIDE, pixel % WIDE
+        outside = (line < MARGIN) | (line >= LINES - MARGIN) | (column < MARGIN) | (column >= WIDE - MARGIN)
+        empty = (outside & (pixel < LINES * WIDE))[:, None] & (o < COUT)[None, :]
+        tl.store(dy + at * (LINES * WIDE * COUT) + pixel[:, None] * COUT + o[None, :], zero, mask=empty)
+
+
+@triton.jit
+def weight(
+    x, dy, out, images, SHARE: tl.constexpr, x_image: tl.constexpr, x_row: tl.constexpr, OW: tl.constexpr,
+    PIXELS: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, NT: tl.constexpr,
+    MARGIN: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """BK entries of the kernel times BN channels of one client: Σ window ⊗ dy over SHARE pixels, and Σ dy."""
+    tile, split, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    k = (tile // NT) * BK + tl.arange(0, BK)
+    n = (tile % NT) * BN + tl.arange(0, BN)
+    run = _offsets(k, x_row, RUN, K, VEC)
+    x += client.to(tl.int64) * images * x_image
+    dy += client.to(tl.int64) * images * (LINES * WIDE * COUT)
+    pixels = images * PIXELS
     total = tl.zeros((BK, BN), dtype=tl.float32)
-    for start in range(0, share, BM):
-        m = split * share + start + tl.arange(0, BM)
+    plain = tl.zeros((BN,), dtype=tl.float32)
+    for begin in tl.range(0, SHARE, BM, num_stages=STAGES):
+        m = split * SHARE + begin + tl.arange(0, BM)
         inside = m < pixels
-        within = m % per_image
-        image, line, column = m // per_image, within // per_row, within % per_row
-        base = image * x_image + line * x_row + column * CIN
-        at = (image * dy_image + (line + margin) * dy_row + column + margin) * COUT
-        a = tl.load(x + base[:, None] + run[None, :], mask=inside[:, None] & there[None, :], other=0.0)
+        image, within = m // PIXELS, m % PIXELS
+        line, column = within // OW, within % OW
+        base = tl.where(inside, image * x_image + line * x_row + column * CIN, 0)
+        at = (image * (LINES * WIDE) + (line + MARGIN) * WIDE + column + MARGIN) * COUT
+        a = tl.load(x + base[:, None] + run[None, :])
         b = tl.load(dy + at[:, None] + n[None, :], mask=inside[:, None] & (n < COUT)[None, :], other=0.0)
         total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
-    out += (split.to(tl.int64) * clients + client) * (KH * RUN * COUT)
-    tl.store(out + (row * RUN + run)[:, None] * COUT + n[None, :], total, mask=there[:, None] & (n < COUT)[None, :])
+        if tile // NT == 0:
+            plain += tl.sum(b.to(tl.float32), 0)
+    out += (split * tl.num_programs(2) + client).to(tl.int64) * (K + 1) * COUT
+    tl.store(out + k[:, None] * COUT + n[None, :], total, mask=(k < K)[:, None] & (n < COUT)[None, :])
+    if tile // NT == 0:
+        tl.store(out + K * COUT + n, plain, mask=n < COUT)
+
+
+@triton.jit
+def weight_at_once(
+    x, y, dp, moments, levels, gamma, beta, out, images, SHARE: tl.constexpr, x_image: tl.constexpr,
+    x_row: tl.constexpr, PW: tl.constexpr, OW: tl.constexpr, WINDOWS: tl.constexpr, CIN: tl.constexpr,
+    COUT: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, BQ: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
+    VEC: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """As `weight`, with dy made on the way: over SHARE images of one client, window by window."""
+    tile, split, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    all_images = images * tl.num_programs(2)
+    k = tile * BK + tl.arange(0, BK)
+    o = tl.arange(0, BO)
+    run = _offsets(k, x_row, RUN, K, VEC)
+    scale = tl.load(gamma + client * COUT + o, mask=o < COUT, other=0.0)
+    shift = tl.load(beta + client * COUT + o, mask=o < COUT, other=0.0)
+    total = tl.zeros((BK, BO), dtype=tl.float32)
+    plain = tl.zeros((BO,), dtype=tl.float32)
+    for step in range(0, SHARE):
+        image = split * SHARE + step
+        at = (client * images + tl.minimum(image, images - 1)).to(tl.int64)
+        for begin in tl.range(0, WINDOWS, BQ, num_stages=STAGES):
+            q = begin + tl.arange(0, BQ)
+            mask = ((q < WINDOWS) & (image < images))[:, None] & (o < COUT)[None, :]
+            a, b, c, d = _gradients(
+                y, dp, moments, levels, at, all_images, scale, shift, q, o, mask, PW, OW, WINDOWS, COUT
+            )  # fmt: skip
+            base = tl.where(q < WINDOWS, (q // PW) * 2 * x_row + (q % PW) * 2 * CIN, 0)
+            where = x + at * x_image + base[:, None] + run[None, :]
+            half = x.dtype.element_ty
+            a, b = tl.where(mask, a, 0.0).to(half), tl.where(mask, b, 0.0).to(half)
+            c, d = tl.where(mask, c, 0.0).to(half), tl.where(mask, d, 0.0).to(half)
+            known = (k < K)[None, :]
+            first = tl.load(where, mask=known, other=0.0)
+            second = tl.load(where + CIN, mask=known, other=0.0)
+            third = tl.load(where + x_row, mask=known, other=0.0)
+            fourth = tl.load(where + x_row + CIN, mask=known, other=0.0)
+            total = tl.dot(tl.trans(first), a, total, input_precision=PRECISION)
+            total = tl.dot(tl.trans(second), b, total, input_precision=PRECISION)
+            total = tl.dot(tl.trans(third), c, total, input_precision=PRECISION)
+            total = tl.dot(tl.trans(fourth), d, total, input_precision=PRECISION)
+            if tile == 0:
+                plain += tl.sum(a.to(tl.float32) + b.to(tl.float32) + c.to(tl.float32) + d.to(tl.float32), 0)
+    out += (split * tl.num_programs(2) + client).to(tl.int64) * (K + 1) * COUT
+    tl.store(out + k[:, None] * COUT + o[None, :], total, mask=(k < K)[:, None] & (o < COUT)[None, :])
+    if tile == 0:
+        tl.store(out + K * COUT + o, plain, mask=o < COUT)
+
+
+@triton.jit
+def _normal(x):
+    """Φ(x) and exp(−x²/2)."""
+    t = 1.0 / (1.0 + 0.23164189 * tl.abs(x))
+    bell = tl.exp(-0.5 * x * x)
+    rest = 1.421413741 + t * (-1.453152027 + t * 1.061405429)
+    tail = 0.5 * bell * t * (0.254829592 + t * (-0.284496736 + t * rest))
+    return tl.where(x < 0, tail, 1.0 - tail), bell
+
+
+@triton.jit
+def gelu(x, y, count, BLOCK: tl.constexpr):
+    """y = x Φ(x)"""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < count, other=0.0).to(tl.float32)
+    below, _ = _normal(value)
+    tl.store(y + at, (value * below).to(y.dtype.element_ty), mask=at < count)
+
+
+@triton.jit
+def gelu_backward(
+    dy, x, dx, sums, rows, COLUMNS: tl.constexpr, SHARE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """dx of SHARE rows and BN columns, and what they add up to."""
+    part = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for begin in range(0, SHARE, BM):
+        m = part * SHARE + begin + tl.arange(0, BM)
+        at, mask = m[:, None] * COLUMNS + n[None, :], (m < rows)[:, None] & (n < COLUMNS)[None, :]
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        given = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
+        below, bell = _normal(value)
+        found = (given * (below + value * bell * 0.39894228)).to(dx.dtype.element_ty)
+        tl.store(dx + at, found, mask=mask)
+        total += tl.where(mask, found.to(tl.float32), 0.0)
+    tl.store(sums + part * COLUMNS + n, tl.sum(total, 0), mask=n < COLUMNS)

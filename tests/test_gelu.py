@@ -1,0 +1,102 @@
+"""GELU with one exponential, and its gradient with the bias's: the same numbers, in the places where they belong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from test_batched import federation, plan_of
+from unfed.engines import Sequential, gelu, kernels, recorded
+from unfed.models import build
+from unfed.params import params_of
+from unfed.plan import Optimiser, Phase
+from unfed.template import Template
+
+HALF = torch.bfloat16
+
+
+@pytest.fixture
+def interpreted() -> None:
+    """Triton's interpreter runs kernels on the CPU (`conftest.py` switches it on)."""
+    pytest.importorskip("triton", reason="Triton is not installed, so its kernels cannot be interpreted")
+
+
+def values() -> tuple[Tensor, Tensor]:
+    """A gradient and inputs from far below zero to far above, with a last row and column that fill no tile."""
+    x = torch.linspace(-9, 9, 149 * 131).view(149, 131)
+    return torch.randn(x.shape, generator=torch.Generator().manual_seed(0)), x
+
+
+def test_the_kernel_is_gelu(interpreted: None) -> None:
+    _, x = values()
+    torch.testing.assert_close(kernels.gelu(x), F.gelu(x.double()).float(), rtol=1e-6, atol=1e-6)
+
+
+def test_the_kernel_of_the_gradient_is_autograds_with_its_column_sums(interpreted: None) -> None:
+    dy, x = values()
+    leaf = x.double().requires_grad_()
+    (expected,) = torch.autograd.grad((F.gelu(leaf) * dy.double()).sum(), leaf)
+    dx, parts = kernels.gelu_backward(dy, x)
+    torch.testing.assert_close(dx, expected.float(), rtol=1e-5, atol=1e-6)
+    assert parts.shape == (kernels.gelu_parts(x), x.shape[1]) == (3, 131)
+    torch.testing.assert_close(parts.sum(0), expected.sum(0).float(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_what_is_not_finite_does_not_vanish(interpreted: None, value: float) -> None:
+    x = torch.full((1, 16), value)
+    assert not bool(kernels.gelu(x).isfinite().any())
+
+
+def backward(net: nn.Module, x: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(net(x).float().square().sum(), list(net.parameters())))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "approximate", "replaced"),
+    [(HALF, "none", 2), (torch.float16, "none", 2), (torch.float32, "none", 0), (HALF, "tanh", 0)],
+    ids=["bf16", "fp16", "float32 is left alone", "the approximation by tanh is another function"],
+)
+def test_forward_and_gradient_are_found_in_a_traced_step(dtype: torch.dtype, approximate: str, replaced: int) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 24), nn.GELU(approximate), nn.Linear(24, 3)).to(dtype)
+    x = torch.randn(5, 7, 8).to(dtype)
+    module = make_fx(lambda x: backward(net, x), tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+    assert gelu.rewrite(module) == replaced
+    names = {str(n.target) for n in module.graph.nodes}
+    assert ("unfed.gelu_backward.default" in names) == (replaced > 0) != ("aten.gelu_backward.default" in names)
+    for one, other in zip(module(x), backward(net, x), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
+def test_a_gradient_that_no_bias_adds_up_is_left_alone() -> None:
+    net = nn.Sequential(nn.Linear(8, 24, bias=False), nn.GELU(), nn.Linear(24, 3)).to(HALF)
+    x = torch.randn(5, 7, 8).to(HALF)
+    module = make_fx(lambda x: backward(net, x), tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+    assert gelu.rewrite(module) == 1
+    assert "aten.gelu_backward.default" in {str(n.target) for n in module.graph.nodes}
+
+
+def test_a_transformer_trains_alike_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
+    clients = federation((9, 17), augment=True, dtype=torch.float32)
+    some = next(iter(clients.values())).source
+    found: list[dict[str, Tensor]] = []
+    calls: list[int] = []
+    original = gelu.rewrite
+    monkeypatch.setattr(gelu, "rewrite", lambda module: calls.append(original(module)))
+    for enabled in (True, False):
+        monkeypatch.setattr(gelu, "enabled", enabled)
+        module = build("vit-tiny", shape=some.shape, classes=some.classes, seed=0, patch=4)
+        template = Template(module, some.shape).to("cpu", torch.float32)
+        template.autocast = HALF
+        start = params_of(module)
+        plan = plan_of(Phase(batch=8, optimiser=Optimiser(lr=0.05)))
+        block = next(iter(Sequential(template, clients, compile=True).train(plan, start, ["0"], {})))
+        found.append(block.of(0))
+    assert max(calls) > 0 and min(calls) == 0
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=1e-2, atol=2e-3)
