@@ -34,7 +34,7 @@ def conv(
     if IMAGE == PIXELS:
         base = (m // OW) * x_row + (m % OW) * CIN
     else:
-        base = (m // IMAGE) * x_image + (m % IMAGE // OW) * x_row + (m % IMAGE % OW) * CIN
+        base = (m // IMAGE) * x_image + (m % IMAGE // OW) * x_row + (m % OW) * CIN
     if PIXELS % BM:
         base = tl.where(m < PIXELS, base, 0)  # rows outside compute something and are not stored
     x += at * x_unit
