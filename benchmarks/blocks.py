@@ -1,9 +1,10 @@
-"""The fused block's kernels on a GPU: are they right, how long do they take, which tiles are best?
+"""The engines' own kernels on a GPU: are they right, how long do they take, which tiles are best?
 
     python benchmarks/blocks.py                 check, then the time of each kernel with the tiles in use
     python benchmarks/blocks.py --sweep         every candidate tile, one kernel after another
 
-Shapes are those of the paper's CNN: 10 clients x 64 images, 3 -> 32 -> 64 channels, 5x5 kernels.
+Shapes are those of the paper's CNN (10 clients x 64 images, 3 -> 32 -> 64 channels, 5x5 kernels) and, for GELU, of
+ViT-B/16's perceptron (64 images of 197 tokens, 3072 columns).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -35,14 +37,68 @@ CANDIDATES = {
     "pool": itertools.product((16, 32, 64, 128), (0,), (1, 2, 4), (1,)),
     "sums": itertools.product((8, 16, 32, 64), (0,), (2, 4, 8), (1,)),
     "spread": itertools.product((8, 16, 32), (0,), (1, 2, 4), (1,)),
+    "gelu": itertools.product((1024, 2048, 4096), (0,), (4, 8), (1,)),
+    "gelu_backward": itertools.product((8, 16, 32, 64), (0,), (4, 8), (1, 2, 3)),
 }
 KERNEL = {"conv_flat": ("first", "conv"), "conv": ("second", "conv"), "weight": ("second", "weight")}
 KERNEL |= {"at_once": ("first", "weight_at_once")}
 KERNEL |= {name: ("first", name) for name in ("pool", "sums")} | {"spread": ("second", "spread")}
+KERNEL |= {name: ("gelu", name) for name in ("gelu", "gelu_backward")}
 
 
 class Case:
-    """One block's tensors, and both operators on them."""
+    """Tensors, and two operators on them: ours, and the lines that can be read."""
+
+    names: tuple[str, ...]
+
+    def forward(self, how: object) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+    def backward(self, how: object) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+    def differences(self) -> dict[str, float]:
+        """The largest difference from the readable operators, in units of the largest value."""
+        fast = (*self.forward(kernels), *self.backward(kernels))
+        slow = (*self.forward(fused), *self.backward(fused))
+        return {n: apart(a, b) for n, a, b in zip(self.names, fast, slow, strict=True) if b.numel()}
+
+    def times(self, repeats: int = 10) -> dict[str, float]:
+        """Microseconds of every kernel, of one forward and backward pass."""
+        for _ in range(2):
+            self.forward(kernels), self.backward(kernels)
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(repeats):
+                self.forward(kernels), self.backward(kernels)
+            torch.cuda.synchronize()
+        return {e.key[:60]: round(e.self_device_time_total / repeats, 2) for e in seen.key_averages()}
+
+
+class Activation(Case):
+    """GELU of a perceptron's activations."""
+
+    names = ("y", "dx", "db")
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        make = torch.Generator("cuda").manual_seed(0)
+        self.x, self.dy = (torch.randn(64 * 197, 3072, generator=make, device="cuda").to(dtype) for _ in range(2))
+
+    def forward(self, how: object) -> tuple[Tensor, ...]:
+        return (kernels.gelu(self.x) if how is kernels else F.gelu(self.x),)
+
+    def backward(self, how: object) -> tuple[Tensor, ...]:
+        if how is kernels:
+            dx, parts = kernels.gelu_backward(self.dy, self.x)
+            return dx, parts.sum(0)
+        dx = torch.ops.aten.gelu_backward(self.dy, self.x)
+        return dx, dx.sum(0, dtype=torch.float32)
+
+
+class Block(Case):
+    """A convolution with its norm, ReLU and pool."""
+
+    names = ("p", "winners", "y", "moments", "dx", "dw", "dγdβ")
 
     def __init__(self, name: str, dtype: torch.dtype, clients: int = 10, images: int = 64) -> None:
         entering, leaving, sides, self.kernel, self.padding, self.wants_x = SHAPES[name]
@@ -69,23 +125,9 @@ class Case:
         found: tuple[Tensor, ...] = how.backward(*given, *self.kernel, self.padding, self.wants_x)  # type: ignore[attr-defined]
         return found
 
-    def differences(self) -> dict[str, float]:
-        """The largest difference from the readable operators, in units of the largest value."""
-        names = ("p", "winners", "y", "moments", "dx", "dw", "dγdβ")
-        fast = (*self.forward(kernels), *self.backward(kernels))
-        slow = (*self.forward(fused), *self.backward(fused))
-        return {n: apart(a, b) for n, a, b in zip(names, fast, slow, strict=True) if b.numel()}
 
-    def times(self, repeats: int = 10) -> dict[str, float]:
-        """Microseconds of every kernel, of one forward and backward pass."""
-        for _ in range(2):
-            self.forward(kernels), self.backward(kernels)
-        torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            for _ in range(repeats):
-                self.forward(kernels), self.backward(kernels)
-            torch.cuda.synchronize()
-        return {e.key[:60]: round(e.self_device_time_total / repeats, 2) for e in seen.key_averages()}
+def made(name: str, dtype: torch.dtype) -> Case:
+    return Activation(dtype) if name == "gelu" else Block(name, dtype)
 
 
 def apart(a: Tensor, b: Tensor) -> float:
@@ -97,13 +139,13 @@ def apart(a: Tensor, b: Tensor) -> float:
 def tunings(name: str) -> Iterator[tuple[Tiles, kernels.Tuning]]:
     base = kernels.Tuning()
     for rows, entries, warps, stages in CANDIDATES[name]:
-        tiles = Tiles(rows=rows, entries=entries, warps=warps, stages=stages)
+        tiles = replace(getattr(base, name), rows=rows, entries=entries, warps=warps, stages=stages)
         yield tiles, replace(base, **{name: tiles})
 
 
 def sweep(name: str) -> list[dict[str, object]]:
     which, kernel = KERNEL[name]
-    case, rows = Case(which, torch.bfloat16), []
+    case, rows = made(which, torch.bfloat16), []
     for tiles, tuning in tunings(name):
         kernels.tuning = tuning
         try:
@@ -124,8 +166,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     body: dict[str, object] = {}
-    for name, dtype in itertools.product(SHAPES, (torch.float32, torch.bfloat16)):
-        case = Case(name, dtype)
+    for name, dtype in itertools.product((*SHAPES, "gelu"), (torch.float32, torch.bfloat16)):
+        case = made(name, dtype)
         row = {"differences": case.differences(), "microseconds": case.times()}
         body[f"{name} {dtype}"] = row
         print(name, dtype, json.dumps(row), flush=True)

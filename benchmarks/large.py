@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -170,22 +171,30 @@ def timed(
 
 
 def profile(name: str, one: Callable[[], object]) -> None:
-    """The 25 longest kernels of a round, to $OUT if set and to the screen."""
+    """The longest kernels of a round, and the longest pauses between kernels, to $OUT if set and to the screen."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
-    with record(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+    with record(activities=[ProfilerActivity.CUDA]) as seen:
         one()
         torch.cuda.synchronize()
     kernels = sorted(seen.key_averages(), key=lambda e: -e.self_device_time_total)
     total = sum(e.self_device_time_total for e in kernels) or 1
     lines = [f"{total / 1e3:10.3f} ms on the device in all"]
-    for e in kernels[:25]:
+    for e in kernels[:70]:
         spent = e.self_device_time_total
         lines.append(f"{spent / 1e3:10.3f} ms {100 * spent / total:5.1f} % {e.count:6d} x {e.key}")
+    events = sorted(
+        (e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA), key=lambda e: e.time_range.start
+    )
+    pauses = [(b.time_range.start - a.time_range.end, a.name, b.name) for a, b in pairwise(events)]
+    waited = sum(p for p, *_ in pauses if p > 0)
+    span = events[-1].time_range.end - events[0].time_range.start
+    lines.append(f"{span / 1e3:10.3f} ms from the first kernel to the last, {waited / 1e3:.3f} ms of them without one:")
+    lines += [f"{p / 1e3:10.3f} ms after {a[:60]} before {b[:60]}" for p, a, b in sorted(pauses, reverse=True)[:12]]
     if os.environ.get("OUT"):
         Path(os.environ["OUT"], f"profile-large-{name}.txt").write_text("\n".join(lines) + "\n")
-    print("\n".join(line[:150] for line in lines), flush=True)
+    print("\n".join(line[:150] for line in lines[:25]), flush=True)
 
 
 PARTS = (

@@ -251,8 +251,9 @@ def gelu_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     (rows, columns), t = x.shape, tuning.gelu_backward
     dx, sums = torch.empty_like(x), torch.empty((gelu_parts(x), columns), dtype=torch.float32, device=x.device)
     _jit().gelu_backward[(-(-columns // t.channels), len(sums))](
-        dy, x, dx, sums, rows, COLUMNS=columns, SHARE=SHARE, BM=t.rows, BN=t.channels, num_warps=t.warps
-    )
+        dy, x, dx, sums, rows, COLUMNS=columns, SHARE=SHARE, BM=t.rows, BN=t.channels, STAGES=t.stages,
+        num_warps=t.warps,
+    )  # fmt: skip
     return dx, sums
 
 

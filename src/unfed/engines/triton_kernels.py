@@ -314,9 +314,10 @@ def weight_at_once(
 
 @triton.jit
 def _normal(x):
-    """Φ(x) and exp(−x²/2)."""
-    t = 1.0 / (1.0 + 0.23164189 * tl.abs(x))
-    bell = tl.exp(-0.5 * x * x)
+    """Φ(x) and exp(−x²/2). A squared root's inverse costs less than a division."""
+    t = tl.rsqrt(1.0 + 0.23164189 * tl.abs(x))
+    t = t * t
+    bell = tl.exp2(-0.72134752 * x * x)
     rest = 1.421413741 + t * (-1.453152027 + t * 1.061405429)
     tail = 0.5 * bell * t * (0.254829592 + t * (-0.284496736 + t * rest))
     return tl.where(x < 0, tail, 1.0 - tail), bell
@@ -333,13 +334,14 @@ def gelu(x, y, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def gelu_backward(
-    dy, x, dx, sums, rows, COLUMNS: tl.constexpr, SHARE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+    dy, x, dx, sums, rows, COLUMNS: tl.constexpr, SHARE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx of SHARE rows and BN columns, and what they add up to."""
     part = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     total = tl.zeros((BM, BN), dtype=tl.float32)
-    for begin in range(0, SHARE, BM):
+    for begin in tl.range(0, SHARE, BM, num_stages=STAGES):
         m = part * SHARE + begin + tl.arange(0, BM)
         at, mask = m[:, None] * COLUMNS + n[None, :], (m < rows)[:, None] & (n < COLUMNS)[None, :]
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
@@ -347,5 +349,5 @@ def gelu_backward(
         below, bell = _normal(value)
         found = (given * (below + value * bell * 0.39894228)).to(dx.dtype.element_ty)
         tl.store(dx + at, found, mask=mask)
-        total += tl.where(mask, found.to(tl.float32), 0.0)
+        total += found.to(tl.float32)
     tl.store(sums + part * COLUMNS + n, tl.sum(total, 0), mask=n < COLUMNS)
