@@ -3,8 +3,8 @@
     python benchmarks/blocks.py                 check, then the time of each kernel with the tiles in use
     python benchmarks/blocks.py --sweep         every candidate tile, one kernel after another
 
-Shapes are those of the paper's CNN (10 clients x 64 images, 3 -> 32 -> 64 channels, 5x5 kernels) and, for GELU, of
-ViT-B/16's perceptron (64 images of 197 tokens, 3072 columns).
+Shapes are those of the paper's CNN (10 clients x 64 images, 3 -> 32 -> 64 channels, 5x5 kernels) and of ViT-B/16 (64
+images of 197 tokens; a perceptron of 3072 columns, 12 heads of 64).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from unfed.engines import fused, kernels
+from unfed.engines import attention, fused, kernels
 from unfed.engines.kernels import Tiles
 from workload import write
 
@@ -38,12 +38,15 @@ CANDIDATES = {
     "sums": itertools.product((8, 16, 32, 64), (0,), (2, 4, 8), (1,)),
     "spread": itertools.product((8, 16, 32), (0,), (1, 2, 4), (1,)),
     "gelu": itertools.product((1024, 2048, 4096), (0,), (4, 8), (1,)),
+    "attend": itertools.product((64, 128), (0,), (4, 8), (1, 2)),
+    "attend_backward": itertools.product((16, 32), (0,), (8,), (1, 2, 3)),
     "gelu_backward": itertools.product((8, 16, 32, 64), (0,), (4, 8), (1, 2, 3)),
 }
 KERNEL = {"conv_flat": ("first", "conv"), "conv": ("second", "conv"), "weight": ("second", "weight")}
 KERNEL |= {"at_once": ("first", "weight_at_once")}
 KERNEL |= {name: ("first", name) for name in ("pool", "sums")} | {"spread": ("second", "spread")}
 KERNEL |= {name: ("gelu", name) for name in ("gelu", "gelu_backward")}
+KERNEL |= {name: ("attention", name) for name in ("attend", "attend_backward")}
 
 
 class Case:
@@ -95,6 +98,27 @@ class Activation(Case):
         return dx, dx.sum(0, dtype=torch.float32)
 
 
+class Attention(Case):
+    """Self-attention behind its projection."""
+
+    names = ("o", "level", "dx", "db")
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        make = torch.Generator("cuda").manual_seed(0)
+        self.x, self.dout = (
+            torch.randn(64, 197, *shape, generator=make, device="cuda").to(dtype) for shape in ((3, 12, 64), (768,))
+        )
+        self.kept = attention.forward(self.x)
+
+    def forward(self, how: object) -> tuple[Tensor, ...]:
+        return kernels.attend(self.x) if how is kernels else attention.forward(self.x)
+
+    def backward(self, how: object) -> tuple[Tensor, ...]:
+        run = kernels.attend_backward if how is kernels else attention.backward
+        dx, parts = run(self.dout, self.x, *self.kept)
+        return dx, parts.sum(0)
+
+
 class Block(Case):
     """A convolution with its norm, ReLU and pool."""
 
@@ -127,7 +151,8 @@ class Block(Case):
 
 
 def made(name: str, dtype: torch.dtype) -> Case:
-    return Activation(dtype) if name == "gelu" else Block(name, dtype)
+    others: dict[str, type[Activation] | type[Attention]] = {"gelu": Activation, "attention": Attention}
+    return others[name](dtype) if name in others else Block(name, dtype)
 
 
 def apart(a: Tensor, b: Tensor) -> float:
@@ -166,7 +191,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     body: dict[str, object] = {}
-    for name, dtype in itertools.product((*SHAPES, "gelu"), (torch.float32, torch.bfloat16)):
+    cases = [*itertools.product((*SHAPES, "gelu"), (torch.float32, torch.bfloat16)), ("attention", torch.bfloat16)]
+    for name, dtype in cases:
         case = made(name, dtype)
         row = {"differences": case.differences(), "microseconds": case.times()}
         body[f"{name} {dtype}"] = row

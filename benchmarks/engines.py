@@ -18,9 +18,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +28,7 @@ from peers import END_TO_END, PEERS
 from unfed.engines import Batched, Engine, Sequential, convolution, fused, kernels, recorded
 from unfed.params import Params
 from unfed.template import Template
-from workload import Workload, attempt, digits, median, rounds, synchronise, synthetic, write
+from workload import Workload, attempt, digest, digits, median, rounds, synchronise, synthetic, write
 
 Round = Callable[[], Params]
 
@@ -115,8 +114,6 @@ class Variant:
     """… whose kernels are Triton's."""
     fused: bool = False
     """Whole blocks at once."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """For the compiler."""
 
 
 OTHERS = {
@@ -235,8 +232,6 @@ def on_cuda(options: argparse.Namespace) -> dict[str, object]:
 def measured(name: str, variant: Variant, work: Workload, options: argparse.Namespace) -> dict[str, object]:
     """A contestant's row: one round to warm up, then as many as were asked for, and the accuracy after all of them."""
     convolution.enabled, kernels.enabled, fused.enabled = variant.rewritten, variant.triton, variant.fused
-    recorded.OPTIONS.clear()
-    recorded.OPTIONS.update({"triton.cudagraphs": False, **variant.options})
     torch.cuda.reset_peak_memory_stats()
     try:
         one = variant.make(work)
@@ -253,6 +248,7 @@ def measured(name: str, variant: Variant, work: Workload, options: argparse.Name
         "first_round_seconds": round(first, 1),
         "spread": [round(min(times), 5), round(max(times), 5)],
         "accuracy": round(work.accuracy(seen[-1][1]), 2),
+        "digest": digest(seen[-1][1]),
         "rounds": len(seen) + 1,
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
     }

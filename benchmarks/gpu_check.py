@@ -18,7 +18,6 @@ saw.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import subprocess
@@ -38,7 +37,7 @@ from unfed.params import Params
 from unfed.plan import Optimiser, Phase, Plan
 from unfed.repeatable import fixed_order
 from unfed.template import Template
-from workload import Workload, add_rows, attempt, rounds, synthetic
+from workload import Workload, add_rows, attempt, digest, rounds, synthetic
 
 CUDA = torch.device("cuda")
 Check = Callable[[], dict[str, object]]
@@ -216,7 +215,7 @@ def run_mode(mode: str, pieces: list[int]) -> str:
         template = work.template(autocast)
         state = rounds(work.server(template, maker(template, work)), piece, state)
     assert state is not None
-    return hashlib.sha256(b"".join(t.cpu().numpy().tobytes() for t in state.params.values())).hexdigest()[:16]
+    return digest(state.params)
 
 
 def digests(mode: str, setting: str) -> dict[str, object]:

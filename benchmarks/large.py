@@ -28,12 +28,14 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from unfed.data import ClientData, TensorSource, Transform
-from unfed.engines import Sequential, gelu, recorded
+from unfed.engines import Sequential, attention, gelu, halves, recorded
 from unfed.ledger import forward_flops
+from unfed.params import Params
 from unfed.repeatable import fixed_order
-from workload import Batches, Workload, add_rows, attempt, median, rounds, synchronise
+from workload import Batches, Workload, add_rows, attempt, digest, median, rounds, synchronise
 
 BF16 = torch.bfloat16
+OURS = {"gelu": gelu, "attention": attention, "halves": halves}
 ATTENTION = {
     "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH],
     "efficient": [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
@@ -60,6 +62,7 @@ SMOKE = Scale("vit-tiny", "resnet-tiny", 32, 8, 20, 2, 256)
 
 def work_of(model: str, classes: int, scale: Scale, device: torch.device) -> Workload:
     """Clients with random uint8 images, stored a little larger than they are cropped to."""
+    torch.manual_seed(0)
     count, stored = scale.clients * scale.images, scale.side * 8 // 7
     pixels = torch.randint(0, 256, (count, 3, stored, stored), dtype=torch.uint8, device=device)
     labels = torch.randint(0, classes, (count,))
@@ -101,9 +104,10 @@ def unfed(work: Workload, autocast: torch.dtype | None, compile: bool = True) ->
     server = work.server(template, Sequential(template, work.clients, compile=compile))
     state = None
 
-    def one() -> None:
+    def one() -> Params:
         nonlocal state
         state = rounds(server, 1, state)
+        return state.params
 
     return one
 
@@ -149,10 +153,10 @@ def timed(
     for _ in range(options.rounds + 1):
         synchronise(work.device)
         started = time.perf_counter()
-        one()
+        last = one()
         synchronise(work.device)
         times.append(time.perf_counter() - started)
-    seconds = median(times[1:])
+    seconds, bits = median(times[1:]), digest(last) if isinstance(last, dict) else "not compared"
     if options.profile and cuda:
         profile(name, one)
     flops = 3 * forward_flops(work.template()) * work.images / seconds
@@ -166,6 +170,7 @@ def timed(
         "share_of_matrix_rate": round(flops / 1e12 / rate, 3) if rate else "not measured: no rate",
         "first_round_seconds": round(times[0], 1),
         "spread": [round(min(times[1:]), 4), round(max(times[1:]), 4)],
+        "digest": bits,
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if cuda else "not measured: no CUDA",
     }
 
@@ -225,7 +230,7 @@ def main() -> None:
     parser.add_argument(
         "--attention", choices=sorted(ATTENTION), help="the kernel of attention; default: PyTorch's choice"
     )
-    parser.add_argument("--without-gelu", action="store_true", help="GELU by the compiler instead of unfed's kernels")
+    parser.add_argument("--without", action="append", default=[], choices=sorted(OURS), help="left to PyTorch")
     parser.add_argument("--fixed-order", action="store_true", help="deterministic libraries, as `unfed run` asks for")
     parser.add_argument("--profile", action="store_true", help="the longest kernels of every part, also to $OUT")
     parser.add_argument("--smoke", action="store_true", help="tiny models on the CPU; no record is written")
@@ -235,7 +240,8 @@ def main() -> None:
         recorded.compiler = recorded.as_traced
     else:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    gelu.enabled = not options.without_gelu
+    for name, ours in OURS.items():
+        ours.enabled = name not in options.without  # type: ignore[attr-defined]
     if options.fixed_order:
         fixed_order(device)
     recorded.OPTIONS.update({name: bool(int(value)) for name, value in (o.split("=") for o in options.option)})
@@ -247,7 +253,7 @@ def main() -> None:
         row |= {
             "options": options.option,
             "attention": options.attention or "default",
-            "gelu": "compiler" if options.without_gelu else "unfed",
+            "without": options.without,
             "fixed_order": options.fixed_order,
         }
         rows.append(row)

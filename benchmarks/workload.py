@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -150,6 +151,11 @@ def synthetic(
     held = deal(train, clients, None, beta)
     name = f"synthetic {images} x 3x{side}x{side}, {'iid' if beta is None else f'dirichlet {beta}'}"
     return Workload(name, model, held, train, test, batch, 0.01, device, dtype)
+
+
+def digest(params: Params) -> str:
+    """The bits of all tensors, in a few letters: two ways that give the same one computed the same."""
+    return hashlib.sha256(b"".join(t.cpu().numpy().tobytes() for t in params.values())).hexdigest()[:16]
 
 
 def synchronise(device: torch.device) -> None:

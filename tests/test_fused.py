@@ -67,7 +67,7 @@ def test_a_block_at_once_is_its_four_layers(
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(3, 4, entering, 10, 10, generator=draw, dtype=torch.float64)
     layer_by_layer = outcome(net, params, x, wants_x)
-    with computed_by(fused.fused_block):
+    with computed_by(block=fused.fused_block):
         at_once = outcome(net, params, x, wants_x)
     for one, other in zip(layer_by_layer, at_once, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-11, atol=1e-11)
@@ -88,7 +88,7 @@ def test_of_equal_values_the_first_wins_as_in_a_max_pool() -> None:
     params["conv.weight"][:] = params["conv.weight"][:, :, :, :1, :1]
     x[:, :, :, :, 4:] = 2.0
     layer_by_layer = outcome(net, params, x, True)
-    with computed_by(fused.fused_block):
+    with computed_by(block=fused.fused_block):
         at_once = outcome(net, params, x, True)
     for one, other in zip(layer_by_layer, at_once, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-10)
@@ -124,7 +124,7 @@ def test_other_layers_are_left_to_themselves(what: str) -> None:
     x = torch.zeros(2, 3, 8, 8)
     assert fused.fused_block(x, *usual) is not None
     assert fused.fused_block(x, *layers) is None
-    with computed_by(fused.fused_block):
+    with computed_by(block=fused.fused_block):
         assert torch.equal(block(x, *layers), layers[3](layers[2](layers[1](layers[0](x)))))
 
 

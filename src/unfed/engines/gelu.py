@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from unfed.engines import kernels, rewriting
 
@@ -71,7 +71,7 @@ def rewrite(module: GraphModule) -> int:
         if node.target is aten.gelu.default and _half(node.args[0]):
             rewriting.replace(module.graph, node, rewriting.insert(module.graph, node, gelu, node.args[0]))
             changed += 1
-        elif node.target is aten.gelu_backward.default and _half(node.args[1]) and (sums := _sums(node)):
+        elif node.target is aten.gelu_backward.default and _half(node.args[1]) and (sums := rewriting.sums(node)):
             dx, total = rewriting.insert(module.graph, node, with_sums, *node.args)
             for found in sums:
                 rewriting.replace(module.graph, found, total)
@@ -84,11 +84,3 @@ def rewrite(module: GraphModule) -> int:
 
 def _half(node: Any) -> bool:
     return node.meta["val"].dtype in HALVES
-
-
-def _sums(node: Node) -> list[Node]:
-    """Who adds up the rows of a gradient: in a linear layer's backward pass, over all but the last dimension."""
-    columns = node.meta["val"].shape[-1]
-    flat = [u for u in node.users if u.target is aten.view.default and list(u.args[1])[1:] == [columns]]  # type: ignore[arg-type]
-    kinds = (([0], True), ([0], True, None))
-    return [u for view in flat for u in view.users if u.target is aten.sum.dim_IntList and u.args[1:] in kinds]

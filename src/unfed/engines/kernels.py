@@ -49,8 +49,10 @@ class Tuning:
     spread: Tiles = Tiles(rows=16, warps=2)
     weight: Tiles = Tiles(rows=128, entries=64, warps=4, stages=2)
     at_once: Tiles = Tiles(rows=16, entries=128, warps=4, stages=2)
-    gelu: Tiles = Tiles(rows=1024)
+    gelu: Tiles = Tiles(rows=2048)
     gelu_backward: Tiles = Tiles(rows=16, channels=128)
+    attend: Tiles = Tiles(rows=64, warps=4, stages=1)
+    attend_backward: Tiles = Tiles(rows=32, warps=8, stages=2)
 
 
 tuning = Tuning()
@@ -260,6 +262,31 @@ def gelu_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def gelu_parts(x: Tensor) -> int:
     """In how many partial sums the gradient of the bias comes."""
     return -(-x.shape[0] // SHARE)
+
+
+def attend(x: Tensor) -> tuple[Tensor, Tensor]:
+    """See `attention.forward`."""
+    images, length, _, heads, width = x.shape
+    out = x.new_empty((images, length, heads * width))
+    level = torch.empty((images, heads, length), dtype=torch.float32, device=x.device)
+    t = tuning.attend
+    _jit().attend[(heads, images)](
+        x, out, level, math.log2(math.e) / math.sqrt(width), LENGTH=length, HEADS=heads, D=width, LP=_power(length),
+        BM=min(t.rows, _power(length)), STAGES=t.stages, num_warps=t.warps,
+    )  # fmt: skip
+    return out, level
+
+
+def attend_backward(dout: Tensor, x: Tensor, out: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """See `attention.backward`; the sums come image by image."""
+    images, length, _, heads, width = x.shape
+    dx, sums = torch.empty_like(x), torch.empty((images, 3 * heads * width), dtype=torch.float32, device=x.device)
+    t, scale = tuning.attend_backward, 1 / math.sqrt(width)
+    _jit().attend_backward[(heads, images)](
+        x, out, level, dout, dx, sums, scale, scale * math.log2(math.e), LENGTH=length, HEADS=heads, D=width,
+        LP=_power(length), BM=min(t.rows, _power(length)), STAGES=t.stages, num_warps=t.warps,
+    )  # fmt: skip
+    return dx, sums
 
 
 def parts(x: Tensor, leaving: int, places: int, pixels: int, wants_x: bool) -> int:

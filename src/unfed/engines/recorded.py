@@ -27,7 +27,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from unfed import objectives
-from unfed.engines import convolution, gelu
+from unfed.engines import attention, convolution, gelu, halves
+from unfed.engines.attention import short_attention
 from unfed.engines.fused import fused_block
 from unfed.engines.mapped import at, copied, cut, stacked_step
 from unfed.engines.stack import Course, Held, Integers, Stint, labels_of, shuffled, visits
@@ -44,8 +45,12 @@ KEPT = 8
 # Tables of rows are at least this wide, and a power of two: clients of different sizes share a recording.
 TABLE = 1024
 
-# What the compiler is told; the graph around the step is captured here, so it must not make its own.
-OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"triton.cudagraphs": False}
+# What the compiler is told, where its version knows of it. The graph around the step is captured here, so it must not
+# make its own; and gradients of layer norms are faster in two kernels than in one with a slow sum behind it.
+OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
+    "triton.cudagraphs": False,
+    "triton.mix_order_reduction": False,
+}
 
 Backend = Callable[[Any, Sequence[Tensor]], Callable[..., Any]]
 
@@ -72,7 +77,12 @@ def dials(rule: Term) -> dict[str, float]:
 
 def inductor(module: Any, inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """PyTorch's compiler, with static shapes and without graphs of its own."""
-    return torch.compile(module, fullgraph=True, dynamic=False, options=dict(OPTIONS))
+    from torch._inductor import list_options
+
+    known = set(list_options())
+    return torch.compile(
+        module, fullgraph=True, dynamic=False, options={n: value for n, value in OPTIONS.items() if n in known}
+    )
 
 
 def as_traced(module: Any, inputs: Sequence[Tensor]) -> Callable[..., Any]:
@@ -151,11 +161,13 @@ class Deck:
         def flat(*tensors: Tensor) -> None:
             function(pytree.tree_unflatten(list(tensors), spec))
 
-        with torch.no_grad(), computed_by(fused_block):
+        with torch.no_grad(), computed_by(block=fused_block, attend=short_attention):
             module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
             if width > 1:  # a client alone has ungrouped convolutions, which the libraries do well
                 convolution.rewrite(module, width)
             gelu.rewrite(module)
+            attention.rewrite(module)
+            halves.rewrite(module)
             run = backend(module, leaves)
             if not leaves[0].is_cuda:
                 return lambda: run(*leaves)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+
+aten: Any = torch.ops.aten
+VIEWS = (aten.view.default, aten._unsafe_view.default)
+OVER_ROWS = (([0], True), ([0], True, None))
 
 
 def insert(graph: Graph, before: Node, function: Any, *arguments: Any) -> Any:
@@ -44,6 +49,17 @@ def replace(graph: Graph, node: Node, result: Any) -> None:
                 user.replace_all_uses_with(found)
             graph.erase_node(user)  # what nobody asked for has no users
     graph.erase_node(node)
+
+
+def sums(node: Node) -> list[Node]:
+    """Who adds up the rows of a tensor that is a linear layer's gradient: as [rows, columns], over the rows."""
+    found: list[Node] = []
+    for user in node.users:
+        if user.target in VIEWS:
+            found += sums(user)
+        elif user.target is aten.sum.dim_IntList and node.meta["val"].dim() == 2 and user.args[1:] in OVER_ROWS:
+            found.append(user)
+    return found
 
 
 def _nodes(result: Any, copies: dict[Node, Any]) -> Any:

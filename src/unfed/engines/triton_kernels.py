@@ -1,4 +1,4 @@
-"""The kernels of `fused.py`, `convolution.py` and `gelu.py`, which have the formulas: Triton is not everywhere.
+"""The kernels of the other modules here, which have the formulas. Apart from them: Triton is not everywhere.
 
 Every image lies channels-last and padded, so the window of an output pixel is KH runs of KW·CIN neighbouring numbers,
 and entry k of the flattened kernel lies at (k div RUN)·x_row + k mod RUN behind the window's first number.
@@ -351,3 +351,78 @@ def gelu_backward(
         tl.store(dx + at, found, mask=mask)
         total += found.to(tl.float32)
     tl.store(sums + part * COLUMNS + n, tl.sum(total, 0), mask=n < COLUMNS)
+
+
+@triton.jit
+def attend(
+    x, out, level, scale, LENGTH: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, LP: tl.constexpr,
+    BM: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One head of one image, BM queries after BM queries: all of its keys and values stay on the chip."""
+    head, image = tl.program_id(0), tl.program_id(1)
+    n, d = tl.arange(0, LP), tl.arange(0, D)
+    ROW: tl.constexpr = 3 * HEADS * D
+    x += image.to(tl.int64) * (LENGTH * ROW) + head * D
+    out += image.to(tl.int64) * (LENGTH * HEADS * D) + head * D
+    level += (image * HEADS + head) * LENGTH
+    there = (n < LENGTH)[:, None]
+    k = tl.load(x + HEADS * D + n[:, None] * ROW + d[None, :], mask=there, other=0.0)
+    v = tl.load(x + 2 * HEADS * D + n[:, None] * ROW + d[None, :], mask=there, other=0.0)
+    for begin in tl.range(0, LENGTH, BM, num_stages=STAGES):
+        m = begin + tl.arange(0, BM)
+        inside = (m < LENGTH)[:, None]
+        q = tl.load(x + m[:, None] * ROW + d[None, :], mask=inside, other=0.0)
+        s = tl.where((n < LENGTH)[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+        top = tl.max(s, 1)
+        p = tl.exp2(s - top[:, None])
+        total = tl.sum(p, 1)
+        o = tl.dot(p.to(v.dtype), v) / total[:, None]
+        tl.store(out + m[:, None] * (HEADS * D) + d[None, :], o.to(out.dtype.element_ty), mask=inside)
+        tl.store(level + m, top + tl.log2(total), mask=m < LENGTH)
+
+
+@triton.jit
+def attend_backward(
+    x, out, level, dout, dx, sums, scale, scale2, LENGTH: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
+    LP: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One head of one image. Scores lie keys × queries, so that the widest products have the keys in their rows.
+    Rows behind the last one are zeros: a query's contribute nothing, a key's are not stored."""
+    head, image = tl.program_id(0), tl.program_id(1)
+    n, d = tl.arange(0, LP), tl.arange(0, D)
+    ROW: tl.constexpr = 3 * HEADS * D
+    first = image.to(tl.int64) * (LENGTH * ROW) + head * D
+    x += first
+    dx += first
+    mine = image.to(tl.int64) * (LENGTH * HEADS * D) + head * D
+    out += mine
+    dout += mine
+    level += (image * HEADS + head) * LENGTH
+    there = (n < LENGTH)[:, None]
+    k = tl.load(x + HEADS * D + n[:, None] * ROW + d[None, :], mask=there, other=0.0)
+    v = tl.load(x + 2 * HEADS * D + n[:, None] * ROW + d[None, :], mask=there, other=0.0)
+    dk = tl.zeros((LP, D), dtype=tl.float32)
+    dv = tl.zeros((LP, D), dtype=tl.float32)
+    total = tl.zeros((D, BM), dtype=tl.float32)
+    for begin in tl.range(0, LENGTH, BM, num_stages=STAGES):
+        m = begin + tl.arange(0, BM)
+        inside = (m < LENGTH)[:, None]
+        q = tl.load(x + m[:, None] * ROW + d[None, :], mask=inside, other=0.0)
+        do = tl.load(dout + m[:, None] * (HEADS * D) + d[None, :], mask=inside, other=0.0)
+        o = tl.load(out + m[:, None] * (HEADS * D) + d[None, :], mask=inside, other=0.0)
+        delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+        p = tl.exp2(tl.dot(k, tl.trans(q)) * scale2 - tl.load(level + m, mask=m < LENGTH, other=0.0)[None, :])
+        dv = tl.dot(p.to(do.dtype), do, dv)
+        ds = (p * (tl.dot(v, tl.trans(do)) - delta[None, :])).to(q.dtype)
+        dk = tl.dot(ds, q, dk)
+        dq = (tl.dot(tl.trans(k), ds) * scale).to(dx.dtype.element_ty)
+        total += dq.to(tl.float32)
+        tl.store(dx + m[None, :] * ROW + d[:, None], dq, mask=(m < LENGTH)[None, :])
+    where = dx + n[:, None] * ROW + d[None, :]
+    keys, values = (dk * scale).to(dx.dtype.element_ty), dv.to(dx.dtype.element_ty)
+    tl.store(where + HEADS * D, keys, mask=there)
+    tl.store(where + 2 * HEADS * D, values, mask=there)
+    sums += image * ROW + head * D + d
+    tl.store(sums, tl.sum(total, 1))
+    tl.store(sums + HEADS * D, tl.sum(tl.where(there, keys.to(tl.float32), 0.0), 0))
+    tl.store(sums + 2 * HEADS * D, tl.sum(tl.where(there, values.to(tl.float32), 0.0), 0))

@@ -1,39 +1,56 @@
-"""conv → norm → ReLU → max-pool, as one call.
+"""Groups of layers as one call, so that an engine that knows a better way to compute them can step in.
 
     block(x, conv, norm, relu, pool) = pool(relu(norm(conv(x))))
+    attend(projected, heads)         = softmax(q kᵀ / √d) v        of every head; q, k, v side by side in `projected`
 
-Networks call it instead of the four layers, so that an engine that knows a better way to compute all four at once can
-step in (`computed_by`) without the network knowing.
+Networks call these instead of the layers. `computed_by` offers them to somebody else first; no network knows of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-Better = Callable[[Tensor, nn.Module, nn.Module, nn.Module, nn.Module], Tensor | None]
-"""The block's result, or None where the better way does not apply."""
+Better = Callable[..., Tensor | None]
+"""Takes what the function takes; its result, or None where the better way does not apply."""
 
-_ways: list[Better] = []
+_ways: list[dict[str, Better]] = []
 
 
 def block(x: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, pool: nn.Module) -> Tensor:
     """The four layers one after another, unless somebody has a better way."""
-    for way in reversed(_ways):
-        found = way(x, conv, norm, relu, pool)
-        if found is not None:
-            return found
-    out: Tensor = pool(relu(norm(conv(x))))
+    found = _offered("block", x, conv, norm, relu, pool)
+    out: Tensor = pool(relu(norm(conv(x)))) if found is None else found
     return out
 
 
+def attend(projected: Tensor, heads: int) -> Tensor:
+    """Attention of sequences with themselves: [rows, length, 3 · width] to [rows, length, width]."""
+    found = _offered("attend", projected, heads)
+    if found is not None:
+        return found
+    rows, length, width = projected.shape
+    query, key, value = projected.view(rows, length, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(rows, length, width // 3)
+
+
 @contextmanager
-def computed_by(way: Better) -> Iterator[None]:
-    """Within, blocks are offered to `way` first."""
-    _ways.append(way)
+def computed_by(**ways: Better) -> Iterator[None]:
+    """Within, `block` and `attend` are offered to the functions given under their names."""
+    _ways.append(ways)
     try:
         yield
     finally:
-        _ways.remove(way)
+        _ways.remove(ways)
+
+
+def _offered(what: str, *arguments: Any) -> Tensor | None:
+    for ways in reversed(_ways):
+        found = ways[what](*arguments) if what in ways else None
+        if found is not None:
+            return found
+    return None

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unfed.errors import UnfedError
+from unfed.models.blocks import attend
 
 
 class Patches(nn.Conv2d):
@@ -40,19 +41,15 @@ class SelfAttention(nn.MultiheadAttention):
     """PyTorch's multi-head attention of a sequence with itself, spelled out.
 
     The parent gives the parameters, their names and their initialisation. Its own forward takes a fused kernel in eval
-    mode that neither `vmap` nor the FLOP counter knows, so the three lines it stands for are written here.
+    mode that neither `vmap` nor the FLOP counter knows, so what it stands for is written here.
     """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width, heads, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        rows, length, width = x.shape
         projected = F.linear(x, self.in_proj_weight, self.in_proj_bias)
-        by_head = projected.view(rows, length, 3, self.num_heads, width // self.num_heads)
-        query, key, value = by_head.permute(2, 0, 3, 1, 4).unbind(0)
-        attended = F.scaled_dot_product_attention(query, key, value)
-        return self.out_proj(attended.transpose(1, 2).reshape(rows, length, width))  # type: ignore[no-any-return]
+        return self.out_proj(attend(projected, self.num_heads))  # type: ignore[no-any-return]
 
 
 class EncoderLayer(nn.Module):
