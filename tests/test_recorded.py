@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_batched import BASE, another, answers, federation, model, plan_of
@@ -107,3 +108,22 @@ def test_only_convolutions_that_fit_are_rewritten() -> None:
 
 def test_kernels_serve_cuda_tensors_only() -> None:
     assert not kernels.usable(torch.zeros(1))
+
+
+@pytest.mark.parametrize(("layer", "told"), [(nn.LayerNorm(4), True), (nn.Linear(4, 4), False)], ids=["norm", "linear"])
+def test_the_compiler_is_told_about_layer_norms_and_only_what_it_knows(
+    layer: nn.Module, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(recorded.OPTIONS, "of.another.version", True)
+    parameters = list(layer.parameters())
+    module = make_fx(lambda x: torch.autograd.grad(layer(x).sum(), parameters))(torch.ones(2, 4))
+    options = recorded.options_for(module)
+    assert options["triton.cudagraphs"] is False and "of.another.version" not in options
+    assert ("triton.mix_order_reduction" in options) == told
+
+
+def test_an_option_that_was_asked_for_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(recorded.OPTIONS, "triton.mix_order_reduction", True)
+    norm = nn.LayerNorm(4)
+    module = make_fx(lambda x: torch.autograd.grad(norm(x).sum(), list(norm.parameters())))(torch.ones(2, 4))
+    assert recorded.options_for(module)["triton.mix_order_reduction"] is True

@@ -45,12 +45,12 @@ KEPT = 8
 # Tables of rows are at least this wide, and a power of two: clients of different sizes share a recording.
 TABLE = 1024
 
-# What the compiler is told, where its version knows of it. The graph around the step is captured here, so it must not
-# make its own; and gradients of layer norms are faster in two kernels than in one with a slow sum behind it.
-OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
-    "triton.cudagraphs": False,
-    "triton.mix_order_reduction": False,
-}
+Options = dict[str, str | int | bool | Callable[..., Any]]
+
+# What the compiler is told; the graph around the step is captured here, so it must not make its own.
+OPTIONS: Options = {"triton.cudagraphs": False}
+# And where layer norms are trained: their gradients are faster in two kernels than in one with a slow sum behind it.
+WITH_LAYER_NORMS: Options = {"triton.mix_order_reduction": False}
 
 Backend = Callable[[Any, Sequence[Tensor]], Callable[..., Any]]
 
@@ -77,12 +77,17 @@ def dials(rule: Term) -> dict[str, float]:
 
 def inductor(module: Any, inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """PyTorch's compiler, with static shapes and without graphs of its own."""
+    return torch.compile(module, fullgraph=True, dynamic=False, options=options_for(module))
+
+
+def options_for(module: Any) -> Options:
+    """What the compiler is told about this step, as far as its version knows of it."""
     from torch._inductor import list_options
 
+    normed = any(n.target is torch.ops.aten.native_layer_norm_backward.default for n in module.graph.nodes)
     known = set(list_options())
-    return torch.compile(
-        module, fullgraph=True, dynamic=False, options={n: value for n, value in OPTIONS.items() if n in known}
-    )
+    wanted = OPTIONS if not normed else WITH_LAYER_NORMS | OPTIONS
+    return {name: value for name, value in wanted.items() if name in known}
 
 
 def as_traced(module: Any, inputs: Sequence[Tensor]) -> Callable[..., Any]:
