@@ -8,13 +8,9 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from test_batched import federation, plan_of
-from unfed.engines import Sequential, attention, kernels, recorded
-from unfed.models import build
+from test_recorded import transformer
+from unfed.engines import attention, kernels, recorded
 from unfed.models.blocks import attend, computed_by
-from unfed.params import params_of
-from unfed.plan import Optimiser, Phase
-from unfed.template import Template
 
 HALF = torch.bfloat16
 
@@ -113,21 +109,11 @@ def test_the_bias_takes_its_gradient_from_the_kernels_sums() -> None:
 
 def test_a_transformer_trains_alike_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
-    clients = federation((9, 17), augment=True, dtype=torch.float32)
-    some = next(iter(clients.values())).source
-    found: list[dict[str, Tensor]] = []
     calls: list[Tensor] = []
     forward = attention.forward
     monkeypatch.setattr(attention, "forward", lambda x: calls.append(x) or forward(x))
-    for enabled in (True, False):
-        monkeypatch.setattr(attention, "enabled", enabled)
-        module = build("vit-tiny", shape=some.shape, classes=some.classes, seed=0, patch=4, width=32, heads=2)
-        template = Template(module, some.shape).to("cpu", torch.float32)
-        template.autocast = HALF
-        plan = plan_of(Phase(batch=8, optimiser=Optimiser(lr=0.05)))
-        engine = Sequential(template, clients, compile=True)
-        found.append(next(iter(engine.train(plan, params_of(module), ["0"], {}))).of(0))
-        assert bool(calls) == enabled
-        calls.clear()
-    for name, value in found[0].items():
-        torch.testing.assert_close(value, found[1][name], rtol=1e-2, atol=2e-3)
+    ours = transformer(width=32, heads=2)
+    assert calls
+    monkeypatch.setattr(attention, "enabled", False)
+    for name, value in transformer(width=32, heads=2).items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-2, atol=2e-3)

@@ -8,12 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from test_batched import federation, plan_of
-from unfed.engines import Sequential, gelu, kernels, recorded
-from unfed.models import build
-from unfed.params import params_of
-from unfed.plan import Optimiser, Phase
-from unfed.template import Template
+from test_recorded import transformer
+from unfed.engines import gelu, kernels, recorded
 
 HALF = torch.bfloat16
 
@@ -82,21 +78,11 @@ def test_a_gradient_that_no_bias_adds_up_is_left_alone() -> None:
 
 def test_a_transformer_trains_alike_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
-    clients = federation((9, 17), augment=True, dtype=torch.float32)
-    some = next(iter(clients.values())).source
-    found: list[dict[str, Tensor]] = []
     calls: list[int] = []
     original = gelu.rewrite
     monkeypatch.setattr(gelu, "rewrite", lambda module: calls.append(original(module)))
-    for enabled in (True, False):
-        monkeypatch.setattr(gelu, "enabled", enabled)
-        module = build("vit-tiny", shape=some.shape, classes=some.classes, seed=0, patch=4)
-        template = Template(module, some.shape).to("cpu", torch.float32)
-        template.autocast = HALF
-        start = params_of(module)
-        plan = plan_of(Phase(batch=8, optimiser=Optimiser(lr=0.05)))
-        block = next(iter(Sequential(template, clients, compile=True).train(plan, start, ["0"], {})))
-        found.append(block.of(0))
-    assert max(calls) > 0 and min(calls) == 0
-    for name, value in found[0].items():
-        torch.testing.assert_close(value, found[1][name], rtol=1e-2, atol=2e-3)
+    ours = transformer()
+    assert max(calls) > 0
+    monkeypatch.setattr(gelu, "enabled", False)
+    for name, value in transformer().items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-2, atol=2e-3)

@@ -7,12 +7,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from test_batched import federation, plan_of
-from unfed.engines import Sequential, halves, recorded
-from unfed.models import build
-from unfed.params import params_of
-from unfed.plan import Optimiser, Phase
-from unfed.template import Template
+from test_recorded import transformer
+from unfed.engines import halves, recorded
 
 HALF = torch.bfloat16
 
@@ -49,20 +45,11 @@ def test_few_weights_and_those_of_convolutions_stay_where_they_are(monkeypatch: 
 def test_a_step_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is rounded before the step's end is what is rounded at its start: nobody writes a weight in between."""
     monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
-    clients = federation((9, 17), augment=True, dtype=torch.float32)
-    some = next(iter(clients.values())).source
-    found: list[dict[str, Tensor]] = []
     calls: list[int] = []
     original = halves.rewrite
     monkeypatch.setattr(halves, "rewrite", lambda module: calls.append(original(module)))
-    for enabled in (True, False):
-        monkeypatch.setattr(halves, "enabled", enabled)
-        module = build("vit-tiny", shape=some.shape, classes=some.classes, seed=0, patch=4, depth=3)
-        template = Template(module, some.shape).to("cpu", torch.float32)
-        template.autocast = HALF
-        plan = plan_of(Phase(batch=8, epochs=2, optimiser=Optimiser(lr=0.05)))
-        engine = Sequential(template, clients, compile=True)
-        found.append(next(iter(engine.train(plan, params_of(module), ["0"], {}))).of(0))
-    assert max(calls) >= halves.MANY and min(calls) == 0
-    for n, value in found[0].items():
-        assert torch.equal(value, found[1][n]), n
+    at_once = transformer(depth=3)
+    assert max(calls) >= halves.MANY
+    monkeypatch.setattr(halves, "enabled", False)
+    for name, value in transformer(depth=3).items():
+        assert torch.equal(at_once[name], value), name

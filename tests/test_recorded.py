@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_batched import BASE, another, answers, federation, model, plan_of
 from unfed.data import ClientData
 from unfed.engines import Batched, Sequential, convolution, kernels, recorded
 from unfed.engines.base import Context
-from unfed.params import Params
+from unfed.models import build
+from unfed.params import Params, params_of
 from unfed.plan import Optimiser, Phase, Plan, term
 from unfed.template import Template
 
@@ -25,6 +27,17 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler takes a minute on two cores; what it is given is what is tested here."""
     monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
     monkeypatch.setattr(recorded, "BUSY_ROWS", 16)
+
+
+def transformer(**options: Any) -> dict[str, Tensor]:
+    """A small vision transformer after one visit of one client in bf16, by the recorded step."""
+    clients = federation((9, 17), augment=True, dtype=torch.float32)
+    some = next(iter(clients.values())).source
+    module = build("vit-tiny", shape=some.shape, classes=some.classes, seed=0, patch=4, **options)
+    template = Template(module, some.shape).to("cpu", torch.float32)
+    template.autocast = torch.bfloat16
+    plan = plan_of(Phase(batch=8, epochs=2, optimiser=Optimiser(lr=0.05)))
+    return next(iter(Sequential(template, clients, compile=True).train(plan, params_of(module), ["0"], {}))).of(0)
 
 
 def assert_recorded(

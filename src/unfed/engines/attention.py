@@ -47,6 +47,8 @@ def fits(projected: Tensor, heads: int) -> bool:
     """Whether this is one client's half-precision attention of sequences that fit on a multiprocessor."""
     if torch._C._functorch.is_batchedtensor(projected) or projected.dtype not in HALVES:
         return False
+    if projected.is_cuda and not kernels.usable(projected):
+        return False
     narrow = projected.shape[2] // (3 * heads) in (16, 32, 64)
     return narrow and projected.shape[1] <= LONGEST and kernels.shared_memory(projected.device) >= NEEDED
 
