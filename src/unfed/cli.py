@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import unfed
-from unfed import checkpoint, cli_compare, cli_data, cli_files, cli_flower, describe
+from unfed import checkpoint, cli_compare, cli_data, cli_files, cli_flower, cli_paper, describe
 from unfed.api import results, write_report
 from unfed.config import Config, presets
 from unfed.data import Request, read_samples
@@ -51,6 +51,7 @@ app.add_typer(cli_data.app, name="data")
 cli_files.add_to(app)
 cli_flower.add_to(app)
 cli_compare.add_to(app)
+cli_paper.add_to(app)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]

@@ -1,0 +1,7 @@
+"""Every table and figure of the paper, from one command.
+
+catalogue     what there is: one TOML file per table or figure, with its runs at two scales
+making        runs what an item needs, each run once, and writes the item down
+views         what an item shows of its runs: results, gaps by round, CKA, bound, spectrum
+pictures      the figures
+"""

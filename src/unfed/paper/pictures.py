@@ -1,0 +1,137 @@
+"""The paper's figures, drawn as the report draws: SVG that takes its colours from the page around it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from unfed.metrics import GAP_METRICS, is_measured
+from unfed.report.drawing import DASHES, MARKERS, REFERENCE, SERIES, STYLE, svg_text
+from unfed.report.rules import Row
+from unfed.report.tables import METRIC_NAMES, bytes_text, flops_text, name_of
+
+# A file has no page around it: what the page's light colours are.
+FILE = (
+    "<style>svg{color:#1c2227;--line:#e3e2dc;--card:#fff;--reference:#89929b;--series-0:#17657f;--series-1:#c05a24;"
+    "--series-2:#6a52a3;--series-3:#3a7f4e;--series-4:#b03a68;--series-5:#8c7016;--series-6:#4468c4;--series-7:#5f6b76;"
+    "font-family:sans-serif}</style>"
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve: its name and its points. Places that are words stand side by side in the order given."""
+
+    name: str
+    points: Sequence[tuple[float | str, float]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture with its title, as it stands in a page."""
+
+    title: str
+    svg: str
+
+    def file(self) -> str:
+        """The same, to stand alone."""
+        opening, _, rest = self.svg.partition(">")
+        return f'{opening} xmlns="http://www.w3.org/2000/svg">{FILE}{rest}\n'
+
+
+def curves(lines: Sequence[Line], title: str, across: str, up: str, bottom: float | None = None) -> Picture:
+    """Some curves with a legend below."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.2, 3.4), layout="constrained")
+        axes = figure.add_subplot()
+        for number, line in enumerate(lines):
+            dash = DASHES[number % len(DASHES)]
+            axes.plot(
+                [x for x, _ in line.points],
+                [y for _, y in line.points],
+                color=SERIES[number % len(SERIES)],
+                label=line.name,
+                marker=MARKERS[number % len(MARKERS)] if len(line.points) <= 30 else None,
+                markersize=3.5,
+                linestyle="-" if dash is None else (0, dash),
+            )
+        if bottom is not None:
+            axes.set_ylim(bottom, None)
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        words = lines and isinstance(lines[0].points[0][0], str)
+        if words:
+            axes.tick_params(axis="x", labelrotation=60 if len(lines[0].points) > 6 else 0, labelsize=8)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=across == "round"))
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
+        told = "; ".join(f"{line.name} ends at {line.points[-1][1]:.3g}" for line in lines if line.points) + "."
+        return Picture(title, svg_text(figure, _id(title, up), f"{up} by {across}, {title}", told))
+
+
+def groups(series: Mapping[str, Sequence[tuple[str, float]]], up: str, across: str) -> Picture:
+    """Bars in groups, one colour per series."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.2, 3.0), layout="constrained")
+        axes = figure.add_subplot()
+        places = [place for place, _ in next(iter(series.values()))]
+        width = 0.8 / len(series)
+        for number, (name, points) in enumerate(series.items()):
+            left = [i - 0.4 + (number + 0.5) * width for i in range(len(points))]
+            axes.bar(left, [y for _, y in points], width * 0.9, color=SERIES[number % len(SERIES)], label=name)
+        axes.set_xticks(range(len(places)), places)
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        if up == "FLOPs":
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: flops_text(value) if value else "0"))
+        figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
+        told = "; ".join(
+            f"{name} " + ", ".join(f"{place} {value:.3g}" for place, value in points) for name, points in series.items()
+        )
+        return Picture(up[0].upper() + up[1:], svg_text(figure, _id(across, up), f"{up} by {across}", told + "."))
+
+
+def bars(rows: Sequence[Row], title: str) -> list[Picture]:
+    """Each metric and each cost of the methods, Retrain's value as a line."""
+    read = {metric: [row.metrics[metric].mean for row in rows] for metric in GAP_METRICS}
+    read |= {cost: [row.costs[cost].mean for row in rows] for cost in ("comm_bytes", "flops")}
+    shown = {key: values for key, values in read.items() if any(is_measured(v) for v in values)}
+    writers = {"comm_bytes": bytes_text, "flops": flops_text}
+    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+        figure = Figure(figsize=(7.4, 0.5 + 0.23 * len(rows) * -(-len(shown) // 3)), layout="constrained")
+        axes = figure.subplots(-(-len(shown) // 3), 3, squeeze=False)
+        for place in axes.flat[len(shown) :]:
+            place.set_visible(False)
+        for place, (key, values) in zip(axes.flat, shown.items(), strict=False):
+            numbers = [v if is_measured(v) else math.nan for v in values]
+            colours = [REFERENCE if row.is_reference else SERIES[0 if row.method == "not" else 7] for row in rows]
+            place.barh(range(len(rows)), numbers, color=colours, height=0.7)
+            place.set_yticks(range(len(rows)), [name_of(row.method) for row in rows], fontsize=7.5)
+            place.invert_yaxis()
+            place.set_title(
+                {"comm_bytes": "Bytes", "flops": "FLOPs"}.get(key) or f"{METRIC_NAMES[key]} (%)", fontsize=9
+            )
+            goal = next((n for n, row in zip(numbers, rows, strict=True) if row.is_reference), math.nan)
+            if math.isfinite(goal) and key in GAP_METRICS:
+                place.axvline(goal, color=REFERENCE, linewidth=1, dashes=(3, 2))
+            place.xaxis.set_major_locator(MaxNLocator(nbins=3))
+            place.tick_params(axis="x", labelsize=7.5)
+            if key in writers:
+                write = writers[key]
+                place.xaxis.set_major_formatter(FuncFormatter(lambda v, _, w=write: w(v) if v else "0"))
+        told = "; ".join(
+            f"{name_of(row.method)} "
+            + ", ".join(f"{key} {values[i]:.4g}" for key, values in shown.items() if is_measured(values[i]))
+            for i, row in enumerate(rows)
+        )
+        return [Picture(title, svg_text(figure, _id(title, "bars"), f"All methods, {title}", told + "."))]
+
+
+def _id(*parts: str) -> str:
+    """A name for a page's identifiers."""
+    return "-".join("".join(c if c.isalnum() and c.isascii() else "-" for c in part.lower()) for part in parts)

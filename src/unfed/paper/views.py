@@ -1,0 +1,267 @@
+"""What an item shows of its runs.
+
+    results     the methods' rows, with gaps to Retrain and costs                                   tables 1 to 6, 8
+    bound       t ≥ …, and what that time would cost                                                table 7
+    bars        the same rows as a picture                                                          figure 1
+    gaps        the average gap to Retrain after each round                                         figures 4, 5
+    ratios      gap and cost by the share of clients that leave                                     figure 6
+    cka         each layer's CKA with the original model, before and after recovery                 figures 3, 7
+    spectrum    Ψ(α): which share of the gradients' variance lies in which share of directions      figure 8
+
+Analyses are made of the run's first repetition; a value that could not be had says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from unfed.analysis import bound, cka, spectrum
+from unfed.errors import UnfedError
+from unfed.layers import choose
+from unfed.metrics import GAP_METRICS, is_measured, mean_std, reading
+from unfed.paper import pictures
+from unfed.paper.catalogue import Item, published
+from unfed.paper.pictures import Line, Picture
+from unfed.params import Params
+from unfed.perturb import graft, negate
+from unfed.report import tables
+from unfed.report.rules import Row, rows, trajectories
+from unfed.run import Run
+
+BY = "Data and model"
+MOST = 2_000
+"""Test images on which models are compared."""
+SHOWN = 20
+"""Points of a spectrum's curve."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of plain cells."""
+
+    header: tuple[str, ...]
+    body: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """What an item became."""
+
+    item: Item
+    rows: tuple[Row, ...] = ()
+    grid: Grid | None = None
+    pictures: tuple[Picture, ...] = ()
+    published: Grid | None = None
+    said: tuple[str, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """The numbers of the pictures, for whoever wants to draw them again."""
+
+
+Runs = Mapping[str, Run]
+View = Callable[[Item, Runs], Section]
+
+
+def results(item: Item, runs: Runs) -> Section:
+    found = [replace(row, request=name) for name, run in runs.items() for row in rows_of(run)]
+    return Section(item, rows=tuple(found), published=_published(item))
+
+
+def bars(item: Item, runs: Runs) -> Section:
+    drawn, data = [], {}
+    for name, run in runs.items():
+        found = [row for row in rows_of(run) if not row.is_before]
+        drawn += pictures.bars(found, name)
+        data[name] = {tables.name_of(row.method): _numbers(row) for row in found}
+    return Section(item, pictures=tuple(drawn), data=data)
+
+
+def gaps(item: Item, runs: Runs) -> Section:
+    drawn, data = [], {}
+    for name, run in runs.items():
+        lines = [Line(_variant(run, label), points) for label, points in gaps_by_round(run).items()]
+        drawn.append(pictures.curves(lines, name, "round", "average gap to Retrain"))
+        data[name] = {line.name: line.points for line in lines}
+    return Section(item, pictures=tuple(drawn), data=data)
+
+
+def ratios(item: Item, runs: Runs) -> Section:
+    """Runs are called by the share that leaves."""
+    found = {name: {row.method: row for row in rows_of(run)} for name, run in runs.items()}
+    methods = [m for m in next(iter(found.values())) if m not in ("before", "retrain")]
+    drawn = []
+    for what, read in (("average gap to Retrain", _gap), ("FLOPs", _flops)):
+        series = {m: [(name, read(by[m])) for name, by in found.items()] for m in methods}
+        drawn.append(
+            pictures.groups({tables.name_of(m): points for m, points in series.items()}, what, "forgotten share")
+        )
+    data = {
+        name: {tables.name_of(m): _numbers(row) for m, row in by.items() if m != "before"} for name, by in found.items()
+    }
+    return Section(item, pictures=tuple(drawn), data=data)
+
+
+def compare_layers(item: Item, runs: Runs) -> Section:
+    drawn, data = [], {}
+    for name, run in runs.items():
+        world, models = run.world(_seed(run)), _models(run)
+        old = models.pop("original")
+        if world.held_out is None:
+            raise UnfedError(f"{name} has no test images, on which models could be compared.")
+        rows_ = torch.arange(min(len(world.held_out), MOST))
+        found = cka.compare(world.template, old, models, world.held_out, rows_, batch=min(256, len(rows_)))
+        lines = [Line(model, list(layers.items())) for model, layers in found.items()]
+        drawn.append(pictures.curves(lines, name, "layer", "CKA with the original", bottom=0.0))
+        data[name] = found
+    return Section(item, pictures=tuple(drawn), data=data)
+
+
+def times(item: Item, runs: Runs) -> Section:
+    body, data = [], {}
+    for name, run in runs.items():
+        world, models, config = run.world(_seed(run)), _models(run), run.config
+        sets = _sets(run)
+        for method, start in (("ft", models["original"]), ("not", models["NoT, round 0"])):
+            end = models[f"{tables.name_of(method)}, last round"]
+            retrain = models["Retrain, last round"]
+            found = bound.bound(world.template, sets, start, retrain, retrain, [start, end])
+            lr = config.methods.recovery(method).lr or config.unlearning.lr or config.training.lr
+            clients = sum(len(c.view("retain")) > 0 for c in world.scoped(run.config.requests()).values())
+            flops = found.flops(lr, clients, config.training.batch, world.forward_flops)
+            body.append((name, tables.name_of(method), f"{found.time:.2g}", tables.flops_text(flops)))
+            data[f"{name}, {tables.name_of(method)}"] = {"time": found.time, "flops": flops}
+    grid = Grid((BY, "Method", "t at least (learning rate × steps)", "FLOPs for that time"), tuple(body))
+    said = ("The model that was trained for long is Retrain's own; the paper trains one for twice as many rounds.",)
+    return Section(item, grid=grid, published=_published(item), said=said, data=data)
+
+
+def directions(item: Item, runs: Runs) -> Section:
+    drawn, body, data = [], [], {}
+    for name, run in runs.items():
+        world, models, sets = run.world(_seed(run)), _models(run), _sets(run)
+        starts = {"FT": models["original"], "NoT": models["NoT, round 0"], "Retrain": world.fresh(1)}
+        lines = []
+        for label, start in starts.items():
+            size = min(2_000, sum(start[n].numel() for n in world.template.trainable) // 2)
+            batch = min(run.config.training.batch, 64)
+            sample = spectrum.gradients(
+                world.template, start, sets.source, sets.retain, seed=0, batch=batch, size=min(size, 300), sets=10
+            )
+            found = spectrum.content(sample)
+            steps = max(1, len(found.psi) // SHOWN)
+            lines.append(Line(label, [((i + 1) / len(found.psi), float(p)) for i, p in enumerate(found.psi)][::steps]))
+            body.append((name, label, f"{found.alpha(0.95):.2f}"))
+        drawn.append(pictures.curves(lines, name, "α, share of directions", "Ψ(α), share of variance", bottom=0.0))
+        data[name] = {line.name: line.points for line in lines}
+    said = (
+        "300 coordinates, 10 sets of them, 128 batches, the same for every model; the paper takes 2,000 and 100."
+        " Compare models, do not read single values.",
+    )
+    grid = Grid((BY, "Start of", "α that holds 95 %"), tuple(body))
+    return Section(item, grid=grid, pictures=tuple(drawn), said=said, data=data)
+
+
+VIEWS: dict[str, View] = {
+    "results": results,
+    "bars": bars,
+    "gaps": gaps,
+    "ratios": ratios,
+    "cka": compare_layers,
+    "bound": times,
+    "spectrum": directions,
+}
+
+
+# --- reading runs -----------------------------------------------------------------------------------------------------
+
+
+def rows_of(run: Run) -> list[Row]:
+    """The run's rows under the paper's rule."""
+    return rows(run.lines(), "best-gap", recovered_within=run.config.evaluation.recovered_within)
+
+
+def gaps_by_round(run: Run) -> dict[str, list[tuple[float, float]]]:
+    """label → (round, mean over seeds of the average gap to that seed's Retrain)."""
+    (methods,) = trajectories(run.lines()).values()
+    if "retrain" not in methods:
+        raise UnfedError("A gap is taken to Retrain, which this run does not have; add it to methods.run.")
+    goal = {seed: lines[-1] for seed, lines in methods["retrain"].items()}
+    found: dict[str, list[tuple[float, float]]] = {}
+    for label, by_seed in methods.items():
+        if label in ("retrain", "before"):
+            continue
+        by_round: dict[int, list[float]] = {}
+        for seed, lines in by_seed.items():
+            for line in lines:
+                apart = [_apart(line, goal[seed], metric) for metric in GAP_METRICS]
+                if all(math.isfinite(gap) for gap in apart):
+                    by_round.setdefault(int(line["round"]), []).append(sum(apart) / len(apart))
+        found[label] = [(t, sum(values) / len(values)) for t, values in sorted(by_round.items())]
+    return found
+
+
+def _apart(line: Mapping[str, Any], goal: Mapping[str, Any], metric: str) -> float:
+    one, other = (mean_std([reading(entry, metric)]).mean for entry in (line, goal))
+    return abs(one - other) if is_measured(one) and is_measured(other) else math.nan
+
+
+def _models(run: Run) -> dict[str, Params]:
+    """The models that the paper's analyses compare; round 0 is where fine-tuning starts."""
+    seed, request = _seed(run), run.config.requests()[0].id
+    world, old = run.world(seed), run.model(seed=seed, method="train")
+    first = choose(world.template.module, ("first",))
+    ends = {m: run.model(seed=seed, request=request, method=m) for m in ("ft", "not", "retrain")}
+    return {
+        "original": old,
+        "FT, last round": ends["ft"],
+        "NoT, round 0": negate(old, first),
+        "NoT, last round": ends["not"],
+        "Retrain, last round": ends["retrain"],
+        "negated, rest random": negate(graft(world.fresh(1), first, donor=old), first),
+    }
+
+
+def _sets(run: Run) -> bound.Sets:
+    holders = list(run.world(_seed(run)).scoped(run.config.requests()).values())
+    rows_ = {view: torch.cat([c.rows[c.view(view)] for c in holders]) for view in ("retain", "forget")}
+    return bound.Sets(holders[0].source, rows_["retain"], rows_["forget"])
+
+
+def _seed(run: Run) -> int:
+    return run.config.seed_list[0]
+
+
+def _variant(run: Run, label: str) -> str:
+    """NoT under another name says what it does differently."""
+    return tables.name_of(label) if label in tables.NAMES else f"NoT: {label}"
+
+
+def _gap(row: Row) -> float:
+    return row.average_gap.mean if is_measured(row.average_gap.mean) else math.nan
+
+
+def _flops(row: Row) -> float:
+    return row.costs["flops"].mean if is_measured(row.costs["flops"].mean) else math.nan
+
+
+def _numbers(row: Row) -> dict[str, Any]:
+    costs = {cost: row.costs[cost].mean for cost in ("comm_bytes", "flops")}
+    return {metric: row.metrics[metric].mean for metric in GAP_METRICS} | costs | {"average_gap": row.average_gap.mean}
+
+
+def _published(item: Item) -> Grid | None:
+    found = published(item.published) if item.published else ()
+    if not found:
+        return None
+    body: list[tuple[str, ...]]
+    if item.view == "bound":
+        body = [(f"{r['dataset']}, {r['model']}", r["method"], r["t_unlearn"], r["est_flops"]) for r in found]
+        return Grid((BY, "Method", "t at least", "FLOPs"), tuple(body))
+    columns = ("retain", "forget", "test", "mia", "avg_gap", "comm_bytes", "flops")
+    body = [(f"{r['dataset']}, {r['model']}", r["method"], *(r[c] or tables.DASH for c in columns)) for r in found]
+    header = (BY, "Method", "Retain", "Forget", "Test", "MIA", "Avg. gap", "Bytes", "FLOPs")
+    return Grid(header, tuple(body))

@@ -1,0 +1,142 @@
+"""Every table and figure of the paper from one command: what belongs to it, and that it comes out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from unfed.cli import app
+from unfed.errors import UnfedError
+from unfed.paper.catalogue import SCALES, chosen, items, published
+from unfed.paper.views import VIEWS, gaps_by_round
+
+TABLES = [f"table-{n}" for n in range(1, 9)]
+FIGURES = [f"figure-{n}" for n in (1, 3, 4, 5, 6, 7, 8)]  # figure 2 is a drawing of the method
+
+
+def test_every_table_and_every_figure_with_data_is_there() -> None:
+    assert list(items()) == TABLES + FIGURES
+    assert {item.view for item in items().values()} == set(VIEWS)
+
+
+@pytest.mark.parametrize("name", TABLES + FIGURES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_runs_of_an_item_are_configs_that_compare_with_retrain(name: str, scale: str) -> None:
+    specs = items()[name].runs[scale]
+    assert len({spec.name for spec in specs}) == len(specs)
+    for spec in specs:
+        assert "retrain" in spec.config().methods.run
+        assert spec.config().requests()
+
+
+def test_items_that_name_the_same_run_share_it() -> None:
+    first, bound, classes = (items()[name].runs["digits"][0] for name in ("table-1", "table-7", "table-3"))
+    assert first.folder() == bound.folder() != classes.folder()
+    assert first.folder(["training.rounds=3"]) != first.folder()
+
+
+def test_the_papers_own_methods_and_models_are_run_at_its_scale() -> None:
+    """Each published row has a run of that data, model and method."""
+    from unfed.report.tables import name_of
+
+    names = {"NR-Freeze": "nr-freeze", "l1-sparse": "ℓ1-sparse"}
+    for item in items().values():
+        runs = {spec.name: {name_of(m) for m in spec.config().methods.run} for spec in item.runs["paper"]}
+        for row in published(item.published) if item.published else ():
+            own = runs[f"{row['dataset']}, {row['model']}"]
+            assert names.get(row["method"], row["method"]) in own, (item.id, row["method"])
+
+
+def test_published_numbers_are_the_papers() -> None:
+    (ft,) = [r for r in published("T1") if (r["dataset"], r["model"], r["method"]) == ("CIFAR-10", "CNN", "FT")]
+    assert (ft["forget"], ft["avg_gap"]) == ("85.56", "1.01")
+    assert [r["t_unlearn"] for r in published("T7") if r["method"] == "NoT"] == ["0.04", "0.0017", "0.0006"]
+
+
+def test_an_unknown_item_is_named_with_its_neighbour() -> None:
+    assert [item.id for item in chosen(["figure-4", "table-2"])] == ["table-2", "figure-4"]
+    with pytest.raises(UnfedError, match="table-1"):
+        chosen(["tabel-1"])
+
+
+def line(method: str, t: int, seed: int = 0, **metrics: Any) -> dict[str, Any]:
+    return {"seed": seed, "request": "r", "method": method, "round": t, **metrics}
+
+
+def test_the_gap_after_each_round_is_the_mean_distance_to_the_last_retrain_of_that_seed() -> None:
+    goal = {"retain": 90.0, "forget": 50.0, "test": 80.0, "mia": 50.0}
+    lines = [
+        line("retrain", 1, retain=0.0, forget=0.0, test=0.0, mia=0.0),
+        line("retrain", 2, **goal),
+        line("retrain", 2, seed=1, **{**goal, "retain": 92.0}),
+        line("not", 0, **{**goal, "forget": 58.0}),  # 8 / 4
+        line("not", 1, **goal),
+        line("not", 0, seed=1, **{**goal, "forget": 58.0}),  # (2 + 8) / 4
+        line("not", 1, seed=1, **{**goal, "mia": "not measured: no test data"}),
+    ]
+    run: Any = SimpleNamespace(lines=lambda: lines)
+    assert gaps_by_round(run) == {"not": [(0, pytest.approx(2.25)), (1, pytest.approx(0.0))]}
+
+
+def test_without_retrain_there_is_no_gap() -> None:
+    run: Any = SimpleNamespace(lines=lambda: [line("not", 0, retain=1.0)])
+    with pytest.raises(UnfedError, match="Retrain"):
+        gaps_by_round(run)
+
+
+# --- through the command line -----------------------------------------------------------------------------------------
+
+SMALL = ["seed=0", "training.rounds=2", "unlearning.rounds=2", "data.test_size=1497", "evaluation.every=1"]
+
+
+def paper(*arguments: str) -> Any:
+    sets = [part for change in SMALL for part in ("--set", change)]
+    return CliRunner().invoke(app, ["paper", *arguments, *sets], catch_exceptions=False)
+
+
+def test_one_command_makes_files_and_a_page_and_does_nothing_twice(tmp_path: Path) -> None:
+    wanted = ["table-3", "table-7", "figure-1", "figure-3", "figure-4", "figure-6", "figure-8"]
+    arguments = [*wanted, "-o", str(tmp_path), "--quiet", "--json", "--set", 'methods.run=["retrain","ft","not"]']
+    done = paper(*arguments)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == {"page": str(tmp_path / "paper.html"), "items": wanted}
+    made = {p.name for p in tmp_path.iterdir()}
+    assert {"table-3.md", "table-3.tex", "table-7.md", "figure-1.svg", "figure-3.svg", "figure-4.json"} <= made
+    assert {"figure-6-1.svg", "figure-6-2.svg", "figure-8.svg"} <= made
+    page = (tmp_path / "paper.html").read_text()
+    for name in wanted:
+        assert f'id="{name}"' in page and f'href="#{name}"' in page
+    assert "What the paper reports" in page
+    for picture in tmp_path.glob("*.svg"):
+        root = ElementTree.fromstring(picture.read_text())
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "--series-0:" in picture.read_text(), "a file has no page to take its colours from"
+    layers = json.loads((tmp_path / "figure-3.json").read_text())["digits, CNN"]["NoT, round 0"]
+    assert layers["conv1"] == pytest.approx(1.0, abs=1e-3), "a negated layer answers with the other sign"
+    runs = sorted((tmp_path / "runs").iterdir())
+    before = {run: (run / "trajectory.jsonl").read_bytes() for run in runs}
+    assert paper(*arguments).exit_code == 0
+    assert sorted((tmp_path / "runs").iterdir()) == runs
+    assert {run: (run / "trajectory.jsonl").read_bytes() for run in runs} == before
+
+
+def test_the_list_says_what_would_run() -> None:
+    done = CliRunner().invoke(app, ["paper", "table-2", "--scale", "paper", "--list", "--json"])
+    assert json.loads(done.stdout)["table-2"]["runs"][0]["preset"] == "caltech101-vit"
+    assert "table-2" in CliRunner().invoke(app, ["paper", "--list"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["table-9"], "choose"), (["--scale", "digit"], "digits"), (["table-1", "--set", "training.round=2"], "rounds")],
+)
+def test_mistakes_are_found_before_anything_is_written(arguments: list[str], says: str, tmp_path: Path) -> None:
+    with pytest.raises(UnfedError, match=says):
+        CliRunner().invoke(app, ["paper", *arguments, "-o", str(tmp_path / "out")], catch_exceptions=False)
+    assert not (tmp_path / "out").exists()
