@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from torch import nn
 from typer.testing import CliRunner
 
 from unfed.cli import app
 from unfed.errors import UnfedError
+from unfed.models import build
 from unfed.paper.catalogue import SCALES, chosen, items, published
 from unfed.paper.views import VIEWS, gaps_by_round
 
@@ -35,6 +38,22 @@ def test_the_runs_of_an_item_are_configs_that_compare_with_retrain(name: str, sc
         assert spec.config().requests()
 
 
+@cache
+def network(name: str, data: str) -> nn.Module:
+    side = {"digits": 8, "caltech101": 224}.get(data, 224 if name == "resnet18" else 32)
+    shape = (1 if data == "digits" else 3, side, side)
+    return build(name, shape=shape, classes={"cifar100": 100, "caltech101": 101}.get(data, 10), seed=0)
+
+
+@pytest.mark.parametrize("name", TABLES + FIGURES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_layer_that_a_method_names_is_there(name: str, scale: str) -> None:
+    for spec in items()[name].runs[scale]:
+        config = spec.config()
+        for label in config.methods.run:
+            config.method(label).check(network(config.model.name, config.data.name))
+
+
 def test_items_that_name_the_same_run_share_it() -> None:
     first, bound, classes = (items()[name].runs["digits"][0] for name in ("table-1", "table-7", "table-3"))
     assert first.folder() == bound.folder() != classes.folder()
@@ -45,7 +64,7 @@ def test_the_papers_own_methods_and_models_are_run_at_its_scale() -> None:
     """Each published row has a run of that data, model and method."""
     from unfed.report.tables import name_of
 
-    names = {"NR-Freeze": "nr-freeze", "l1-sparse": "ℓ1-sparse"}
+    names = {"l1-sparse": "ℓ1-sparse"}
     for item in items().values():
         runs = {spec.name: {name_of(m) for m in spec.config().methods.run} for spec in item.runs["paper"]}
         for row in published(item.published) if item.published else ():
@@ -130,6 +149,14 @@ def test_the_list_says_what_would_run() -> None:
     done = CliRunner().invoke(app, ["paper", "table-2", "--scale", "paper", "--list", "--json"])
     assert json.loads(done.stdout)["table-2"]["runs"][0]["preset"] == "caltech101-vit"
     assert "table-2" in CliRunner().invoke(app, ["paper", "--list"]).stdout
+
+
+def test_a_missing_data_set_is_found_before_any_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNFED_DATA", str(tmp_path / "nothing"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnfedError, match="cifar10"):
+        paper("table-6", "--scale", "paper", "-o", str(tmp_path / "out"))
+    assert not list(tmp_path.glob("out/runs/*/trajectory.jsonl"))
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,15 @@ def make(
     """Make these items, and the page that shows them. Again after an interruption: it goes on where it was."""
     folder, sections = Path(out), list[Section]()
     page = folder / "paper.html"
-    for item in items:
-        for spec in item.runs[scale]:
-            spec.folder(sets)  # a change that does not fit is found before hours of work
+    places = {spec: folder / "runs" / spec.folder(sets) for item in items for spec in item.runs[scale]}
+    for spec, place in places.items():  # what does not fit, a layer's name or a missing data set, is found before hours
+        _opened(spec, place, sets)
     for item in items:
         told(f"{item.heading}: {item.title}")
-        runs = {spec.name: _worked(spec, folder / "runs" / spec.folder(sets), sets, shown) for spec in item.runs[scale]}
+        runs = {spec.name: _opened(spec, places[spec], sets) for spec in item.runs[scale]}
+        for run in runs.values():
+            with shown(run) as watch:
+                run.execute(watch)
         section = views.VIEWS[item.view](item, runs)
         sections.append(section)
         write(section, folder)
@@ -48,11 +51,8 @@ def make(
     return page
 
 
-def _worked(spec: Spec, folder: Path, sets: Sequence[str], shown: Shown) -> Run:
-    run = Run.open(folder) if (folder / "run.json").exists() else Run.create(spec.config(sets), folder)
-    with shown(run) as watch:
-        run.execute(watch)
-    return run
+def _opened(spec: Spec, folder: Path, sets: Sequence[str]) -> Run:
+    return Run.open(folder) if (folder / "run.json").exists() else Run.create(spec.config(sets), folder)
 
 
 def write(section: Section, folder: Path) -> None:

@@ -34,6 +34,7 @@ NAMES = {
     "l1_sparse": "\u21131-sparse",
     "ssd": "SSD",
     "salun": "SalUn",
+    "nr-freeze": "NR-Freeze",
 }
 METRIC_NAMES = {"retain": "Retain", "forget": "Forget", "test": "Test", "mia": "MIA", "backdoor": "Backdoor"}
 # The paper prints accuracies with two decimals and MIA, a mean over few splits, with one.
