@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from unfed.metrics import GAP_METRICS, is_measured
 from unfed.report.drawing import DASHES, MARKERS, REFERENCE, SERIES, STYLE, svg_text
 from unfed.report.rules import Row
 from unfed.report.tables import METRIC_NAMES, bytes_text, flops_text, name_of
+
+OURS = "NoT"
 
 # A file has no page around it: what the page's light colours are.
 FILE = (
@@ -44,12 +48,19 @@ class Picture:
         return f'{opening} xmlns="http://www.w3.org/2000/svg">{FILE}{rest}\n'
 
 
-def curves(lines: Sequence[Line], title: str, across: str, up: str, bottom: float | None = None) -> Picture:
-    """Some curves with a legend below."""
+def curves(
+    lines: Sequence[Line], title: str, across: str, up: str, bottom: float | None = None, rooted: bool = False
+) -> Picture:
+    """Some curves with a legend below; on a root scale where small differences count as much as large ones."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.2, 3.4), layout="constrained")
         axes = figure.add_subplot()
-        for number, line in enumerate(lines):
+        if rooted:
+            axes.set_yscale("function", functions=(_root, np.square))
+            axes.set_yticks([0, 1, 2, 5, 10, 20, 40, 80])
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_locator(NullLocator())
+        for number, line in enumerate(_first(lines)):
             dash = DASHES[number % len(DASHES)]
             axes.plot(
                 [x for x, _ in line.points],
@@ -63,7 +74,9 @@ def curves(lines: Sequence[Line], title: str, across: str, up: str, bottom: floa
         if bottom is not None:
             axes.set_ylim(bottom, None)
         axes.set_xlabel(across)
-        axes.set_ylabel(up)
+        axes.set_ylabel(f"{up} (root scale)" if rooted else up)
+        if rooted:
+            axes.set_ylim(0, 1.1 * max(y for line in lines for _, y in line.points))
         words = lines and isinstance(lines[0].points[0][0], str)
         if words:
             axes.tick_params(axis="x", labelrotation=60 if len(lines[0].points) > 6 else 0, labelsize=8)
@@ -81,7 +94,8 @@ def groups(series: Mapping[str, Sequence[tuple[str, float]]], up: str, across: s
         axes = figure.add_subplot()
         places = [place for place, _ in next(iter(series.values()))]
         width = 0.8 / len(series)
-        for number, (name, points) in enumerate(series.items()):
+        ordered = sorted(series.items(), key=lambda one: one[0] != OURS)
+        for number, (name, points) in enumerate(ordered):
             left = [i - 0.4 + (number + 0.5) * width for i in range(len(points))]
             axes.bar(left, [y for _, y in points], width * 0.9, color=SERIES[number % len(SERIES)], label=name)
         axes.set_xticks(range(len(places)), places)
@@ -130,6 +144,15 @@ def bars(rows: Sequence[Row], title: str) -> list[Picture]:
             for i, row in enumerate(rows)
         )
         return [Picture(title, svg_text(figure, _id(title, "bars"), f"All methods, {title}", told + "."))]
+
+
+def _first(lines: Sequence[Line]) -> list[Line]:
+    """NoT first, so that it has the same colour in every picture."""
+    return sorted(lines, key=lambda line: line.name != OURS)
+
+
+def _root(values: Any) -> Any:
+    return np.sqrt(np.maximum(values, 0))
 
 
 def _id(*parts: str) -> str:

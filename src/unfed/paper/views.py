@@ -36,7 +36,7 @@ from unfed.run import Run
 BY = "Data and model"
 MOST = 2_000
 """Test images on which models are compared."""
-SHOWN = 20
+SHOWN = 100
 """Points of a spectrum's curve."""
 
 
@@ -83,8 +83,8 @@ def bars(item: Item, runs: Runs) -> Section:
 def gaps(item: Item, runs: Runs) -> Section:
     drawn, data = [], {}
     for name, run in runs.items():
-        lines = [Line(_variant(run, label), points) for label, points in gaps_by_round(run).items()]
-        drawn.append(pictures.curves(lines, name, "round", "average gap to Retrain"))
+        lines = [Line(tables.name_of(label), points) for label, points in gaps_by_round(run).items()]
+        drawn.append(pictures.curves(lines, name, "round", "average gap to Retrain", rooted=True))
         data[name] = {line.name: line.points for line in lines}
     return Section(item, pictures=tuple(drawn), data=data)
 
@@ -233,11 +233,6 @@ def _sets(run: Run) -> bound.Sets:
 
 def _seed(run: Run) -> int:
     return run.config.seed_list[0]
-
-
-def _variant(run: Run, label: str) -> str:
-    """NoT under another name says what it does differently."""
-    return tables.name_of(label) if label in tables.NAMES else f"NoT: {label}"
 
 
 def _gap(row: Row) -> float:
