@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from test_report import fake_run
+from unfed.paper import catalogue, making, pictures, views
+from unfed.paper.pictures import Line
+from unfed.paper.views import Grid, Section
 from unfed.report.html import render
+from unfed.report.rules import rows
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -197,4 +202,48 @@ def test_it_prints_in_full(browser: Browser, report: Path) -> None:
     assert page.locator("pre").last.is_visible(), "what is folded on the screen is open on paper"
     assert not page.locator(".top nav").is_visible()
     assert problems == []
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of the paper's items: rows with what the paper reports, a plain table, a picture alone, a pair of them."""
+    run, lines = fake_run(seeds=(0, 1))
+    items = catalogue.items()
+    found = [replace(row, request="digits, CNN") for row in rows(lines)]
+    points = [(float(t), 40.0 / (t + 1)) for t in range(40)]
+    curve = pictures.curves([Line("FT", points), Line("NoT", points)], "digits, CNN", "round", "gap", rooted=True)
+    bars = [pictures.groups({"FT": [("10 %", 1.0)], "NoT": [("10 %", 2.0)]}, up, "share") for up in ("gap", "FLOPs")]
+    layers = [Line("NoT", [(f"encoder.layers.encoder_layer_{i}.mlp", 0.9) for i in range(12)])]
+    sections = [
+        replace(views.results(items["table-1"], {}), rows=tuple(found)),
+        Section(items["table-7"], grid=Grid(("Data and model", "t"), (("digits, CNN", "29"),)), said=("Mind this.",)),
+        Section(items["figure-4"], pictures=(curve,)),
+        Section(items["figure-6"], pictures=tuple(bars)),
+        Section(items["figure-3"], pictures=(pictures.curves(layers, "ViT", "layer", "CKA", bottom=0.0),)),
+    ]
+    path = tmp_path_factory.mktemp("paper") / "paper.html"
+    path.write_text(making.render(sections, "digits", ["seed=0"], run), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("width", [320, 768, 1200])
+def test_the_papers_page_opens_quietly_and_fits(browser: Browser, paper: Path, width: int) -> None:
+    page, problems = visit(browser, paper, width=width)
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert problems == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    drawn = page.locator("figure svg[role=img]")
+    assert drawn.count() == 4
+    for index in range(4):
+        box = drawn.nth(index).bounding_box()
+        assert box is not None and 200 < box["width"] < 760
+    assert page.locator("section#table-1 details td").count() > 34 * 8 - 1  # what the paper reports
+    page.close()
+
+
+def test_the_papers_page_has_a_way_to_every_item(browser: Browser, paper: Path) -> None:
+    page, _ = visit(browser, paper)
+    for link in page.locator("nav a").all():
+        assert page.locator(str(link.get_attribute("href"))).count() == 1
     page.close()
