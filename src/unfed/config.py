@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import math
 import tomllib
-import types
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from unfed import methods as all_methods
 from unfed.data import Request, read_samples
 from unfed.errors import UnfedError, listed, nearest
+from unfed.mistakes import explained
 
 
 class _Table(BaseModel):
@@ -321,7 +321,7 @@ class Config(_Table):
         try:
             config = Config.model_validate(values)
         except ValidationError as error:
-            raise UnfedError(_explain(error)) from error
+            raise UnfedError(explained(error, Config)) from error
         config.methods.build()
         return config
 
@@ -401,44 +401,3 @@ def _resolve_paths(values: dict[str, Any], where: Path) -> None:
     for table, key in tables:
         if isinstance(table, dict) and isinstance(table.get(key), str):
             table[key] = str(where / Path(table[key]).expanduser())
-
-
-def _explain(error: ValidationError) -> str:
-    """The first mistake as one sentence: the key, what is allowed there, the nearest match."""
-    first = error.errors()[0]
-    location = [str(part) for part in first["loc"] if not str(part).startswith("function-")]
-    path = ".".join(part for part in location if part not in ("int", "tuple[int, ...]")) or "config"
-    more = f" ({error.error_count() - 1} more after it)" if error.error_count() > 1 else ""
-    if first["type"] == "extra_forbidden":
-        known = _fields_at(Config, location[:-1])
-        inside = ".".join(location[:-1]) or "the config"
-        return f"{path} is not known; {inside} has {listed(known)}.{nearest(location[-1], known)}{more}"
-    if first["type"] == "literal_error":
-        allowed = str(first.get("ctx", {}).get("expected", ""))
-        close = nearest(str(first["input"]), allowed.split("'")[1::2])
-        return f"{path} = {first['input']!r} is not allowed; use {allowed}.{close}{more}"
-    if first["type"] == "string_pattern_mismatch" and path == "device":
-        return f"device = {first['input']!r} is not known; use auto, cpu, cuda, cuda:N or mps.{more}"
-    message = str(first["msg"]).removeprefix("Value error, ")
-    given = f", not {first['input']!r}" if first["type"] != "value_error" else ""
-    return f"{path}: {message[0].lower() + message[1:]}{given}.{more}"
-
-
-def _fields_at(model: type[BaseModel], location: Sequence[str]) -> list[str]:
-    """The keys allowed in the table at a place, followed through tuples and optional tables."""
-    for part in location:
-        if part.isdigit():
-            continue
-        model = _table_in(model.model_fields[part].annotation) or model
-    return list(model.model_fields)
-
-
-def _table_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and get_origin(annotation) is None:
-        return annotation if issubclass(annotation, BaseModel) else None
-    if get_origin(annotation) in (Union, types.UnionType, tuple, Annotated):
-        for inner in get_args(annotation):
-            found = _table_in(inner) if inner is not Ellipsis else None
-            if found:
-                return found
-    return None

@@ -1,0 +1,52 @@
+"""A mistake in a config as one sentence: the key, what is allowed there, the nearest match."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from unfed.errors import listed, nearest
+
+
+def explained(error: ValidationError, config: type[BaseModel]) -> str:
+    """The first mistake, and how many there are after it."""
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"] if not str(part).startswith("function-")]
+    path = ".".join(part for part in location if part not in ("int", "tuple[int, ...]")) or "config"
+    more = f" ({error.error_count() - 1} more after it)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(config, location[:-1])
+        inside = ".".join(location[:-1]) or "the config"
+        return f"{path} is not known; {inside} has {listed(known)}.{nearest(location[-1], known)}{more}"
+    if first["type"] == "literal_error":
+        allowed = str(first.get("ctx", {}).get("expected", ""))
+        close = nearest(str(first["input"]), allowed.split("'")[1::2])
+        return f"{path} = {first['input']!r} is not allowed; use {allowed}.{close}{more}"
+    if first["type"] == "string_pattern_mismatch" and path == "device":
+        return f"device = {first['input']!r} is not known; use auto, cpu, cuda, cuda:N or mps.{more}"
+    message = str(first["msg"]).removeprefix("Value error, ")
+    given = f", not {first['input']!r}" if first["type"] != "value_error" else ""
+    return f"{path}: {message[0].lower() + message[1:]}{given}.{more}"
+
+
+def _fields_at(model: type[BaseModel], location: Sequence[str]) -> list[str]:
+    """The keys allowed in the table at a place, followed through tuples and optional tables."""
+    for part in location:
+        if part.isdigit():
+            continue
+        model = _table_in(model.model_fields[part].annotation) or model
+    return list(model.model_fields)
+
+
+def _table_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        return annotation if issubclass(annotation, BaseModel) else None
+    if get_origin(annotation) in (Union, types.UnionType, tuple, Annotated):
+        for inner in get_args(annotation):
+            found = _table_in(inner) if inner is not Ellipsis else None
+            if found:
+                return found
+    return None
