@@ -18,9 +18,10 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from unfed.cli import app
-from unfed.config import Config, _table_in
+from unfed.config import Config
 from unfed.methods import METHODS
 from unfed.methods.base import NEEDS, Central
+from unfed.mistakes import table_in
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,7 +38,7 @@ def _table(path: str, model: type[BaseModel]) -> Iterator[str]:
         yield from (f"## `[{path}]`", "", (model.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " "), "")
     rows = []
     for name, field in model.model_fields.items():
-        table = _table_in(field.annotation)
+        table = table_in(field.annotation)
         if table is not None:
             inner.append((f"{path}.{name}" if path else name, table))
             continue

@@ -23,14 +23,14 @@ from rich.markup import escape
 from rich.table import Table
 
 import unfed
-from unfed import checkpoint, cli_compare, cli_data, cli_files, cli_flower, cli_paper, describe
+from unfed import checkpoint, cli_compare, cli_data, cli_files, cli_flower, cli_methods, cli_paper, describe
 from unfed.api import results, write_report
 from unfed.config import Config, presets
 from unfed.data import Request, read_samples
 from unfed.display import Display, clock_text, percent, results_table, story
-from unfed.errors import Refused, UnfedError, UnfedWarning
+from unfed.errors import UnfedError, UnfedWarning
 from unfed.evaluation import Evaluator
-from unfed.methods import METHODS, find
+from unfed.methods import METHODS
 from unfed.metrics import is_measured
 from unfed.params import cast, check_like
 from unfed.report import tables
@@ -45,8 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-methods_app = typer.Typer(help="The methods: what they need, which scopes they serve, their hyperparameters.")
-app.add_typer(methods_app, name="methods")
+app.add_typer(cli_methods.app, name="methods")
 app.add_typer(cli_data.app, name="data")
 cli_files.add_to(app)
 cli_flower.add_to(app)
@@ -340,66 +339,6 @@ def report(
     else:
         checkpoint.write_bytes(out, text.encode())
         stdout.print(f"Report: {out}", soft_wrap=True)
-
-
-@methods_app.callback(invoke_without_command=True)
-def methods(context: typer.Context, as_json: Json = False) -> None:
-    """All methods: which scopes they serve and what they need."""
-    if context.invoked_subcommand:
-        return
-    if as_json:
-        listed = {
-            name: {"title": m.title, "scopes": sorted(m.scopes), "needs": sorted(m.needs)}
-            for name, m in METHODS.items()
-        }
-        typer.echo(json.dumps(listed))
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "method", "scopes", "needs", "reference"):
-        table.add_column(column)
-    for name, method in METHODS.items():
-        table.add_row(
-            name, method.title, ", ".join(sorted(method.scopes)), ", ".join(sorted(method.needs)), method.cite
-        )
-    stdout.print(table)
-    stdout.print("\nHyperparameters of one: unfed methods show NAME")
-
-
-@methods_app.command("show")
-def methods_show(name: Annotated[str, typer.Argument(help="A method, or package.module:Class.")]) -> None:
-    """One method: what it is, what it needs, its hyperparameters and where their defaults come from."""
-    method = find(name)
-    stdout.print(f"[bold]{escape(method.title)}[/bold] ({escape(name)}): {escape((method.__doc__ or '').strip())}")
-    stdout.print(f"Reference: {escape(method.cite)}")
-    stdout.print(f"Scopes: {', '.join(sorted(method.scopes))}.  Needs: {', '.join(sorted(method.needs))}.\n")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("hyperparameter", "default", "meaning", "source"):
-        table.add_column(column)
-    for option, default, says, source in method.options():
-        table.add_row(option, escape(str(default)), escape(says), source)
-    stdout.print(table if method.options() else "It has no hyperparameters.")
-
-
-@methods_app.command("check")
-def methods_check(
-    where: Annotated[str, typer.Argument(metavar="FILE", help="A Python file, a name, or package.module:Class.")],
-    sets: Sets = [],  # noqa: B006
-    as_json: Json = False,
-) -> None:
-    """Check a method against the contract, on digits: clean views, resume, honest needs, ledger, engines equal."""
-    from unfed import conformance
-
-    claims = []
-    for claim in conformance.check(find(where), sets):
-        claims.append(claim)
-        if not as_json:
-            mark = "[green]✓[/green]" if claim.held else "[red]✗[/red]"
-            stdout.print(f"{mark} {escape(claim.name)}: {escape(claim.saw)}", soft_wrap=True)
-    if as_json:
-        typer.echo(json.dumps([vars(claim) for claim in claims]))
-    broken = sum(not claim.held for claim in claims)
-    if broken:
-        raise Refused(f"{broken} of {len(claims)} claims do not hold; mend the method and check again.")
 
 
 if __name__ == "__main__":

@@ -37,16 +37,17 @@ def _fields_at(model: type[BaseModel], location: Sequence[str]) -> list[str]:
     for part in location:
         if part.isdigit():
             continue
-        model = _table_in(model.model_fields[part].annotation) or model
+        model = table_in(model.model_fields[part].annotation) or model
     return list(model.model_fields)
 
 
-def _table_in(annotation: Any) -> type[BaseModel] | None:
+def table_in(annotation: Any) -> type[BaseModel] | None:
+    """The table that a field holds, through tuples and optional ones."""
     if isinstance(annotation, type) and get_origin(annotation) is None:
         return annotation if issubclass(annotation, BaseModel) else None
     if get_origin(annotation) in (Union, types.UnionType, tuple, Annotated):
         for inner in get_args(annotation):
-            found = _table_in(inner) if inner is not Ellipsis else None
+            found = table_in(inner) if inner is not Ellipsis else None
             if found:
                 return found
     return None
