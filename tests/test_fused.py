@@ -229,8 +229,8 @@ def test_images_are_laid_out_alike(interpreted: None, columns: int, padding: int
 
 @pytest.mark.parametrize(
     ("entering", "leaving", "kernel", "side", "margin"),
-    [(16, 32, 3, 8, 0), (16, 32, 3, 18, 1), (3, 20, 5, 11, 2), (20, 70, 1, 5, 0)],
-    ids=["images share a tile", "an image is a tile", "odd channels", "one pixel"],
+    [(16, 32, 3, 8, 0), (16, 32, 3, 18, 1), (3, 20, 5, 11, 2), (20, 70, 1, 5, 0), (3, 16, 1, 5, 0)],
+    ids=["images share a tile", "an image is a tile", "odd channels", "one pixel", "fewer entries than a tile"],
 )
 def test_convolution_kernels_equal_unfolding(
     interpreted: None, entering: int, leaving: int, kernel: int, side: int, margin: int

@@ -98,7 +98,8 @@ def rewrite(module: GraphModule) -> int:
         if node.target is not torch.ops.unfed.attention_backward.default:
             continue
         made = {user.args[1]: user for user in node.users if user.target is getitem}
-        for found in rewriting.sums(made[0]):
+        heads, width = made[0].meta["val"].shape[3:]
+        for found in rewriting.sums(made[0], 3 * heads * width):
             parts = made.get(1) or _second(module, node)
             total = rewriting.insert(module.graph, found, _total, parts, found.meta["val"].dtype)
             rewriting.replace(module.graph, found, total)

@@ -71,7 +71,11 @@ def rewrite(module: GraphModule) -> int:
         if node.target is aten.gelu.default and _half(node.args[0]):
             rewriting.replace(module.graph, node, rewriting.insert(module.graph, node, gelu, node.args[0]))
             changed += 1
-        elif node.target is aten.gelu_backward.default and _half(node.args[1]) and (sums := rewriting.sums(node)):
+        elif (
+            node.target is aten.gelu_backward.default
+            and _half(node.args[1])
+            and (sums := rewriting.sums(node, _columns(node)))
+        ):
             dx, total = rewriting.insert(module.graph, node, with_sums, *node.args)
             for found in sums:
                 rewriting.replace(module.graph, found, total)
@@ -80,6 +84,10 @@ def rewrite(module: GraphModule) -> int:
     module.graph.eliminate_dead_code()
     module.recompile()
     return changed
+
+
+def _columns(node: Any) -> int:
+    return int(node.meta["val"].shape[-1])
 
 
 def _half(node: Any) -> bool:

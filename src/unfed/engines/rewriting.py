@@ -51,13 +51,13 @@ def replace(graph: Graph, node: Node, result: Any) -> None:
     graph.erase_node(node)
 
 
-def sums(node: Node) -> list[Node]:
+def sums(node: Node, columns: int) -> list[Node]:
     """Who adds up the rows of a tensor that is a linear layer's gradient: as [rows, columns], over the rows."""
-    found: list[Node] = []
+    shape, found = node.meta["val"].shape, list[Node]()
     for user in node.users:
         if user.target in VIEWS:
-            found += sums(user)
-        elif user.target is aten.sum.dim_IntList and node.meta["val"].dim() == 2 and user.args[1:] in OVER_ROWS:
+            found += sums(user, columns)
+        elif user.target is aten.sum.dim_IntList and user.args[1:] in OVER_ROWS and tuple(shape[1:]) == (columns,):
             found.append(user)
     return found
 

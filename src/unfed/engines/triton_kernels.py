@@ -14,7 +14,10 @@ import triton.language as tl
 def _offsets(k, x_row: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, VEC: tl.constexpr):
     """Where the kernel's entries k lie, relative to a window's first number. Entries behind the last one read what the
     first ones read, and are not stored. VEC neighbours lie side by side, which the compiler cannot see by itself."""
-    k = tl.where(k < K, k, k - K)
+    if k.shape[0] > 2 * K:  # noqa: SIM108 (Triton decides it while it compiles)
+        k = k % K
+    else:
+        k = tl.where(k < K, k, k - K)
     return tl.max_contiguous(tl.multiple_of((k // RUN) * x_row + k % RUN, VEC), VEC)
 
 
