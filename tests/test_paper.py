@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,29 +121,50 @@ def paper(*arguments: str) -> Any:
 
 
 def test_one_command_makes_files_and_a_page_and_does_nothing_twice(tmp_path: Path) -> None:
-    wanted = ["table-3", "table-7", "figure-1", "figure-3", "figure-4", "figure-6", "figure-8"]
+    wanted = ["table-3", "table-7", "figure-1", "figure-3", "figure-4", "figure-5", "figure-6", "figure-8"]
     arguments = [*wanted, "-o", str(tmp_path), "--quiet", "--json", "--set", 'methods.run=["retrain","ft","not"]']
     done = paper(*arguments)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout) == {"page": str(tmp_path / "paper.html"), "items": wanted}
     made = {p.name for p in tmp_path.iterdir()}
-    assert {"table-3.md", "table-3.tex", "table-7.md", "figure-1.svg", "figure-3.svg", "figure-4.json"} <= made
-    assert {"figure-6-1.svg", "figure-6-2.svg", "figure-8.svg"} <= made
+    assert {"table-3.md", "table-3.tex", "table-3.json", "table-7.md", "figure-1.svg", "figure-4.json"} <= made
+    assert {"figure-3-1.svg", "figure-3-2.svg", "figure-6-1.svg", "figure-6-2.svg", "figure-8.svg"} <= made
     page = (tmp_path / "paper.html").read_text()
     for name in wanted:
         assert f'id="{name}"' in page and f'href="#{name}"' in page
     assert "What the paper reports" in page
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
     for picture in tmp_path.glob("*.svg"):
         root = ElementTree.fromstring(picture.read_text())
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert "--series-0:" in picture.read_text(), "a file has no page to take its colours from"
-    layers = json.loads((tmp_path / "figure-3.json").read_text())["digits, CNN"]["NoT, round 0"]
-    assert layers["conv1"] == pytest.approx(1.0, abs=1e-3), "a negated layer answers with the other sign"
+    layers = json.loads((tmp_path / "figure-3.json").read_text())["digits, CNN"]
+    assert layers["CKA"]["NoT, round 0"]["conv1"] == pytest.approx(1.0, abs=1e-3), "it answers with the other sign"
+    assert layers["normalised"]["NoT, round 0"]["conv1"] == pytest.approx(1.0, abs=1e-2)
+    fresh, ours = (layers["CKA"][model]["head"] for model in ("Retrain, round 0", "NoT, last round"))
+    assert layers["normalised"]["NoT, last round"]["head"] == pytest.approx((ours - fresh) / (1 - fresh))
     runs = sorted((tmp_path / "runs").iterdir())
     before = {run: (run / "trajectory.jsonl").read_bytes() for run in runs}
     assert paper(*arguments).exit_code == 0
     assert sorted((tmp_path / "runs").iterdir()) == runs
     assert {run: (run / "trajectory.jsonl").read_bytes() for run in runs} == before
+    assert paper("figure-5", *arguments[len(wanted) :]).exit_code == 0
+    assert 'id="table-3"' in (tmp_path / "paper.html").read_text(), "what was made before stays on the page"
+
+
+def test_where_nothing_was_attacked_there_is_no_gap_and_the_page_says_so(tmp_path: Path) -> None:
+    sets = ["--set", "evaluation.attack=false", "--set", 'methods.run=["retrain","ft"]']
+    assert paper("figure-4", "-o", str(tmp_path), "--quiet", *sets).exit_code == 0
+    assert "not measured: average gap to Retrain at no round" in (tmp_path / "paper.html").read_text()
+    assert not list(tmp_path.glob("*.svg"))
+
+
+def test_the_analyses_start_where_the_configured_not_starts(tmp_path: Path) -> None:
+    sets = ["--set", 'methods.not.layers=["conv2"]', "--set", 'methods.run=["retrain","ft","not"]']
+    assert paper("figure-3", "-o", str(tmp_path), "--quiet", *sets).exit_code == 0
+    found = json.loads((tmp_path / "figure-3.json").read_text())["digits, CNN"]["CKA"]["NoT, round 0"]
+    assert found["conv2"] == pytest.approx(1.0, abs=1e-3) and found["head"] < 0.999
 
 
 def test_the_list_says_what_would_run() -> None:
@@ -161,9 +183,16 @@ def test_a_missing_data_set_is_found_before_any_run_begins(tmp_path: Path, monke
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(["table-9"], "choose"), (["--scale", "digit"], "digits"), (["table-1", "--set", "training.round=2"], "rounds")],
+    [
+        (["table-9"], "choose"),
+        (["--scale", "digit"], "digits"),
+        (["table-1", "--set", "training.round=2"], "rounds"),
+        (["figure-3", "--set", 'methods.run=["retrain","not"]'], "ft"),
+        (["table-1", "--set", 'request=[{id="a",clients=["0"]},{id="b",clients=["1"]}]'], "one request"),
+        (["table-8", "figure-4", "--set", 'methods.conv2={use="not",layers=["conv9"]}'], "conv9"),
+    ],
 )
 def test_mistakes_are_found_before_anything_is_written(arguments: list[str], says: str, tmp_path: Path) -> None:
     with pytest.raises(UnfedError, match=says):
         CliRunner().invoke(app, ["paper", *arguments, "-o", str(tmp_path / "out")], catch_exceptions=False)
-    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob("out/*.*")) and not list(tmp_path.glob("out/runs/*"))

@@ -212,15 +212,18 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     items = catalogue.items()
     found = [replace(row, request="digits, CNN") for row in rows(lines)]
     points = [(float(t), 40.0 / (t + 1)) for t in range(40)]
-    curve = pictures.curves([Line("FT", points), Line("NoT", points)], "digits, CNN", "round", "gap", rooted=True)
-    bars = [pictures.groups({"FT": [("10 %", 1.0)], "NoT": [("10 %", 2.0)]}, up, "share") for up in ("gap", "FLOPs")]
+    curve = pictures.curves(
+        [Line("FT", points), Line("NoT", points)], "digits, CNN", "round", "gap", item="f4", rooted=True
+    )
+    shares = {"FT": [("10 %", 1.0)], "NoT": [("10 %", 2.0)]}
+    bars = [pictures.groups(shares, up, "share", item="f6") for up in ("gap", "FLOPs")]
     layers = [Line("NoT", [(f"encoder.layers.encoder_layer_{i}.mlp", 0.9) for i in range(12)])]
     sections = [
         replace(views.results(items["table-1"], {}), rows=tuple(found)),
         Section(items["table-7"], grid=Grid(("Data and model", "t"), (("digits, CNN", "29"),)), said=("Mind this.",)),
         Section(items["figure-4"], pictures=(curve,)),
         Section(items["figure-6"], pictures=tuple(bars)),
-        Section(items["figure-3"], pictures=(pictures.curves(layers, "ViT", "layer", "CKA", bottom=0.0),)),
+        Section(items["figure-3"], pictures=(pictures.curves(layers, "ViT", "layer", "CKA", item="f3", bottom=0.0),)),
     ]
     path = tmp_path_factory.mktemp("paper") / "paper.html"
     path.write_text(making.render(sections, "digits", ["seed=0"], run), encoding="utf-8")

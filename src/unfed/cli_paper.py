@@ -27,7 +27,7 @@ stderr = Console(stderr=True, highlight=False)
 def paper(
     items: Annotated[list[str] | None, typer.Argument(metavar="[ITEM …]", help="table-1, figure-4, …; all.")] = None,
     scale: Annotated[str, typer.Option(help="digits: minutes each. paper: its own data and models, a GPU.")] = "digits",
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where runs, files and the page go.")] = Path("paper"),
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="For runs, files, page; default paper/SCALE.")] = None,
     sets: Annotated[list[str], typer.Option("--set", help="Change a config key of every run. Repeatable.")] = [],  # noqa: B006
     show: Annotated[bool, typer.Option("--list", help="Name the items with their runs, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.")] = False,
@@ -54,7 +54,7 @@ def paper(
 
     try:
         told = (lambda text: None) if silent else (lambda text: stdout.print(f"[bold]{escape(text)}[/bold]"))
-        page = make(wanted, scale, out, shown, told, sets)
+        page = make(wanted, scale, out or Path("paper", scale), shown, told, sets)
     except KeyboardInterrupt:
         stderr.print("Interrupted. Nothing is lost: give the same command again.", soft_wrap=True)
         sys.exit(130)

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from unfed.config import Config
 from unfed.errors import UnfedError, listed, nearest
@@ -26,11 +27,12 @@ SCALES = ("digits", "paper")
 
 @dataclass(frozen=True)
 class Spec:
-    """A run behind an item: how it is called there, its preset, and what is changed in it."""
+    """A run behind an item: how it is called there, its preset, what is changed in it, and numbers for the view."""
 
     name: str
     preset: str
     sets: tuple[str, ...] = ()
+    numbers: tuple[tuple[str, Any], ...] = ()
 
     def config(self, more: Sequence[str] = ()) -> Config:
         return Config.preset(self.preset, [*self.sets, *more])
@@ -64,7 +66,7 @@ def items() -> dict[str, Item]:
     """All of them, tables first."""
     folder = resources.files("unfed.experiments").joinpath("paper")
     names = sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
-    names.sort(key=lambda name: not name.startswith("table"))
+    names.sort(key=lambda name: (not name.startswith("table"), int(name.rpartition("-")[2])))
     return {name: _item(name, folder.joinpath(f"{name}.toml").read_text(encoding="utf-8")) for name in names}
 
 
@@ -88,7 +90,10 @@ def published(table: str) -> tuple[Mapping[str, str], ...]:
 def _item(name: str, text: str) -> Item:
     raw = tomllib.loads(text)
     runs = {
-        scale: tuple(Spec(run["name"], run["preset"], tuple(run.get("set", ()))) for run in raw[scale])
+        scale: tuple(
+            Spec(run["name"], run["preset"], tuple(run.get("set", ())), tuple(run.get("view", {}).items()))
+            for run in raw[scale]
+        )
         for scale in SCALES
     }
     return Item(name, raw["title"], raw["view"], runs, raw.get("published", ""))

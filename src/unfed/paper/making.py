@@ -2,20 +2,22 @@
 
 OUT/runs/PRESET-HASH    run folders: interrupted ones go on, finished ones are read
 OUT/table-1.md .tex     the rows          OUT/figure-4.svg …     the pictures
-OUT/table-1.json        the numbers       OUT/paper.html         everything so far, in one page
+OUT/table-1.json        the numbers       OUT/paper.html         everything made here so far
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from unfed import checkpoint
 from unfed.describe import now
-from unfed.paper import views
+from unfed.errors import UnfedError
+from unfed.paper import catalogue, views
 from unfed.paper.catalogue import Item, Spec
 from unfed.paper.views import Grid, Section
 from unfed.report import html, tables
@@ -31,28 +33,60 @@ Told = Callable[[str], object]
 def make(
     items: Sequence[Item], scale: str, out: str | Path, shown: Shown, told: Told, sets: Sequence[str] = ()
 ) -> Path:
-    """Make these items, and the page that shows them. Again after an interruption: it goes on where it was."""
-    folder, sections = Path(out), list[Section]()
+    """Make these items, and the page that shows them with whatever was made here before. Again after an interruption:
+    it goes on where it was."""
+    folder, done = Path(out), dict[str, Section]()
     page = folder / "paper.html"
-    places = {spec: folder / "runs" / spec.folder(sets) for item in items for spec in item.runs[scale]}
-    for spec, place in places.items():  # what does not fit, a layer's name or a missing data set, is found before hours
-        _opened(spec, place, sets)
+    _open_all(items, scale, folder, sets)
     for item in items:
         told(f"{item.heading}: {item.title}")
-        runs = {spec.name: _opened(spec, places[spec], sets) for spec in item.runs[scale]}
+        runs = {spec.name: Run.open(_place(folder, spec, sets)) for spec in item.runs[scale]}
         for run in runs.values():
             with shown(run) as watch:
                 run.execute(watch)
-        section = views.VIEWS[item.view](item, runs)
-        sections.append(section)
-        write(section, folder)
-        about = [run.info() for run in runs.values()]
-        checkpoint.write_bytes(page, render(sections, scale, sets, about[0]).encode())
+        done[item.id] = views.VIEWS[item.view].make(item, runs)
+        write(done[item.id], folder)
+    sections, about = _made(scale, folder, sets, done)
+    checkpoint.write_bytes(page, render(sections, scale, sets, about).encode())
     return page
 
 
-def _opened(spec: Spec, folder: Path, sets: Sequence[str]) -> Run:
-    return Run.open(folder) if (folder / "run.json").exists() else Run.create(spec.config(sets), folder)
+def _open_all(items: Sequence[Item], scale: str, folder: Path, sets: Sequence[str]) -> None:
+    """Every run's folder, before the first run begins: a layer's name, a missing data set or a missing method is found
+    now and not after hours, and then no folder is left behind."""
+    for item in items:
+        for spec in item.runs[scale]:
+            views.VIEWS[item.view].check(item, spec.name, spec.config(sets))
+    new = list[Path]()
+    try:
+        for place, spec in {_place(folder, s, sets): s for item in items for s in item.runs[scale]}.items():
+            if not (place / "run.json").exists():
+                new.append(place)
+                Run.create(spec.config(sets), place)
+    except UnfedError:
+        for place in new:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
+
+
+def _place(folder: Path, spec: Spec, sets: Sequence[str]) -> Path:
+    return folder / "runs" / spec.folder(sets)
+
+
+def _made(
+    scale: str, folder: Path, sets: Sequence[str], done: Mapping[str, Section]
+) -> tuple[list[Section], dict[str, Any]]:
+    """The sections of all items whose runs are finished here, and what the first of their runs says of its machine."""
+    sections, about = list[Section](), dict[str, Any]()
+    for item in catalogue.items().values():
+        places = {spec.name: _place(folder, spec, sets) for spec in item.runs[scale]}
+        if not all((place / "run.json").exists() for place in places.values()):
+            continue
+        runs = {name: Run.open(place) for name, place in places.items()}
+        if all(run.folder.finished(job) for run in runs.values() for job, _ in run.jobs()):
+            sections.append(done.get(item.id) or views.VIEWS[item.view].make(item, runs))
+            about = about or next(iter(runs.values())).info()
+    return sections, about
 
 
 def write(section: Section, folder: Path) -> None:
@@ -63,7 +97,8 @@ def write(section: Section, folder: Path) -> None:
             checkpoint.write_bytes(folder / f"{name}.{ending}", text.encode())
     for number, picture in enumerate(section.pictures, 1):
         suffix = f"-{number}" if len(section.pictures) > 1 else ""
-        checkpoint.write_bytes(folder / f"{name}{suffix}.svg", picture.file().encode())
+        if picture.svg is not None:
+            checkpoint.write_bytes(folder / f"{name}{suffix}.svg", picture.file().encode())
 
 
 def markdown(section: Section) -> str:
@@ -106,7 +141,7 @@ def _view(section: Section) -> dict[str, Any]:
         "title": section.item.title,
         "table": html.table_view(section.rows, views.BY) if section.rows else None,
         "grid": section.grid,
-        "pictures": [{"title": picture.title, "svg": picture.svg} for picture in section.pictures],
+        "pictures": [{"title": p.title, "svg": p.svg, "reason": p.reason} for p in section.pictures],
         "published": section.published,
         "said": section.said,
     }

@@ -37,21 +37,34 @@ class Line:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with its title, as it stands in a page."""
+    """A picture with its title, as it stands in a page, or the reason why there is none."""
 
     title: str
-    svg: str
+    svg: str | None
+    reason: str = ""
 
     def file(self) -> str:
         """The same, to stand alone."""
+        assert self.svg is not None
         opening, _, rest = self.svg.partition(">")
         return f'{opening} xmlns="http://www.w3.org/2000/svg">{FILE}{rest}\n'
 
 
 def curves(
-    lines: Sequence[Line], title: str, across: str, up: str, bottom: float | None = None, rooted: bool = False
+    lines: Sequence[Line],
+    title: str,
+    across: str,
+    up: str,
+    *,
+    item: str,
+    bottom: float | None = None,
+    rooted: bool = False,
 ) -> Picture:
-    """Some curves with a legend below; on a root scale where small differences count as much as large ones."""
+    """Some curves with a legend below; on a root scale where small differences count as much as large ones. `item`
+    keeps identifiers apart on a page."""
+    lines = [line for line in lines if line.points]
+    if not lines:
+        return Picture(title, None, f"not measured: {up} at no {across}")
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.2, 3.4), layout="constrained")
         axes = figure.add_subplot()
@@ -77,17 +90,17 @@ def curves(
         axes.set_ylabel(f"{up} (root scale)" if rooted else up)
         if rooted:
             axes.set_ylim(0, 1.1 * max(y for line in lines for _, y in line.points))
-        words = lines and isinstance(lines[0].points[0][0], str)
+        words = isinstance(lines[0].points[0][0], str)
         if words:
             axes.tick_params(axis="x", labelrotation=60 if len(lines[0].points) > 6 else 0, labelsize=8)
         else:
             axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=across == "round"))
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
-        told = "; ".join(f"{line.name} ends at {line.points[-1][1]:.3g}" for line in lines if line.points) + "."
-        return Picture(title, svg_text(figure, _id(title, up), f"{up} by {across}, {title}", told))
+        told = "; ".join(f"{line.name} ends at {line.points[-1][1]:.3g}" for line in lines) + "."
+        return Picture(title, svg_text(figure, _id(item, title, up), f"{up} by {across}, {title}", told))
 
 
-def groups(series: Mapping[str, Sequence[tuple[str, float]]], up: str, across: str) -> Picture:
+def groups(series: Mapping[str, Sequence[tuple[str, float]]], up: str, across: str, *, item: str) -> Picture:
     """Bars in groups, one colour per series."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.2, 3.0), layout="constrained")
@@ -107,10 +120,10 @@ def groups(series: Mapping[str, Sequence[tuple[str, float]]], up: str, across: s
         told = "; ".join(
             f"{name} " + ", ".join(f"{place} {value:.3g}" for place, value in points) for name, points in series.items()
         )
-        return Picture(up[0].upper() + up[1:], svg_text(figure, _id(across, up), f"{up} by {across}", told + "."))
+        return Picture(up[0].upper() + up[1:], svg_text(figure, _id(item, across, up), f"{up} by {across}", told + "."))
 
 
-def bars(rows: Sequence[Row], title: str) -> list[Picture]:
+def bars(rows: Sequence[Row], title: str, *, item: str) -> Picture:
     """Each metric and each cost of the methods, Retrain's value as a line."""
     read = {metric: [row.metrics[metric].mean for row in rows] for metric in GAP_METRICS}
     read |= {cost: [row.costs[cost].mean for row in rows] for cost in ("comm_bytes", "flops")}
@@ -143,7 +156,7 @@ def bars(rows: Sequence[Row], title: str) -> list[Picture]:
             + ", ".join(f"{key} {values[i]:.4g}" for key, values in shown.items() if is_measured(values[i]))
             for i, row in enumerate(rows)
         )
-        return [Picture(title, svg_text(figure, _id(title, "bars"), f"All methods, {title}", told + "."))]
+        return Picture(title, svg_text(figure, _id(item, title), f"All methods, {title}", told + "."))
 
 
 def _first(lines: Sequence[Line]) -> list[Line]:

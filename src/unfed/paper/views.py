@@ -21,8 +21,10 @@ from typing import Any
 import torch
 
 from unfed.analysis import bound, cka, spectrum
-from unfed.errors import UnfedError
+from unfed.config import Config
+from unfed.errors import UnfedError, listed
 from unfed.layers import choose
+from unfed.methods.not_ import NoT
 from unfed.metrics import GAP_METRICS, is_measured, mean_std, reading
 from unfed.paper import pictures
 from unfed.paper.catalogue import Item, published
@@ -63,19 +65,36 @@ class Section:
 
 
 Runs = Mapping[str, Run]
-View = Callable[[Item, Runs], Section]
+"""By the names that the item gives them."""
+
+
+@dataclass(frozen=True)
+class View:
+    """How an item is made of its runs, and which methods it needs in each of them."""
+
+    make: Callable[[Item, Runs], Section]
+    needs: tuple[str, ...] = ("retrain",)
+
+    def check(self, item: Item, name: str, config: Config) -> None:
+        """What would only be missed after hours."""
+        missing = [method for method in self.needs if method not in config.methods.run]
+        if missing:
+            raise UnfedError(f"{item.heading} needs {listed(missing)} in {name}; add them to methods.run.")
+        if len(config.requests()) != 1:
+            raise UnfedError(f"{item.heading} shows one request, and {name} has {len(config.requests())}; give it one.")
 
 
 def results(item: Item, runs: Runs) -> Section:
-    found = [replace(row, request=name) for name, run in runs.items() for row in rows_of(run)]
-    return Section(item, rows=tuple(found), published=_published(item))
+    found = {name: [replace(row, request=name) for row in rows_of(run)] for name, run in runs.items()}
+    data = {name: {tables.name_of(row.method): _numbers(row) for row in own} for name, own in found.items()}
+    return Section(item, tuple(row for own in found.values() for row in own), published=_published(item), data=data)
 
 
 def bars(item: Item, runs: Runs) -> Section:
     drawn, data = [], {}
     for name, run in runs.items():
         found = [row for row in rows_of(run) if not row.is_before]
-        drawn += pictures.bars(found, name)
+        drawn.append(pictures.bars(found, name, item=item.id))
         data[name] = {tables.name_of(row.method): _numbers(row) for row in found}
     return Section(item, pictures=tuple(drawn), data=data)
 
@@ -84,9 +103,10 @@ def gaps(item: Item, runs: Runs) -> Section:
     drawn, data = [], {}
     for name, run in runs.items():
         lines = [Line(tables.name_of(label), points) for label, points in gaps_by_round(run).items()]
-        drawn.append(pictures.curves(lines, name, "round", "average gap to Retrain", rooted=True))
+        drawn.append(pictures.curves(lines, name, "round", "average gap to Retrain", item=item.id, rooted=True))
         data[name] = {line.name: line.points for line in lines}
-    return Section(item, pictures=tuple(drawn), data=data)
+    said = ("Here a gap is taken within each repetition, then averaged; the tables take it between averages.",)
+    return Section(item, pictures=tuple(drawn), said=said, data=data)
 
 
 def ratios(item: Item, runs: Runs) -> Section:
@@ -97,7 +117,9 @@ def ratios(item: Item, runs: Runs) -> Section:
     for what, read in (("average gap to Retrain", _gap), ("FLOPs", _flops)):
         series = {m: [(name, read(by[m])) for name, by in found.items()] for m in methods}
         drawn.append(
-            pictures.groups({tables.name_of(m): points for m, points in series.items()}, what, "forgotten share")
+            pictures.groups(
+                {tables.name_of(m): points for m, points in series.items()}, what, "forgotten share", item=item.id
+            )
         )
     data = {
         name: {tables.name_of(m): _numbers(row) for m, row in by.items() if m != "before"} for name, by in found.items()
@@ -114,10 +136,19 @@ def compare_layers(item: Item, runs: Runs) -> Section:
             raise UnfedError(f"{name} has no test images, on which models could be compared.")
         rows_ = torch.arange(min(len(world.held_out), MOST))
         found = cka.compare(world.template, old, models, world.held_out, rows_, batch=min(256, len(rows_)))
-        lines = [Line(model, list(layers.items())) for model, layers in found.items()]
-        drawn.append(pictures.curves(lines, name, "layer", "CKA with the original", bottom=0.0))
-        data[name] = found
-    return Section(item, pictures=tuple(drawn), data=data)
+        fresh = found["Retrain, round 0"]
+        scaled = {
+            model: {layer: (value - fresh[layer]) / (1 - fresh[layer]) for layer, value in layers.items()}
+            for model, layers in found.items()
+            if model != "Retrain, round 0"
+        }
+        for what, by_model, bottom in (("CKA", found, 0.0), ("normalised CKA", scaled, None)):
+            lines = [Line(model, list(layers.items())) for model, layers in by_model.items()]
+            up = f"{what} with the original"
+            drawn.append(pictures.curves(lines, f"{name}: {what}", "layer", up, item=item.id, bottom=bottom))
+        data[name] = {"CKA": found, "normalised": scaled}
+    said = ("Normalised: 0 is what a fresh model has in common with the original, 1 is the original itself.",)
+    return Section(item, pictures=tuple(drawn), said=said, data=data)
 
 
 def times(item: Item, runs: Runs) -> Section:
@@ -133,46 +164,46 @@ def times(item: Item, runs: Runs) -> Section:
             clients = sum(len(c.view("retain")) > 0 for c in world.scoped(run.config.requests()).values())
             flops = found.flops(lr, clients, config.training.batch, world.forward_flops)
             body.append((name, tables.name_of(method), f"{found.time:.2g}", tables.flops_text(flops)))
-            data[f"{name}, {tables.name_of(method)}"] = {"time": found.time, "flops": flops}
+            data[f"{name}, {tables.name_of(method)}"] = {"time": _finite(found.time), "flops": _finite(flops)}
     grid = Grid((BY, "Method", "t at least (learning rate × steps)", "FLOPs for that time"), tuple(body))
     said = ("The model that was trained for long is Retrain's own; the paper trains one for twice as many rounds.",)
     return Section(item, grid=grid, published=_published(item), said=said, data=data)
 
 
 def directions(item: Item, runs: Runs) -> Section:
-    drawn, body, data = [], [], {}
+    drawn, body, data, said = [], [], {}, list[str]()
     for name, run in runs.items():
         world, models, sets = run.world(_seed(run)), _models(run), _sets(run)
         starts = {"FT": models["original"], "NoT": models["NoT, round 0"], "Retrain": world.fresh(1)}
-        lines = []
+        lines, numbers = (
+            [],
+            dict(next(spec for scale in item.runs.values() for spec in scale if spec.name == name).numbers),
+        )
         for label, start in starts.items():
-            size = min(2_000, sum(start[n].numel() for n in world.template.trainable) // 2)
-            batch = min(run.config.training.batch, 64)
-            sample = spectrum.gradients(
-                world.template, start, sets.source, sets.retain, seed=0, batch=batch, size=min(size, 300), sets=10
-            )
+            sample = spectrum.gradients(world.template, start, sets.source, sets.retain, seed=0, **numbers)
             found = spectrum.content(sample)
             steps = max(1, len(found.psi) // SHOWN)
             lines.append(Line(label, [((i + 1) / len(found.psi), float(p)) for i, p in enumerate(found.psi)][::steps]))
             body.append((name, label, f"{found.alpha(0.95):.2f}"))
-        drawn.append(pictures.curves(lines, name, "α, share of directions", "Ψ(α), share of variance", bottom=0.0))
-        data[name] = {line.name: line.points for line in lines}
-    said = (
-        "300 coordinates, 10 sets of them, 128 batches, the same for every model; the paper takes 2,000 and 100."
-        " Compare models, do not read single values.",
-    )
+        up = "Ψ(α), share of variance"
+        drawn.append(pictures.curves(lines, name, "α, share of directions", up, item=item.id, bottom=0.0))
+        data[name] = {line.name: line.points for line in lines} | {"numbers": numbers}
+        told = ", ".join(f"{key} {value}" for key, value in numbers.items())
+        said.append(f"{name}: {told}; batches and coordinates are the same for every model.")
+    said.append("Compare models, do not read single values: α scatters where coordinates outnumber batches.")
     grid = Grid((BY, "Start of", "α that holds 95 %"), tuple(body))
-    return Section(item, grid=grid, pictures=tuple(drawn), said=said, data=data)
+    return Section(item, grid=grid, pictures=tuple(drawn), said=tuple(said), data=data)
 
 
+ANALYSED = ("retrain", "ft", "not")
 VIEWS: dict[str, View] = {
-    "results": results,
-    "bars": bars,
-    "gaps": gaps,
-    "ratios": ratios,
-    "cka": compare_layers,
-    "bound": times,
-    "spectrum": directions,
+    "results": View(results),
+    "bars": View(bars),
+    "gaps": View(gaps),
+    "ratios": View(ratios),
+    "cka": View(compare_layers, ANALYSED),
+    "bound": View(times, ANALYSED),
+    "spectrum": View(directions, ANALYSED),
 }
 
 
@@ -213,15 +244,22 @@ def _models(run: Run) -> dict[str, Params]:
     """The models that the paper's analyses compare; round 0 is where fine-tuning starts."""
     seed, request = _seed(run), run.config.requests()[0].id
     world, old = run.world(seed), run.model(seed=seed, method="train")
-    first = choose(world.template.module, ("first",))
-    ends = {m: run.model(seed=seed, request=request, method=m) for m in ("ft", "not", "retrain")}
+    ours = run.config.method("not")
+    if not isinstance(ours, NoT) or ours.perturbation != "negate" or ours.include_bias:
+        raise UnfedError(
+            "The analyses compare the paper's NoT, plain negation; leave methods.not as it is, but for layers."
+        )
+    negated = choose(world.template.module, ours.layers)
+    ends = {m: run.model(seed=seed, request=request, method=m) for m in ANALYSED}
+    fresh = world.fresh(1)
     return {
         "original": old,
         "FT, last round": ends["ft"],
-        "NoT, round 0": negate(old, first),
+        "NoT, round 0": negate(old, negated),
         "NoT, last round": ends["not"],
+        "Retrain, round 0": fresh,
         "Retrain, last round": ends["retrain"],
-        "negated, rest random": negate(graft(world.fresh(1), first, donor=old), first),
+        "negated, rest random": negate(graft(fresh, negated, donor=old), negated),
     }
 
 
@@ -233,6 +271,10 @@ def _sets(run: Run) -> bound.Sets:
 
 def _seed(run: Run) -> int:
     return run.config.seed_list[0]
+
+
+def _finite(value: float) -> float | str:
+    return value if math.isfinite(value) else "not measured: nothing drives this fine-tuning, the bound is infinite"
 
 
 def _gap(row: Row) -> float:
