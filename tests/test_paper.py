@@ -121,14 +121,14 @@ def paper(*arguments: str) -> Any:
 
 
 def test_one_command_makes_files_and_a_page_and_does_nothing_twice(tmp_path: Path) -> None:
-    wanted = ["table-3", "table-7", "figure-1", "figure-3", "figure-4", "figure-5", "figure-6", "figure-8"]
+    wanted = ["table-3", "table-7", "figure-1", "figure-3", "figure-4", "figure-5", "figure-6"]
     arguments = [*wanted, "-o", str(tmp_path), "--quiet", "--json", "--set", 'methods.run=["retrain","ft","not"]']
     done = paper(*arguments)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout) == {"page": str(tmp_path / "paper.html"), "items": wanted}
     made = {p.name for p in tmp_path.iterdir()}
     assert {"table-3.md", "table-3.tex", "table-3.json", "table-7.md", "figure-1.svg", "figure-4.json"} <= made
-    assert {"figure-3-1.svg", "figure-3-2.svg", "figure-6-1.svg", "figure-6-2.svg", "figure-8.svg"} <= made
+    assert {"figure-3-1.svg", "figure-3-2.svg", "figure-6-1.svg", "figure-6-2.svg"} <= made
     page = (tmp_path / "paper.html").read_text()
     for name in wanted:
         assert f'id="{name}"' in page and f'href="#{name}"' in page
@@ -153,6 +153,17 @@ def test_one_command_makes_files_and_a_page_and_does_nothing_twice(tmp_path: Pat
     assert 'id="table-3"' in (tmp_path / "paper.html").read_text(), "what was made before stays on the page"
 
 
+def test_the_spectrum_is_drawn_with_the_numbers_of_its_file(tmp_path: Path) -> None:
+    sets = ["--set", 'methods.run=["retrain","ft","not"]']
+    assert paper("figure-8", "-o", str(tmp_path), "--quiet", *sets).exit_code == 0
+    found = json.loads((tmp_path / "figure-8.json").read_text())["digits, CNN"]
+    assert found["numbers"] == {"batch": 16, "batches": 128, "size": 300, "sets": 10}
+    for name in ("FT", "NoT", "Retrain"):
+        shares = [psi for _, psi in found[name]]
+        assert shares == sorted(shares) and shares[-1] <= 1.0 + 1e-9, "Ψ rises to 1"
+    assert "batches 128" in (tmp_path / "figure-8.md").read_text()
+
+
 def test_where_nothing_was_attacked_there_is_no_gap_and_the_page_says_so(tmp_path: Path) -> None:
     sets = ["--set", "evaluation.attack=false", "--set", 'methods.run=["retrain","ft"]']
     assert paper("figure-4", "-o", str(tmp_path), "--quiet", *sets).exit_code == 0
@@ -165,6 +176,7 @@ def test_the_analyses_start_where_the_configured_not_starts(tmp_path: Path) -> N
     assert paper("figure-3", "-o", str(tmp_path), "--quiet", *sets).exit_code == 0
     found = json.loads((tmp_path / "figure-3.json").read_text())["digits, CNN"]["CKA"]["NoT, round 0"]
     assert found["conv2"] == pytest.approx(1.0, abs=1e-3) and found["head"] < 0.999
+    assert 'id="table-7"' not in (tmp_path / "paper.html").read_text(), "it shares this run, but nobody asked for it"
 
 
 def test_the_list_says_what_would_run() -> None:

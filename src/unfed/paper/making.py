@@ -76,11 +76,13 @@ def _place(folder: Path, spec: Spec, sets: Sequence[str]) -> Path:
 def _made(
     scale: str, folder: Path, sets: Sequence[str], done: Mapping[str, Section]
 ) -> tuple[list[Section], dict[str, Any]]:
-    """The sections of all items whose runs are finished here, and what the first of their runs says of its machine."""
+    """The sections of all items that were made here and whose runs are finished, and what the first of those runs says
+    of its machine."""
     sections, about = list[Section](), dict[str, Any]()
     for item in catalogue.items().values():
         places = {spec.name: _place(folder, spec, sets) for spec in item.runs[scale]}
-        if not all((place / "run.json").exists() for place in places.values()):
+        asked_for = item.id in done or (folder / f"{item.id}.json").exists()
+        if not asked_for or not all((place / "run.json").exists() for place in places.values()):
             continue
         runs = {name: Run.open(place) for name, place in places.items()}
         if all(run.folder.finished(job) for run in runs.values() for job, _ in run.jobs()):
