@@ -201,6 +201,7 @@ def test_a_missing_data_set_is_found_before_any_run_begins(tmp_path: Path, monke
         (["table-1", "--set", "training.round=2"], "rounds"),
         (["figure-3", "--set", 'methods.run=["retrain","not"]'], "ft"),
         (["table-1", "--set", 'request=[{id="a",clients=["0"]},{id="b",clients=["1"]}]'], "one request"),
+        (["table-7", "--set", 'methods.not.perturbation="zero"'], "plain negation"),
         (["table-8", "figure-4", "--set", 'methods.conv2={use="not",layers=["conv9"]}'], "conv9"),
     ],
 )

@@ -25,9 +25,10 @@ from rich.table import Table
 import unfed
 from unfed import checkpoint, cli_compare, cli_data, cli_files, cli_flower, cli_methods, cli_paper, describe
 from unfed.api import results, write_report
+from unfed.cli_options import Json, Quiet, Sets
 from unfed.config import Config, presets
 from unfed.data import Request, read_samples
-from unfed.display import Display, clock_text, percent, results_table, story
+from unfed.display import clock_text, percent, results_table, shown, story
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.evaluation import Evaluator
 from unfed.methods import METHODS
@@ -35,7 +36,6 @@ from unfed.metrics import is_measured
 from unfed.params import cast, check_like
 from unfed.report import tables
 from unfed.run import Run
-from unfed.watching import Silence
 
 app = typer.Typer(
     name="unfed",
@@ -52,9 +52,6 @@ cli_flower.add_to(app)
 cli_compare.add_to(app)
 cli_paper.add_to(app)
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
-Sets = Annotated[list[str], typer.Option("--set", help="Change a config key: `--set training.rounds=20`. Repeatable.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Seed = Annotated[int | None, typer.Option(help="Which repetition, where a run has several.")]
@@ -168,7 +165,7 @@ def forget(
     opened = Run.open(run)
     name = name or describe.request_id(given)
     request = Request(name, tuple(client), tuple(classes), listed, deleted=deleted)
-    with _resumable(run), _shown(opened, as_json or quiet) as display:
+    with _resumable(run), shown(opened, stdout, as_json or quiet) as display:
         outcome = opened.forget(request, method, until, seed, display)
     _tell_outcome(opened, outcome.status, request.id, as_json, quiet)
 
@@ -217,7 +214,7 @@ def _begin(config: Config, out: Path | None, name: str) -> Run:
 
 def _work(run: Run, as_json: bool, quiet: bool) -> None:
     """Do what is to be done in a run, show it, write the report."""
-    with _resumable(run.folder.path), _shown(run, as_json or quiet) as display:
+    with _resumable(run.folder.path), shown(run, stdout, as_json or quiet) as display:
         if not (as_json or quiet):
             stdout.print(_headline(run), soft_wrap=True)
         run.execute(display)
@@ -251,15 +248,6 @@ def _resumable(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         stderr.print(f"Interrupted. Nothing is lost: go on with `unfed resume {folder}`.", soft_wrap=True)
         sys.exit(130)
-
-
-@contextlib.contextmanager
-def _shown(run: Run, silent: bool) -> Iterator[Display | Silence]:
-    if silent:
-        yield Silence()
-        return
-    with Display(run, stdout) as display:
-        yield display
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------

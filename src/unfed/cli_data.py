@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from unfed.cli_options import Json
 from unfed.data import download as downloads
 from unfed.data.download import Verified, catalogue
 
@@ -24,7 +25,6 @@ app = typer.Typer(help="The data sets: what there is, whether it is whole, how t
 
 Name = Annotated[str, typer.Argument(help="A data set; `unfed data list` names them.")]
 Root = Annotated[Path | None, typer.Option(help="The data root; default: the folder that UNFED_DATA names.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.")]
 
 
 @app.command("list")

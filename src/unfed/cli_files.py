@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from unfed import checkpoint, files
+from unfed.cli_options import Json
 from unfed.errors import UnfedError
 from unfed.run import Run
 
@@ -27,7 +28,7 @@ def negate(
     out: Out = None,
     include_bias: Annotated[bool, typer.Option("--include-bias", help="Also the bias of each chosen weight.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which tensors, and why.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Negate layers of a model file (Eq. 3), tensor by tensor: memory does not grow with the file."""
     if dry_run:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 import unfed
 from unfed import checkpoint
+from unfed.cli_options import Json
 from unfed.errors import UnfedError
 from unfed.folder import RunFolder
 from unfed.report.tables import bytes_text
@@ -103,7 +104,7 @@ def init(
 def costs(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     ls: Annotated[Path | None, typer.Option(help="Output of `flwr ls --format json`, for Flower's own count.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """What crossed: by the paper's rule, as tensors, as messages; and, beside it, Flower's own figures."""
     folder = RunFolder(run)

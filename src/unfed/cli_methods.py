@@ -10,14 +10,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from unfed.cli_options import Json, Sets
 from unfed.errors import Refused
 from unfed.methods import METHODS, find
 
 app = typer.Typer(help="The methods: what they need, which scopes they serve, their hyperparameters.")
 stdout = Console(highlight=False)
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.")]
-Sets = Annotated[list[str], typer.Option("--set", help="Change a config key: `--set training.rounds=20`. Repeatable.")]
 
 
 @app.callback(invoke_without_command=True)

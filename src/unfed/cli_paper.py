@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unfed.display import Display
+from unfed.cli_options import Json, Quiet, Sets
+from unfed.display import shown
 from unfed.errors import UnfedError, nearest
 from unfed.paper.catalogue import SCALES, Item, chosen
-from unfed.run import Run
-from unfed.watching import Silence, Watch
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -28,10 +25,10 @@ def paper(
     items: Annotated[list[str] | None, typer.Argument(metavar="[ITEM …]", help="table-1, figure-4, …; all.")] = None,
     scale: Annotated[str, typer.Option(help="digits: minutes each. paper: its own data and models, a GPU.")] = "digits",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="For runs, files, page; default paper/SCALE.")] = None,
-    sets: Annotated[list[str], typer.Option("--set", help="Change a config key of every run. Repeatable.")] = [],  # noqa: B006
+    sets: Sets = [],  # noqa: B006
     show: Annotated[bool, typer.Option("--list", help="Name the items with their runs, and stop.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Make every table and figure of the paper, or some: runs, Markdown, LaTeX, SVG and one page of all of it."""
     if scale not in SCALES:
@@ -43,18 +40,9 @@ def paper(
     from unfed.paper.making import make  # it can draw, and drawing is slow to import
 
     silent = quiet or as_json
-
-    @contextmanager
-    def shown(run: Run) -> Iterator[Watch]:
-        if silent:
-            yield Silence()
-            return
-        with Display(run, stdout) as display:
-            yield display
-
+    told = (lambda text: None) if silent else (lambda text: stdout.print(f"[bold]{escape(text)}[/bold]"))
     try:
-        told = (lambda text: None) if silent else (lambda text: stdout.print(f"[bold]{escape(text)}[/bold]"))
-        page = make(wanted, scale, out or Path("paper", scale), shown, told, sets)
+        page = make(wanted, scale, out or Path("paper", scale), lambda run: shown(run, stdout, silent), told, sets)
     except KeyboardInterrupt:
         stderr.print("Interrupted. Nothing is lost: give the same command again.", soft_wrap=True)
         sys.exit(130)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +18,7 @@ from unfed.report import tables
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
 from unfed.run import Run
-from unfed.watching import Clock
+from unfed.watching import Clock, Silence
 
 
 def clock_text(seconds: float | None) -> str:
@@ -169,3 +170,13 @@ def _after(name: str, rounds: int, backdoor: Value) -> str:
 
 def _plain(value: Value) -> str:
     return percent(value) if is_measured(value) else str(value)
+
+
+@contextmanager
+def shown(run: Run, console: Console, silent: bool) -> Iterator[Display | Silence]:
+    """Whoever watches a run while it works: a display, or nobody."""
+    if silent:
+        yield Silence()
+        return
+    with Display(run, console) as display:
+        yield display

@@ -23,8 +23,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from unfed.engines import kernels, rewriting
-from unfed.engines.convolution import sums_in
-from unfed.engines.gelu import HALVES
+from unfed.engines.kernels import HALVES, sums_in
 
 LONGEST = 256
 """Tokens whose keys and values fit on a multiprocessor…"""

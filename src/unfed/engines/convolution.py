@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from unfed.engines import kernels, rewriting
+from unfed.engines.kernels import sums_in
 
 aten: Any = torch.ops.aten
 
@@ -76,11 +77,6 @@ def _(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int) -> Tensor:
 def _outputs(x: Tensor, leaving: int, kh: int, kw: int) -> tuple[int, int, int, int, int]:
     """The shape of what a convolution makes of padded images."""
     return (*x.shape[:2], x.shape[2] - kh + 1, x.shape[3] - kw + 1, leaving)
-
-
-def sums_in(x: Tensor) -> torch.dtype:
-    """What sums are kept in."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 # --- the same thing, in the terms of a grouped convolution ------------------------------------------------------------

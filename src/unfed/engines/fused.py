@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unfed.engines import kernels
-from unfed.engines.convolution import sums_in, windows
+from unfed.engines.convolution import windows
+from unfed.engines.kernels import sums_in
 
 enabled = True
 """Set to False to measure the same step layer by layer."""

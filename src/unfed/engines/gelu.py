@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from unfed.engines import kernels, rewriting
+from unfed.engines.kernels import HALVES
 
 aten: Any = torch.ops.aten
-HALVES = (torch.bfloat16, torch.float16)
 
 enabled = True
 """Set to False to measure the same step with the compiler's own."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from unfed.engines.gelu import HALVES
+from unfed.engines.kernels import HALVES
 
 aten: Any = torch.ops.aten
 VIEWS = (aten.select.int, aten.view.default, aten.detach.default, aten.alias.default)

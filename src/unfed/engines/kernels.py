@@ -1,4 +1,4 @@
-"""How the kernels of `triton_kernels.py` are called: grids, tiles, buffers.
+"""How the kernels of `triton_kernels.py` and `triton_transformer.py` are called: grids, tiles, buffers.
 
 `fused.py` has the formulas of a whole block, `convolution.py` those of a convolution alone; both are tested against
 their readable lines.
@@ -6,6 +6,7 @@ their readable lines.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+HALVES = (torch.bfloat16, torch.float16)
 HERE = importlib.util.find_spec("triton") is not None
 
 enabled = True
@@ -60,7 +62,12 @@ tuning = Tuning()
 
 def usable(x: Tensor) -> bool:
     """Whether the kernels serve this tensor: Triton is there, and it is float32 or a half on a CUDA device."""
-    return enabled and HERE and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return enabled and HERE and x.is_cuda and x.dtype in (torch.float32, *HALVES)
+
+
+def sums_in(x: Tensor) -> torch.dtype:
+    """What sums are kept in."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def precision(x: Tensor) -> str:
@@ -244,7 +251,7 @@ def laid_out(x: Tensor, kw: int, padding: int, to: int) -> Tensor:
 def gelu(x: Tensor) -> Tensor:
     """See `gelu.gelu`."""
     y, t = torch.empty_like(x), tuning.gelu
-    _jit().gelu[(-(-x.numel() // t.rows),)](x, y, x.numel(), BLOCK=t.rows, num_warps=t.warps)
+    _jit("triton_transformer").gelu[(-(-x.numel() // t.rows),)](x, y, x.numel(), BLOCK=t.rows, num_warps=t.warps)
     return y
 
 
@@ -252,7 +259,7 @@ def gelu_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """See `gelu.gelu_backward`."""
     (rows, columns), t = x.shape, tuning.gelu_backward
     dx, sums = torch.empty_like(x), torch.empty((gelu_parts(x), columns), dtype=torch.float32, device=x.device)
-    _jit().gelu_backward[(-(-columns // t.channels), len(sums))](
+    _jit("triton_transformer").gelu_backward[(-(-columns // t.channels), len(sums))](
         dy, x, dx, sums, rows, COLUMNS=columns, SHARE=SHARE, BM=t.rows, BN=t.channels, STAGES=t.stages,
         num_warps=t.warps,
     )  # fmt: skip
@@ -270,7 +277,7 @@ def attend(x: Tensor) -> tuple[Tensor, Tensor]:
     out = x.new_empty((images, length, heads * width))
     level = torch.empty((images, heads, length), dtype=torch.float32, device=x.device)
     t = tuning.attend
-    _jit().attend[(heads, images)](
+    _jit("triton_transformer").attend[(heads, images)](
         x, out, level, math.log2(math.e) / math.sqrt(width), LENGTH=length, HEADS=heads, D=width, LP=_power(length),
         BM=min(t.rows, _power(length)), STAGES=t.stages, num_warps=t.warps,
     )  # fmt: skip
@@ -282,7 +289,7 @@ def attend_backward(dout: Tensor, x: Tensor, out: Tensor, level: Tensor) -> tupl
     images, length, _, heads, width = x.shape
     dx, sums = torch.empty_like(x), torch.empty((images, 3 * heads * width), dtype=torch.float32, device=x.device)
     t, scale = tuning.attend_backward, 1 / math.sqrt(width)
-    _jit().attend_backward[(heads, images)](
+    _jit("triton_transformer").attend_backward[(heads, images)](
         x, out, level, dout, dx, sums, scale, scale * math.log2(math.e), LENGTH=length, HEADS=heads, D=width,
         LP=_power(length), BM=min(t.rows, _power(length)), STAGES=t.stages, num_warps=t.warps,
     )  # fmt: skip
@@ -315,7 +322,6 @@ def _power(n: int, least: int = 16) -> int:
     return max(least, 1 << (n - 1).bit_length())
 
 
-def _jit() -> Any:
-    from unfed.engines import triton_kernels
-
-    return triton_kernels
+def _jit(module: str = "triton_kernels") -> Any:
+    """The kernels themselves, imported on first use."""
+    return importlib.import_module(f"unfed.engines.{module}")

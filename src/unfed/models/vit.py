@@ -23,8 +23,7 @@ from unfed.models.blocks import attend
 class Patches(nn.Conv2d):
     """A convolution whose windows do not overlap, as the one matrix product that it is.
 
-    Libraries treat it as any convolution: on an H200 it took a twentieth of a ViT-B/16's step, most of it in bringing
-    images into another layout.
+    Libraries treat it as any convolution, and spend most of its time on bringing images into another layout.
     """
 
     def __init__(self, entering: int, width: int, patch: int) -> None:

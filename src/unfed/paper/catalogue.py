@@ -87,11 +87,15 @@ def published(table: str) -> tuple[Mapping[str, str], ...]:
     return tuple(row for row in csv.DictReader(text.splitlines()) if row["table"] == table)
 
 
+def _frozen(numbers: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in numbers.items())
+
+
 def _item(name: str, text: str) -> Item:
     raw = tomllib.loads(text)
     runs = {
         scale: tuple(
-            Spec(run["name"], run["preset"], tuple(run.get("set", ())), tuple(run.get("view", {}).items()))
+            Spec(run["name"], run["preset"], tuple(run.get("set", ())), _frozen(run.get("view", {})))
             for run in raw[scale]
         )
         for scale in SCALES

@@ -1,8 +1,10 @@
 """Runs what an item needs, each run once, and writes the item down.
 
-OUT/runs/PRESET-HASH    run folders: interrupted ones go on, finished ones are read
-OUT/table-1.md .tex     the rows          OUT/figure-4.svg …     the pictures
-OUT/table-1.json        the numbers       OUT/paper.html         everything made here so far
+    OUT/runs/PRESET-HASH    run folders: interrupted ones go on, finished ones are read
+    OUT/table-1.md .tex     the rows          OUT/figure-4.svg …     the pictures
+    OUT/table-1.json        the numbers       OUT/paper.html         everything made here so far
+
+What cannot work is refused before the first run begins.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def make(
     _open_all(items, scale, folder, sets)
     for item in items:
         told(f"{item.heading}: {item.title}")
-        runs = {spec.name: Run.open(_place(folder, spec, sets)) for spec in item.runs[scale]}
+        runs = {spec: Run.open(_place(folder, spec, sets)) for spec in item.runs[scale]}
         for run in runs.values():
             with shown(run) as watch:
                 run.execute(watch)
@@ -80,11 +82,11 @@ def _made(
     of its machine."""
     sections, about = list[Section](), dict[str, Any]()
     for item in catalogue.items().values():
-        places = {spec.name: _place(folder, spec, sets) for spec in item.runs[scale]}
+        places = {spec: _place(folder, spec, sets) for spec in item.runs[scale]}
         asked_for = item.id in done or (folder / f"{item.id}.json").exists()
         if not asked_for or not all((place / "run.json").exists() for place in places.values()):
             continue
-        runs = {name: Run.open(place) for name, place in places.items()}
+        runs = {spec: Run.open(place) for spec, place in places.items()}
         if all(run.folder.finished(job) for run in runs.values() for job, _ in run.jobs()):
             sections.append(done.get(item.id) or views.VIEWS[item.view].make(item, runs))
             about = about or next(iter(runs.values())).info()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 import matplotlib
@@ -19,12 +22,13 @@ from unfed.report.tables import METRIC_NAMES, bytes_text, flops_text, name_of
 
 OURS = "NoT"
 
-# A file has no page around it: what the page's light colours are.
-FILE = (
-    "<style>svg{color:#1c2227;--line:#e3e2dc;--card:#fff;--reference:#89929b;--series-0:#17657f;--series-1:#c05a24;"
-    "--series-2:#6a52a3;--series-3:#3a7f4e;--series-4:#b03a68;--series-5:#8c7016;--series-6:#4468c4;--series-7:#5f6b76;"
-    "font-family:sans-serif}</style>"
-)
+
+@cache
+def _colours() -> str:
+    """The page's light colours, for a file that has no page around it."""
+    style = files("unfed.report").joinpath("style.css.j2").read_text(encoding="utf-8")
+    light = re.findall(r"--[\w-]+: #\w+;", style[: style.index("}")])
+    return f"<style>svg{{{''.join(light)}color:var(--ink);font-family:sans-serif}}</style>"
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Picture:
         """The same, to stand alone."""
         assert self.svg is not None
         opening, _, rest = self.svg.partition(">")
-        return f'{opening} xmlns="http://www.w3.org/2000/svg">{FILE}{rest}\n'
+        return f'{opening} xmlns="http://www.w3.org/2000/svg">{_colours()}{rest}\n'
 
 
 def curves(

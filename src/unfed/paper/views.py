@@ -21,18 +21,19 @@ from typing import Any
 import torch
 
 from unfed.analysis import bound, cka, spectrum
+from unfed.api import results as reported
 from unfed.config import Config
 from unfed.errors import UnfedError, listed
 from unfed.layers import choose
 from unfed.methods.not_ import NoT
 from unfed.metrics import GAP_METRICS, is_measured, mean_std, reading
 from unfed.paper import pictures
-from unfed.paper.catalogue import Item, published
+from unfed.paper.catalogue import Item, Spec, published
 from unfed.paper.pictures import Line, Picture
 from unfed.params import Params
 from unfed.perturb import graft, negate
 from unfed.report import tables
-from unfed.report.rules import Row, rows, trajectories
+from unfed.report.rules import Row, trajectories
 from unfed.run import Run
 
 BY = "Data and model"
@@ -64,8 +65,7 @@ class Section:
     """The numbers of the pictures, for whoever wants to draw them again."""
 
 
-Runs = Mapping[str, Run]
-"""By the names that the item gives them."""
+Runs = Mapping[Spec, Run]
 
 
 @dataclass(frozen=True)
@@ -80,47 +80,46 @@ class View:
         missing = [method for method in self.needs if method not in config.methods.run]
         if missing:
             raise UnfedError(f"{item.heading} needs {listed(missing)} in {name}; add them to methods.run.")
+        ours = config.method("not") if "not" in self.needs else NoT()
+        if not isinstance(ours, NoT) or ours.perturbation != "negate" or ours.include_bias:
+            raise UnfedError(f"{item.heading} compares plain negation; leave methods.not as it is, but for its layers.")
         if len(config.requests()) != 1:
             raise UnfedError(f"{item.heading} shows one request, and {name} has {len(config.requests())}; give it one.")
 
 
 def results(item: Item, runs: Runs) -> Section:
-    found = {name: [replace(row, request=name) for row in rows_of(run)] for name, run in runs.items()}
+    found = {spec.name: [replace(row, request=spec.name) for row in reported(run)] for spec, run in runs.items()}
     data = {name: {tables.name_of(row.method): _numbers(row) for row in own} for name, own in found.items()}
     return Section(item, tuple(row for own in found.values() for row in own), published=_published(item), data=data)
 
 
 def bars(item: Item, runs: Runs) -> Section:
     drawn, data = [], {}
-    for name, run in runs.items():
-        found = [row for row in rows_of(run) if not row.is_before]
-        drawn.append(pictures.bars(found, name, item=item.id))
-        data[name] = {tables.name_of(row.method): _numbers(row) for row in found}
+    for spec, run in runs.items():
+        found = [row for row in reported(run) if not row.is_before]
+        drawn.append(pictures.bars(found, spec.name, item=item.id))
+        data[spec.name] = {tables.name_of(row.method): _numbers(row) for row in found}
     return Section(item, pictures=tuple(drawn), data=data)
 
 
 def gaps(item: Item, runs: Runs) -> Section:
     drawn, data = [], {}
-    for name, run in runs.items():
+    for spec, run in runs.items():
         lines = [Line(tables.name_of(label), points) for label, points in gaps_by_round(run).items()]
-        drawn.append(pictures.curves(lines, name, "round", "average gap to Retrain", item=item.id, rooted=True))
-        data[name] = {line.name: line.points for line in lines}
+        drawn.append(pictures.curves(lines, spec.name, "round", "average gap to Retrain", item=item.id, rooted=True))
+        data[spec.name] = {line.name: line.points for line in lines}
     said = ("Here a gap is taken within each repetition, then averaged; the tables take it between averages.",)
     return Section(item, pictures=tuple(drawn), said=said, data=data)
 
 
 def ratios(item: Item, runs: Runs) -> Section:
     """Runs are called by the share that leaves."""
-    found = {name: {row.method: row for row in rows_of(run)} for name, run in runs.items()}
+    found = {spec.name: {row.method: row for row in reported(run)} for spec, run in runs.items()}
     methods = [m for m in next(iter(found.values())) if m not in ("before", "retrain")]
     drawn = []
-    for what, read in (("average gap to Retrain", _gap), ("FLOPs", _flops)):
-        series = {m: [(name, read(by[m])) for name, by in found.items()] for m in methods}
-        drawn.append(
-            pictures.groups(
-                {tables.name_of(m): points for m, points in series.items()}, what, "forgotten share", item=item.id
-            )
-        )
+    for what, key in (("average gap to Retrain", "average_gap"), ("FLOPs", "flops")):
+        series = {tables.name_of(m): [(name, _value(by[m], key)) for name, by in found.items()] for m in methods}
+        drawn.append(pictures.groups(series, what, "forgotten share", item=item.id))
     data = {
         name: {tables.name_of(m): _numbers(row) for m, row in by.items() if m != "before"} for name, by in found.items()
     }
@@ -129,11 +128,11 @@ def ratios(item: Item, runs: Runs) -> Section:
 
 def compare_layers(item: Item, runs: Runs) -> Section:
     drawn, data = [], {}
-    for name, run in runs.items():
+    for spec, run in runs.items():
         world, models = run.world(_seed(run)), _models(run)
         old = models.pop("original")
         if world.held_out is None:
-            raise UnfedError(f"{name} has no test images, on which models could be compared.")
+            raise UnfedError(f"{spec.name} has no test images, on which models could be compared.")
         rows_ = torch.arange(min(len(world.held_out), MOST))
         found = cka.compare(world.template, old, models, world.held_out, rows_, batch=min(256, len(rows_)))
         fresh = found["Retrain, round 0"]
@@ -145,26 +144,26 @@ def compare_layers(item: Item, runs: Runs) -> Section:
         for what, by_model, bottom in (("CKA", found, 0.0), ("normalised CKA", scaled, None)):
             lines = [Line(model, list(layers.items())) for model, layers in by_model.items()]
             up = f"{what} with the original"
-            drawn.append(pictures.curves(lines, f"{name}: {what}", "layer", up, item=item.id, bottom=bottom))
-        data[name] = {"CKA": found, "normalised": scaled}
+            drawn.append(pictures.curves(lines, f"{spec.name}: {what}", "layer", up, item=item.id, bottom=bottom))
+        data[spec.name] = {"CKA": found, "normalised": scaled}
     said = ("Normalised: 0 is what a fresh model has in common with the original, 1 is the original itself.",)
     return Section(item, pictures=tuple(drawn), said=said, data=data)
 
 
 def times(item: Item, runs: Runs) -> Section:
     body, data = [], {}
-    for name, run in runs.items():
+    for spec, run in runs.items():
         world, models, config = run.world(_seed(run)), _models(run), run.config
         sets = _sets(run)
         for method, start in (("ft", models["original"]), ("not", models["NoT, round 0"])):
             end = models[f"{tables.name_of(method)}, last round"]
             retrain = models["Retrain, last round"]
             found = bound.bound(world.template, sets, start, retrain, retrain, [start, end])
-            lr = config.methods.recovery(method).lr or config.unlearning.lr or config.training.lr
+            lr = world.unlearning_settings(False, method).phase.optimiser.lr
             clients = sum(len(c.view("retain")) > 0 for c in world.scoped(run.config.requests()).values())
             flops = found.flops(lr, clients, config.training.batch, world.forward_flops)
-            body.append((name, tables.name_of(method), f"{found.time:.2g}", tables.flops_text(flops)))
-            data[f"{name}, {tables.name_of(method)}"] = {"time": _finite(found.time), "flops": _finite(flops)}
+            body.append((spec.name, tables.name_of(method), f"{found.time:.2g}", tables.flops_text(flops)))
+            data[f"{spec.name}, {tables.name_of(method)}"] = {"time": _finite(found.time), "flops": _finite(flops)}
     grid = Grid((BY, "Method", "t at least (learning rate × steps)", "FLOPs for that time"), tuple(body))
     said = ("The model that was trained for long is Retrain's own; the paper trains one for twice as many rounds.",)
     return Section(item, grid=grid, published=_published(item), said=said, data=data)
@@ -172,24 +171,21 @@ def times(item: Item, runs: Runs) -> Section:
 
 def directions(item: Item, runs: Runs) -> Section:
     drawn, body, data, said = [], [], {}, list[str]()
-    for name, run in runs.items():
+    for spec, run in runs.items():
         world, models, sets = run.world(_seed(run)), _models(run), _sets(run)
         starts = {"FT": models["original"], "NoT": models["NoT, round 0"], "Retrain": world.fresh(1)}
-        lines, numbers = (
-            [],
-            dict(next(spec for scale in item.runs.values() for spec in scale if spec.name == name).numbers),
-        )
+        lines, numbers = [], dict(spec.numbers)
         for label, start in starts.items():
             sample = spectrum.gradients(world.template, start, sets.source, sets.retain, seed=0, **numbers)
             found = spectrum.content(sample)
             steps = max(1, len(found.psi) // SHOWN)
             lines.append(Line(label, [((i + 1) / len(found.psi), float(p)) for i, p in enumerate(found.psi)][::steps]))
-            body.append((name, label, f"{found.alpha(0.95):.2f}"))
+            body.append((spec.name, label, f"{found.alpha(0.95):.2f}"))
         up = "Ψ(α), share of variance"
-        drawn.append(pictures.curves(lines, name, "α, share of directions", up, item=item.id, bottom=0.0))
-        data[name] = {line.name: line.points for line in lines} | {"numbers": numbers}
+        drawn.append(pictures.curves(lines, spec.name, "α, share of directions", up, item=item.id, bottom=0.0))
+        data[spec.name] = {line.name: line.points for line in lines} | {"numbers": numbers}
         told = ", ".join(f"{key} {value}" for key, value in numbers.items())
-        said.append(f"{name}: {told}; batches and coordinates are the same for every model.")
+        said.append(f"{spec.name}: {told}; batches and coordinates are the same for every model.")
     said.append("Compare models, do not read single values: α scatters where coordinates outnumber batches.")
     grid = Grid((BY, "Start of", "α that holds 95 %"), tuple(body))
     return Section(item, grid=grid, pictures=tuple(drawn), said=tuple(said), data=data)
@@ -208,11 +204,6 @@ VIEWS: dict[str, View] = {
 
 
 # --- reading runs -----------------------------------------------------------------------------------------------------
-
-
-def rows_of(run: Run) -> list[Row]:
-    """The run's rows under the paper's rule."""
-    return rows(run.lines(), "best-gap", recovered_within=run.config.evaluation.recovered_within)
 
 
 def gaps_by_round(run: Run) -> dict[str, list[tuple[float, float]]]:
@@ -245,10 +236,7 @@ def _models(run: Run) -> dict[str, Params]:
     seed, request = _seed(run), run.config.requests()[0].id
     world, old = run.world(seed), run.model(seed=seed, method="train")
     ours = run.config.method("not")
-    if not isinstance(ours, NoT) or ours.perturbation != "negate" or ours.include_bias:
-        raise UnfedError(
-            "The analyses compare the paper's NoT, plain negation; leave methods.not as it is, but for layers."
-        )
+    assert isinstance(ours, NoT)  # `View.check` has seen to it
     negated = choose(world.template.module, ours.layers)
     ends = {m: run.model(seed=seed, request=request, method=m) for m in ANALYSED}
     fresh = world.fresh(1)
@@ -277,12 +265,10 @@ def _finite(value: float) -> float | str:
     return value if math.isfinite(value) else "not measured: nothing drives this fine-tuning, the bound is infinite"
 
 
-def _gap(row: Row) -> float:
-    return row.average_gap.mean if is_measured(row.average_gap.mean) else math.nan
-
-
-def _flops(row: Row) -> float:
-    return row.costs["flops"].mean if is_measured(row.costs["flops"].mean) else math.nan
+def _value(row: Row, key: str) -> float:
+    """As a picture needs it: nothing is drawn where nothing was measured."""
+    value = _numbers(row)[key]
+    return float(value) if is_measured(value) else math.nan
 
 
 def _numbers(row: Row) -> dict[str, Any]:
