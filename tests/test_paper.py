@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,9 @@ from typer.testing import CliRunner
 from unfed.cli import app
 from unfed.errors import UnfedError
 from unfed.models import build
+from unfed.paper import pictures
 from unfed.paper.catalogue import SCALES, chosen, items, published
+from unfed.paper.pictures import Line
 from unfed.paper.views import VIEWS, gaps_by_round
 
 TABLES = [f"table-{n}" for n in range(1, 9)]
@@ -209,3 +212,21 @@ def test_mistakes_are_found_before_anything_is_written(arguments: list[str], say
     with pytest.raises(UnfedError, match=says):
         CliRunner().invoke(app, ["paper", *arguments, "-o", str(tmp_path / "out")], catch_exceptions=False)
     assert not list(tmp_path.glob("out/*.*")) and not list(tmp_path.glob("out/runs/*"))
+
+
+def test_every_curve_is_drawn_and_named_and_not_has_the_first_colour() -> None:
+    points = [(0.0, 4.0), (1.0, 1.0)]
+    both = pictures.curves([Line("FT", points), Line("NoT", points)], "t", "round", "gap", item="f").svg
+    alone = pictures.curves([Line("FT", points)], "t", "round", "gap", item="f").svg
+    assert both is not None and alone is not None
+    assert ">FT<" in both and ">NoT<" in both and "var(--series-1)" in both
+    assert ">FT<" in alone and "var(--series-1)" not in alone
+    # Drawn in this order, so the first colour comes with the first name of the legend.
+    assert both.index(">NoT<") < both.index(">FT<")
+
+
+def test_groups_of_bars_name_every_method_and_leave_out_what_was_not_measured() -> None:
+    series = {"FT": [("10 %", 1.0), ("50 %", math.nan)], "NoT": [("10 %", 2.0), ("50 %", 3.0)]}
+    svg = pictures.groups(series, "gap", "share", item="f").svg
+    assert svg is not None and all(f">{text}<" in svg for text in ("FT", "NoT", "10 %", "50 %"))
+    assert svg.count("var(--series-0)") >= 3 and svg.count("var(--series-1)") >= 2
