@@ -185,6 +185,36 @@ def test_every_rule_is_the_same_stacked(phase: Phase) -> None:
     assert_equal(plan_of(phase, keep=True), federation((5, 30, 9, 2, 17, 24)), model(), context)
 
 
+@pytest.mark.parametrize("compile", [False, True], ids=["mapped", "recorded"])
+@pytest.mark.parametrize(
+    "rule", [Optimiser(lr=0.05, decay=0.1), Optimiser("adam", lr=0.05, decay=0.1)], ids=["sgd", "adam"]
+)
+def test_a_head_without_a_gradient_rests_in_every_engine(
+    rule: Optimiser, compile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
+    clients, (template, params) = federation((12, 9, 21)), model()
+    features, whole = (
+        Phase(objective=term("contrast"), batch=8, epochs=2, optimiser=rule),
+        Phase(batch=8, optimiser=rule),
+    )
+    for plan in (plan_of(features), plan_of(features, whole, features, keep=True)):
+        engines = Sequential(template, clients), Batched(template, clients, compile=compile)
+        alone, stacked = (
+            {b.clients[0]: b for b in answers(e, plan, params, clients, {"downgraded": another(2)})} for e in engines
+        )
+        for name, one in alone.items():
+            other = stacked[name]
+            for tensor, value in (one.params | (one.optimiser or {})).items():
+                seen = (other.params | (other.optimiser or {}))[tensor]
+                torch.testing.assert_close(seen, value, rtol=DOUBLE, atol=DOUBLE, msg=f"{name} {tensor}")
+            if plan.keep:
+                assert not torch.equal(other.of(0)["head.linear.weight"], params["head.linear.weight"])
+            else:
+                assert torch.equal(other.of(0)["head.linear.weight"], params["head.linear.weight"])
+                assert torch.equal(other.of(0)["head.linear.bias"], params["head.linear.bias"])
+
+
 def test_phases_follow_each_other_with_one_optimiser() -> None:
     first = replace(BASE, view="forget", objective=term("ascend"), stop=term("loss_above", limit=1.6), epochs=3)
     plan = plan_of(first, replace(BASE, view="all"), replace(BASE, view="forget"), BASE, keep=True)

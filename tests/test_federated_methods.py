@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import SMALL
-from unfed import local, objectives
+from test_perturb import fused_by_numpy
+from unfed import local, objectives, rng
 from unfed.config import Config
 from unfed.data import Request
 from unfed.engines import Sequential
@@ -22,8 +23,10 @@ from unfed.methods import FCU, FUKD, METHODS, PGD, FedEraser, FineTune, MoDE, Re
 from unfed.methods.federaser import norms, rescaled
 from unfed.methods.mode import mixed
 from unfed.methods.pgd import radius
-from unfed.params import tensor_bytes
-from unfed.plan import Plan
+from unfed.models import build
+from unfed.params import load_into, params_of, tensor_bytes
+from unfed.perturb import fold
+from unfed.plan import Phase, Plan
 from unfed.world import World
 from worlds import LEAVES, serve, train, unlearn
 
@@ -458,6 +461,62 @@ def test_the_contrast_falls_over_ten_steps_on_one_batch():
     assert losses[1] < losses[0] - 0.05
 
 
+def published_phase(world, method, theta, psi):
+    """FCU's phase at the leaver by `torch.optim`, `ReduceLROnPlateau` and a fusion written out, on the same batches."""
+    net, home, other = (build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=0).double() for _ in range(3))
+    for module, params in ((net, theta), (home, theta), (other, psi)):
+        load_into(module, params)
+    net.train(), home.eval(), other.eval()
+    optimiser = torch.optim.Adam(net.parameters(), method.lr, betas=(0.9, method.beta2), weight_decay=method.decay)
+    slower = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimiser, factor=method.factor, patience=method.patience, min_lr=method.minimum_lr
+    )
+    client, plan = world.scoped([LEAVES])["0"], Plan(7, 0, ())
+    steps = method.iterations // method.fuse_every * method.fuse_every
+    taken, losses, rates = 0, [], []
+    for turn in local.passes(Phase(view="forget", steps=steps, batch=64), len(client.view("forget")), 0):
+        key = local.epoch_key(plan, "0", "forget", turn.epoch)
+        order = client.view("forget")[rng.order(rng.fold(key, rng.ORDER), len(client.view("forget")))]
+        for begin, end in turn.steps:
+            x, _ = client.source.fetch(client.rows[order[begin:end]], None)
+            optimiser.zero_grad()
+            f = net.features(x)
+            with torch.no_grad():
+                away, towards = home.features(x), other.features(x)
+            s_p, s_d = torch.cosine_similarity(f, away), torch.cosine_similarity(f, towards)
+            loss = -torch.log(torch.exp(2 * s_d) / (torch.exp(2 * s_d) + torch.exp(2 * s_p))).mean()
+            loss.backward()
+            optimiser.step()
+            taken, losses = taken + 1, [*losses, loss.item()]
+            if taken % method.fuse_every == 0:
+                for name, w in net.named_parameters():
+                    if name in ("conv1.weight", "conv2.weight", "head.linear.weight"):
+                        mixed = fused_by_numpy(w.detach().numpy(), theta[name].numpy(), method.rho)
+                        w.data.copy_(torch.from_numpy(mixed.copy()))
+                slower.step(sum(losses) / len(losses))
+                losses = []
+                rates.append(optimiser.param_groups[0]["lr"])
+    return params_of(net), rates
+
+
+def test_fcus_phase_is_adam_a_plateau_and_the_fusion_for_every_tensor(world, trained):
+    theta, method = trained[0], FCU(iterations=20, fuse_every=2, rho=0.9, lr=0.05, patience=0)
+    server = serve(world, params=theta)
+    truth, rates = published_phase(world, method, theta, server.init("downgraded model"))
+    assert len(set(rates)) > 1, "the plateau was met"
+    found = method.begin(server).params
+    assert close(found, truth, 1e-9)
+    for name in ("head.linear.weight", "head.linear.bias"):  # the contrast acts on features: the head has no gradient
+        assert torch.allclose(found[name], theta[name], rtol=0, atol=1e-12)
+    assert distance(world, found, theta) > 1
+
+
+def test_fcus_head_stays_where_it_was_bit_for_bit_without_a_fusion(world, trained):
+    found = FCU(iterations=4, fuse_every=1, rho=0.0, decay=0.1).begin(serve(world, params=trained[0])).params
+    moved = {name for name, t in found.items() if not torch.equal(t, trained[0][name])}
+    assert moved == {name for name in found if not name.startswith("head.")}
+
+
 def test_fcu_reads_no_label(world, trained):
     other = shuffled(world, rows_of(world, LEAVES))
     a, b = (CONTRAST.begin(serve(w, params=trained[0])).params for w in (world, other))
@@ -478,7 +537,7 @@ def test_the_order_of_fusion_matters_and_both_are_there(world, trained):
     a = CONTRAST.begin(serve(world, params=trained[0])).params
     b = replace(CONTRAST, fusion_order="repo_call").begin(serve(world, params=trained[0])).params
     # The last step was a fusion: one keeps the phase of what was learnt, the other that of θ*.
-    phase = [torch.fft.fft2(p["head.linear.weight"]).angle()[1:4, 1:4] for p in (a, b, trained[0])]
+    phase = [torch.fft.fft2(fold(p["conv2.weight"])).angle()[1:4, 1:4] for p in (a, b, trained[0])]
     own, theirs = ((torch.cos(p - phase[2])).mean() for p in phase[:2])
     assert not equal(a, b) and theirs > own
 

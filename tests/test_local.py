@@ -335,9 +335,56 @@ def test_a_view_without_rows_leaves_the_params_alone(module, toy):
     assert done.trained == 0 and done.samples == 0
 
 
-def test_unused_parameters_get_a_zero_gradient():
-    value, rest = autograd(lambda p: (p["a"].sum(), None), {"a": torch.ones(2), "b": torch.ones(3)})
-    assert value["b"].tolist() == [0, 0, 0] and rest is None
+def test_what_the_loss_does_not_read_has_no_gradient_rather_than_one_of_zero():
+    found, rest = autograd(lambda p: ((p["a"] * 0).sum(), None), {"a": torch.ones(2), "b": torch.ones(3)})
+    assert found.keys() == {"a"} and found["a"].tolist() == [0, 0] and rest is None
+
+
+def test_a_loss_that_reads_nothing_trainable_is_refused_in_one_sentence():
+    with pytest.raises(UnfedError, match="depends on no parameter that may be trained"):
+        autograd(lambda p: (torch.ones(()), None), {"a": torch.ones(2)})
+
+
+RULES = [
+    (Optimiser(lr=0.1, decay=0.01), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01)),
+    (Optimiser(lr=0.1, decay=0.01, clip=0.05), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01)),
+    (Optimiser("adam", lr=0.01, decay=0.01), lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.01)),
+]
+
+
+@pytest.mark.parametrize(("rule", "make"), RULES, ids=["sgd", "clipped", "adam"])
+def test_a_parameter_without_a_gradient_is_carried_as_pytorch_does(rule, make):
+    """`b` comes into the loss at the third step only; before that neither decay nor Adam may move it."""
+    theirs = {n: torch.nn.Parameter(torch.linspace(1, 2, 4, dtype=torch.float64)) for n in "ab"}
+    truth, phase = make(theirs.values()), Phase(optimiser=rule)
+    carry = {"params": {n: t.detach().clone() for n, t in theirs.items()}, "state": {}}
+    carry |= {"optimiser": fresh_moments(carry["params"], rule), "alive": torch.tensor(True), "loss": torch.zeros(())}
+
+    def loss(p, number):
+        return (p["a"] ** 3).sum() + ((p["b"] ** 2).sum() if number > 2 else 0)
+
+    for number in range(1, 6):
+        truth.zero_grad()
+        loss(theirs, number).backward()
+        if rule.clip is not None:
+            torch.nn.utils.clip_grad_norm_(theirs.values(), rule.clip)
+        truth.step()
+        grads, value = autograd(lambda p, number=number: (loss(p, number), torch.zeros(())), carry["params"])
+        before, carry = carry, local.advance(phase, carry, grads, {}, value, None, number)
+        close(carry["params"], {n: t.detach() for n, t in theirs.items()})
+        if number <= 2:
+            assert carry["params"]["b"] is before["params"]["b"]
+            assert not any(t.any() for n, t in carry["optimiser"].items() if n.endswith("/b"))
+
+
+def fresh_moments(params, rule):
+    """An optimiser's state before the first step."""
+    kinds = ("momentum",) if rule.rule == "sgd" else ("mean", "square", "count")
+    return {
+        f"{kind}/{n}": torch.zeros_like(t) if kind != "count" else t.new_zeros(())
+        for kind in kinds
+        for n, t in params.items()
+    }
 
 
 def test_context_models_are_in_eval_mode(toy):

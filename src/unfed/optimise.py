@@ -2,6 +2,9 @@
 
     g ← ∇ + decay · θ        m ← g + μ m        θ ← θ − η m
 
+A parameter without a gradient (the loss does not depend on it) is carried as it is: no decay, no moments, no count of
+Adam's, as PyTorch does where `grad is None`.
+
 Pure functions of dictionaries of tensors. Where nothing is mapped over clients, all tensors of the model are updated by
 one call for each of the three lines, which on small networks is most of an update's cost.
 """
@@ -53,7 +56,7 @@ def update(
 def _sgd_together(
     rule: Optimiser, weights: Params, grads: Params, old: Params, rate: float | Tensor
 ) -> tuple[Params, Params]:
-    names, before, steps = list(weights), list(weights.values()), [grads[name] for name in weights]
+    names, before, steps = list(grads), [weights[name] for name in grads], list(grads.values())
     if rule.decay != 0:
         steps = list(torch._foreach_add(steps, before, alpha=rule.decay))
     if rule.momentum != 0:
@@ -63,27 +66,27 @@ def _sgd_together(
     else:
         after = torch._foreach_sub(before, steps, alpha=rate)
     moments = {f"momentum/{name}": step for name, step in zip(names, steps, strict=True)}
-    return dict(zip(names, after, strict=True)), old | moments
+    return weights | dict(zip(names, after, strict=True)), old | moments
 
 
 def _one_by_one(
     rule: Optimiser, weights: Params, grads: Params, old: Params, rate: float | Tensor, recorded: bool
 ) -> tuple[Params, Params]:
-    new, out = dict(old), {}
+    new, out = dict(old), dict(weights)
     plus = _plus_written_out if recorded else _plus
-    if rule.rule == "adam":
-        new["count"] = old["count"] + 1
-    for name, weight in weights.items():
-        g = grads[name] if rule.decay == 0 else plus(grads[name], weight, rule.decay)
+    for name, grad in grads.items():
+        weight = weights[name]
+        g = grad if rule.decay == 0 else plus(grad, weight, rule.decay)
         if rule.rule == "sgd":
             direction = g if rule.momentum == 0 else plus(g, old[f"momentum/{name}"], rule.momentum)
             new[f"momentum/{name}"] = direction
         else:
             first = rule.beta1 * old[f"mean/{name}"] + (1 - rule.beta1) * g
             second = rule.beta2 * old[f"square/{name}"] + (1 - rule.beta2) * g.square()
-            new[f"mean/{name}"], new[f"square/{name}"] = first, second
-            root = (second / (1 - rule.beta2 ** new["count"])).sqrt() + rule.eps
-            direction = first / (1 - rule.beta1 ** new["count"]) / root
+            count = old[f"count/{name}"] + 1
+            new[f"mean/{name}"], new[f"square/{name}"], new[f"count/{name}"] = first, second, count
+            root = (second / (1 - rule.beta2**count)).sqrt() + rule.eps
+            direction = first / (1 - rule.beta1**count) / root
         out[name] = weight - rate * direction if isinstance(rate, Tensor) else torch.sub(weight, direction, alpha=rate)
     return out, new
 

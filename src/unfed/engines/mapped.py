@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from unfed.local import Batch, Carry, Models, advance, autograd, loss_of
+from unfed.local import Batch, Carry, Models, advance, autograd, gradients, loss_of
 from unfed.params import Params
 from unfed.plan import Phase
 from unfed.template import Template
@@ -49,8 +49,7 @@ def stacked_step(template: Template, phase: Phase, shared: Mapping[str, Params],
         leaves = {name: t.detach().requires_grad_() for name, t in carry["params"].items()}
         with torch.enable_grad():
             values, state = vmap(loss)(leaves, carry["state"], dict(batch), dict(own))
-            found = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)
-        grads = {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(leaves.items(), found, strict=True)}
+            grads = gradients(values.sum(), leaves)
         values = values.detach()
         if plain:
             return after(carry, grads, state, values, dict(own), number)
