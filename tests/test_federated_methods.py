@@ -26,7 +26,7 @@ from unfed.methods.pgd import radius
 from unfed.models import build
 from unfed.params import load_into, params_of, tensor_bytes
 from unfed.perturb import fold
-from unfed.plan import Phase, Plan
+from unfed.plan import Phase, Plan, term
 from unfed.world import World
 from worlds import LEAVES, serve, train, unlearn
 
@@ -388,10 +388,69 @@ def test_the_degraded_model_is_the_retrained_one_and_rests_after_its_rounds(worl
     server = serve(world, params=trained[0])
     state = GUIDE.round(server, GUIDE.begin(server))
     own = serve(world)
-    phi = own.fedavg(own.init("degraded model"), own.plan(1, own.base.with_optimiser(lr=0.05)), own.retained)
+    plainly = own.base.with_optimiser(lr=0.05, momentum=0.0)
+    phi = own.fedavg(own.init("degraded model"), own.plan(1, plainly), own.retained)
     assert equal(state.tensors["phi"], phi)
     assert equal(GUIDE.round(server, state).tensors["phi"], phi)
     assert not GUIDE.round(server, GUIDE.round(server, state)).tensors  # recovery needs no φ
+
+
+@pytest.mark.parametrize(
+    ("option", "wanted"),
+    [
+        ({}, {"momentum": 0.0, "decay": 5e-4}),
+        ({"degradation_momentum": None}, {"momentum": 0.9, "decay": 5e-4}),
+        ({"degradation_decay": 0.0}, {"momentum": 0.0, "decay": 0.0}),
+    ],
+)
+def test_the_degraded_model_steps_by_the_rule_that_its_options_name(world, trained, option, wanted):
+    server = serve(world, params=trained[0])
+    method = replace(GUIDE, **option)
+    own = server.base.with_optimiser(lr=0.05, **wanted)
+    expected = server.fedavg(server.init("degraded model"), server.plan(1, own), server.retained)
+    assert equal(method.round(server, method.begin(server)).tensors["phi"], expected)
+
+
+def test_the_guidance_is_one_plain_step_of_everybody_from_the_mixed_model(world, trained):
+    server = serve(world, params=trained[0])
+    state = GUIDE.round(server, GUIDE.begin(server))
+    phi = state.tensors["phi"]
+    start = mixed(trained[0], phi, 0.4)
+    rule = replace(server.base, view="all").with_optimiser(lr=0.01, momentum=0.0)
+    updates = list(server.train(server.plan(1, rule), start, [c for c in server.clients if c != "0"]))
+    taught = server.plan(1, replace(rule, objective=term("guided")))
+    updates += server.train(taught, start, ["0"], {"phi": phi})
+    assert equal(state.params, server.average(start, updates))
+
+
+def test_lambda_on_the_new_model_keeps_the_rest_of_the_old(world, trained):
+    still = MoDE(guidance=1, degradation=1, coefficient=0.4, lr=0.0, degradation_lr=0.05, keeps="new")
+    state = unlearn(still, serve(world, params=trained[0]), 1)
+    assert equal(state.params, mixed(trained[0], state.tensors["phi"], 0.6))
+
+
+def test_owners_can_be_guided_at_the_rate_of_the_degradation(world, trained):
+    """At a rate of 0 the leaver's model stays where it began; the others move on."""
+    still = replace(GUIDE, degradation_lr=0.0, owner_lr="degradation")
+    server, moved = serve(world, params=trained[0]), []
+    original = server.train
+
+    def noted(plan, params, clients, *args, **kwargs):
+        for block in original(plan, params, clients, *args, **kwargs):
+            for index, client in enumerate(block.clients):
+                if plan.phases[0].view == "all":
+                    moved.append((client, not equal(block.of(index), params)))
+            yield block
+
+    server.train = noted
+    still.round(server, still.begin(server))
+    assert dict(moved) == {"0": False, "1": True, "2": True, "3": True}
+
+
+@pytest.mark.parametrize("option", [{"degradation_momentum": 1.0}, {"guidance_momentum": -0.1}])
+def test_a_momentum_outside_its_range_is_answered_in_a_sentence(option):
+    with pytest.raises(UnfedError, match="at least 0 and below 1"):
+        MoDE(**option)
 
 
 @pytest.mark.parametrize("request_", [LEAVES, CLASS, SAMPLES])

@@ -11,20 +11,23 @@ classes and samples. φ goes only to those who hold a row of D_u: one more downl
 the recovery rounds that the config grants.
 
 The original's text was not at hand: this follows the one public re-implementation, whose parameters are those the paper
-lists ("memory guidance rounds" = r_max, "MoDE rounds" = r_de, "MoDe coefficient" = λ, on the old model).
+lists ("memory guidance rounds" = r_max, "MoDE rounds" = r_de, "MoDe coefficient" = λ, on the old model). It steps by
+plain SGD, and so do φ and the guidance here: with the run's momentum of 0.9 a rate of 0.1 becomes one of 1, φ dies, and
+the network it is mixed into does not come back. Other readings are options; what each leads to on CIFAR-10 is measured
+in `docs/methods/mode.md`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from unfed.errors import UnfedError
 from unfed.ledger import Freight
 from unfed.methods.base import Method, State, option, register
 from unfed.params import Params
-from unfed.plan import term
+from unfed.plan import Phase, term
 
 if TYPE_CHECKING:
     from unfed.federation import Server
@@ -51,11 +54,19 @@ class MoDE(Method):
     coefficient: float | None = option(None, "λ: how much of the old model an erasure keeps", "paper")
     lr: float | None = option(None, "η_model: learning rate of the guidance", "paper")
     degradation_lr: float | None = option(None, "η_deg: learning rate of φ", "paper")
+    degradation_momentum: float | None = option(0.0, "momentum of φ; None is the run's own", "re-implementation")
+    degradation_decay: float | None = option(None, "weight decay of φ; None is the run's own", "ours")
+    guidance_momentum: float | None = option(0.0, "momentum of the guidance; None: the run's own", "re-implementation")
+    keeps: Literal["old", "new"] = option("old", "what λ multiplies: the old model, or φ", "re-implementation")
+    owner_lr: Literal["model", "degradation"] = option("model", "whose rate the owners of D_u are guided at", "ours")
 
     def __post_init__(self) -> None:
         if self.coefficient is not None and not 0 <= self.coefficient <= 1:
             raise UnfedError(f"MoDE's λ must lie between 0 and 1, not {self.coefficient}; 1 erases nothing.")
-        for name in ("guidance", "degradation", "lr", "degradation_lr"):
+        for name in ("degradation_momentum", "guidance_momentum"):
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) < 1:
+                raise UnfedError(f"MoDE's {name} must be at least 0 and below 1, but it is {getattr(self, name)}.")
+        for name in ("guidance", "degradation", "lr", "degradation_lr", "degradation_decay"):
             if getattr(self, name) is not None and not getattr(self, name) >= 0:
                 raise UnfedError(f"MoDE's {name} must not be negative, but it is {getattr(self, name)}.")
         if self.guidance is not None and self.degradation is not None and self.degradation > self.guidance:
@@ -74,16 +85,22 @@ class MoDE(Method):
             return server.recover(replace(state, tensors={}))
         phi = state.tensors["phi"]
         if r <= self.degradation:
-            degrade = server.base.with_optimiser(lr=self.degradation_lr)
-            phi = server.fedavg(phi, server.plan(r, degrade), server.participants(r, server.retained))
-            params = mixed(params, phi, self.coefficient)
+            phi = self.degraded(server, phi, r)
+            params = mixed(params, phi, self.coefficient if self.keeps == "old" else 1 - self.coefficient)
         params = self._guided(server, params, phi, r)
         return replace(state, params=params, tensors={"phi": phi}, round=r, model=r == self.guidance)
 
+    def degraded(self, server: Server, phi: Params, r: int) -> Params:
+        """φ after one round of those who stay, on the data that stays."""
+        phase = stepping(server.base, self.degradation_lr, self.degradation_momentum, self.degradation_decay)
+        return server.fedavg(phi, server.plan(r, phase), server.participants(r, server.retained))
+
     def _guided(self, server: Server, params: Params, phi: Params, r: int) -> Params:
         """One round of all clients: who holds a row of D_u gets φ with the model, the others just train."""
-        plain = replace(server.base, view="all").with_optimiser(lr=self.lr)
+        plain = replace(stepping(server.base, self.lr, self.guidance_momentum), view="all")
         taught = replace(plain, objective=term("guided"))
+        if self.owner_lr == "degradation":
+            taught = taught.with_optimiser(lr=self.degradation_lr)
         asked = server.participants(r, server.clients)
         owners = [client for client in asked if client in server.owners]
         others = [client for client in asked if client not in server.owners]
@@ -97,6 +114,12 @@ class MoDE(Method):
 
     def rounds(self, unlearning: int, training: int) -> int:
         return unlearning + (self.guidance or 0)
+
+
+def stepping(phase: Phase, lr: float | None, momentum: float | None, decay: float | None = None) -> Phase:
+    """The phase with these numbers of its optimiser; what is None stays as it is."""
+    given = {"lr": lr, "momentum": momentum, "decay": decay}
+    return phase.with_optimiser(**{name: value for name, value in given.items() if value is not None})
 
 
 def mixed(params: Params, phi: Params, keep: float) -> Params:

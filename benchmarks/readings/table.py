@@ -1,0 +1,63 @@
+"""A run's methods side by side, round by round: what each reading of a method leads to.
+
+    python benchmarks/readings/table.py RUN [--at 10,100,300] [--seed 0]
+
+Retain / forget / test in % at the evaluated rounds nearest before those asked for, the last round, and how much of θ*
+is left in the model that came out: cosine and relative distance ‖θ − θ*‖ / ‖θ*‖ over all parameters.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--at", default="10,100,300")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    asked = [int(r) for r in options.at.split(",")]
+    by_method: dict[str, dict[int, dict[str, object]]] = {}
+    for text in (options.run / "trajectory.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        if line["request"] is not None and line["seed"] == options.seed:
+            by_method.setdefault(line["method"], {})[line["round"]] = line
+    print("| method |", " | ".join(f"round {r}" for r in asked), "| last | MIA | cos θ* | distance |")
+    print("|---|", "---|" * (len(asked) + 4))
+    for method, lines in by_method.items():
+        cells = [_scores(_before(lines, r)) for r in asked]
+        last = lines[max(lines)]
+        left = _left(options.run, options.seed, str(last["request"]), method)
+        mia = last.get("mia")
+        shown = f"{mia:.2f}" if isinstance(mia, float) else str(mia)
+        print(f"| {method} |", " | ".join(cells), f"| {max(lines)}: {_scores(last)} | {shown} | {left} |")
+
+
+def _before(lines: dict[int, dict[str, object]], asked: int) -> dict[str, object] | None:
+    there = [r for r in lines if r <= asked]
+    return lines[max(there)] if asked <= max(lines) and there else None
+
+
+def _scores(line: dict[str, object] | None) -> str:
+    if line is None:
+        return "—"
+    values = (line[name] for name in ("retain", "forget", "test"))
+    return " / ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in values)
+
+
+def _left(run: Path, seed: int, request: str, method: str) -> str:
+    models = run / "models" / str(seed)
+    own, start = models / request / f"{method}.safetensors", models / "train.safetensors"
+    if not own.exists() or not start.exists():
+        return "— | —"
+    flat = [torch.cat([t.double().flatten() for _, t in sorted(load_file(p).items())]) for p in (own, start)]
+    cosine = float(torch.nn.functional.cosine_similarity(flat[0], flat[1], dim=0))
+    return f"{cosine:.3f} | {float((flat[0] - flat[1]).norm() / flat[1].norm()):.3f}"
+
+
+if __name__ == "__main__":
+    main()
