@@ -5,15 +5,19 @@ import dataclasses
 import pytest
 import torch
 
+from test_run import Crash, crash_at, outcome
 from unfed import federation, rng
 from unfed.engines import Sequential
 from unfed.errors import Refused, UnfedError
 from unfed.federation import Schedule, Server, Settings
+from unfed.folder import Job
 from unfed.methods import FineTune, NoT, Retrain, State
 from unfed.models import build
 from unfed.params import cast, params_of, tensor_bytes
 from unfed.plan import Measure, Optimiser, Phase, Plan
+from unfed.run import Run
 from unfed.template import Template
+from unfed.world import World
 
 
 def fresh(seed, name="cnn-tiny"):
@@ -191,6 +195,81 @@ def test_clients_that_drop_out_are_named_and_the_rest_goes_on(toy):
     again = serve(toy(4, 4, 4, 4, 4, 4), drop_out=0.4, quorum=0.0, rounds=20)
     rounds(FineTune(), again, 12)
     assert missing == {(r.round, r.client) for r in again.refusals}
+
+
+def test_a_failed_round_asked_for_again_meets_other_drop_outs_and_its_first_attempt_the_same(toy):
+    def silent(attempt, round=1):
+        server = serve(toy(*[4] * 30), drop_out=0.5)
+        server.attempt = attempt
+        return [name for name in server.clients if server._drops_out(name, round)]
+
+    first = rng.key(5, "drop-out", 1, "0")
+    word = rng.words(rng.as_key(first), torch.zeros((), dtype=torch.int64))
+    assert ("0" in silent(0)) == bool(rng.chance(word, 0.5))  # the address of a first attempt is what it always was
+    assert silent(0) == silent(0) != silent(1) == silent(1) != silent(2)
+    assert silent(1) != silent(0, round=2)
+
+
+def executed(run, world, tries=20):
+    """Resume as an operator would, until no round falls below the quorum; how often that took.
+
+    A world is a function of the config, so it is not built again for each process that would.
+    """
+    for number in range(tries):
+        run._worlds[world.seed] = world
+        try:
+            run.execute()
+        except Refused as error:
+            assert "then resume" in str(error)
+            run = Run.open(run.folder.path)
+        else:
+            return number
+    raise AssertionError(f"stuck after {tries} attempts")
+
+
+HARSH = (
+    "training.drop_out=0.4",
+    "seeds.training=3",
+    "request=[]",
+    "training.quorum=0.6",
+    "training.rounds=2",
+)
+HARSH += ("partition.scheme=dirichlet", "partition.beta=0.5", "engine.name=sequential", "training.batch=256")
+HARSH += ("training.record=['fukd']", "evaluation.every=2", "evaluation.attack=false", "evaluation.samples=false")
+
+
+def test_a_round_below_the_quorum_is_asked_for_again_on_resume_and_a_kill_changes_nothing(small, tmp_path, monkeypatch):
+    config = small(*HARSH)
+    world = World(config, 0)
+    whole = Run.create(config, tmp_path / "whole", world)
+    with monkeypatch.context() as patch:
+        count = crash_at(patch, -1)
+        failed = executed(whole, world)
+        writes = count["writes"]
+    assert failed == 2  # once in each round
+    truth = outcome(tmp_path / "whole")
+    silent = [refusal for line in truth[0] for refusal in line.get("refused", ())]
+    assert len(silent) >= 2 * failed and {r["reason"] for r in silent} == {"it did not answer"}
+    for number in range(1, writes + 1):
+        run = Run.create(config, tmp_path / str(number), world)
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            crash_at(patch, number)
+            executed(run, world)
+        executed(Run.open(run.folder.path), world)
+        assert outcome(run.folder.path) == truth, f"differs after a crash at write {number} of {writes}"
+        a, b = (r.folder.load_histories(Job(0, None, "train"))["fukd"].pack() for r in (run, whole))
+        assert a[1] == b[1] and equal(a[0], b[0])
+
+
+def test_what_a_failed_attempt_cost_is_counted(small, tmp_path):
+    world = World(small(*HARSH), 0)
+    run = Run.create(world.config, tmp_path / "run", world)
+    executed(run, world)
+    size = tensor_bytes(world.template.like)
+    lines = [line for line in run.lines() if line["method"] == "train"]
+    asked = sum(len(clients) for line in lines for clients in line["asked"].values())
+    answered = asked - sum(len(line["refused"]) for line in lines)
+    assert asked > 4 * 2 and lines[-1]["wire_bytes"] == (asked + answered) * size
 
 
 def test_partial_participation_asks_a_seeded_share(toy):

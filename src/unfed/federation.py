@@ -123,6 +123,8 @@ class Server:
         """The requests in force, as JSON: what a recorded round is replayed under."""
         self.asked: dict[int, list[str]] = {}
         self.refusals: list[Refusal] = []
+        self.attempt = 0
+        """How often the round at hand has failed for want of answers: who did not answer then may answer now."""
         self.fresh, self._forward_flops = fresh, forward_flops
         self._parameters = sum(template.like[name].numel() for name in template.trainable)
         self.look_at(clients, engine)
@@ -241,7 +243,7 @@ class Server:
             why = "; ".join(f"client {r.client}: {r.reason}" for r in refused[:3]) or "nobody was asked"
             raise Refused(
                 f"Round {plan.round} got {accepted} usable updates of {len(asked)} asked, the quorum is {need} ({why});"
-                " mend these clients or lower training.quorum, then resume."
+                " mend these clients or lower training.quorum, then resume: all of them are asked again."
             )
 
     def replay(
@@ -334,8 +336,9 @@ class Server:
     def _drops_out(self, client: str, round: int) -> bool:
         if self.settings.drop_out == 0.0:
             return False
-        word = rng.words(rng.as_key(rng.key(self.seed, "drop-out", round, client)), torch.zeros((), dtype=torch.int64))
-        return bool(rng.chance(word, self.settings.drop_out))
+        again = ("attempt", self.attempt) if self.attempt else ()
+        key = rng.as_key(rng.key(self.seed, "drop-out", round, client, *again))
+        return bool(rng.chance(rng.words(key, torch.zeros((), dtype=torch.int64)), self.settings.drop_out))
 
 
 def _checked(answers: Iterator[Block | Refusal], like: Params, round: int) -> Iterator[Check | Refusal]:

@@ -57,6 +57,8 @@ class Diary:
     refused: list[dict[str, Any]] = field(default_factory=list)
     beginning: dict[str, Any] | None = None
     """SHA-256 of the model that went in, and what `begin` changed in it."""
+    attempt: int = 0
+    """How often the next round has failed for want of answers."""
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "ledger": self.ledger.to_json(), "asked": {str(r): c for r, c in self.asked.items()}}
@@ -72,6 +74,7 @@ class Diary:
             {int(r): c for r, c in raw["asked"].items()},
             raw["refused"],
             raw.get("beginning"),
+            raw.get("attempt", 0),
         )
 
 
@@ -145,10 +148,7 @@ class JobRunner:
         outcome = self._outcome(state, diary)
         while outcome is None:
             self._look_around()
-            started = time.monotonic()
-            state = self.method.round(self.server, state)
-            diary.ledger.seconds += time.monotonic() - started
-            self._take_notes(diary)
+            state = self._round(state, diary)
             line = self._evaluate(state, diary) if self._due(state) else None
             outcome = self._outcome(state, diary, line)
             self.watch.goes_on(self.job, state.round, self.rounds, line)
@@ -180,6 +180,28 @@ class JobRunner:
         if outcome is None:
             self._save(state, diary, None)
         return state, diary
+
+    def _round(self, state: State, diary: Diary) -> State:
+        """One round further. A round that too few answered is noted before the job gives up, with what it cost: resumed,
+        it is asked for again, under other draws of who does not answer."""
+        histories = {label: recorder.history for label, recorder in self.server.recorders.items()}
+        self.server.attempt = diary.attempt
+        started = time.monotonic()
+        try:
+            after = self.method.round(self.server, state)
+        except Refused:
+            for label, history in histories.items():
+                self.server.recorders[label].history = history
+            self._noted(diary, started, attempt=diary.attempt + 1)
+            self._save(state, diary, None)
+            raise
+        self._noted(diary, started, attempt=0)
+        return after
+
+    def _noted(self, diary: Diary, started: float, attempt: int) -> None:
+        diary.ledger.seconds += time.monotonic() - started
+        diary.attempt = attempt
+        self._take_notes(diary)
 
     def _resumed(self, state: State, numbers: dict[str, Any]) -> tuple[State, Diary]:
         diary = Diary.from_json(numbers["diary"])
