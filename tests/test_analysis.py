@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from test_central_methods import DIGITS, fresh, run, server_of, trained
+from test_central_methods import DIGITS, fresh, one_client, run, server_of, trained
 from unfed.analysis.activations import activations, layers_of
 from unfed.analysis.bound import Sets, bound, unlearning_time
 from unfed.analysis.cka import Cka, compare, hsic, linear_cka, normalised
 from unfed.analysis.optimality import NRFreeze
 from unfed.config import Config
+from unfed.engines import Sequential
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.federation import Schedule
 from unfed.layers import choose
@@ -26,6 +27,7 @@ from unfed.methods import FineTune, NoT, Retrain
 from unfed.models import build
 from unfed.perturb import negate
 from unfed.run import Run
+from unfed.template import Template
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -231,6 +233,18 @@ def test_the_frozen_layer_stays_negated_to_the_bit_and_the_rest_starts_anew(keep
     after = run(method, server, 3).params
     assert torch.equal(after["conv1.weight"], -before["conv1.weight"])
     assert not torch.equal(after["conv2.weight"], begun["conv2.weight"])
+
+
+def test_a_layer_that_the_model_has_frozen_itself_needs_no_holding() -> None:
+    clients = {"all": one_client(12, DIGITS)}
+    server = server_of(model="cnn-tiny", clients=clients)
+    module = build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=0)
+    module.get_submodule("conv1").requires_grad_(False)
+    server.template = Template(module, (1, 8, 8)).to("cpu", torch.float64)
+    server.engine = Sequential(server.template, clients)
+    before = server.params
+    after = run(NRFreeze(layers=("conv1",)), server, 1).params
+    assert torch.equal(after["conv1.weight"], -before["conv1.weight"])
 
 
 def test_freezing_rows_of_a_tensor_is_refused() -> None:

@@ -165,7 +165,7 @@ def test_how_many_clients_share_a_stack_does_not_matter(chunk: int) -> None:
         replace(BASE, after=(term("ball", around="start", radius=0.05),)),
         replace(BASE, after=(term("hold", of="start", names="conv1.weight,head.linear.bias"),)),
         replace(BASE, after=(term("hold", of="home", mask="mask"),)),
-        replace(BASE, steps=6, after=(term("fuse", donor="start", rho=0.7, every=2),)),
+        replace(BASE, steps=6, after=(term("fuse", donor="start", rho=0.7, every=2, names="conv2.weight"),)),
         replace(BASE, epochs=4, stop=term("beyond", of="start", squared=0.02)),
         replace(BASE, epochs=4, stop=term("beyond", of="home", squared=0.5)),
         replace(BASE, epochs=4, objective=term("ascend"), stop=term("loss_above", limit=1.5)),

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from conftest import SMALL
 from test_perturb import fused_by_numpy
@@ -27,6 +29,7 @@ from unfed.models import build
 from unfed.params import load_into, params_of, tensor_bytes
 from unfed.perturb import fold
 from unfed.plan import Phase, Plan, term
+from unfed.template import Template
 from unfed.world import World
 from worlds import LEAVES, serve, train, unlearn
 
@@ -509,7 +512,7 @@ def test_the_contrast_falls_over_ten_steps_on_one_batch():
     world = make("training.batch=512")  # one batch is all of D_u
     theta, _ = train(world, 2)
     method = FCU(iterations=10, fuse_every=10, rho=0.0)
-    phase = method.contrast(world.training_settings().phase)
+    phase = method.contrast(world.training_settings().phase, ())
     losses = []
     for steps in (1, 10):
         server = serve(world, params=theta)
@@ -574,6 +577,57 @@ def test_fcus_head_stays_where_it_was_bit_for_bit_without_a_fusion(world, traine
     found = FCU(iterations=4, fuse_every=1, rho=0.0, decay=0.1).begin(serve(world, params=trained[0])).params
     moved = {name for name, t in found.items() if not torch.equal(t, trained[0][name])}
     assert moved == {name for name in found if not name.startswith("head.")}
+
+
+class Words(nn.Module):
+    """Two matrices that are no weights: an embedding of places and a class token; and dropout called by hand."""
+
+    head_name = "out"
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(4, 6))
+        self.places = nn.Embedding(4, 6)
+        self.mix = nn.Linear(16, 6)
+        self.norm = nn.LayerNorm([4, 6])
+        self.out = nn.Linear(24, 10)
+
+    def forward(self, x):
+        x = self.mix(x.flatten(1).view(len(x), 4, 16)) + self.places(torch.arange(4)) + self.token
+        return self.out(F.dropout(self.norm(x).flatten(1), 0.5, self.training))
+
+
+def words():
+    return Words()
+
+
+@pytest.fixture(scope="module")
+def by_hand():
+    return make("model.name=test_federated_methods:words")
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_fcu_unlearns_on_a_model_that_drops_out_by_hand(engine, by_hand):
+    theta, _ = train(by_hand, 1)
+    world = make("model.name=test_federated_methods:words", f"engine.name={engine}")
+    found = CONTRAST.begin(serve(world, params=theta)).params
+    truth = CONTRAST.begin(serve(by_hand, params=theta)).params
+    assert close(found, truth, 1e-9) and not equal(found, theta)
+
+
+def test_fcu_fuses_weights_and_neither_embeddings_nor_tokens_nor_norms(by_hand):
+    theta, _ = train(by_hand, 1)
+    steps = [FCU(iterations=1, fuse_every=1, rho=rho).begin(serve(by_hand, params=theta)).params for rho in (0.0, 0.9)]
+    assert {name for name in theta if not torch.equal(steps[0][name], steps[1][name])} == {"mix.weight", "out.weight"}
+
+
+def test_fcu_is_refused_before_any_work_where_only_the_head_trains():
+    module = build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=0).requires_grad_(False)
+    module.head.requires_grad_(True)
+    with pytest.raises(UnfedError, match="nothing before it can be trained"):
+        FCU().check(Template(module, (1, 8, 8)).module)
+    module.norm2.requires_grad_(True)
+    FCU().check(Template(module, (1, 8, 8)).module)
 
 
 def test_fcu_reads_no_label(world, trained):

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
+import unfed
 from unfed import layers, models, perturb
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, UnfedWarning
 from unfed.layers import choose, choose_in
+from unfed.methods import METHODS
 from unfed.params import load_into, params_of
 
 
@@ -58,6 +60,47 @@ def test_first_is_the_first_weight_and_never_a_token_a_bias_or_a_scale() -> None
     assert names(choose(nn.Sequential(nn.LSTM(2, 3)), ["first"])) == ["0.weight_ih_l0"]
     (choice,) = choose(Transformer(), ["first"])
     assert choice.why == "the first convolution weight, parameter index 1"
+
+
+def fine_tuned(*trained: str) -> nn.Module:
+    """A network of which only some parts train, as where a backbone came from elsewhere."""
+    model = tiny().requires_grad_(False)
+    for part in trained:
+        model.get_submodule(part).requires_grad_(True)
+    return model
+
+
+def test_a_frozen_first_layer_is_not_negated() -> None:
+    (choice,) = choose(fine_tuned("norm1", "conv2", "head"), ["first"])
+    assert choice.name == "conv2.weight" and "after 1 frozen ones" in choice.why
+    assert names(choose(fine_tuned("head"), ["first"])) == ["head.linear.weight"]
+    with pytest.raises(UnfedError, match="no convolution, dense or embedding weight"):
+        choose(fine_tuned("norm1"), ["first"])
+
+
+def test_where_everything_is_frozen_nothing_is_meant_by_it() -> None:
+    assert names(choose(fine_tuned(), ["first"])) == ["conv1.weight"]
+    assert layers.frozen(fine_tuned(), choose(fine_tuned(), ["conv1"])) == []
+
+
+def test_a_frozen_layer_that_was_named_is_taken_and_said() -> None:
+    model = fine_tuned("conv2", "head")
+    assert names(choose(model, ["conv1"])) == ["conv1.weight"]
+    with pytest.warns(UnfedWarning, match=r"frozen here, which no training will bring back: conv1\.weight"):
+        METHODS["not"](layers=("conv1",)).check(model)
+    with pytest.warns(UnfedWarning, match="frozen here"):
+        unfed.negate(model, "conv1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        METHODS["not"]().check(model)
+        unfed.negate(model, "first")
+
+
+def test_the_papers_layers_are_the_first_one_but_on_efficientnet() -> None:
+    assert names(choose(tiny(), ["paper"])) == ["conv1.weight"]
+    assert names(choose(Transformer(), ["paper"])) == ["conv_proj.weight"]
+    with pytest.raises(UnfedError, match="'paper' needs to know the network"):
+        choose_in({"conv1.weight": (1, 1, 1, 1)}, ["paper"], order=["conv1.weight"])
 
 
 def test_the_papers_index_is_the_position_among_the_parameters() -> None:

@@ -14,6 +14,7 @@ from unfed.config import Config
 from unfed.errors import UnfedError
 from unfed.layers import choose
 from unfed.ledger import forward_flops
+from unfed.methods import METHODS
 from unfed.params import Params, params_of
 from unfed.run import Run
 from unfed.template import Template
@@ -194,6 +195,17 @@ def test_the_papers_set_on_efficientnet_is_every_convolution_up_to_index_150() -
     assert chosen == expected and "classifier.1.weight" not in chosen
     assert listed.index(chosen[-1]) <= 150 < listed.index("features.6.3.block.0.0.weight")
     assert chosen[0] == "features.0.0.weight" and all(".1.weight" not in n or "block.1." in n for n in chosen)
+
+
+def test_not_negates_the_papers_set_on_efficientnet_unless_told_otherwise() -> None:
+    module, papers = bare("efficientnet-b0", 10), METHODS["not"]().layers
+    assert choose(module, papers)[0].name == "features.0.0.weight"
+    assert [c.name for c in choose(module, papers)] == [c.name for c in choose(module, ["conv+dense<=150"])]
+    assert [c.name for c in choose(module, ["first"])] == ["features.0.0.weight"]
+    small = tiny("efficientnet-tiny")  # 44 parameters: up to 150 would be all of it, its head too
+    assert [c.name for c in choose(small, papers)] == ["features.0.0.weight"]
+    for name, first in (("resnet18", "conv1.weight"), ("vit-b-16", "conv_proj.weight")):
+        assert [c.name for c in choose(bare(name), papers)] == [first]
 
 
 # --- keyed, stacked, counted ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from torch import nn
 
 from unfed import rng
 from unfed.errors import UnfedError, UnfedWarning
+from unfed.models import build, head_of
 from unfed.params import params_of
 from unfed.template import Template, WeightedBatchNorm, keyed_dropout
 
@@ -174,8 +175,6 @@ def test_a_single_row_on_one_pixel_maps_does_not_break_batchnorm():
 
 
 def test_features_are_what_enters_the_head_before_its_dropout():
-    from unfed.models import build
-
     module = build("cnn-tiny-dropout", shape=(1, 8, 8), classes=3, seed=0)
     template = Template(module, (1, 8, 8))
     x = torch.randn(4, 1, 8, 8)
@@ -184,6 +183,15 @@ def test_features_are_what_enters_the_head_before_its_dropout():
     assert torch.allclose(head(features), template.bind(template.like)(x), atol=1e-6)
     trained = template.bind({n: t.clone() for n, t in template.like.items()}, key=KEY).features(x)
     assert torch.allclose(trained, features, atol=1e-6)  # no dropout before the head
+
+
+def test_features_of_a_model_that_drops_out_by_hand_are_keyed_as_its_logits_are():
+    module = Hand()
+    template, x = Template(module, (6,)), torch.randn(5, 6)
+    net = template.bind(template.like, key=KEY)
+    head = module.get_submodule(head_of(module))
+    assert torch.allclose(head(net.features(x)), net(x), atol=1e-6)
+    assert not torch.equal(net.features(x), template.bind(template.like).features(x))
 
 
 def test_tied_weights_appear_once():
@@ -210,3 +218,4 @@ def test_frozen_parameters_are_not_trainable_but_there():
     template = Template(module, (4,))
     assert template.trainable == ("1.weight", "1.bias")
     assert template.state == ("0.weight", "0.bias")
+    assert not template.module[0].weight.requires_grad and template.module[1].weight.requires_grad

@@ -11,7 +11,7 @@ from torch import nn
 
 from unfed import checkpoint
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.layers import Choice, cancellations, choose
+from unfed.layers import Choice, cancellations, choose, frozen
 from unfed.params import load_into, params_of
 from unfed.perturb import negate as negated
 from unfed.report import Row, rows
@@ -33,7 +33,7 @@ def negate(
     Fine-tune on the retained data afterwards: negation alone leaves a broken model. With `dry_run` nothing changes.
     """
     chosen = choose(model, [layers] if isinstance(layers, str | int) else list(layers), include_bias)
-    for sentence in cancellations(model, chosen):
+    for sentence in (*frozen(model, chosen), *cancellations(model, chosen)):
         warnings.warn(sentence, UnfedWarning, stacklevel=2)
     if not dry_run:
         before = params_of(model)

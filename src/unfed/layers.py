@@ -1,12 +1,14 @@
 """Addressing tensors: which ones are L_neg?
 
-    first               the first convolution, dense or embedding weight (never a class token, a bias or a norm scale)
+    paper               what the paper negates: conv+dense<=150 on EfficientNet, `first` on every other network
+    first               the first convolution, dense or embedding weight that trains (never a class token, a bias or a
+                        norm scale); where all parameters are frozen, nothing is meant by it and the first counts
     conv1.weight        a tensor by its name
     conv1               a module: its weight
     encoder.*.weight    a glob over parameter names
     0                   the paper's index: the position in list(model.parameters())
     fc.weight[0:10]     some rows of one tensor
-    conv+dense<=150     a set: convolution and dense weights whose index is at most 150 (the paper's EfficientNet)
+    conv+dense<=150     a set: convolution and dense weights whose index is at most 150
 
 `choose` reads a module. `choose_in` has only names and shapes (a model file): there the kind of a tensor is *judged*,
 and says so, and whatever depends on the order needs the file's `order` metadata, because safetensors sorts tensors by
@@ -33,6 +35,7 @@ CONV, DENSE, EMBEDDING, NORM, BIAS, OTHER, REPARAMETRISED = (
     "convolution", "dense", "embedding", "normalisation", "bias", "other", "re-parametrised",
 )  # fmt: skip
 WEIGHTS = (CONV, DENSE, EMBEDDING)
+PAPERS_LAST = 150
 _SETS = {"conv": CONV, "dense": DENSE, "embedding": EMBEDDING, "norm": NORM}
 _BOUNDS: dict[str, Callable[[int, int], bool]] = {
     "<=": operator.le, "<": operator.lt, ">=": operator.ge, ">": operator.gt,
@@ -61,6 +64,7 @@ class _Tensor:
     kind: str
     index: int | None
     transposed: bool = False
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class _Table:
     buffers: frozenset[str] = frozenset()
     judged: bool = False
     ordered: bool = True
+    network: str | None = None
+    """The module's class; unknown where there are only names."""
 
 
 def choose(module: nn.Module, addresses: Sequence[str | int], include_bias: bool = False) -> tuple[Choice, ...]:
@@ -103,6 +109,19 @@ def choose_in(
 def weights_of(module: nn.Module) -> tuple[str, ...]:
     """The convolution and dense weights, attention projections included: what FCU fuses."""
     return tuple(t.name for t in _table_of(module).tensors.values() if t.kind in (CONV, DENSE))
+
+
+def frozen(module: nn.Module, choices: Sequence[Choice]) -> list[str]:
+    """The sentence for chosen tensors that training will not touch, where there are some."""
+    tensors = _table_of(module).tensors
+    still = [choice.name for choice in choices if tensors[choice.name].frozen]
+    if not still:
+        return []
+    shown = [*still[:3], f"{len(still) - 3} more"] if len(still) > 4 else still
+    return [
+        f"The layers to be perturbed include what is frozen here, which no training will bring back: {listed(shown)};"
+        " choose layers that train (such as 'first'), or unfreeze these."
+    ]
 
 
 def cancellations(module: nn.Module, choices: Sequence[Choice]) -> list[str]:
@@ -152,17 +171,19 @@ def _normalises(norm: nn.Module, layer: nn.Module) -> bool:
 def _table_of(module: nn.Module) -> _Table:
     """Parameters in the paper's order; a tied weight counts once and answers to all its names."""
     modules = dict(module.named_modules())
+    training = any(p.requires_grad for p in module.parameters())
     tensors: dict[str, _Tensor] = {}
     first_name: dict[int, str] = {}
     for index, (name, parameter) in enumerate(module.named_parameters()):
         owner, _, leaf = name.rpartition(".")
         kind = _kind(modules[owner], leaf, parameter.ndim)
         transposed = isinstance(modules[owner], _ConvTransposeNd)
-        tensors[name] = _Tensor(name, tuple(parameter.shape), kind, index, transposed)
+        still = training and not parameter.requires_grad
+        tensors[name] = _Tensor(name, tuple(parameter.shape), kind, index, transposed, still)
         first_name[id(parameter)] = name
     aliases = {name: first_name[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
     buffers = frozenset(name for name, _ in module.named_buffers(remove_duplicate=False))
-    return _Table(tensors, aliases, frozenset(modules) - {""}, buffers)
+    return _Table(tensors, aliases, frozenset(modules) - {""}, buffers, network=type(module).__name__)
 
 
 def _kind(owner: nn.Module, leaf: str, ndim: int) -> str:
@@ -240,6 +261,8 @@ def _resolve(table: _Table, address: str | int) -> list[Choice]:
         return [_some_rows(table, text, match)]
     if text == "first":
         return [_first(table)]
+    if text == "paper":
+        return _papers(table)
     if re.fullmatch(r"-?\d+", text):
         return [_at_index(table, int(text))]
     if text in table.aliases:
@@ -253,18 +276,31 @@ def _resolve(table: _Table, address: str | int) -> list[Choice]:
         return _in_set(table, text, match)
     matching = [name for name in table.tensors if fnmatchcase(name, text)]
     if not matching:
-        known = [*table.aliases, *table.modules, "first"]
+        known = [*table.aliases, *table.modules, "first", "paper"]
         raise UnfedError(f"No tensor answers to {text!r}; {_HOW_TO_LIST}.{nearest(text, known)}")
     return [Choice(name, None, f"matches {text!r}") for name in matching]
 
 
 def _first(table: _Table) -> Choice:
     _needs_order(table, "first")
+    skipped = 0
     for tensor in table.tensors.values():
+        if tensor.frozen:
+            skipped += tensor.kind in WEIGHTS
+            continue
         _refuse_reparametrised(tensor)
         if tensor.kind in WEIGHTS:
-            return Choice(tensor.name, None, f"the first {tensor.kind} weight, parameter index {tensor.index}")
+            behind = f" after {skipped} frozen ones" if skipped else ""
+            return Choice(tensor.name, None, f"the first {tensor.kind} weight{behind}, parameter index {tensor.index}")
     raise UnfedError(f"There is no convolution, dense or embedding weight to be 'first'; {_HOW_TO_LIST}.")
+
+
+def _papers(table: _Table) -> list[Choice]:
+    """The paper's L_neg. Its EfficientNet has 213 parameters: of one with no more than 151 nothing would be left."""
+    if table.network is None:
+        raise UnfedError("'paper' needs to know the network, which this file does not record; name tensors instead.")
+    large = table.network == "EfficientNet" and len(table.tensors) > PAPERS_LAST + 1
+    return _resolve(table, f"conv+dense<={PAPERS_LAST}" if large else "first")
 
 
 def _at_index(table: _Table, index: int) -> Choice:

@@ -288,10 +288,11 @@ def _hold(weights: Params, models: Models, rule: Term) -> Params:
 
 
 def _fuse(weights: Params, models: Models, rule: Term) -> Params:
-    donor = models.tensors(str(rule["donor"]))
-    if rule.get("order", "own_phase") == "own_phase":
-        return perturb.fuse(weights, {n: donor[n] for n in weights}, float(rule["rho"]))
-    return perturb.fuse({n: donor[n] for n in weights}, weights, float(rule["rho"]))
+    tensors = models.tensors(str(rule["donor"]))
+    base, donor = weights, {n: tensors[n] for n in weights}
+    if rule.get("order", "own_phase") != "own_phase":
+        base, donor = donor, base
+    return perturb.fuse(base, donor, float(rule["rho"]), str(rule["names"]).split(","))
 
 
 AFTER: dict[str, Callable[[Params, Models, Term], Params]] = {"ball": _ball, "hold": _hold, "fuse": _fuse}

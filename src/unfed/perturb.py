@@ -241,7 +241,8 @@ def fuse(
 ) -> Params:
     """FCU's frequency-guided fusion: the base keeps its phase and high band, its low-band amplitude is the donor's.
 
-    Acts on matrices and 2-D convolution kernels (or those among `names`); everything else stays with the base.
+    Acts on matrices and 2-D convolution kernels, of all tensors or of those among `names` (embeddings and positions
+    are matrices too, and not meant); everything else stays with the base.
     """
     if not 0 <= rho <= 1:
         raise UnfedError(f"FCU's band rho is a fraction between 0 and 1, not {rho}; the paper uses 0.7 and 0.9.")

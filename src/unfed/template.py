@@ -58,7 +58,7 @@ class Template:
         self.trainable = trainable_names(module)
         self.state = tuple(name for name in like if name not in set(self.trainable))
         self._head: str | None = None
-        self._evaluator = copy.deepcopy(module).eval().requires_grad_(False)
+        self._evaluator = copy.deepcopy(module).eval()  # its parameters still say which of them are frozen
         self._trainer = _swap(copy.deepcopy(module)).train().requires_grad_(False)
         self._keys = tuple(n for n, m in self._trainer.named_modules() if isinstance(m, KeyedDropout))
         self._rows = tuple(n for n, m in self._trainer.named_modules() if isinstance(m, WeightedBatchNorm))
@@ -109,7 +109,7 @@ class Template:
         module, call = self._trainer if training else self._evaluator, tensors
         if features:
             module, known = self._body(training)
-            call = {name: t for name, t in tensors.items() if name in known}
+            call = {name: t for name, t in tensors.items() if name in known or name == _FUNCTIONAL_KEY}
         if training and self.autocast is not None:
             with torch.autocast(x.device.type, self.autocast):
                 return self._call(module, call, x, training).to(x.dtype)

@@ -49,9 +49,11 @@ class NRFreeze(Method):
         self._frozen(module)
 
     def round(self, server: Server, state: State) -> State:
-        held = term("hold", of="start", names=",".join(self._frozen(server.template.module)))
+        # What the model itself has frozen needs no holding.
+        moving = [name for name in self._frozen(server.template.module) if name in server.template.trainable]
+        held = (term("hold", of="start", names=",".join(moving)),) if moving else ()
         asked = server.participants(state.round + 1, server.retained)
-        return server.advance(state, asked, replace(server.base, after=(*server.base.after, held)))
+        return server.advance(state, asked, replace(server.base, after=(*server.base.after, *held)))
 
     def rounds(self, unlearning: int, training: int) -> int:
         """As many as Retrain: nearly everything starts anew."""

@@ -2,7 +2,7 @@
 
     begin, at the leaver:   L = −log( e^{2 s_d} / (e^{2 s_d} + e^{2 s_p}) )      s_d = cos(f_θ(x), f_ψ(x))
                             by Adam on D_u inputs, labels unread                  s_p = cos(f_θ(x), f_θ*(x))
-        every I_f steps:    each weight's FFT keeps its own phase and high band;
+        every I_f steps:    each convolution and dense weight's FFT keeps its own phase and high band;
                             its low-band amplitude (fraction ρ) becomes θ*'s      memory preservation
     round: FedAvg over D_r
 
@@ -14,15 +14,19 @@ code calls it the other way round (`fusion_order = "repo_call"`). Several leaver
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from torch import nn
 
 from unfed import rng
 from unfed.engines.base import Drawn
 from unfed.errors import UnfedError
+from unfed.layers import weights_of
 from unfed.ledger import Freight
 from unfed.methods.base import CLIENT, Method, State, option, register
+from unfed.models import head_of
 from unfed.plan import Phase, term
 
 if TYPE_CHECKING:
@@ -77,7 +81,7 @@ class FCU(Method):
             raise UnfedError("Nobody holds what this request asks for any more, so nobody can unlearn it; use not, ft.")
         seed = rng.key(server.seed, "downgraded model")
         updates = server.train(
-            server.plan(0, self.contrast(server.base)),
+            server.plan(0, self.contrast(server.base, weights_of(server.template.module))),
             server.params,
             server.owners,
             Drawn({"downgraded": server.fresh(seed)}, seeds={"downgraded": seed}),
@@ -86,17 +90,33 @@ class FCU(Method):
         )
         return State(server.average(server.params, updates))
 
-    def contrast(self, base: Phase) -> Phase:
-        """The leaver's phase: contrast, fuse, slow down on a plateau."""
+    def check(self, module: nn.Module) -> None:
+        head = head_of(module) + "."
+        if not any(p.requires_grad for name, p in module.named_parameters() if not name.startswith(head)):
+            raise UnfedError(
+                f"FCU moves the features that enter {head[:-1]!r}, and nothing before it can be trained; unfreeze"
+                " layers there, or use not, ft."
+            )
+
+    def contrast(self, base: Phase, weights: Sequence[str]) -> Phase:
+        """The leaver's phase: contrast, fuse these weights, slow down on a plateau."""
         assert self.iterations is not None and self.fuse_every is not None and self.rho is not None
         plateau = term(
             "plateau", factor=self.factor, patience=self.patience, minimum=self.minimum_lr, every=self.fuse_every
+        )
+        fusion = term(
+            "fuse",
+            donor="start",
+            rho=float(self.rho),
+            every=self.fuse_every,
+            order=self.fusion_order,
+            names=",".join(weights),
         )
         phase = replace(
             base,
             objective=term("contrast", temperature=float(self.temperature)),
             view="forget",
             steps=self.iterations // self.fuse_every * self.fuse_every,
-            after=(term("fuse", donor="start", rho=float(self.rho), every=self.fuse_every, order=self.fusion_order),),
+            after=(fusion,),
         )
         return phase.with_optimiser(rule="adam", lr=self.lr, beta2=self.beta2, decay=self.decay, plateau=plateau)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import nn
 
 from unfed.errors import UnfedWarning
-from unfed.layers import cancellations, choose
+from unfed.layers import cancellations, choose, frozen
 from unfed.methods.base import Method, Recipe, State, option, register
 from unfed.params import Params, params_of
 from unfed.perturb import perturb
@@ -38,7 +38,7 @@ class NoT(Method):
     # Negation moves the model far away, so the paper brings it back with large steps and then hardly moves it.
     recipe: ClassVar[Recipe] = Recipe(lr=0.1, minimum=1e-5, over=10)
 
-    layers: tuple[str | int, ...] = option(("first",), "L_neg: which tensors are perturbed", "paper")
+    layers: tuple[str | int, ...] = option(("paper",), "L_neg: which tensors are perturbed", "paper")
     perturbation: str = option("negate", "what happens to them; the others are the paper's ablation", "paper")
     include_bias: bool = option(False, "also the bias of each chosen weight", "paper")
     scale: float = option(1.0, "for perturbation = 'noise': its size in standard deviations of the tensor", "ours")
@@ -49,9 +49,10 @@ class NoT(Method):
     def check(self, module: nn.Module) -> None:
         params = params_of(module)
         self._perturbed(module, params, 0, lambda seed: params)
-        if self.perturbation == "negate":
-            for sentence in cancellations(module, choose(module, self.layers, self.include_bias)):
-                warnings.warn(sentence, UnfedWarning, stacklevel=2)
+        chosen = choose(module, self.layers, self.include_bias)
+        undone = cancellations(module, chosen) if self.perturbation == "negate" else []
+        for sentence in (*frozen(module, chosen), *undone):
+            warnings.warn(sentence, UnfedWarning, stacklevel=2)
 
     def _perturbed(self, module: nn.Module, params: Params, seed: int, fresh: Callable[[int], Params]) -> Params:
         chosen = choose(module, self.layers, self.include_bias)
