@@ -31,7 +31,7 @@ from unfed.perturb import fold
 from unfed.plan import Phase, Plan, term
 from unfed.template import Template
 from unfed.world import World
-from worlds import LEAVES, serve, train, unlearn
+from worlds import LEAVES, serve, sized, train, unlearn
 
 EXACT = ("engine.precision=float64", "engine.name=sequential")
 CLASS, SAMPLES = Request("c", classes=(3,)), Request("s", fraction=0.1)
@@ -178,12 +178,116 @@ def test_federaser_leaves_out_who_was_absent_and_skips_a_round_of_leavers_only()
     assert {c for asked in server.asked.values() for c in asked} == {*seen.values()} - {leaver}
 
 
-def test_federaser_without_anybody_of_round_one_says_so():
+def by_hand(world, history, start, leaving, skip=()):
+    """FedEraser's rule written out: who stays trains from θ̃, each tensor of its update gets the length it had."""
+    staying = [c.name for c in world.clients if c.name not in leaving and c.name in history.own]
+    kept = {t: [c for c in staying if t in history.own[c].numbers.get("rounds", ())] for t in range(2, 99)}
+    plan = Plan.from_json(history.numbers["plan"])
+    params, replayed = start, []
+    for t, clients in kept.items():
+        if not clients or t in skip:
+            continue
+        answers = [
+            b for c in clients for b in world.engine(world.scoped([])).train(replace(plan, round=t), params, [c], {})
+        ]
+        total, after = sum(b.samples[0] for b in answers), {n: w.clone() for n, w in params.items()}
+        for block in answers:
+            for name in params:
+                if not params[name].is_floating_point():
+                    after[name] = block.params[name][0]
+                    continue
+                update = block.params[name][0] - params[name]
+                if name in world.template.trainable:
+                    update = update * (history.own[block.clients[0]].tensors[f"{t}/{name}"].norm() / update.norm())
+                after[name] += block.samples[0] / total * update
+        params, replayed = after, [*replayed, t]
+    return params, replayed
+
+
+SIZES = (10, 30, 50, 70)
+
+
+def first_in(history):
+    """Who was in round 1, and who in a later kept round."""
+    own = history.own.items()
+    return [c for c, r in own if "samples" in r.numbers], {c: r.numbers.get("rounds", []) for c, r in own}
+
+
+@pytest.mark.parametrize("model", ["cnn-tiny", "cnn-tiny-bn"])
+def test_federaser_gives_each_update_the_length_it_had_and_each_client_its_weight(model):
+    world = sized(make(f"model.name={model}", "training.participation=0.5"), *SIZES)
+    method, full = FedEraser(), FedEraser(store="full")
+    _, histories = train(world, 5, {"fe": method, "full": full})
+    first, later = first_in(histories["fe"])
+    leaver = next(c for c in later if c not in first)
+    begun = method.begin(serve(world, (Request("x", clients=(leaver,)),), history=histories["fe"]))
+    truth, replayed = by_hand(world, histories["full"], begun.params, {leaver})
+    state = unlearn(method, serve(world, (Request("x", clients=(leaver,)),), history=histories["fe"]))
+    assert close(state.params, truth, 1e-12) and state.round == len(replayed) == 4
+    floats = {n: t for n, t in truth.items() if t.is_floating_point()}
+    assert any((begun.params[n] - floats[n]).abs().max() > 1e-3 for n in floats)
+
+
+def test_federaser_starts_at_the_initial_model_where_nobody_who_stays_was_in_round_one():
+    world = sized(make("training.participation=0.5"), *SIZES)
+    method = FedEraser()
+    _, histories = train(world, 5, {"fe": method, "full": FedEraser(store="full")})
+    first, later = first_in(histories["fe"])
+    assert len(first) == 2 and any(later[c] for c in later if c not in first)
+    server = serve(world, (Request("x", clients=tuple(first)),), history=histories["fe"])
+    begun = method.begin(server)
+    assert equal(begun.params, world.fresh(1)) and not begun.done and not begun.model
+    truth, replayed = by_hand(world, histories["full"], world.fresh(1), set(first))
+    state = unlearn(method, server)
+    assert close(state.params, truth, 1e-12) and state.round == len(replayed) > 1
+    assert not set(first) & {c for asked in server.asked.values() for c in asked}
+
+
+def test_federaser_that_never_kept_a_round_of_those_who_stay_says_so():
     world = make("training.participation=0.25")
-    _, histories = train(world, 3, {"fe": FedEraser()})
-    first = next(c for c, record in histories["fe"].own.items() if "samples" in record.numbers)
-    with pytest.raises(UnfedError, match="first recorded round"):
+    _, histories = train(world, 1, {"fe": FedEraser()})
+    (first,), _ = first_in(histories["fe"])
+    with pytest.raises(UnfedError, match="Nobody who stays took part in a round that FedEraser kept; use retrain"):
         FedEraser().begin(serve(world, (Request("x", clients=(first,)),), history=histories["fe"]))
+
+
+def test_federaser_goes_on_without_the_calibrator_that_asks_to_leave_meanwhile():
+    world = sized(make("training.participation=0.25"), *SIZES)  # one client a round
+    method = FedEraser()
+    _, histories = train(world, 8, {"fe": method, "full": FedEraser(store="full")})
+    _, later = first_in(histories["fe"])
+    order = [next(c for c in later if t in later[c]) for t in range(2, 9)]
+    leaver, other = order[0], next(c for c in order[2:] if c != order[0])
+    at = 2 + next(i for i, c in enumerate(order) if c == other)
+    server = serve(world, (Request("x", clients=(leaver,)),), history=histories["fe"])
+    state = method.begin(server)
+    while min(t for c in later if c != leaver for t in later[c] if t > state.numbers["replayed"]) < at:
+        state = method.round(server, state)
+    # The only one who could calibrate the next kept round asks to leave now.
+    everything = [Request("x", clients=(leaver,)), Request("y", clients=(other,))]
+    clients = world.scoped(everything, gone=everything[1:])
+    server.look_at(clients, world.engine(clients))
+    truth, _ = by_hand(world, histories["full"], state.params, {leaver, other}, skip=range(at))
+    while not state.done:
+        before, state = state, method.round(server, state)
+        assert state.round == before.round + 1
+    assert state.model and close(state.params, truth, 1e-12)
+
+
+def test_federaser_is_done_where_the_last_calibrator_leaves():
+    world = sized(make("training.participation=0.25"), *SIZES)
+    method = FedEraser()
+    _, histories = train(world, 3, {"fe": method})
+    _, later = first_in(histories["fe"])
+    gone, *_ = (c.name for c in world.clients if c.name not in later)  # somebody leaves who never took part
+    server = serve(world, (Request("x", clients=(gone,)),), history=histories["fe"])
+    state = method.begin(server)
+    assert not state.done
+    everything = [Request("x", clients=(gone,)), Request("y", clients=tuple(later))]
+    clients = world.scoped(everything, gone=everything[1:])
+    server.look_at(clients, world.engine(clients))
+    ended = method.round(server, state)
+    assert ended.done and ended.model and equal(ended.params, state.params) and not server.asked
 
 
 # --- FUKD -------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.folder import Job, RunFolder
 from unfed.history import History, Record
+from unfed.methods import FedEraser
 from unfed.run import Run
 from unfed.watching import Silence
 
@@ -278,6 +279,37 @@ def test_federaser_replays_without_all_leavers_so_far(run):
     lines = [line for line in run.lines() if line["request"] == "r2" and line["method"] == "federaser"]
     assert [line["model"] for line in lines] == [False, False, True]  # until=1 cannot cut it short
     assert all(set(clients) == {"1", "3"} for line in lines for clients in line["asked"].values())
+
+
+def test_federaser_goes_on_where_its_only_calibrator_leaves_and_the_process_dies(tmp_path, monkeypatch):
+    few = ("training.participation=0.25", "training.rounds=6", "partition.scheme=dirichlet", "partition.beta=1")
+    few += ("evaluation.attack=false", "evaluation.samples=false")
+    run = Run.create(alone("training.record=['federaser']", *few), tmp_path / "run")
+    run.execute()
+    seen = {t: c for c, r in history(run, "federaser").own.items() for t in r.numbers.get("rounds", ())}
+    first = next(c for c, r in history(run, "federaser").own.items() if "samples" in r.numbers)
+    leaver = next(c for c in "0123" if c != first and c != seen[2])
+    replay = [t for t in sorted(seen) if seen[t] != leaver]
+    (second,) = {seen[replay[1]]} - {seen[replay[0]]}  # it alone was there in the second round that is replayed
+
+    def dies(self, server, state):
+        if state.round == 1:  # another process files a request
+            other = reopened(run.folder.path, run)
+            assert other.forget(Request("b", clients=(second,)), until=1).status == "queued"
+            raise Crash
+        return original(self, server, state)
+
+    original = FedEraser.round
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(FedEraser, "round", dies)
+        run.forget(Request("a", clients=(leaver,)), method="federaser", until=1)
+    reopened(run.folder.path, run).execute()
+    asked = {}
+    for line in run.lines():
+        if line["request"] == "a" and line["method"] == "federaser":
+            asked |= line["asked"]
+    assert asked == {str(t): [seen[t]] for t in replay if t == replay[0] or seen[t] != second}
+    assert run.current_job(0) == Job(0, "b", "not")
 
 
 def test_a_comparison_of_several_requests_hands_each_method_its_own_history(tmp_path):

@@ -15,6 +15,12 @@ from unfed.world import World
 LEAVES = Request("r1", clients=("0",))
 
 
+def sized(world: World, *sizes: int) -> World:
+    """The same world, but its clients hold this many training rows: a mean over rows is then no mean over clients."""
+    world.clients = tuple(replace(c, train=c.train[:n]) for c, n in zip(world.clients, sizes, strict=True))
+    return world
+
+
 def serve(
     world: World,
     requests: Sequence[Request] = (LEAVES,),

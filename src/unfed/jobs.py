@@ -182,8 +182,10 @@ class JobRunner:
         return state, diary
 
     def _round(self, state: State, diary: Diary) -> State:
-        """One round further. A round that too few answered is noted before the job gives up, with what it cost: resumed,
-        it is asked for again, under other draws of who does not answer."""
+        """One round further. A round that too few answered is noted, with what it cost, before the job gives up.
+
+        Resumed, it is asked for again, under other draws of who does not answer.
+        """
         histories = {label: recorder.history for label, recorder in self.server.recorders.items()}
         self.server.attempt = diary.attempt
         started = time.monotonic()

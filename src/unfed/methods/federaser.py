@@ -7,6 +7,8 @@
                θ̃_j = θ̃_{j−1} + Σ_{k∈R} p_k Ũ_k
     done:      after the last kept round; no further recovery
 
+A kept round in which nobody who stays took part is skipped; if that is round 1, the replay starts at θ^0 itself.
+
 The rule asks stored updates only for their norms, except in round 1, so the norms are all that is stored: a few floats
 per client and round, exactly equal to storing everything (`store = "full"`). Norms are taken per client and per tensor;
 buffers are averaged as they come, for a norm ratio means nothing there. A calibration round repeats the draws of the
@@ -83,18 +85,20 @@ class FedEraser(Method):
 
     def begin(self, server: Server) -> State:
         history = self._checked(server)
-        present = [client for client in server.retained if "samples" in _numbers(history, client)]
-        if not present:
-            raise UnfedError(
-                "Nobody who stays took part in the first recorded round, so FedEraser has no model to start from; use"
-                " retrain."
-            )
         start = _on(history.shared["initial"], server.params)
-        first = [_alone(client, history.own[client], server.params) for client in present]
-        return self._then(server, State(server.average(start, first)), replayed=1)
+        present = [client for client in server.retained if "samples" in _numbers(history, client)]
+        if present:
+            start = server.average(start, [_alone(client, history.own[client], server.params) for client in present])
+        elif not _left(server, after=1):
+            raise UnfedError("Nobody who stays took part in a round that FedEraser kept; use retrain.")
+        return self._then(server, State(start), replayed=1)
 
     def round(self, server: Server, state: State) -> State:
-        history, at, start = server.history, int(state.numbers["next"]), state.params
+        # Who was to calibrate next may have asked to leave since the last round.
+        left = _left(server, after=int(state.numbers["replayed"]))
+        if not left:
+            return replace(state, round=state.round + 1, numbers={}, done=True, model=True)
+        history, at, start = server.history, min(left), state.params
         asked = [client for client in server.retained if at in _rounds(history, client)]
         blocks = []
         # Nobody else can calibrate in the place of who was there, so they are waited for.
@@ -112,9 +116,9 @@ class FedEraser(Method):
         return replace(block, params=params)
 
     def _then(self, server: Server, state: State, replayed: int) -> State:
-        """The next kept round in which somebody who stays took part; without one the replay is done."""
-        left = {t for client in server.retained for t in _rounds(server.history, client) if t > replayed}
-        return replace(state, numbers={"next": min(left)} if left else {}, done=not left, model=not left)
+        """Where the replay stands; without a kept round that somebody who stays took part in, it is done."""
+        left = _left(server, after=replayed)
+        return replace(state, numbers={"replayed": replayed} if left else {}, done=not left, model=not left)
 
     def _plan(self, history: History, at: int) -> Plan:
         plan = Plan.from_json(history.numbers["plan"])
@@ -165,7 +169,8 @@ class FedEraser(Method):
             tensors = {**record.tensors, **{f"{at}/{n}": u.cpu() for n, u in update.items()}}
         else:
             now, before = norms(update).cpu()[None], record.tensors.get("norms")
-            tensors = {**record.tensors, "norms": now if before is None else torch.cat([before, now])}
+            # A resumed run has its history on the device.
+            tensors = {**record.tensors, "norms": now if before is None else torch.cat([before.cpu(), now])}
         return Record(tensors, {**record.numbers, "rounds": rounds})
 
     def _norms(self, history: History, client: str, at: int) -> Tensor:
@@ -189,6 +194,11 @@ def _rounds(history: History, client: str) -> list[int]:
     """The kept rounds after the first in which a client took part."""
     record = history.own.get(client)
     return list(record.numbers.get("rounds", ())) if record else []
+
+
+def _left(server: Server, after: int) -> set[int]:
+    """The kept rounds that are still to be replayed: those in which somebody who stays took part."""
+    return {t for client in server.retained for t in _rounds(server.history, client) if t > after}
 
 
 def _on(params: Params, like: Params) -> Params:
