@@ -57,7 +57,8 @@ def equal(a, b):
 
 
 def close(a, b, atol):
-    return all(torch.allclose(a[n].double(), b[n].double(), rtol=0, atol=atol) for n in a)
+    """Whether two models are near each other; counters are copied from somebody, not computed."""
+    return all(torch.allclose(a[n].double(), b[n].double(), rtol=0, atol=atol) for n in a if a[n].is_floating_point())
 
 
 def models(world, rounds=1, **changes):
@@ -178,7 +179,7 @@ def test_federaser_leaves_out_who_was_absent_and_skips_a_round_of_leavers_only()
     assert {c for asked in server.asked.values() for c in asked} == {*seen.values()} - {leaver}
 
 
-def by_hand(world, history, start, leaving, skip=()):
+def calibrated_by_hand(world, history, start, leaving, skip=()):
     """FedEraser's rule written out: who stays trains from θ̃, each tensor of its update gets the length it had."""
     staying = [c.name for c in world.clients if c.name not in leaving and c.name in history.own]
     kept = {t: [c for c in staying if t in history.own[c].numbers.get("rounds", ())] for t in range(2, 99)}
@@ -221,7 +222,7 @@ def test_federaser_gives_each_update_the_length_it_had_and_each_client_its_weigh
     first, later = first_in(histories["fe"])
     leaver = next(c for c in later if c not in first)
     begun = method.begin(serve(world, (Request("x", clients=(leaver,)),), history=histories["fe"]))
-    truth, replayed = by_hand(world, histories["full"], begun.params, {leaver})
+    truth, replayed = calibrated_by_hand(world, histories["full"], begun.params, {leaver})
     state = unlearn(method, serve(world, (Request("x", clients=(leaver,)),), history=histories["fe"]))
     assert close(state.params, truth, 1e-12) and state.round == len(replayed) == 4
     floats = {n: t for n, t in truth.items() if t.is_floating_point()}
@@ -237,7 +238,7 @@ def test_federaser_starts_at_the_initial_model_where_nobody_who_stays_was_in_rou
     server = serve(world, (Request("x", clients=tuple(first)),), history=histories["fe"])
     begun = method.begin(server)
     assert equal(begun.params, world.fresh(1)) and not begun.done and not begun.model
-    truth, replayed = by_hand(world, histories["full"], world.fresh(1), set(first))
+    truth, replayed = calibrated_by_hand(world, histories["full"], world.fresh(1), set(first))
     state = unlearn(method, server)
     assert close(state.params, truth, 1e-12) and state.round == len(replayed) > 1
     assert not set(first) & {c for asked in server.asked.values() for c in asked}
@@ -267,7 +268,7 @@ def test_federaser_goes_on_without_the_calibrator_that_asks_to_leave_meanwhile()
     everything = [Request("x", clients=(leaver,)), Request("y", clients=(other,))]
     clients = world.scoped(everything, gone=everything[1:])
     server.look_at(clients, world.engine(clients))
-    truth, _ = by_hand(world, histories["full"], state.params, {leaver, other}, skip=range(at))
+    truth, _ = calibrated_by_hand(world, histories["full"], state.params, {leaver, other}, skip=range(at))
     while not state.done:
         before, state = state, method.round(server, state)
         assert state.round == before.round + 1
@@ -370,13 +371,49 @@ def test_the_leavers_last_model_is_replayed_bit_for_bit(world, trained):
     assert len(histories["pgd"].shared) == 1  # one model, whoever leaves
 
 
-@pytest.mark.parametrize("leaving", [("0",), ("0", "2", "3")])
-def test_the_reference_is_the_mean_of_the_others_last_models(world, trained, leaving):
+def reference(world, trained, *leaving):
     theta, histories = trained
-    _, client, samples = models(world, 3)
     server = serve(world, (Request("x", clients=leaving),), params=theta, history=histories["pgd"])
-    ref = CLIMB.reference(server, CLIMB.last_models(server))
-    assert close(ref, mean({c: m for c, m in client.items() if c not in leaving}, samples), 1e-12)
+    return CLIMB.reference(server, CLIMB.last_models(server))
+
+
+@pytest.mark.parametrize("leaving", [("0",), ("3",), ("0", "2", "3")])
+def test_the_reference_is_the_mean_of_the_others_last_models(world, trained, leaving):
+    _, client, samples = models(world, 3)
+    others = mean({c: m for c, m in client.items() if c not in leaving}, samples)
+    assert close(reference(world, trained, *leaving), others, 1e-12)
+
+
+@pytest.mark.parametrize("model", ["cnn-tiny", "cnn-tiny-bn"])
+@pytest.mark.parametrize(
+    "who", [{}, {"participation": 0.5}, {"drop_out": 0.4, "quorum": 0.0}, {"participation": 0.75, "drop_out": 0.3}]
+)
+def test_the_reference_is_the_others_mean_as_the_last_round_averaged_them(model, who):
+    world = sized(make(f"model.name={model}"), *SIZES)
+    for rounds in (3, 4):
+        trained = train(world, rounds, {"pgd": PGD()}, **{"quorum": 0.0, **who})
+        _, client, samples = models(world, rounds, **{"quorum": 0.0, **who})
+        seen = list(trained[1]["pgd"].own)
+        for leaving in [*((c,) for c in seen), *((a, b) for a in seen for b in seen if a < b)]:
+            others = {c: m for c, m in client.items() if c not in leaving}
+            if not others:
+                with pytest.raises(UnfedError, match="Nobody but the leavers was in the last round"):
+                    reference(world, trained, *leaving)
+                continue
+            found = reference(world, trained, *leaving)
+            assert close(found, mean(others, samples), 1e-9), (rounds, leaving, list(client))
+            if others == client:  # no leaver was there, so the model is the others' mean as it stands
+                assert equal(found, trained[0])
+
+
+def test_who_is_purged_from_the_records_stays_in_the_mean_it_was_averaged_into():
+    world = sized(make(), *SIZES)
+    theta, histories = train(world, 2, {"pgd": PGD()})
+    _, client, samples = models(world, 2)
+    purged = {"pgd": PGD().purge(histories["pgd"], ["1"])}
+    assert "1" not in purged["pgd"].own
+    others = mean({c: m for c, m in client.items() if c != "0"}, samples)
+    assert close(reference(world, (theta, purged), "0"), others, 1e-12)
 
 
 def test_the_references_variances_stay_positive():

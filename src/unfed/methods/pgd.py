@@ -1,6 +1,6 @@
 """PGD: the leaver climbs its own loss, inside a ball around what the others' last models average to.
 
-    w_ref = (θ* − Σ_{t leaves} p_t θ_t^T) / (1 − Σ p_t)           the mean of the others' last local models
+    w_ref = (θ* − Σ_{t leaves} p_t θ_t^T) / (1 − Σ p_t)           the others' mean, as the last round averaged them
     δ²    = mean over 10 fresh initialisations of ‖w_ref − w_rand‖² / 3
     begin: w ← w_ref;   w ← Π_δ( w + η_u · clip_c(∇ CE(w; D_u)) )    with momentum, at most iters · upd mini-batches
            stop after the step with ‖w − θ_t^T‖² > d_thr             (the square is the published code's)
@@ -8,9 +8,9 @@
 
 θ_t^T is the leaver's last local model. Clients here keep nothing, so it is replayed from θ^{T−1}, bit for bit, because
 randomness is a function of the round; the server keeps that one model (under partial participation one per round in
-which somebody was last seen). p_t is the leaver's share of the samples of all clients seen. Each of several leavers
-climbs from the same w_ref, and the results are averaged. A loss that is not finite ends the climb at the last finite,
-projected w.
+which somebody was last seen). p_t is the leaver's share of the samples averaged in the last round of all: a leaver that
+was not there has none, and where no leaver was, θ* is the others' mean already. Each of several leavers climbs from the
+same w_ref, and the results are averaged. A loss that is not finite ends the climb at the last finite, projected w.
 """
 
 from __future__ import annotations
@@ -101,12 +101,17 @@ class PGD(Method):
 
     def reference(self, server: Server, last: Mapping[str, Params]) -> Params:
         """w_ref. Who stays (a class or samples are forgotten) is not taken out of the mean."""
-        records, leaving = server.history.own, [c for c in server.owners if c not in server.retained]
-        seen = {c: int(records[c].numbers["samples"]) for c in {*server.retained, *leaving} if c in records}
-        shares = {c: seen[c] / sum(seen.values()) for c in leaving}
-        rest = 1.0 - sum(shares.values())
+        history = server.history
+        latest = str(history.numbers["latest"])
+        there = {c: int(r.numbers["samples"]) for c, r in history.own.items() if r.numbers["last"] == latest}
+        leaving = [c for c in server.owners if c in there and c not in server.retained]
+        total = int(history.numbers[latest]["samples"]) if leaving else 1
+        shares = {c: there[c] / total for c in leaving}
+        rest = (total - sum(there[c] for c in leaving)) / total
         if rest <= 0:
-            raise UnfedError("Nobody but the leavers ever took part, so PGD has no reference; use retrain.")
+            raise UnfedError(
+                "Nobody but the leavers was in the last round, so PGD has no mean of others; use not, ft or retrain."
+            )
         ref = {}
         for name, value in server.params.items():
             if not value.is_floating_point() or not leaving:
@@ -151,8 +156,9 @@ class PGD(Method):
         for block in past.blocks:
             for client, samples in zip(block.clients, block.samples, strict=True):
                 own[client] = Record(numbers={"last": key, "samples": samples})
-        facts = {"plan": past.plan.to_json(), "scope": [dict(request) for request in past.scope]}
-        shared, numbers = {**history.shared, key: past.params}, {**history.numbers, key: facts}
+        scope = [dict(request) for request in past.scope]
+        facts = {"plan": past.plan.to_json(), "scope": scope, "samples": past.samples}
+        shared, numbers = {**history.shared, key: past.params}, {**history.numbers, key: facts, "latest": key}
         return _referenced(replace(history, rounds=history.rounds + 1, shared=shared, own=own, numbers=numbers))
 
     def purge(self, history: History, clients: Collection[str]) -> History:
@@ -167,7 +173,8 @@ def _referenced(history: History) -> History:
     """Only the models before a round in which somebody was last seen."""
     keys = {record.numbers["last"] for record in history.own.values()}
     shared = {key: params for key, params in history.shared.items() if key in keys}
-    return replace(history, shared=shared, numbers={key: n for key, n in history.numbers.items() if key in keys})
+    numbers = {key: facts for key, facts in history.numbers.items() if key in keys or key == "latest"}
+    return replace(history, shared=shared, numbers=numbers)
 
 
 def radius(server: Server, ref: Params, draws: int = 10) -> float:
