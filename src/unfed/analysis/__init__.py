@@ -5,6 +5,7 @@
     spectrum        into how few directions gradients go
     bound           a lower bound on the time that unlearning takes
     optimality      is a negated layer still optimal? the paper's NR-Freeze
+    theory          the theorems behind it, as functions that can be checked
 
 Nothing here trains or changes a run; `optimality` is a method that a run can be given by its path.
 """
