@@ -25,7 +25,7 @@ from unfed.engines.base import Block, Context, Engine, Messenger, Refusal, conte
 from unfed.engines.sequential import Sequential
 from unfed.errors import Refused, UnfedError
 from unfed.history import History, Past, Recorder
-from unfed.ledger import Freight, Ledger
+from unfed.ledger import Flops, Freight, Ledger
 from unfed.methods.base import State
 from unfed.params import Params, tensor_bytes
 from unfed.plan import Measure, Phase, Plan
@@ -105,7 +105,7 @@ class Server:
         settings: Settings,
         seed: int,
         fresh: Callable[[int], Params],
-        forward_flops: int,
+        forward_flops: Flops,
         wired: bool = True,
         history: History | None = None,
         public: ClientData | None = None,

@@ -7,21 +7,32 @@
     stored_*    = history kept since training           at the server, at the clients; and what the method as first
                                                         published would have kept for the same rounds
 
-F is `flop_counter`'s count of one forward pass; P counts trainable parameters. Evaluation and averaging
-are not counted. Framing (headers, serialisation) is not in `wire_bytes`: in a simulation there is none. Where messages
-are real (Flower), `serialised_bytes` counts them whole.
+F is `flop_counter`'s count of one forward pass, without fused kernels; P counts trainable parameters. Evaluation and
+averaging are not counted. Framing (headers, serialisation) is not in `wire_bytes`: in a simulation there is none. Where
+messages are real (Flower), `serialised_bytes` counts them whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from math import prod
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from unfed.errors import listed
+from unfed.metrics import not_measured
 from unfed.template import Template
+
+Flops = int | str
+"""A count, or the words that say why there is none."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ class Ledger:
     comm_bytes: int = 0
     wire_bytes: int = 0
     serialised_bytes: int = 0
-    flops: int = 0
+    flops: Flops = 0
     stored_server_bytes: int = 0
     stored_client_bytes: int = 0
     stored_original_bytes: int = 0
@@ -55,26 +66,86 @@ class Ledger:
         self.comm_bytes += 4 * parameters * models
         self.wire_bytes += wire_bytes
 
-    def worked(self, forward_flops: int, trained: int, forwarded: int = 0) -> None:
+    def worked(self, forward_flops: Flops, trained: int, forwarded: int = 0) -> None:
         """Samples that were trained on, and samples that only went through a context model."""
-        self.flops += forward_flops * (3 * trained + forwarded)
+        if isinstance(forward_flops, str) and trained + forwarded:
+            self.flops = forward_flops
+        elif not isinstance(forward_flops, str) and not isinstance(self.flops, str):
+            self.flops += forward_flops * (3 * trained + forwarded)
 
-    def to_json(self) -> dict[str, float | int]:
+    def to_json(self) -> dict[str, float | int | str]:
         return asdict(self)
 
     @staticmethod
-    def from_json(values: Mapping[str, float | int]) -> Ledger:
+    def from_json(values: Mapping[str, float | int | str]) -> Ledger:
         known = {f.name for f in fields(Ledger)}
         return Ledger(**{k: v for k, v in values.items() if k in known})  # type: ignore[arg-type]
 
 
-def forward_flops(template: Template) -> int:
-    """FLOPs of one forward pass of one sample, two per multiply-add.
+def forward_flops(template: Template) -> Flops:
+    """FLOPs of one forward pass of one sample, two per multiply-add; or why they could not be counted.
 
-    Counted under the plain attention kernel: the counter has no formula for the fused one on a CPU.
+    Counted without fused kernels, of which the counter knows nothing: of an LSTM or an encoder layer it would see the
+    head behind it, and call that the whole.
     """
     some = next(t for t in template.like.values() if t.is_floating_point())
     x = torch.zeros((1, *template.shape), dtype=some.dtype, device=some.device)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with (
+        torch.no_grad(),
+        _unfused(),
+        FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter,
+        _Unknown() as unknown,
+    ):
         template.bind(template.like)(x)
+    if unknown.operations:
+        return not_measured(f"no formula for {listed(sorted(unknown.operations))}")
     return int(counter.get_total_flops())
+
+
+@contextmanager
+def _unfused() -> Iterator[None]:
+    """Attention, recurrent layers and encoder layers as the products they are made of."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+        warnings.simplefilter("ignore")  # setting a flag of oneDNN's sets another, of hardware that is not here
+        with torch.backends.mkldnn.flags(enabled=False):
+            torch.backends.mha.set_fastpath_enabled(False)
+            try:
+                yield
+            finally:
+                torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _of_vectors(at: int) -> Any:
+    """Two FLOPs for each entry of the operand at this place."""
+    return lambda *shapes, **rest: 2 * prod(shapes[at])
+
+
+_FORMULAS: dict[Any, Any] = {
+    torch.ops.aten.mv: _of_vectors(0),
+    torch.ops.aten.addmv: _of_vectors(1),
+    torch.ops.aten.dot: _of_vectors(0),
+    torch.ops.aten.vdot: _of_vectors(0),
+}
+"""Products that the counter leaves out."""
+
+_PRODUCTS = re.compile(r"rnn|lstm|gru|attention|transformer|linear$|addbmm|mv$|dot$|cdist|fft|linalg")
+"""Operations of PyTorch's own that multiply and add, by what their names hold; all others work entry by entry."""
+
+
+class _Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notices operations that may multiply and add, and for which the counter has no formula."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        own = func.namespace in ("aten", "prim", "prims")
+        name = str(func.overloadpacket.__name__)
+        counted = func.overloadpacket in flop_registry or func.overloadpacket in _FORMULAS
+        if not counted and (not own or _PRODUCTS.search(name)):
+            self.operations.add(name if own else f"{func.namespace}::{name}")
+        return func(*args, **(kwargs or {}))

@@ -23,7 +23,7 @@ from unfed.engines.choice import Choice, choose
 from unfed.errors import UnfedError
 from unfed.evaluation import Evaluator
 from unfed.federation import Schedule, Settings
-from unfed.ledger import forward_flops
+from unfed.ledger import Flops, forward_flops
 from unfed.models import build, head_of, translated
 from unfed.params import Params, cast, check_like, params_of
 from unfed.plan import Optimiser, Phase
@@ -55,6 +55,11 @@ class Seeds:
     def request(self, request_id: str) -> int:
         """The unlearning seed of a request: the same for every method of a comparison."""
         return rng.key(self.unlearning, request_id)
+
+
+def small_step(batch: int, forward_flops: Flops) -> bool:
+    """Whether a step is too small for more than one CPU thread; one that could not be counted is not called small."""
+    return not isinstance(forward_flops, str) and batch * forward_flops < SMALL_STEP_FLOPS
 
 
 def pick_device(name: str) -> torch.device:
@@ -119,7 +124,7 @@ class World:
         """
         wanted = self.config.engine.threads
         if wanted is None and self.device.type == "cpu":
-            wanted = 1 if self.config.training.batch * self.forward_flops < SMALL_STEP_FLOPS else None
+            wanted = 1 if small_step(self.config.training.batch, self.forward_flops) else None
         return wanted or torch.get_num_threads()
 
     def settle(self) -> None:

@@ -24,7 +24,9 @@ from torch import Tensor
 
 from unfed.data import Source
 from unfed.errors import UnfedError, UnfedWarning
+from unfed.ledger import Flops
 from unfed.measuring import score
+from unfed.metrics import Value
 from unfed.params import Params
 from unfed.template import Template
 
@@ -42,8 +44,10 @@ class Bound:
     lipschitz: float
     noise: float = 0.0
 
-    def flops(self, lr: float, clients: int, batch: int, forward_flops: int) -> float:
+    def flops(self, lr: float, clients: int, batch: int, forward_flops: Flops) -> Value:
         """What that time costs: (t/η) steps of `batch` samples at every client, forward and backward."""
+        if isinstance(forward_flops, str):
+            return forward_flops
         return self.time / lr * clients * batch * 3 * forward_flops
 
 

@@ -17,6 +17,7 @@ from typing import Literal
 from unfed.data import Source
 from unfed.engines.batched import kept_bytes
 from unfed.errors import UnfedError
+from unfed.ledger import Flops
 from unfed.template import Template
 
 CPU_BYTES = 1_300_000
@@ -31,7 +32,7 @@ class Choice:
     why: str
 
 
-def choose(wanted: str, template: Template, source: Source, batch: int, forward_flops: int) -> Choice:
+def choose(wanted: str, template: Template, source: Source, batch: int, forward_flops: Flops) -> Choice:
     """The engine that was asked for, if it can do the work; for `auto`, the one that suits."""
     if wanted == "sequential":
         return Choice("sequential", "as asked")
@@ -53,9 +54,11 @@ def _hindrance(template: Template, source: Source) -> str:
     return ""
 
 
-def _suited(template: Template, batch: int, forward_flops: int) -> Choice:
+def _suited(template: Template, batch: int, forward_flops: Flops) -> Choice:
     device = next(iter(template.like.values())).device.type
     if device == "cuda":
+        if isinstance(forward_flops, str):
+            return Choice("sequential", "what a client's step computes could not be counted")
         flops = batch * forward_flops
         said = f"one client's step is {flops / 1e9:.3g} GFLOP forward"
         return Choice("batched" if flops <= CUDA_FLOPS else "sequential", said)

@@ -30,7 +30,7 @@ from unfed.flower.wire import CENSUS, Ask, own_part
 from unfed.ledger import forward_flops
 from unfed.models import build
 from unfed.template import Template
-from unfed.world import DTYPES, SMALL_STEP_FLOPS, Seeds, World, pick_device
+from unfed.world import DTYPES, Seeds, World, pick_device, small_step
 
 log = logging.getLogger("flwr")
 
@@ -104,8 +104,7 @@ class FlowerWorld(World):
         self.clients = self._outlines()
         self.template = Template(self._module(0), self.shape).to(self.device, self.dtype)
         self.forward_flops = forward_flops(self.template)
-        small = config.training.batch * self.forward_flops < SMALL_STEP_FLOPS
-        threads = config.engine.threads or (1 if small else None)
+        threads = config.engine.threads or (1 if small_step(config.training.batch, self.forward_flops) else None)
         self.shard = describe(config, seed, self.shape, self.classes, threads)
         self.parameters = sum(self.template.like[n].numel() for n in self.template.trainable)
         self.initial = self._initial()

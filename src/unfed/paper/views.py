@@ -26,7 +26,7 @@ from unfed.config import Config
 from unfed.errors import UnfedError, listed
 from unfed.layers import choose
 from unfed.methods.not_ import NoT
-from unfed.metrics import GAP_METRICS, is_measured, mean_std, reading
+from unfed.metrics import GAP_METRICS, Value, is_measured, mean_std, reading
 from unfed.paper import pictures
 from unfed.paper.catalogue import Item, Spec, published
 from unfed.paper.pictures import Line, Picture
@@ -162,7 +162,8 @@ def times(item: Item, runs: Runs) -> Section:
             lr = world.unlearning_settings(False, method).phase.optimiser.lr
             clients = sum(len(c.view("retain")) > 0 for c in world.scoped(run.config.requests()).values())
             flops = found.flops(lr, clients, config.training.batch, world.forward_flops)
-            body.append((spec.name, tables.name_of(method), f"{found.time:.2g}", tables.flops_text(flops)))
+            said_flops = flops if isinstance(flops, str) else tables.flops_text(flops)
+            body.append((spec.name, tables.name_of(method), f"{found.time:.2g}", said_flops))
             data[f"{spec.name}, {tables.name_of(method)}"] = {"time": _finite(found.time), "flops": _finite(flops)}
     grid = Grid((BY, "Method", "t at least (learning rate × steps)", "FLOPs for that time"), tuple(body))
     said = ("The model that was trained for long is Retrain's own; the paper trains one for twice as many rounds.",)
@@ -261,8 +262,12 @@ def _seed(run: Run) -> int:
     return run.config.seed_list[0]
 
 
-def _finite(value: float) -> float | str:
-    return value if math.isfinite(value) else "not measured: nothing drives this fine-tuning, the bound is infinite"
+def _finite(value: Value) -> Value:
+    return (
+        value
+        if isinstance(value, str) or math.isfinite(value)
+        else "not measured: nothing drives this fine-tuning, the bound is infinite"
+    )
 
 
 def _value(row: Row, key: str) -> float:
