@@ -38,6 +38,15 @@ def test_the_four_pixels_are_those_of_the_toolbox() -> None:
     assert stamped.max() == 1.0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_stamping_is_four_fills(dtype: torch.dtype) -> None:
+    images = torch.rand(2, 3, 9, 7, generator=rng.generator(5)).to(dtype)
+    filled = images.clone()
+    for y, x in Trigger(3, 0.7).pixels(9, 7):
+        filled[..., y, x] = 0.7
+    assert torch.equal(Trigger(3, 0.7).stamp(images), filled)
+
+
 def test_a_poisoned_share_is_chosen_among_rows_of_other_classes() -> None:
     labels = torch.arange(40) % 4
     rows = torch.arange(5, 25)  # 15 of these 20 rows are not of class 0

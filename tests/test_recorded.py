@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_batched import BASE, another, answers, federation, model, plan_of
-from unfed.data import ClientData
+from unfed import objectives
+from unfed.data import ClientData, backdoor
 from unfed.engines import Batched, Sequential, convolution, kernels, recorded
 from unfed.engines.base import Context
+from unfed.errors import UnfedWarning
 from unfed.models import build
 from unfed.params import Params, params_of
 from unfed.plan import Optimiser, Phase, Plan, term
@@ -63,6 +66,99 @@ def test_ragged_clients_with_augmentation_are_the_same_replayed(name: str) -> No
 def test_marked_rows_are_counted_where_they_cost() -> None:
     phase = replace(BASE, objective=term("guided"), view="all", penalties=(term("l1", alpha=1e-3),))
     assert_recorded(plan_of(phase), federation(scheme="dirichlet"), model(), {"phi": another(3)})
+
+
+def poisoned(clients: dict[str, ClientData]) -> dict[str, ClientData]:
+    """The same clients, the first of which has stamped a trigger on its images."""
+    first = clients["0"]
+    source = backdoor(first.source, first.rows[first.train], target_class=0, seed=3)
+    return {name: replace(client, source=source) for name, client in clients.items()}
+
+
+def test_a_poisoned_client_is_the_same_replayed() -> None:
+    assert_recorded(plan_of(replace(BASE, epochs=2)), poisoned(federation((9, 17), augment=True)), model())
+
+
+def operations(module: Any) -> set[str]:
+    return {node.op for node in module.graph.nodes}
+
+
+@pytest.mark.parametrize("stamped", [False, True], ids=["plain", "poisoned"])
+def test_the_compiler_is_given_a_step_without_constants(stamped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One on the host ends the compiler on CUDA, and no graph could read it there."""
+    seen: list[Any] = []
+
+    def look(module: Any, inputs: Any) -> Any:
+        seen.append((module, inputs))
+        return module
+
+    monkeypatch.setattr(recorded, "compiler", look)
+    clients, (template, params) = federation((9, 17), augment=True), model()
+    clients = poisoned(clients) if stamped else clients
+    list(Batched(template, clients, compile=True).train(plan_of(BASE), params, ["0", "1"], {}))
+    assert seen and all(operations(module) == {"placeholder", "call_function", "output"} for module, _ in seen)
+    assert not any(dict(module.named_buffers()) for module, _ in seen)
+    lifted = [node.target for node in seen[0][0].graph.nodes if "lift" in str(node.target)]
+    assert not lifted, "a number came from the host"
+
+
+def test_a_source_or_an_objective_may_hold_constants_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers that a user writes into the step become inputs, and outlive the trace."""
+
+    def loss(net: Any, batch: Any, models: Any) -> Tensor:
+        weights = torch.tensor([1.0, 2.0, 0.5, 1.5], dtype=torch.float64)
+        return nn.functional.cross_entropy(net(batch.x), batch.y, reduction="none") * weights[batch.y]
+
+    monkeypatch.setitem(objectives.OBJECTIVES, "own", objectives.Objective("own", loss))
+    monkeypatch.setattr(recorded, "compiler", lambda module, inputs: Bare(module))
+    assert_recorded(plan_of(replace(BASE, objective=term("own"))), federation((9, 17)), model())
+
+
+class Bare:
+    """A compiler that takes flat lists of operations and nothing else."""
+
+    def __init__(self, module: Any) -> None:
+        assert operations(module) == {"placeholder", "call_function", "output"}
+        self.run = module
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        return self.run(*inputs)
+
+
+def refusing(module: Any, inputs: Any) -> Any:
+    """A compiler that finds out when it is first called, as PyTorch's does."""
+
+    def run(*inputs: Tensor) -> None:
+        inputs[0].zero_()
+        raise RuntimeError("Attempt to trace generator\nand a long explanation")
+
+    return run
+
+
+def test_a_step_that_cannot_be_compiled_runs_uncompiled_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "compiler", refusing)
+    clients, made = federation((9, 17), augment=True), model("cnn-tiny-bn")
+    plan = plan_of(replace(BASE, epochs=2))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert_recorded(plan, clients, made)
+        assert_recorded(replace(plan, round=2), clients, made)
+    (one,) = {str(w.message) for w in said if issubclass(w.category, UnfedWarning)}
+    assert len([w for w in said if issubclass(w.category, UnfedWarning)]) == 1
+    assert one == (
+        "a training step cannot be compiled (Attempt to trace generator), so it runs uncompiled and slower;"
+        " the results are the same"
+    )
+
+
+def test_a_stack_that_cannot_be_traced_is_mapped_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def untraceable(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("an operation without a fake")
+
+    monkeypatch.setattr(recorded, "make_fx", untraceable)
+    clients, made = federation((9, 17)), model()
+    with pytest.warns(UnfedWarning, match="cannot be compiled .an operation without a fake.*operation by operation"):
+        assert_recorded(plan_of(BASE), clients, made)
 
 
 def test_a_schedule_does_not_record_anew() -> None:

@@ -11,6 +11,7 @@ sequential one take the same batches, masks and labels; tests hold them equal to
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -23,10 +24,11 @@ from torch.func import vmap
 from unfed import objectives
 from unfed.data import ClientData
 from unfed.engines.base import Block, Context, PerClient
+from unfed.engines.capture import Untraceable
 from unfed.engines.mapped import at, cut, expand, join, stack, stacked_step
 from unfed.engines.recorded import Replay, recordable
 from unfed.engines.stack import Course, Dealer, Held, Integers, Stint
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, UnfedWarning
 from unfed.local import Carry, bounds, covered, mean, start
 from unfed.measuring import score
 from unfed.params import Params
@@ -78,7 +80,18 @@ class Batched:
         optimiser: Mapping[str, Params] | None = None,
     ) -> Iterator[Block]:
         for names in self._stacks(plan, clients):
-            yield self.visit(plan, params, names, context, optimiser)
+            try:
+                block = self.visit(plan, params, names, context, optimiser)
+            except Untraceable as error:
+                self._compile = False
+                warnings.warn(
+                    f"this model's training step cannot be compiled ({error}), so it runs operation by operation; set"
+                    " engine.compile to false to do so from the start",
+                    UnfedWarning,
+                    stacklevel=2,
+                )
+                block = self.visit(plan, params, names, context, optimiser)
+            yield block
 
     def measure(
         self, what: Measure, params: Params, clients: Sequence[str]

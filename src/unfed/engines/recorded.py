@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -29,9 +28,12 @@ from torch.utils import _pytree as pytree
 from unfed import objectives
 from unfed.engines import attention, convolution, gelu, halves
 from unfed.engines.attention import short_attention
+from unfed.engines.capture import Backend, Untraceable, as_traced, ready, reason
 from unfed.engines.fused import fused_block
 from unfed.engines.mapped import at, copied, cut, stacked_step
+from unfed.engines.rewriting import lift
 from unfed.engines.stack import Course, Held, Integers, Stint, labels_of, shuffled, visits
+from unfed.errors import UnfedError
 from unfed.local import Carry
 from unfed.models.blocks import computed_by
 from unfed.plan import Phase, Term
@@ -51,8 +53,6 @@ Options = dict[str, str | int | bool | Callable[..., Any]]
 OPTIONS: Options = {"triton.cudagraphs": False}
 # And where layer norms are trained: their gradients are faster in two kernels than in one with a slow sum behind it.
 WITH_LAYER_NORMS: Options = {"triton.mix_order_reduction": False}
-
-Backend = Callable[[Any, Sequence[Tensor]], Callable[..., Any]]
 
 
 def recordable(phase: Phase) -> bool:
@@ -90,12 +90,6 @@ def options_for(module: Any) -> Options:
     return {name: value for name, value in wanted.items() if name in known}
 
 
-def as_traced(module: Any, inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    """No compiler: the traced operations one by one."""
-    run: Callable[..., Any] = module
-    return run
-
-
 compiler: Backend = inductor
 """What turns a traced step into what is captured; set it to `as_traced` to test or to measure without one."""
 
@@ -118,6 +112,7 @@ class Deck:
         self.buffers: dict[str, Any] = pytree.tree_map(torch.zeros_like, tree)
         self._steps: dict[Shape, Callable[[], object]] = {}
         self._deal: Callable[[], object] | None = None
+        self._constants: list[Tensor] = []
         self._seated: tuple[Held, bytes] | None = None
         self.shapes: tuple[bytes, list[Shape]] = (b"", [])
         """The steps of the last visit, and the course that they belong to."""
@@ -167,16 +162,20 @@ class Deck:
             function(pytree.tree_unflatten(list(tensors), spec))
 
         with torch.no_grad(), computed_by(block=fused_block, attend=short_attention):
-            module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+            try:
+                module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+            except UnfedError:
+                raise
+            except Exception as error:
+                raise Untraceable(reason(error)) from error
             if width > 1:  # a client alone has ungrouped convolutions, which the libraries do well
                 convolution.rewrite(module, width)
             gelu.rewrite(module)
             attention.rewrite(module)
             halves.rewrite(module)
-            run = backend(module, leaves)
-            if not leaves[0].is_cuda:
-                return lambda: run(*leaves)
-            return self._captured(run, leaves)
+            constants = lift(module, leaves[0].device)
+            self._constants += constants  # a captured graph reads them where they lie, so they must stay
+            return ready(module, [*leaves, *constants], backend, _said.setdefault(self._template, set()))
 
     def _shuffle(self, now: dict[str, Any]) -> None:
         """`Dealer.turn`, for whoever begins a pass."""
@@ -185,19 +184,6 @@ class Deck:
         fresh = shuffled(keys, epochs, now["course"]["rows"], now["held"], now["tables"][4].shape[1], once)
         for table, new in zip(now["tables"], fresh, strict=True):
             table.copy_(torch.where((begins > 0)[:, None], new, table))
-
-    def _captured(self, run: Callable[..., Any], leaves: Sequence[Tensor]) -> Callable[[], object]:
-        """Three runs to compile and to warm up, on a stream of their own as capturing asks, then the graph."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                run(*leaves)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_pool(leaves[0].device)):
-            run(*leaves)
-        return graph.replay
 
     def _step(self, now: dict[str, Any], shape: Shape) -> None:
         """The step itself, writing its results where it found its inputs."""
@@ -238,6 +224,8 @@ class Deck:
 
 _SHARED = ("t", "lr", "penalties", "shared", "visit")
 _decks: WeakKeyDictionary[Template, OrderedDict[Any, Deck]] = WeakKeyDictionary()
+_said: WeakKeyDictionary[Template, set[str]] = WeakKeyDictionary()
+"""What was said about steps that could not be compiled."""
 
 
 class Replay(Stint):
@@ -351,13 +339,6 @@ class Replay(Stint):
         while len(kept) > KEPT:
             kept.popitem(last=False)
         return kept[key]
-
-
-@cache
-def _pool(device: torch.device) -> Any:
-    """The memory in which all recorded steps compute. What outlives a replay lies in a deck's buffers, outside of it,
-    and no two replays run at once: so they can share it, and a large model's activations are held once."""
-    return torch.cuda.graph_pool_handle()
 
 
 def _power_of_two(least: int) -> int:

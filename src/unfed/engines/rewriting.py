@@ -1,4 +1,4 @@
-"""Putting a traced function into a graph of operations, in the place of a node."""
+"""Changing a graph of operations: a traced function in the place of a node, constants as inputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 aten: Any = torch.ops.aten
@@ -49,6 +49,30 @@ def replace(graph: Graph, node: Node, result: Any) -> None:
                 user.replace_all_uses_with(found)
             graph.erase_node(user)  # what nobody asked for has no users
     graph.erase_node(node)
+
+
+def lift(module: GraphModule, device: torch.device) -> list[Tensor]:
+    """Make inputs of all tensors that a trace found outside of its inputs, such as a data set or a number that was
+    written into a tensor; the tensors, on the device, in the order in which they are to follow the other inputs.
+
+    As attributes they trip the compiler where one lies on the host, and no CUDA graph can read one there.
+    """
+    graph, found = module.graph, dict[str, Node]()
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    for node in [node for node in graph.nodes if node.op == "get_attr"]:
+        if not isinstance(getattr(module, node.target, None), Tensor):  # the body of an operator that takes functions
+            continue
+        if node.target not in found:
+            with graph.inserting_after(last):
+                last = found[node.target] = graph.placeholder(f"constant_{len(found)}")
+            last.meta = dict(node.meta)
+        node.replace_all_uses_with(found[node.target])
+        graph.erase_node(node)
+    tensors = [getattr(module, name).detach().to(device) for name in found]
+    for name in found:
+        delattr(module, name)
+    module.recompile()
+    return tensors
 
 
 def sums(node: Node, columns: int) -> list[Node]:

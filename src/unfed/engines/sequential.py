@@ -18,6 +18,7 @@ from torch import Tensor
 from unfed.data import ClientData
 from unfed.engines.base import Block, Context, context_of
 from unfed.engines.batched import Batched
+from unfed.engines.capture import reason
 from unfed.engines.recorded import recordable
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.local import visit
@@ -68,10 +69,9 @@ class Sequential:
                 raise
             # A user's module may do what cannot be traced, such as branching on a value. It still can be trained.
             self._stack = None
-            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
             warnings.warn(
-                f"this model's training step cannot be compiled ({reason}), so it runs operation by operation; set"
-                " engine.compile to false to do so from the start",
+                f"this model's training step cannot be compiled ({reason(error)}), so it runs operation by operation;"
+                " set engine.compile to false to do so from the start",
                 UnfedWarning,
                 stacklevel=2,
             )
