@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import unfed
 from unfed import api
 from unfed.config import Config
 from unfed.ledger import Ledger, forward_flops
@@ -138,3 +139,9 @@ def test_a_run_whose_flops_are_unknown_goes_through_and_says_so(small: Callable[
     (row,) = (row for row in api.results(run) if row.method == "ft")
     assert row.costs["flops"].mean == "not measured: no formula for _trilinear"
     assert "no formula for _trilinear" in api.write_report(run).read_text()
+
+
+def test_the_result_of_a_call_says_that_its_flops_are_unknown() -> None:
+    x, y = torch.randn(24, 1, 8, 8), torch.arange(24) % 10
+    done = unfed.unlearn(pairs(), data=(x, y), forget=[1, 2, 3], epochs=1, method="ft")
+    assert "1 epoch, FLOPs not measured: no formula for _trilinear" in str(done)

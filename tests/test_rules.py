@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from unfed.errors import UnfedError
+from unfed.jobs import JobRunner
+from unfed.methods import State
 from unfed.report.rules import RULES, Row, rows, trajectories
 
 
@@ -59,6 +62,18 @@ def test_recovered_takes_the_first_round_within_half_a_point() -> None:
     assert row.rounds == (3,)  # 89.5 is within 0.5 of 90.0; 89.4 is not
     assert row.average_gap.mean == 3
     assert only(rows(RETRAIN + NOT, "recovered", recovered_within=0.6), "not").rounds == (2,)
+
+
+@pytest.mark.parametrize(("now", "met"), [(90.1, True), (90.09, False)])
+def test_a_job_stops_where_the_rule_says_recovered_whatever_the_binary_fractions(now: float, met: bool) -> None:
+    assert 90.2 - 0.1 > 90.1, "in binary fractions"
+    found = only(
+        rows([line("not", 1, validation=now, validation_before=90.2)], "recovered", recovered_within=0.1), "not"
+    )
+    assert (not found.verdict) == met
+    world = SimpleNamespace(config=SimpleNamespace(evaluation=SimpleNamespace(recovered_within=0.1)))
+    job: Any = SimpleNamespace(before=90.2, world=world)
+    assert JobRunner._is_recovered(job, State({}, round=1), {"validation": now}) == met
 
 
 def test_recovered_needs_no_retrain() -> None:

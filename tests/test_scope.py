@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from unfed import rng
 from unfed.data import ClientData, Request, TensorSource, backdoor, iid, mark, read_samples, split
+from unfed.data.scope import own_marks
 from unfed.errors import UnfedError
 
 
@@ -50,7 +52,7 @@ def requests() -> st.SearchStrategy[Request]:
     return st.one_of(
         st.builds(lambda n: Request("a", clients=(n,)), names),
         st.builds(lambda c: Request("b", classes=(c,)), st.integers(0, 1)),
-        st.builds(lambda f: Request("c", fraction=f), st.floats(0.01, 0.5)),
+        st.builds(lambda f: Request("c", fraction=f), st.floats(0.1, 0.5)),
         st.just(Request("d", samples=(("client-1", 0), ("client-1", 1), ("client-1", 2), ("client-1", 3)))),
     )
 
@@ -110,8 +112,18 @@ def test_a_class_request_goes_by_the_label_the_client_holds() -> None:
 def test_a_fraction_takes_that_part_of_every_clients_training_rows() -> None:
     for client in mark(federation(), [Request("r", fraction=0.25)], 0):
         assert len(client.train) == 12 and len(client.view("forget")) == 3 == int(client.forget.sum())
-    for client in mark(federation(), [Request("r", fraction=0.01)], 0):
-        assert len(client.view("forget")) == 1
+    for client in mark(federation(), [Request("r", fraction=0.24)], 0):
+        assert len(client.view("forget")) == 2 == math.floor(0.24 * 12)
+
+
+def test_a_fraction_of_less_than_one_row_takes_none_and_where_nobody_has_one_it_is_refused() -> None:
+    source = TensorSource(torch.zeros(30, 1), torch.zeros(30, dtype=torch.int64), classes=2)
+    few, many = (ClientData(str(n), source, torch.arange(n), torch.arange(n), torch.arange(0)) for n in (3, 30))
+    marked = mark([few, many], [Request("r", fraction=0.1)], 0)
+    assert [int(client.forget.sum()) for client in marked] == [0, 3]
+    assert int(own_marks(few, [Request("r", fraction=0.1)], 0).sum()) == 0
+    with pytest.raises(UnfedError, match="less than one row where a client holds at most 30; ask for a larger"):
+        mark([few, many], [Request("r", fraction=0.01)], 0)
 
 
 def test_a_fraction_is_drawn_from_the_request_id_and_the_seed() -> None:

@@ -26,7 +26,7 @@ from unfed.folder import Job, RunFolder
 from unfed.history import History, Recorder
 from unfed.ledger import Ledger
 from unfed.methods import Method, Retrain, State
-from unfed.metrics import Value, is_measured
+from unfed.metrics import Value, is_measured, recovered
 from unfed.params import Params, cast, tensor_bytes
 from unfed.watching import Silence, Watch
 from unfed.world import World
@@ -261,8 +261,10 @@ class JobRunner:
         return None
 
     def _is_recovered(self, state: State, line: dict[str, Any]) -> bool:
-        value = line["validation"]
-        return state.round >= 1 and state.model and is_measured(value) and value >= self._target()
+        value, within = line["validation"], self.world.config.evaluation.recovered_within
+        if not (state.round >= 1 and state.model and is_measured(value) and is_measured(self.before)):
+            return False
+        return recovered(value, self.before, within)
 
     def _target(self) -> float:
         assert not isinstance(self.before, str)

@@ -71,6 +71,14 @@ def average(values: Sequence[Value]) -> Value:
     return math.fsum(numbers) / len(numbers)
 
 
+def recovered(now: float, before: float, within: float) -> bool:
+    """Whether a validation accuracy is back within some points of what it was before.
+
+    The small slack keeps "within 0.5" true for 96.5 against 97.0, whatever their binary fractions.
+    """
+    return now >= before - within - 1e-9
+
+
 def average_gap(line: Line, retrain_line: Line) -> Value:
     """Avg. Gap of one evaluated round to Retrain's."""
     return average([gap(reading(line, name), reading(retrain_line, name)) for name in GAP_METRICS])

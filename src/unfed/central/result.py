@@ -55,7 +55,9 @@ class Result:
         value = self.gap
         gap = f"{value:.2f}" if is_measured(value) else str(value).replace("not measured: ", "not measured, ", 1)
         epochs = "one shot" if self.epochs == 0 else f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"
-        cost = f"{epochs}, {flops_text(float(self.after['flops']))}, {seconds_text(float(self.after['seconds']))}"
+        flops = reading(self.after, "flops")
+        computed = flops_text(flops) if is_measured(flops) else f"FLOPs {flops}"
+        cost = f"{epochs}, {computed}, {seconds_text(float(self.after['seconds']))}"
         return "\n".join(
             [
                 f"{self.title:<{width}}{header}",

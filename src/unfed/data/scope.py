@@ -205,6 +205,12 @@ def mark(clients: Sequence[ClientData], requests: Sequence[Request], seed: int) 
         # Drawn from the clients' rows alone, never from earlier marks: that is what makes marking idempotent.
         concerned = _SCOPES[request.kind](marked, names, request, seed)
         if not any(bool(marks[marked[k].train].any()) for k, marks in concerned.items()):
+            if request.fraction is not None:
+                most = max((len(client.train) for client in marked), default=0)
+                raise UnfedError(
+                    f"Request {request.id!r} asks for {request.fraction:g} of every client's training rows, which is"
+                    f" less than one row where a client holds at most {most}; ask for a larger fraction."
+                )
             raise UnfedError(
                 f"Request {request.id!r} names no training row, so its forget set is empty and there is nothing to"
                 " unlearn; check what it asks for."
@@ -294,9 +300,9 @@ def _find(names: Mapping[str, int], name: str, request: Request) -> int:
 
 
 def _random_marks(client: ClientData, request_id: str, fraction: float, seed: int) -> Tensor:
-    """A random ⌊fraction · n_train⌋ of a client's training rows, at least one."""
+    """A random ⌊fraction · n_train⌋ of a client's training rows: none, where the client holds too few."""
     key = rng.as_key(rng.key(seed, "request", request_id, client.name), client.train.device)
-    count = max(1, portion(fraction, len(client.train)))
+    count = portion(fraction, len(client.train))
     return _marks_at(client, client.train[rng.order(key, len(client.train))[:count]])
 
 

@@ -31,6 +31,7 @@ from unfed.metrics import (
     mean_std,
     not_measured,
     reading,
+    recovered,
 )
 
 METRICS = (*GAP_METRICS, "validation", "backdoor", "retain_loss", "forget_loss", "test_loss", "loss_gap")
@@ -175,8 +176,7 @@ def _pick_recovered(trajectory: Trajectory, reference: Line | None, within: floa
         if not (is_measured(now) and is_measured(before)):
             reason = str(gap(now, before))
             continue
-        # The small slack keeps "within 0.5" true for 96.5 against 97.0, whatever their binary fractions.
-        if now >= before - within - 1e-9:
+        if recovered(now, before, within):
             return Pick(line)
         if best is None or now > best[0]:
             best = (now, line)
