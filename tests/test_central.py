@@ -99,12 +99,30 @@ def test_without_test_data_the_attack_says_so(model: nn.Module) -> None:
 
 def test_retrain_can_be_a_number_of_epochs_or_a_model_of_ones_own(model: nn.Module) -> None:
     trained = call(model, retrain=3)
-    assert trained.retrain is not None and trained.retrain["round"] == 3
+    assert trained.retrain is not None and trained.retrain["method"] == "retrain"
     assert isinstance(trained.gap, float) and f"gap: {trained.gap:.2f}" in str(trained)
     given = call(model, retrain=small(5))
     assert given.retrain is not None and isinstance(given.gap, float)
     assert given.gap > 10  # an untrained model is far away
     assert call(model, method="retrain").gap == 0
+
+
+def test_retrain_is_the_epoch_with_the_best_test_accuracy_as_in_the_paper(model: nn.Module) -> None:
+    result = call(model, retrain=8, seed=2)
+    epochs = {line["round"]: line["test"] for line in result.lines if line["method"] == "retrain" and line["round"]}
+    best = max(epochs, key=lambda t: (epochs[t], -t))
+    assert len(epochs) == 8 and epochs[best] > epochs[8], "the last epoch is not the best here"
+    assert result.retrain is not None and result.retrain["round"] == best
+
+
+def test_a_model_that_is_retrained_comes_back_as_it_was_at_its_best_epoch(model: nn.Module) -> None:
+    result = call(model, method="retrain", epochs=6, lr=0.1, seed=0)
+    accuracy = 100 * float((result.model(TEST[0]).argmax(1) == TEST[1]).float().mean())
+    tests = [line["test"] for line in result.lines if line["method"] == "retrain" and line["round"]]
+    assert result.after["test"] == pytest.approx(accuracy, abs=1e-3) == pytest.approx(max(tests), abs=1e-3)
+    assert result.epochs == result.after["round"] < 6
+    untested = call(model, method="retrain", test=None)
+    assert untested.epochs == 2
 
 
 def test_the_report_is_a_page_and_can_be_written(model: nn.Module, tmp_path: Path) -> None:

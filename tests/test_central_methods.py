@@ -164,7 +164,7 @@ def test_a_central_run_counts_no_bytes_and_three_forwards_per_trained_row() -> N
 def test_a_cosine_over_ten_epochs_stays_at_its_minimum_afterwards() -> None:
     schedule = Schedule("cosine", minimum=NoT.recipe.minimum, over=NoT.recipe.over)
     rates = [schedule.rate(NoT.recipe.lr, r, 50) for r in range(1, 51)]
-    assert rates[0] == pytest.approx(0.1) and rates[9:] == [pytest.approx(1e-5)] * 41
+    assert rates[0] == pytest.approx(0.1) and rates[9] > 1e-3 and rates[10:] == [pytest.approx(1e-5)] * 40
     assert rates[:10] == sorted(rates[:10], reverse=True)
 
 

@@ -105,8 +105,8 @@ def test_every_method_brings_the_papers_learning_rates() -> None:
     world = World(config(unlearning={"rounds": 50}), 0)
     assert world.unlearning_settings(False, "ft").keep
     ft, negated = rates(world, "ft"), rates(world, "not")
-    assert ft[0] == pytest.approx(0.01) and ft[-1] == pytest.approx(1e-4) and ft[24] > 1e-3
-    assert negated[0] == pytest.approx(0.1) and negated[9:] == [pytest.approx(1e-5)] * 41
+    assert ft[0] == pytest.approx(0.01) and 1e-4 < ft[-1] < 1.1e-4 and ft[24] > 1e-3
+    assert negated[0] == pytest.approx(0.1) and negated[9] > 1e-3 and negated[10:] == [pytest.approx(1e-5)] * 40
     assert rates(world, "retrain", retrain=True) == [0.05] * 3  # the base schedule, whatever it is
 
 
@@ -119,9 +119,10 @@ def test_the_config_comes_before_the_recipe_and_a_methods_own_table_before_both(
     assert rates(federated, "not") == [0.05] * 2
 
 
-def test_a_short_budget_still_reaches_the_minimum() -> None:
+def test_a_short_budget_goes_through_the_whole_cosine() -> None:
     world = World(config(unlearning={"rounds": 4}), 0)
-    assert rates(world, "not")[-1] == pytest.approx(NoT.recipe.minimum)
+    least, most = NoT.recipe.minimum, NoT.recipe.lr
+    assert rates(world, "not")[::2] == pytest.approx([most, (most + least) / 2])
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

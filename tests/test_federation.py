@@ -292,12 +292,25 @@ def test_schedules_by_hand():
     assert [step.rate(0.8, r, 9) for r in (1, 3, 4, 6, 7)] == [0.8, 0.8, 0.4, 0.4, 0.2]
     cosine = Schedule("cosine", minimum=0.02)
     assert cosine.rate(0.1, 1, 11) == pytest.approx(0.1)
-    assert cosine.rate(0.1, 6, 11) == pytest.approx(0.06)
-    assert cosine.rate(0.1, 11, 11) == pytest.approx(0.02)
+    assert cosine.rate(0.1, 6, 10) == pytest.approx(0.06)
+    assert cosine.rate(0.1, 11, 10) == pytest.approx(0.02)
+    later = Schedule("cosine", warmup=2)
+    assert [later.rate(0.1, r, 6) for r in (1, 2, 3, 5)] == pytest.approx([0.05, 0.1, 0.1, 0.05])
     warm = Schedule(warmup=4)
     assert [warm.rate(0.1, r, 9) for r in (1, 2, 4, 5)] == pytest.approx([0.025, 0.05, 0.1, 0.1])
     with pytest.raises(UnfedError, match="use constant, cosine or step"):
         Schedule("linear").rate(0.1, 1, 2)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 10])
+def test_the_cosine_is_pytorchs_and_its_last_round_still_moves(rounds):
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    truth = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, rounds, eta_min=1e-4)
+    for r in range(1, rounds + 1):
+        assert Schedule("cosine", minimum=1e-4).rate(0.1, r, rounds) == pytest.approx(truth.get_last_lr()[0])
+        optimiser.step()
+        truth.step()
+    assert Schedule("cosine").rate(0.1, rounds, rounds) > 0
 
 
 def test_the_server_writes_the_rounds_rate_into_the_plan(toy):

@@ -45,10 +45,13 @@ class Schedule:
     factor: float = 0.1
     warmup: int = 0
     over: int | None = None
-    """Where a cosine reaches its minimum, if not in the last round; it stays there."""
+    """After how many rounds a cosine is at its minimum, if not after the last; it stays there."""
 
     def rate(self, base: float, round: int, rounds: int) -> float:
-        """constant: η · cosine: from η down to the minimum in round T · step: η·factor^⌊(r−1)/every⌋."""
+        """constant: η · cosine: from η down to the minimum, where round T + 1 would be · step: η·factor^⌊(r−1)/every⌋.
+
+        The cosine is PyTorch's `CosineAnnealingLR(T)`: with a minimum in round T that round would do nothing.
+        """
         round = max(round, 1)  # what a method does before its first round runs at the first round's rate
         if round <= self.warmup:
             return base * round / self.warmup
@@ -57,7 +60,7 @@ class Schedule:
         if self.kind == "step":
             return max(self.minimum, base * self.factor ** ((round - 1 - self.warmup) // self.every))
         if self.kind == "cosine":
-            span = max(1, (self.over or rounds) - self.warmup - 1)
+            span = max(1, (self.over or rounds) - self.warmup)
             progress = min(1.0, (round - 1 - self.warmup) / span)
             return self.minimum + (base - self.minimum) * (1 + math.cos(math.pi * progress)) / 2
         raise UnfedError(f"The schedule {self.kind!r} is not known; use constant, cosine or step.")

@@ -27,7 +27,7 @@ class Result:
     after: Mapping[str, Value]
     """The same for the unlearned model, with `flops` and `seconds`."""
     retrain: Mapping[str, Value] | None
-    """The same for Retrain, where it was asked for."""
+    """The same for Retrain at its best epoch, where it was asked for."""
     title: str
     epochs: int
     lines: Sequence[Line]

@@ -97,7 +97,7 @@ def rows(lines: Sequence[Line], rule: str = "best-gap", *, recovered_within: flo
     result = []
     for request, methods in table.items():
         order = sorted(methods, key=lambda method: (method != "before", method != "retrain"))
-        reference = {seed: _reference(t) for seed, t in methods.get("retrain", {}).items()}
+        reference = {seed: reference_line(t) for seed, t in methods.get("retrain", {}).items()}
         result += [_row(request, method, methods[method], reference, chosen, recovered_within) for method in order]
     return result
 
@@ -141,7 +141,7 @@ def _last(trajectory: Trajectory) -> Line:
     return (results(trajectory) or trajectory)[-1]
 
 
-def _reference(trajectory: Trajectory) -> Line:
+def reference_line(trajectory: Trajectory) -> Line:
     """Where Retrain stands: its last result, or the first of those with the best test accuracy."""
     last = _last(trajectory)
     if last.get("keep_model") != "best-test":
@@ -247,7 +247,7 @@ def _pick(method: str, lines: Trajectory, reference: Line | None, rule: Rule, wi
     if method == "retrain":
         best = lines[-1].get("keep_model") == "best-test"
         note = "the epoch with the highest test accuracy, as the paper takes it for Retrain"
-        return Pick(_reference(lines), note) if best else _pick_last(lines, reference, within)
+        return Pick(reference_line(lines), note) if best else _pick_last(lines, reference, within)
     return rule.pick(lines, reference, within)
 
 
