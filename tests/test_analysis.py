@@ -66,6 +66,17 @@ def test_independent_noise_looks_alike_to_the_biased_estimate_only() -> None:
     assert abs(unbiased(x, y, 256)) < 0.05
 
 
+def test_cka_averages_over_batches_before_it_divides() -> None:
+    x, y = noise(24, 5), noise(24, 5, seed=1) + noise(24, 5)
+    grams = [(m @ m.T, n @ n.T) for m, n in zip(x.split(8), y.split(8), strict=True)]
+    both, own_x, own_y = (
+        sum(hsic(*pair) for pair in chosen)
+        for chosen in (grams, [(K, K) for K, _ in grams], [(L, L) for _, L in grams])
+    )
+    assert unbiased(x, y, 8) == pytest.approx(float(both / (own_x * own_y).sqrt()))
+    assert unbiased(x, y, 8) != pytest.approx(unbiased(x[-8:], y[-8:], 8), abs=1e-3)
+
+
 def test_hsic_by_its_definition() -> None:
     """Over all ordered quadruples of different samples, counted one by one."""
     n = 5
@@ -167,6 +178,8 @@ def test_by_hand() -> None:
     found = unlearning_time(3.0, 1.0, 5.0, 1.0, 2.0, noise=1.0, epsilon=0.5)
     assert found.time == pytest.approx(0.05)
     assert found.flops(lr=0.001, clients=9, batch=64, forward_flops=10) == pytest.approx(50 * 9 * 64 * 30)
+    # The loss may also rise on the way to the long-trained model: its distance counts.
+    assert unlearning_time(3.0, 1.0, 1.0, 5.0, 2.0, noise=1.0, epsilon=0.5).time == found.time
 
 
 def test_nothing_to_forget_takes_no_time_and_nothing_to_drive_it_takes_forever() -> None:

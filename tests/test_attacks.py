@@ -8,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
 
+from unfed import attacks
 from unfed.attacks import backdoor_success, membership_inference, split_accuracies, try_membership_inference
 from unfed.errors import UnfedError
 
@@ -48,6 +50,12 @@ def test_the_seed_decides_everything() -> None:
     a, b = losses(0, 150), losses(1, 500, 1.5)
     assert membership_inference(a, b, seed=3) == membership_inference(a, b, seed=3)
     assert len({membership_inference(a, b, seed=seed) for seed in range(6)}) > 1
+    # Sets of one size: nothing to choose, only the splits hear the seed.
+    assert len({membership_inference(a, losses(2, 150, 1.5), seed=seed) for seed in range(6)}) > 1
+    # Half of the larger set is far away: how many of those are chosen is heard by the choice alone.
+    far = np.concatenate([losses(3, 50), 90 + losses(4, 50)])
+    chosen = [attacks._balanced(losses(5, 50), far, seed)[0] for seed in range(6)]
+    assert len({int((values > 50).sum()) for values in chosen}) > 1
 
 
 def test_tensors_and_arrays_are_the_same_input() -> None:
@@ -81,6 +89,23 @@ def test_unknown_options_are_named() -> None:
         membership_inference(losses(0, 30), losses(1, 30), seed=0, method="svm")  # type: ignore[arg-type]
     with pytest.raises(UnfedError, match="at least one split"):
         membership_inference(losses(0, 30), losses(1, 30), seed=0, folds=0)
+
+
+def test_every_split_is_scored_on_the_tenth_that_its_attack_did_not_see() -> None:
+    """By hand: fitted on nine tenths of both sets together, scored on all other rows and on no row twice."""
+    halves = sorted((np.sort(losses(0, 40)).tolist(), np.sort(losses(1, 40, 2.5)).tolist()))
+    values, labels = np.array(halves).reshape(-1), np.repeat([0, 1], 40)
+    seen, unseen = [], []
+    for train in attacks._splits(40, 3, 10)[0]:
+        other = np.setdiff1d(np.arange(80), train)
+        assert len(set(train.tolist())) == 72 and labels[other].sum() == 4
+        fit = LogisticRegression(tol=1e-10, max_iter=10_000).fit(values[train, None], labels[train])
+        seen.append(fit.score(values[train, None], labels[train]))
+        unseen.append(fit.score(values[other, None], labels[other]))
+    found = split_accuracies(losses(0, 40), losses(1, 40, 2.5), seed=3)
+    np.testing.assert_allclose(found, unseen)
+    assert abs(np.mean(seen) - np.mean(unseen)) > 0.01
+    assert membership_inference(losses(0, 40), losses(1, 40, 2.5), seed=3) == pytest.approx(100 * np.mean(unseen))
 
 
 @settings(max_examples=25, deadline=None)

@@ -100,6 +100,15 @@ def test_the_backdoor_counts_stamped_images_of_other_classes_read_as_the_target(
     assert evaluator(world)(params).numbers["backdoor"] == pytest.approx(100 * float(hits.double().mean()))
 
 
+def test_the_backdoor_is_not_tried_on_a_forgotten_class(world):
+    params, test = world.fresh(1), world.dataset.test
+    found = evaluator(world, Request("r", classes=(3,)))
+    rows, source = found._attack
+    assert not (test.labels[rows] == 3).any() and (test.labels[rows] == 4).any()
+    expected = score(world.template, params, source, rows).accuracy
+    assert found(params).numbers["backdoor"] == pytest.approx(expected)
+
+
 def test_samples_are_kept_per_row(world):
     request = Request("r", clients=("0",))
     seen = evaluator(world, request)(world.fresh(1))

@@ -281,6 +281,12 @@ def test_partial_participation_asks_a_seeded_share(toy):
     assert serve(toy(4, 4), participation=0.01).participants(1, ("0", "1")) in (("0",), ("1",))
 
 
+def test_half_a_client_is_a_client(toy):
+    server = serve(toy(*[4] * 5), participation=0.5)
+    assert len(server.participants(1, server.clients)) == 3
+    assert len(server.participants(1, server.clients[:3])) == 2
+
+
 # --- schedules --------------------------------------------------------------------------------------------------------
 
 

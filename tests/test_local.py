@@ -13,7 +13,7 @@ from unfed.errors import UnfedError
 from unfed.local import Models, autograd, bounds, passes, visit
 from unfed.models import build
 from unfed.params import params_of
-from unfed.plan import Optimiser, Phase, Plan, term
+from unfed.plan import VIEWS, Optimiser, Phase, Plan, term
 from unfed.template import Template
 
 
@@ -148,6 +148,15 @@ def test_a_plateau_looks_at_the_mean_of_every_n_steps():
     carry |= optimise.plateau(rule, 1.0, carry, zero + 4, 2)  # mean 2.5, worse than 2
     assert float(carry["plateau/scale"]) == 0.5
     assert float(carry["plateau/sum"]) == 0.0
+
+
+def test_a_rate_that_falls_on_a_plateau_stops_at_its_minimum():
+    rule = term("plateau", every=1, factor=0.1, patience=0, minimum=0.004)
+    zero = torch.zeros((), dtype=torch.float64)
+    carry = {"plateau/best": zero + 1, "plateau/bad": zero, "plateau/scale": zero + 1, "plateau/sum": zero}
+    for number in (1, 2, 3):
+        carry |= optimise.plateau(rule, 0.01, carry, zero + 2, number)
+        assert float(0.01 * carry["plateau/scale"]) == pytest.approx(0.004)
 
 
 def test_kept_moments_go_on_where_they_were(module, toy):
@@ -319,6 +328,13 @@ def test_a_second_pass_over_the_same_view_draws_anew(module, toy):
     two_phases = run(module, clients, phase, phase).params
     two_epochs = run(module, clients, Phase(batch=4, epochs=2, optimiser=quiet)).params
     close(two_phases, two_epochs, 0.0)
+
+
+def test_no_two_passes_share_their_order():
+    plan = Plan(1, 1, ())
+    keys = [local.epoch_key(plan, client, view, epoch) for client in "ab" for view in VIEWS for epoch in range(3)]
+    orders = {tuple(rng.order(rng.fold(key, rng.ORDER), 12).tolist()) for key in keys}
+    assert len(orders) == len(keys)
 
 
 def test_draws_depend_on_seed_round_and_client_only(module, toy):

@@ -85,6 +85,17 @@ def test_a_mild_draw_repairs_nobody_and_a_wild_one_says_whom() -> None:
     assert len(dirichlet(LABELS, 60, 0.01, 0).repaired) > 10
 
 
+def test_a_draw_that_starves_somebody_is_drawn_again() -> None:
+    """Three rows each for ten clients of 200 rows: some first draws miss that, hardly any ten in a row do."""
+    repaired = [dirichlet(LABELS, 10, 0.5, seed, min_samples=3).repaired for seed in range(60)]
+    assert sum(map(bool, repaired)) <= 1
+
+
+def test_every_class_is_dealt_by_a_draw_of_its_own() -> None:
+    shares = [torch.bincount(LABELS[rows], minlength=5) for rows in dirichlet(LABELS, 4, 0.3, 0, min_samples=1).rows]
+    assert len({tuple(column.tolist()) for column in torch.stack(shares).T}) == 5
+
+
 def greedy(sizes: list[int], least: int) -> list[int]:
     """The slow truth: one row at a time, from the largest client to the first that lacks one."""
     sizes = list(sizes)

@@ -146,6 +146,12 @@ def test_orthogonal_preserves_the_angles_between_columns(shape: tuple[int, int],
     assert torch.allclose(turned.T @ turned, w.T @ w, atol=1e-10)
 
 
+def test_a_random_rotation_prefers_no_sign() -> None:
+    """QR by itself gives a matrix whose first entry is never positive."""
+    corners = [perturb.orthogonal({"chosen": torch.eye(3)}, pick(), seed=seed)["chosen"][0, 0] for seed in range(40)]
+    assert 8 < sum(float(corner) > 0 for corner in corners) < 32
+
+
 def test_reinit_takes_the_models_own_initialisation_and_graft_any_models() -> None:
     build = lambda seed: params_of(models.build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=seed))  # noqa: E731
     params, layer = build(0), [Choice("conv1.weight", None, "test")]

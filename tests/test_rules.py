@@ -208,5 +208,10 @@ def test_an_unknown_rule_is_named() -> None:
         rows(NOT, "bestgap")
 
 
+def test_the_order_in_which_lines_were_written_does_not_matter() -> None:
+    for rule in RULES:
+        assert rows(NOT[::-1] + RETRAIN[::-1], rule) == rows(RETRAIN + NOT, rule)
+
+
 def test_nothing_evaluated_gives_no_rows() -> None:
     assert rows([]) == [] and rows([dict(line("train", 1), request=None)]) == []

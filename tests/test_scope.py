@@ -126,6 +126,13 @@ def test_a_fraction_of_less_than_one_row_takes_none_and_where_nobody_has_one_it_
         mark([few, many], [Request("r", fraction=0.01)], 0)
 
 
+def test_a_fraction_is_of_the_training_rows_not_of_all_rows() -> None:
+    """Half of 12 training rows is 6; of the client's 15 rows it would be 7."""
+    for client in mark(federation(), [Request("r", fraction=0.5)], 0):
+        assert (len(client.rows), len(client.train)) == (15, 12)
+        assert int(client.forget.sum()) == len(client.view("forget")) == 6
+
+
 def test_a_fraction_is_drawn_from_the_request_id_and_the_seed() -> None:
     drawn = leaves(mark(federation(), [Request("r", fraction=0.5)], 0))
     assert drawn == leaves(mark(federation(), [Request("r", fraction=0.5)], 0))
@@ -161,6 +168,14 @@ VAL = int(federation()[0].val[0])
 def test_a_request_that_cannot_be_met_is_refused(request_: Request, sentence: str) -> None:
     with pytest.raises(UnfedError, match=sentence):
         mark(federation(), [request_], 0)
+
+
+def test_clients_with_equal_places_draw_places_of_their_own() -> None:
+    source = TensorSource(torch.zeros(80, 1), torch.arange(80) % 2)
+    places = torch.arange(40)
+    clients = [ClientData(name, source, 40 * k + places, places, places[:0]) for k, name in enumerate("ab")]
+    first, second = leaves(mark(clients, [Request("r", fraction=0.5)], 0))
+    assert first != second and sum(first) == sum(second) == 20
 
 
 def test_requests_that_together_remove_everyone_are_refused() -> None:
