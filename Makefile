@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help demo docs test test-flower lint format bench clean
+.PHONY: help demo docs test test-flower mutants lint format bench clean
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +28,9 @@ test: .venv/dev.stamp  ## the whole test suite
 
 test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, four SuperNodes, TLS, faults (minutes)
 	$(BIN)/python -m pytest -m flower_processes tests/test_flower_processes.py tests/test_flower_simulation.py
+
+mutants: .venv/dev.stamp  ## bends one line of a method, an attack or a measure at a time and sees that a test fails (minutes)
+	$(BIN)/python tools/mutants.py $(ONLY)
 
 lint: .venv/dev.stamp  ## ruff and mypy, as CI runs them
 	$(BIN)/ruff check .
