@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from unfed import plugins
 from unfed.config import Config
 from unfed.data import ClientData, TensorSource
 
@@ -44,6 +45,13 @@ def small():
         return Config.parse(SMALL, sets)
 
     return make
+
+
+@pytest.fixture
+def allow_code():
+    """The test may name code of its own."""
+    with plugins.allow_code():
+        yield
 
 
 @pytest.fixture

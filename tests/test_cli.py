@@ -227,7 +227,7 @@ def test_bad_input_about_a_run(unfed, done, here):
 
 
 def start(here, *arguments):
-    command = [sys.executable, "-m", "unfed.cli", *arguments]
+    command = [sys.executable, "-m", "unfed", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

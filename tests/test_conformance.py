@@ -9,6 +9,8 @@ from unfed.errors import UnfedError
 from unfed.methods import METHODS
 from unfed.methods import find as load
 
+pytestmark = pytest.mark.usefixtures("allow_code")
+
 HEAD = """
 from dataclasses import dataclass, replace
 from typing import ClassVar

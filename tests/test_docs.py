@@ -35,7 +35,7 @@ def test_the_tutorials_config_is_valid():
     assert config.requests()[0].classes == (3,)
 
 
-def test_the_method_of_the_how_to_keeps_the_contract(tmp_path):
+def test_the_method_of_the_how_to_keeps_the_contract(tmp_path, allow_code):
     path = tmp_path / "shrink.py"
     path.write_text(block("how-to/method.md", "python")[0])
     try:

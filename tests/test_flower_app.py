@@ -170,7 +170,8 @@ def public_images() -> torch.Tensor:
 def test_fukd_needs_data_at_the_server_and_runs_with_it(tmp_path: Path) -> None:
     with pytest.raises(UnfedError, match="fukd needs unlabelled data at the server"):
         serve(nodes(), values(tmp_path / "run", methods="fukd"))
-    run = serve(nodes(), values(tmp_path / "run", methods="fukd", public="test_flower_app:public_images"))
+    public = {"public": "test_flower_app:public_images", "allow_code": True}
+    run = serve(nodes(), values(tmp_path / "run", methods="fukd", **public))
     assert state(run.folder.path)["state"] == "finished"
 
 
@@ -264,7 +265,12 @@ def test_flower_hears_of_a_failure(tmp_path: Path) -> None:
         ({"round-timeout": 0}, "time-out of a round must be a positive"),
         ({"experiment.training.rounds": "x"}, "training.rounds"),
         ({"preset": "/nowhere.toml"}, "cannot be read"),
-        ({"public": "nowhere:images", "methods": "fukd"}, "public 'nowhere:images' cannot be imported"),
+        (
+            {"public": "nowhere:images"},
+            "public names code, 'nowhere:images', .*; set allow-code=true in the run config",
+        ),
+        ({"public": "nowhere:images", "allow-code": True}, "public data 'nowhere:images' cannot be imported"),
+        ({"experiment.model.name": "nowhere:make"}, "model.name names code, 'nowhere:make'"),
     ],
 )
 def test_a_wrong_run_config_is_one_sentence(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:

@@ -364,7 +364,10 @@ def test_nobody_trains_on_validation_rows(config: Config) -> None:
         list(server.train(server.plan(0, replace(server.base, view="val")), server.params, ["1"]))
 
 
-def test_a_foreign_model_factory_runs_only_where_the_node_names_it(small: Callable[..., Config]) -> None:
+def test_a_foreign_model_factory_runs_only_where_the_node_names_it(
+    small: Callable[..., Config], allow_code: None
+) -> None:
+    """That the server allows code does not matter to a node."""
     config = small(*DOUBLE, 'model.name="test_flower_engine:tiny"')
     with pytest.raises(Refused, match="which runs code of that module"):
         waiting(config, grid_of(config), 4)
@@ -374,7 +377,9 @@ def test_a_foreign_model_factory_runs_only_where_the_node_names_it(small: Callab
     train(flower_world(config, grid), 1)
 
 
-def test_a_foreign_data_factory_runs_only_where_the_node_names_it(small: Callable[..., Config]) -> None:
+def test_a_foreign_data_factory_runs_only_where_the_node_names_it(
+    small: Callable[..., Config], allow_code: None
+) -> None:
     config = small(*DOUBLE, 'data.name="test_flower_engine:pair"')
     with pytest.raises(Refused, match="asks for the data 'test_flower_engine:pair', which runs code of that module"):
         waiting(config, grid_of(config), 4)

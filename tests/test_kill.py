@@ -27,7 +27,7 @@ checkpoint.rounds = 2
 
 def start(here, *arguments):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "unfed.cli", *arguments]
+    command = [sys.executable, "-m", "unfed", *arguments]
     return subprocess.Popen(command, cwd=here, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 

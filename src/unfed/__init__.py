@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from unfed.config import Config
     from unfed.data import Request
     from unfed.errors import Refused, UnfedError, UnfedWarning
+    from unfed.plugins import allow_code
     from unfed.run import Run
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ _HOMES = {
     "Run": "unfed.run",
     "UnfedError": "unfed.errors",
     "UnfedWarning": "unfed.errors",
+    "allow_code": "unfed.plugins",
     "negate": "unfed.api",
     "results": "unfed.api",
     "unlearn": "unfed.central",
@@ -45,6 +47,7 @@ __all__ = [
     "Run",
     "UnfedError",
     "UnfedWarning",
+    "allow_code",
     "negate",
     "results",
     "unlearn",

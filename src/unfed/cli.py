@@ -23,9 +23,9 @@ from rich.markup import escape
 from rich.table import Table
 
 import unfed
-from unfed import checkpoint, cli_compare, cli_data, cli_files, cli_flower, cli_methods, cli_paper, describe
+from unfed import checkpoint, cli_compare, cli_data, cli_files, cli_flower, cli_methods, cli_paper, describe, plugins
 from unfed.api import results, write_report
-from unfed.cli_options import Json, Quiet, Sets
+from unfed.cli_options import AllowCode, Json, Quiet, Sets
 from unfed.config import Config, presets
 from unfed.data import Request, read_samples
 from unfed.display import clock_text, percent, results_table, shown, story
@@ -62,7 +62,7 @@ stderr = Console(stderr=True, highlight=False)
 
 def main() -> None:
     """The entry point: runs a command and turns what can go wrong into sentences and exit codes."""
-    sys.path.insert(0, os.getcwd())  # a user's `package.module:factory` lies where the command is given
+    plugins.leave_current_folder()  # before anything more is imported
     warnings.showwarning = _show_warning
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -104,6 +104,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Another seed, another federation.")] = 0,
     sets: Sets = [],  # noqa: B006  (typer reads the default, nobody changes it)
     device: Device = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -127,6 +128,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Where the run folder goes; default runs/NAME.")] = None,
     sets: Sets = [],  # noqa: B006
     device: Device = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -138,7 +140,7 @@ def run(
 
 
 @app.command()
-def resume(run: RunArgument, as_json: Json = False, quiet: Quiet = False) -> None:
+def resume(run: RunArgument, allow_code: AllowCode = False, as_json: Json = False, quiet: Quiet = False) -> None:
     """Go on with a run that was interrupted; the result is bit-equal to an uninterrupted one."""
     _work(Run.open(run), as_json, quiet)
 
@@ -154,6 +156,7 @@ def forget(
     until: Annotated[str, typer.Option(help="`recovered`, or a number of rounds.")] = "recovered",
     name: Annotated[str | None, typer.Option("--id", help="The request's id; the same id twice does nothing.")] = None,
     seed: Seed = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -281,6 +284,7 @@ def evaluate(
     run: RunArgument,
     model: Annotated[Path | None, typer.Option(help="A safetensors file; default: the model in force.")] = None,
     seed: Seed = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Score a model on the run's own data: retain, forget, test, membership inference, backdoor."""

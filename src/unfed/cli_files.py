@@ -66,7 +66,7 @@ def export(
 ) -> None:
     """Write a model of a run to a file; by default the one in force."""
     opened = Run.open(run)
-    params = opened.model(seed, request, method)
+    params = opened.saved(seed, request, method)
     model = opened.config.model
     about = {"architecture": model.name, "options": model.options, "method": method, "request": request}
     checkpoint.save(out, params, about)

@@ -65,6 +65,7 @@ wait-seconds = 120       # ... but not longer than this
 round-timeout = 600      # seconds; who has not answered by then is left out of the round
 server-data = true       # the server holds the data set, of which it uses the test part
 public = ""              # unlabelled data at the server, for FUKD: package.module:function
+allow-code = false       # whether code may be run that the experiment, a run folder or `public` names
 preset = ""              # a preset, or a TOML file, instead of the defaults
 set = ""                 # changes on top: "training.rounds=20; model.name=cnn-tiny"
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unfed.cli_options import Json, Sets
+from unfed.cli_options import AllowCode, Json, Sets
 from unfed.errors import Refused
 from unfed.methods import METHODS, find
 
@@ -42,9 +42,11 @@ def methods(context: typer.Context, as_json: Json = False) -> None:
 
 
 @app.command("show")
-def methods_show(name: Annotated[str, typer.Argument(help="A method, or package.module:Class.")]) -> None:
+def methods_show(
+    name: Annotated[str, typer.Argument(help="A method, or package.module:Class.")], allow_code: AllowCode = False
+) -> None:
     """One method: what it is, what it needs, its hyperparameters and where their defaults come from."""
-    method = find(name)
+    method = find(name, "NAME")
     stdout.print(f"[bold]{escape(method.title)}[/bold] ({escape(name)}): {escape((method.__doc__ or '').strip())}")
     stdout.print(f"Reference: {escape(method.cite)}")
     stdout.print(f"Scopes: {', '.join(sorted(method.scopes))}.  Needs: {', '.join(sorted(method.needs))}.\n")
@@ -60,13 +62,14 @@ def methods_show(name: Annotated[str, typer.Argument(help="A method, or package.
 def methods_check(
     where: Annotated[str, typer.Argument(metavar="FILE", help="A Python file, a name, or package.module:Class.")],
     sets: Sets = [],  # noqa: B006
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Check a method against the contract, on digits: clean views, resume, honest needs, ledger, engines equal."""
     from unfed import conformance
 
     claims = []
-    for claim in conformance.check(find(where), sets):
+    for claim in conformance.check(find(where, "FILE"), sets):
         claims.append(claim)
         if not as_json:
             mark = "[green]✓[/green]" if claim.held else "[red]✗[/red]"

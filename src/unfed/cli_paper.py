@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unfed.cli_options import Json, Quiet, Sets
+from unfed.cli_options import AllowCode, Json, Quiet, Sets
 from unfed.display import shown
 from unfed.errors import UnfedError, nearest
 from unfed.paper.catalogue import SCALES, Item, chosen
@@ -27,6 +27,7 @@ def paper(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="For runs, files, page; default paper/SCALE.")] = None,
     sets: Sets = [],  # noqa: B006
     show: Annotated[bool, typer.Option("--list", help="Name the items with their runs, and stop.")] = False,
+    allow_code: AllowCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from unfed import methods as all_methods
+from unfed import plugins
 from unfed.data import Request, read_samples
 from unfed.errors import UnfedError, listed, nearest
 from unfed.mistakes import explained
@@ -180,6 +181,18 @@ class MethodsConfig(BaseModel):
         """What is said about the recovery of one method alone."""
         return _recovery(label, dict(self.model_extra or {}).get(label, {}))
 
+    def name_of(self, label: str) -> str:
+        """The name of the method that a label stands for."""
+        return _named(label, (self.model_extra or {}).get(label, {}))[1]
+
+    def code(self, more: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+        """(key, name) of every method, of these and `more`, that is somebody's code."""
+        tables = self.model_extra or {}
+        for label in dict.fromkeys((*self.run, *tables, *more)):
+            key, name = _named(label, tables.get(label, {}))
+            if all_methods.is_code(name):
+                yield key, name
+
 
 class EvaluationConfig(_Table):
     """What is measured, and how often."""
@@ -275,6 +288,12 @@ class Config(_Table):
         compared = self.methods.build() if self.request else {}
         return {label: self.method(label) for label, m in (compared | asked).items() if "history" in m.needs}
 
+    def code(self) -> list[tuple[str, str]]:
+        """(key, name) of whatever in here names code that somebody wrote: a data set, a model, a method."""
+        named = [("data.name", self.data.name), ("model.name", self.model.name)]
+        found = [(key, name) for key, name in named if plugins.looks_like_code(name)]
+        return found + list(self.methods.code(self.training.record))
+
     def requests(self) -> tuple[Request, ...]:
         """The requests, in their order, with the samples read."""
         found = tuple(r.request(i + 1) for i, r in enumerate(self.request))
@@ -297,7 +316,7 @@ class Config(_Table):
             ) from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UnfedError(f"The config {path} is not valid TOML: {error}.") from error
-        return Config.parse(raw, sets, where=path.parent.resolve())
+        return Config.parse(raw, sets, path)
 
     @staticmethod
     def preset(name: str, sets: Sequence[str] = ()) -> Config:
@@ -308,22 +327,31 @@ class Config(_Table):
         return Config.parse(tomllib.loads(text), sets)
 
     @staticmethod
-    def parse(raw: Mapping[str, Any], sets: Sequence[str] = (), where: Path | None = None) -> Config:
-        """A config from plain values; every mistake becomes one sentence."""
+    def parse(raw: Mapping[str, Any], sets: Sequence[str] = (), file: Path | None = None) -> Config:
+        """A config from plain values, methods and all; every mistake becomes one sentence.
+
+        Code that it names must have been allowed (`unfed.allow_code`). `file` is where it was read.
+        """
         values = _deep_copy(raw)
         for change in sets:
             _apply(values, change)
         if values.get("setting") == "central" and isinstance(values.setdefault("partition", {}), dict):
             # One place holds every training row; whoever wants validation rows says so.
             values["partition"] = {"clients": 1, "validation": 0.0} | values["partition"]
-        if where is not None:
-            _resolve_paths(values, where)
-        try:
-            config = Config.model_validate(values)
-        except ValidationError as error:
-            raise UnfedError(explained(error, Config)) from error
+        if file is not None:
+            _resolve_paths(values, file.parent.resolve())
+        config = Config.kept(values)
+        plugins.permit(config.code(), file or "")
         config.methods.build()
         return config
+
+    @staticmethod
+    def kept(raw: Mapping[str, Any]) -> Config:
+        """A config as it was written down: every value is checked, but no method is looked up, so that nothing runs."""
+        try:
+            return Config.model_validate(raw)
+        except ValidationError as error:
+            raise UnfedError(explained(error, Config)) from error
 
     def to_json(self) -> dict[str, Any]:
         dumped: dict[str, Any] = self.model_dump(mode="json")
@@ -336,11 +364,17 @@ def presets() -> list[str]:
     return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
 
 
+def _named(label: str, table: Any) -> tuple[str, str]:
+    """Under which key the name of a method stands, and the name."""
+    use = table.get("use") if isinstance(table, Mapping) else None
+    return ("methods.run", label) if use is None else (f"methods.{label}.use", str(use))
+
+
 def _build_method(label: str, table: Mapping[str, Any]) -> all_methods.Method:
-    values = dict(table)
+    key, name = _named(label, table)
+    values = {option: value for option, value in table.items() if option not in ("use", "unlearning")}
     _recovery(label, table)
-    values.pop("unlearning", None)
-    kind = all_methods.find(str(values.pop("use", label)))
+    kind = all_methods.find(name, key)
     known = [name for name, *_ in kind.options()]
     for key in values:
         if key not in known:

@@ -14,7 +14,9 @@ import torch
 
 import unfed
 from unfed import checkpoint
+from unfed.config import Config
 from unfed.data import Request
+from unfed.methods import METHODS, Method, Retrain
 from unfed.world import World
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ def status(run: Run) -> dict[str, Any]:
 def jobs(run: Run) -> list[dict[str, Any]]:
     """Every job for a report: how far it is, what it may ask for, and the SHA-256 of what went in and came out."""
     found = []
+    served = {(e.seed, e.request.id): run.about(e.method, e) for e in run.folder.requests()}
     for job, rounds in run.jobs():
         numbers = run.folder.numbers(job) or {}
         file = run.folder.model_file(job)
@@ -59,13 +62,37 @@ def jobs(run: Run) -> list[dict[str, Any]]:
                 "method": job.label,
                 "rounds": numbers.get("rounds", rounds),
                 "finished": numbers.get("finished"),
-                "needs": [] if job.request is None else sorted(run.config.method(job.label).needs),
+                "needs": []
+                if job.request is None
+                else served.get((job.seed, job.request), run.about(job.label))["needs"],
                 "beginning": numbers.get("diary", {}).get("beginning"),
                 "file": str(file.relative_to(run.folder.path)),
                 "came_out": checkpoint.numbers_of(file).get("sha256") if file.exists() else None,
             }
         )
     return found
+
+
+def method_facts(config: Config, label: str, method: Method) -> dict[str, Any]:
+    """What a reader of the run wants to know of a method: written down once, so that nobody need build it to read."""
+    rounds = rounds_of(config, label, method)
+    return {"title": method.title, "needs": sorted(method.needs), "rounds": rounds}
+
+
+def plain_facts(config: Config, label: str) -> dict[str, Any]:
+    """The same of a method that nothing was written down about: of our own, what is known of it; else its bare name."""
+    kind = METHODS.get(config.methods.name_of(label))
+    rounds = config.methods.recovery(label).rounds or config.unlearning.rounds
+    if kind is Retrain:
+        rounds = config.unlearning.retrain_rounds or config.training.rounds
+    return {"title": kind.title if kind else label, "needs": sorted(kind.needs) if kind else None, "rounds": rounds}
+
+
+def rounds_of(config: Config, label: str, method: Method) -> int:
+    """How many rounds a method takes: Retrain those of a training, the others what the config grants them."""
+    if isinstance(method, Retrain):
+        return config.unlearning.retrain_rounds or config.training.rounds
+    return method.rounds(config.methods.recovery(label).rounds or config.unlearning.rounds, config.training.rounds)
 
 
 def request_id(request: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unfed import describe, lineage
+from unfed import describe, lineage, plugins
 from unfed.config import Config
 from unfed.data import Request
 from unfed.describe import describe_request, hardware, now, versions
@@ -48,7 +48,7 @@ class Run:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.description = folder.description()
-        self.config = Config.parse(self.description["config"])
+        self.config = Config.kept(self.description["config"])  # reading a run builds nothing that it names
         self._worlds: dict[int, World] = {}
         self._at_work = False
 
@@ -59,6 +59,7 @@ class Run:
     def create(config: Config, folder: str | Path, world: World | None = None) -> Run:
         """A new run folder, once everything that can be known beforehand was found right."""
         where = RunFolder(folder)
+        plugins.permit(config.code())
         world = world or World(config, config.seed_list[0])
         requests = config.requests()
         config.recorded()
@@ -85,7 +86,7 @@ class Run:
                 "parameters": world.parameters,
                 "forward_flops": world.forward_flops,
                 "requests": described,
-                "titles": {label: method.title for label, method in methods.items()},
+                "methods": {label: describe.method_facts(config, label, method) for label, method in methods.items()},
                 "hyperparameters": {label: asdict(method) for label, method in methods.items()},
                 "rounds": {"training": config.training.rounds, "unlearning": config.unlearning.rounds},
                 "backdoor": None if config.poison is None else {"target_class": config.poison.target_class},
@@ -102,6 +103,7 @@ class Run:
 
     def world(self, seed: int) -> World:
         if seed not in self._worlds:
+            plugins.permit(self.config.code(), self.folder.path / "run.json")
             self._worlds.clear()  # one at a time: a world holds the whole data set
             with process_as_before():
                 self._worlds[seed] = self._build(seed)
@@ -149,22 +151,16 @@ class Run:
             found.append((self._training_job(seed), self._training_rounds()))
             for label in self.config.methods.run:
                 for request in self.config.requests():
-                    found.append((Job(seed, request.id, label), self._rounds(label, self.config.method(label))))
+                    found.append((Job(seed, request.id, label), self.about(label)["rounds"]))
         for entry in self.folder.requests():
-            own = self._rounds(entry.method, self.config.method(entry.method))
-            rounds = own if entry.until == "recovered" else int(entry.until)
+            rounds = self.about(entry.method, entry)["rounds"] if entry.until == "recovered" else int(entry.until)
             found.append((Job(entry.seed, entry.request.id, entry.method), rounds))
         return found
 
-    def _rounds(self, label: str, method: Method) -> int:
-        own, train = self.config.unlearning, self.config.training
-        if isinstance(method, Retrain):
-            return own.retrain_rounds or train.rounds
-        return method.rounds(self._granted(label), train.rounds)
-
-    def _granted(self, label: str) -> int:
-        """The rounds that the config grants a method: its own, or those of all."""
-        return self.config.methods.recovery(label).rounds or self.config.unlearning.rounds
+    def about(self, label: str, entry: Entry | None = None) -> dict[str, Any]:
+        """Title, needs and rounds of a method as they were written down when it was chosen; nothing is built for it."""
+        known = ((entry and entry.described) or {}).get("served_by") or self.description.get("methods", {}).get(label)
+        return known or describe.plain_facts(self.config, label)
 
     def _training_rounds(self) -> int:
         return self.config.training.rounds
@@ -222,7 +218,8 @@ class Run:
         """
         previous = previous or self._training_job(seed)
         world, retrain = self.world(seed), isinstance(method, Retrain)
-        settings = replace(world.unlearning_settings(retrain, label), rounds=self._rounds(label, method))
+        rounds = describe.rounds_of(self.config, label, method)
+        settings = replace(world.unlearning_settings(retrain, label), rounds=rounds)
         history = lineage.history_of(self.folder, label, method, self._training_job(seed), previous)
         going_on = lineage.recorders(self.folder, self.config, method, previous)
         if entry is None:  # a comparison records for its own next request only; what is served, for whoever comes next
@@ -292,7 +289,9 @@ class Run:
         check_id(request.id, "request id")
         if until != "recovered" and not (until.isdigit() and int(until) >= 1):
             raise UnfedError(f"--until takes 'recovered' or a number of rounds, not {until!r}.")
-        lineage.welcome(self.config, method, request, ()).check(self.world(seed).template.module)
+        world = self.world(seed)
+        chosen = lineage.welcome(self.config, method, request, ())
+        chosen.check(world.template.module)
         if not self.folder.finished(self._training_job(seed)) and not self.folder.busy():
             raise UnfedError(f"The training of this run is not finished; first `unfed resume {self.folder.path}`.")
         if request.id in {r.id for r in self.config.requests()}:
@@ -307,7 +306,8 @@ class Run:
             queue = [e for e in known if e.seed == seed]
             lineage.welcome(self.config, method, request, [e.request for e in queue])
             lineage.unbroken(self.config, method, queue)
-            described = describe_request(self.world(seed), [*(e.request for e in queue), request])
+            described = describe_request(world, [*(e.request for e in queue), request])
+            described |= {"served_by": describe.method_facts(self.config, method, chosen)}
             number = 1 + max((e.number for e in known), default=0)
             entry = Entry(number, request, method, until, now(), seed, described)
             self.folder.put_request(entry)
@@ -365,24 +365,33 @@ class Run:
         return self._model(self.current_job(seed, before))
 
     def _model(self, job: Job) -> Params:
-        if not self.folder.model_file(job).exists():
-            raise UnfedError(f"This run has no model {job.path} yet; `unfed resume {self.folder.path}` makes it.")
-        world = self.world(job.seed)
-        params = self.folder.load_model(job)
+        world, params = self.world(job.seed), self._saved(job)
         check_like(params, world.template.like, f"The model {self.folder.model_file(job)}")
         return cast(params, world.dtype, world.device)
 
+    def _saved(self, job: Job) -> Params:
+        if not self.folder.model_file(job).exists():
+            raise UnfedError(f"This run has no model {job.path} yet; `unfed resume {self.folder.path}` makes it.")
+        return self.folder.load_model(job)
+
     def model(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params:
-        """The model that a method left, or the one in force."""
+        """The model that a method left, or the one in force, ready to be used in this run's world."""
+        return self._model(self._job(seed, request, method))
+
+    def saved(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params:
+        """The same as it lies in its file: neither the data nor the network is built for it."""
+        return self._saved(self._job(seed, request, method))
+
+    def _job(self, seed: int | None, request: str | None, method: str | None) -> Job:
         seed = self.one_seed(seed)
         if method is None and request is None:
-            return self.current(seed)
+            return self.current_job(seed)
         if method == "train":
-            return self._model(self._training_job(seed))
+            return self._training_job(seed)
         ids = [r.id for r in self.config.requests()] + [e.request.id for e in self.folder.requests()]
         if request is None and len(ids) != 1:
             raise UnfedError(f"This run has {len(ids)} requests; say which one with --request, {listed(ids)}.")
-        return self._model(Job(seed, request or ids[0], method or "not"))
+        return Job(seed, request or ids[0], method or "not")
 
     def scope(self, seed: int) -> tuple[Request, ...]:
         """What is out of the model in force: the requests that were served; in a mere comparison, the compared ones."""
@@ -407,11 +416,10 @@ class Run:
             about = {"created": entry.created, "method": entry.method, "until": entry.until}
             described = entry.described or describe_request(self.world(entry.seed), active)
             extra.append({**described, **about})
-        titles = {e.method: self.config.methods.method(e.method).title for e in entries}
         return {
             **self.description,
             "requests": [*self.description["requests"], *extra],
-            "titles": {**self.description["titles"], **titles},
+            "methods": self.description.get("methods", {}) | {e.method: self.about(e.method, e) for e in entries},
             "influence": lineage.influence(self.folder, self.config),
             "jobs": describe.jobs(self),
         }

@@ -25,7 +25,7 @@ from unfed.central.result import Result
 from unfed.central.world import Factory, Given, OwnWorld, reachable
 from unfed.config import Config
 from unfed.data import Request
-from unfed.describe import describe_request, hardware, now, versions
+from unfed.describe import describe_request, hardware, method_facts, now, rounds_of, versions
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.folder import Job, RunFolder
 from unfed.methods import Method, admit
@@ -209,7 +209,7 @@ class _Call(Run):
         """Only the methods: nobody trains here."""
         asked = self._requests[-1].id
         return [
-            (Job(self._own.seed, asked, label), self._rounds(label, method))
+            (Job(self._own.seed, asked, label), rounds_of(self.config, label, method))
             for label, method in self.config.methods.build().items()
         ]
 
@@ -307,7 +307,7 @@ def _open(
             "parameters": world.parameters,
             "forward_flops": world.forward_flops,
             "requests": [describe_request(world, requests)],
-            "titles": {label: method.title for label, method in built.items()},
+            "methods": {label: method_facts(world.config, label, method) for label, method in built.items()},
             "rounds": {"unlearning": wanted.epochs},
             "backdoor": None,
             "recovered_within": world.config.evaluation.recovered_within,

@@ -16,7 +16,6 @@ prepared float samples [N, …].
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unfed import rng
+from unfed import plugins, rng
 from unfed.data import cifar, folders, idx
 from unfed.data.folders import Files
 from unfed.data.partition import portion
@@ -222,7 +221,11 @@ def _from_factory(
     transform: Transform | Mapping[str, Any] | None,
 ) -> Raw | Dataset:
     """A user's own data: tensors go the way of every data set, map-style data sets are wrapped as they are."""
-    parts = _call(_factory(name), name, root)
+    factory = plugins.load(name, "data set", "data.name", callable, "a function that returns (train, test)")
+    made = plugins.call(factory, name, "data set", *([] if root is None else [root]))
+    if not isinstance(made, (tuple, list)) or len(made) != 2:
+        raise UnfedError(f"The data set {name!r} must return (train, test), not a {type(made).__name__}.")
+    parts = made[0], made[1]
     pairs = [_as_tensors(part) for part in parts]
     if pairs[0] is not None and pairs[1] is not None:
         (x, y), (test_x, test_y) = pairs[0], pairs[1]
@@ -249,37 +252,6 @@ def _from_factory(
     classes = _class_names(parts[0], _highest((train.labels, test.labels)))
     train.classes = test.classes = len(classes)  # one of the two may lack the last classes
     return Dataset(name, train, test, classes)
-
-
-def _factory(name: str) -> Callable[..., Any]:
-    module_name, _, attribute = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        raise UnfedError(
-            f"The module {module_name!r} of the data set {name!r} cannot be imported ({_brief(error)});"
-            " check its name and that it is on the Python path."
-        ) from error
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
-        raise UnfedError(f"The module {module_name!r} has no function {attribute!r}.{nearest(attribute, vars(module))}")
-    return factory  # type: ignore[no-any-return]
-
-
-def _call(factory: Callable[..., Any], name: str, root: Path | None) -> tuple[Any, Any]:
-    """The factory's (train, test); it is given `root` where the user set one."""
-    try:
-        made = factory() if root is None else factory(root)
-    except Exception as error:  # the sentence must name the user's function, whatever it raised
-        raise UnfedError(f"The factory {name!r} failed ({_brief(error)}); call it by itself to see where.") from error
-    if not isinstance(made, (tuple, list)) or len(made) != 2:
-        raise UnfedError(f"The factory {name!r} must return (train, test), not a {type(made).__name__}.")
-    return made[0], made[1]
-
-
-def _brief(error: Exception) -> str:
-    text = str(error).splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def _as_tensors(part: Any) -> Pair | None:

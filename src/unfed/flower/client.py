@@ -18,10 +18,11 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from unfed import plugins
 from unfed.data import ClientData
 from unfed.errors import UnfedError
 from unfed.flower import policy, wire
-from unfed.flower.shard import Node, Shard, on, own_name, shard_of
+from unfed.flower.shard import Node, Shard, on, own_code, own_name, shard_of
 from unfed.flower.wire import Ask, answer
 from unfed.local import visit
 from unfed.measuring import measure, score
@@ -61,8 +62,10 @@ def _replied(message: Message, context: Context, handle: Handler) -> Message:
     try:
         ask = Ask.of(message)
         log.info("unfed: asked for %s by the server (client %r)", ask.kind, ask.client)
-        shard = shard_of(ask.shard, node, ask.client or own_name(node) or "unnamed")
-        content = handle(ask, shard, shard.scoped(ask.scope, ask.gone), node)
+        # What the server names is run only where the node names it too.
+        with plugins.allow_only(own_code(node), "name it in the node config if you trust it"):
+            shard = shard_of(ask.shard, node, ask.client or own_name(node) or "unnamed")
+            content = handle(ask, shard, shard.scoped(ask.scope, ask.gone), node)
     except UnfedError as error:
         words = {"name": own_name(node)}
         content = answer(ask, refused={"all": str(error).rstrip(".")}, words=words)

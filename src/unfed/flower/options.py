@@ -55,6 +55,8 @@ class Options:
     """Whether the server holds the experiment's data set, for its test part."""
     public: str = ""
     """Unlabelled data at the server, for FUKD: package.module:function."""
+    allow_code: bool = False
+    """Whether code may be run that the experiment, the run folder or `public` names."""
     set: str = ""
     """Changes on top of everything: key=value pairs, separated by semicolons."""
     experiment: Mapping[str, Any] = field(default_factory=dict)

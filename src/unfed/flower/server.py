@@ -24,6 +24,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
+from unfed import plugins
 from unfed.config import Config
 from unfed.data import ClientData, DatasetSource, Request, TensorSource, Unlabelled
 from unfed.errors import UnfedError
@@ -31,7 +32,7 @@ from unfed.flower.nodes import Census, Directory
 from unfed.flower.options import Options
 from unfed.flower.post import Post
 from unfed.flower.runs import FlowerRun, mark, settled
-from unfed.flower.shard import describe, imported
+from unfed.flower.shard import describe
 from unfed.flower.world import FlowerWorld
 from unfed.folder import Job, RunFolder
 from unfed.metrics import is_measured
@@ -72,8 +73,10 @@ def run(grid: Grid, values: Mapping[str, Any], run_id: int = 0) -> FlowerRun:
     """Do what a run config asks for, and leave a word on how it ended."""
     options = Options.of(values)
     folder = options.folder
+    remedy = "set allow-code=true in the run config if you trust it"
     try:
-        found = _work(grid, options, folder, run_id)
+        with plugins.allow_code() if options.allow_code else plugins.allow_only((), remedy):
+            found = _work(grid, options, folder, run_id)
     except BaseException as error:
         if (folder / "run.json").exists():
             mark(folder, run_id, "failed", str(error) or type(error).__name__)
@@ -167,7 +170,8 @@ def _public(path: str, config: Config) -> ClientData | None:
     """Unlabelled images that a user's function gives the server: x, (x, y), or a map-style data set."""
     if not path:
         return None
-    found = imported(path, "public")()
+    function = plugins.load(path, "public data", "public", callable, "a function that returns images")
+    found = plugins.call(function, path, "public data")
     device, dtype = pick_device(config.device), DTYPES[config.engine.precision]
     if isinstance(found, tuple):
         found = found[0]

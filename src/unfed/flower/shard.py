@@ -5,14 +5,14 @@
     --node-config 'loader="mine.data:load"'           what your own function returns: (x, y), or a map-style data set
 
 The server says which experiment this is (data set, partition, model, seed); where data lies is the node's own affair.
-A model or data set from a user's `package.module:factory` is made only where the node config names the same factory.
+A model or data set from a user's `package.module:factory` is made only where the node config names the same factory,
+and of what the server says nothing is read but the keys in `KEYS` and the tables in `WHOLE`.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unfed import rng
+from unfed import plugins, rng
 from unfed.config import Config
 from unfed.data import ClientData, DatasetSource, Request, Source, TensorSource, load, split
 from unfed.data.scope import own_marks
@@ -34,6 +34,17 @@ Node = Mapping[str, Any]
 """Flower's node config: what the one who runs a SuperNode wrote."""
 
 
+DATA = ("name", "test_size", "flip", "pad_crop", "resize", "crop")
+KEYS: Mapping[str, Sequence[str]] = {"data": DATA, "model": ("name", "options"), "engine": ("precision",)}
+WHOLE = ("partition", "poison", "seeds")
+"""The keys of an experiment that a node must know: some of these tables, and all of those. No method is among them."""
+
+
+def own_code(node: Node) -> frozenset[str]:
+    """The code that a node's own config names, and so allows here: its model, data set and loader."""
+    return frozenset(str(node[key]) for key in ("model", "data", "loader") if key in node)
+
+
 def describe(
     config: Config,
     seed: int,
@@ -42,13 +53,27 @@ def describe(
     threads: int | None = None,
 ) -> str:
     """The experiment as nodes must know it: no request, no path of the server's."""
-    whole = config.to_json()
-    data = {name: value for name, value in whole["data"].items() if name != "root"}
-    model = {name: whole["model"][name] for name in ("name", "options")}
-    parts = {"data": data, "model": model, "engine": {"precision": config.engine.precision, "name": "sequential"}}
-    parts |= {name: whole[name] for name in ("partition", "poison", "seeds")}
+    parts = _needed(config.to_json())
     facts = {"config": parts, "seed": seed, "shape": None if shape is None else list(shape), "classes": classes}
     return json.dumps(facts | {"threads": threads}, sort_keys=True)
+
+
+def _needed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """An experiment's config without what is none of a node's business."""
+    some = {table: {key: config[table][key] for key in keys} for table, keys in KEYS.items()}
+    return some | {table: config[table] for table in WHOLE}
+
+
+def _read(text: str) -> dict[str, Any]:
+    """What a server says of the experiment; whatever else it says is not read."""
+    try:
+        facts = json.loads(text)
+        return {
+            **{key: facts[key] for key in ("seed", "shape", "classes", "threads")},
+            "config": _needed(facts["config"]),
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnfedError(f"What the server says of the experiment cannot be read ({error!r}).") from error
 
 
 def own_name(node: Node) -> str:
@@ -79,10 +104,10 @@ class Shard:
 
 def shard_of(text: str, node: Node, client: str) -> Shard:
     """The shard that a node config describes, for an experiment; kept while the process lives."""
-    parts = json.loads(text)["config"]
-    for what in ("model", "data"):
-        name = parts[what]["name"]
-        if ":" in name and node.get(what) != name and not (what == "data" and {"data", "loader"} & node.keys()):
+    parts, own = _read(text)["config"], not _is_dealt(node) and bool({"data", "loader"} & node.keys())
+    for what in ("model",) if own else ("model", "data"):
+        name = str(parts[what]["name"])
+        if plugins.looks_like_code(name) and node.get(what) != name:
             raise UnfedError(
                 f"The server asks for the {what} {name!r}, which runs code of that module; allow it here by"
                 f' {what}="{name}" in the node config.'
@@ -93,11 +118,11 @@ def shard_of(text: str, node: Node, client: str) -> Shard:
 
 @lru_cache(maxsize=64)
 def _shard(text: str, key: tuple[tuple[str, str], ...], client: str) -> Shard:
-    node, facts = dict(key), json.loads(text)
+    node, facts = dict(key), _read(text)
     device = node.get("device", "auto")
     if facts["threads"] is not None:
         torch.set_num_threads(facts["threads"])
-    if "partition-id" in node and "loader" not in node:
+    if _is_dealt(node):
         world = _dealt(_without_shape(facts), node.get("data-root"), device)
         data = replace(_partition(world, node), name=client)
         _check(data.source, facts)
@@ -112,8 +137,14 @@ def _shard(text: str, key: tuple[tuple[str, str], ...], client: str) -> Shard:
     return Shard(data, seeds, lambda: _template(text, device), lambda seed: _fresh(text, device, seed))
 
 
+def _is_dealt(node: Node) -> bool:
+    """Whether it plays one part of a data set that every node has."""
+    return "partition-id" in node and "loader" not in node
+
+
 def _without_shape(facts: dict[str, Any]) -> str:
-    return json.dumps({"config": facts["config"], "seed": facts["seed"]}, sort_keys=True)
+    """Before and after the shape is known, the experiment's data is the same."""
+    return json.dumps({**facts, "shape": None, "classes": None, "threads": None}, sort_keys=True)
 
 
 class _Dealt(World):
@@ -134,14 +165,15 @@ class _Dealt(World):
 
 @lru_cache(maxsize=2)
 def _dealt(text: str, root: str | None, device: str) -> World:
-    facts = json.loads(text)
+    facts = _read(text)
     return _Dealt(_config(facts, root, device), facts["seed"])
 
 
 def _config(facts: Mapping[str, Any], root: str | None, device: str) -> Config:
     parts = dict(facts["config"])
     parts["data"] = {**parts["data"], "root": root}
-    return Config.parse({**parts, "seed": facts["seed"], "device": device})
+    parts["engine"] = {**parts["engine"], "name": "sequential"}
+    return Config.kept({**parts, "seed": facts["seed"], "device": device})
 
 
 def _partition(world: World, node: Mapping[str, str]) -> ClientData:
@@ -175,7 +207,8 @@ def _own_source(
 
 def _loaded(path: str, node: Mapping[str, str], device: torch.device, dtype: torch.dtype) -> Source:
     """What the user's function returns, as a source."""
-    found = imported(path, "loader")(dict(node))
+    loader = plugins.load(path, "loader", "loader", callable, "a function of the node config")
+    found = plugins.call(loader, path, "loader", dict(node))
     if isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, Tensor) for part in found):
         return TensorSource(found[0].to(device), found[1].to(device), dtype=dtype)
     if hasattr(found, "fetch"):
@@ -187,16 +220,6 @@ def _loaded(path: str, node: Mapping[str, str], device: torch.device, dtype: tor
         f"The loader {path!r} returned a {type(found).__name__}; return a pair of tensors (x, y), or a map-style data"
         " set."
     )
-
-
-def imported(path: str, what: str) -> Callable[..., Any]:
-    """A user's `package.module:function`."""
-    module, _, attribute = path.partition(":")
-    try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        raise UnfedError(f"The {what} {path!r} cannot be imported ({error}); check its path.") from error
-    return function
 
 
 def _check(source: Source, facts: Mapping[str, Any]) -> None:
@@ -224,7 +247,7 @@ def _fresh(text: str, device: str, seed: int) -> Params:
 
 
 def _model(text: str, device: str, seed: int) -> tuple[Config, tuple[int, ...], torch.nn.Module]:
-    facts = json.loads(text)
+    facts = _read(text)
     config = _config(facts, None, device)
     if facts["shape"] is None or facts["classes"] is None:
         raise UnfedError("The server did not say which shape and how many classes the model has; update the server.")

@@ -1,7 +1,7 @@
 """Unlearning methods, one file each. Importing this package makes them known by name."""
 
 from unfed.methods.badt import BadTeacher
-from unfed.methods.base import METHODS, Central, Method, Recipe, State, admit, find, option, register
+from unfed.methods.base import METHODS, Central, Method, Recipe, State, admit, find, is_code, option, register
 from unfed.methods.fcu import FCU
 from unfed.methods.federaser import FedEraser
 from unfed.methods.finetune import FineTune
@@ -38,6 +38,7 @@ __all__ = [
     "State",
     "admit",
     "find",
+    "is_code",
     "option",
     "register",
 ]

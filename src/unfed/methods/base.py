@@ -12,18 +12,15 @@ architecture, the field is None and the value stands in the method's `paper` tab
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from torch import nn
 
+from unfed import plugins
 from unfed.errors import UnfedError, listed, nearest
 from unfed.history import History, Past
 from unfed.params import Params
@@ -197,6 +194,9 @@ class Central(Method):
 
 METHODS: dict[str, type[Method]] = {}
 
+SHIPPED = ("unfed.analysis.optimality:NRFreeze",)
+"""Methods of this package that lie elsewhere in it: known by where they lie, and nobody else's code."""
+
 
 def register(method: type[Method]) -> type[Method]:
     """Make a method known by its name."""
@@ -246,46 +246,41 @@ def _able(scope: str, provides: frozenset[str], provided: frozenset[str]) -> str
     )
 
 
-def find(name: str) -> type[Method]:
-    """A method by name, one that an installed package brings, or a user's own: `package.module:Class`, `file.py`."""
+def is_code(name: str) -> bool:
+    """Whether a method's name means code of somebody else's: in a module, in a file, or of an installed package."""
+    if name in METHODS or name in SHIPPED:
+        return False
+    return plugins.looks_like_code(name) or bool(_installed(name))
+
+
+def find(name: str, key: str = "the method") -> type[Method]:
+    """A method by name, one that an installed package brings, or a user's own: `package.module:Class`, `file.py`.
+
+    `key` says where the name stands, for the sentence that asks for leave to run it.
+    """
     if name in METHODS:
         return METHODS[name]
-    for point in metadata.entry_points(group="unfed.methods", name=name):
-        name = point.value
-    if name.endswith(".py"):
-        return in_file(name)
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        try:
-            found = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            raise UnfedError(f"The method {name!r} could not be imported ({error}); check the path.") from error
-        if not (isinstance(found, type) and issubclass(found, Method)):
-            raise UnfedError(f"{name!r} is not a method; it must be a subclass of unfed.methods.Method.")
-        return found
-    raise UnfedError(
-        f"The method {name!r} is not known; use {listed(METHODS)}, or package.module:Class.{nearest(name, METHODS)}"
+    if not is_code(name) and name not in SHIPPED:
+        raise UnfedError(
+            f"The method {name!r} is not known; use {listed(METHODS)}, or package.module:Class.{nearest(name, METHODS)}"
+        )
+    for point in _installed(name):
+        plugins.permit([(key, name)])
+        with plugins.allow_only({point.value}):
+            return _load(point.value, key)
+    if name in SHIPPED:
+        with plugins.allow_only({name}):
+            return _load(name, key)
+    return _load(name, key)
+
+
+def _load(name: str, key: str) -> type[Method]:
+    found: type[Method] = plugins.load(
+        name, "method", key, lambda kind: isinstance(kind, type) and issubclass(kind, Method), "a subclass of Method"
     )
+    return found
 
 
-def in_file(where: str) -> type[Method]:
-    """The one method that a Python file holds."""
-    path = Path(where)
-    if not path.exists():
-        raise UnfedError(f"There is no file {where}; give a Python file, a method's name or package.module:Class.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UnfedError(f"{where} could not be loaded ({type(error).__name__}: {error}); mend it first.") from error
-    found = [
-        kind
-        for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, Method) and kind.__module__ == path.stem
-    ]
-    if len(found) != 1:
-        raise UnfedError(f"{where} holds {len(found)} methods; a method file has exactly one subclass of Method.")
-    return found[0]
+def _installed(name: str) -> Sequence[metadata.EntryPoint]:
+    """What an installed package registered under this name; reading the list runs nothing."""
+    return tuple(metadata.entry_points(group="unfed.methods", name=name))

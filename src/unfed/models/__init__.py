@@ -12,16 +12,15 @@ The class attribute `head_name` says which submodule turns features into logits.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from unfed import rng
+from unfed import plugins, rng
 from unfed.errors import UnfedError, listed, nearest
 from unfed.models.cnn import CNN, NORMS, PRESETS
 from unfed.models.drop import StochasticDepth
@@ -93,7 +92,7 @@ def _preset(name: str, shape: Sequence[int], classes: int, options: dict[str, An
 
 
 def _from_factory(name: str, shape: Sequence[int], classes: int, options: dict[str, Any]) -> nn.Module:
-    factory = _factory(name)
+    factory = plugins.load(name, "model", "model.name", callable, "a function that builds a torch.nn.Module")
     try:
         accepted = inspect.signature(factory).parameters
     except (TypeError, ValueError):
@@ -104,36 +103,10 @@ def _from_factory(name: str, shape: Sequence[int], classes: int, options: dict[s
             raise UnfedError(f"{name} takes no argument {option!r}; remove it or add it.{nearest(option, accepted)}")
     facts: dict[str, Any] = {"shape": tuple(shape), "classes": classes}
     given = {fact: value for fact, value in facts.items() if everything or fact in accepted} | options
-    try:
-        module = factory(**given)
-    except UnfedError:
-        raise
-    except Exception as error:
-        raise UnfedError(
-            f"{name} failed with {type(error).__name__}: {error};"
-            f" make it work when called with {listed(given) or 'nothing'}."
-        ) from error
+    module = plugins.call(factory, name, "model", **given)
     if not isinstance(module, nn.Module):
-        raise UnfedError(f"{name} returned a {type(module).__name__}; let it return a torch.nn.Module.")
+        raise UnfedError(f"The model {name!r} returned a {type(module).__name__}; let it return a torch.nn.Module.")
     return module
-
-
-def _factory(name: str) -> Callable[..., object]:
-    where, _, what = name.partition(":")
-    try:
-        module = importlib.import_module(where)
-    except (ImportError, ValueError) as error:
-        raise UnfedError(
-            f"The module {where!r} of the model {name!r} cannot be imported ({error});"
-            " install it, or add its folder to PYTHONPATH."
-        ) from error
-    factory: object = getattr(module, what, None)
-    if not callable(factory):
-        raise UnfedError(
-            f"{where} has no callable {what!r}; define it, or name another one after the colon."
-            f"{nearest(what, vars(module))}"
-        )
-    return factory
 
 
 def head_of(module: nn.Module) -> str:

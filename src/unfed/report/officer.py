@@ -218,7 +218,8 @@ def _told(
         if reached:
             return ["The rounds of this run do not say who was asked."]
         return ["Nobody has been asked for anything yet."]
-    uses_forgotten = "forget" in job.get("needs", [])
+    needs = job.get("needs", [])
+    uses_forgotten = "forget" in (needs or [])
     total = f"{len(rounds)} rounds" if len(rounds) != 1 else "one round"
     said = []
     for leaver in leavers[:6]:
@@ -232,7 +233,9 @@ def _told(
             )
         else:
             said.append(f"Client {leaver} was asked in {span_text(own)}, although it was to leave.")
-    if not leavers and job:
+    if not leavers and job and needs is None:
+        said.append(f"This run does not say whether {method} works with the rows that are to be forgotten.")
+    elif not leavers and job:
         said.append(
             f"{method} also works with the rows that are to be forgotten."
             if uses_forgotten
