@@ -27,9 +27,10 @@ from unfed.errors import UnfedError, listed
 from unfed.layers import choose
 from unfed.methods.not_ import NoT
 from unfed.metrics import GAP_METRICS, Value, is_measured, mean_std, reading
-from unfed.paper import pictures
+from unfed.paper import pictures, units
 from unfed.paper.catalogue import Item, Spec, published
 from unfed.paper.pictures import Line, Picture
+from unfed.paper.units import Costs
 from unfed.params import Params
 from unfed.perturb import graft, negate
 from unfed.report import tables
@@ -90,7 +91,12 @@ class View:
 def results(item: Item, runs: Runs) -> Section:
     found = {spec.name: [replace(row, request=spec.name) for row in reported(run)] for spec, run in runs.items()}
     data = {name: {tables.name_of(row.method): _numbers(row) for row in own} for name, own in found.items()}
-    return Section(item, tuple(row for own in found.values() for row in own), published=_published(item), data=data)
+    every = tuple(row for own in found.values() for row in own)
+    ours = {
+        (row.request, tables.name_of(row.method)): Costs(*(row.costs[c].mean for c in Costs._fields)) for row in every
+    }
+    said = (units.note(item.published),) if item.published else ()
+    return Section(item, every, published=_published(item, ours), said=said, data=data)
 
 
 def bars(item: Item, runs: Runs) -> Section:
@@ -151,7 +157,7 @@ def compare_layers(item: Item, runs: Runs) -> Section:
 
 
 def times(item: Item, runs: Runs) -> Section:
-    body, data = [], {}
+    body, data, ours = [], {}, {}
     for spec, run in runs.items():
         world, models, config = run.world(_seed(run)), _models(run), run.config
         sets = _sets(run)
@@ -165,9 +171,13 @@ def times(item: Item, runs: Runs) -> Section:
             said_flops = flops if isinstance(flops, str) else tables.flops_text(flops)
             body.append((spec.name, tables.name_of(method), f"{found.time:.2g}", said_flops))
             data[f"{spec.name}, {tables.name_of(method)}"] = {"time": _finite(found.time), "flops": _finite(flops)}
+            ours[spec.name, tables.name_of(method)] = Costs(tables.DASH, _finite(flops))
     grid = Grid((BY, "Method", "t at least (learning rate × steps)", "FLOPs for that time"), tuple(body))
-    said = ("The model that was trained for long is Retrain's own; the paper trains one for twice as many rounds.",)
-    return Section(item, grid=grid, published=_published(item), said=said, data=data)
+    said = (
+        "The model that was trained for long is Retrain's own; the paper trains one for twice as many rounds.",
+        units.note(item.published),
+    )
+    return Section(item, grid=grid, published=_published(item, ours), said=said, data=data)
 
 
 def directions(item: Item, runs: Runs) -> Section:
@@ -281,15 +291,33 @@ def _numbers(row: Row) -> dict[str, Any]:
     return {metric: row.metrics[metric].mean for metric in GAP_METRICS} | costs | {"average_gap": row.average_gap.mean}
 
 
-def _published(item: Item) -> Grid | None:
+def _published(item: Item, ours: Mapping[tuple[str, str], Costs]) -> Grid | None:
+    """The paper's own rows; where we ran the same data, model and method, our costs beside its, in its units."""
     found = published(item.published) if item.published else ()
     if not found:
         return None
-    body: list[tuple[str, ...]]
     if item.view == "bound":
-        body = [(f"{r['dataset']}, {r['model']}", r["method"], r["t_unlearn"], r["est_flops"]) for r in found]
-        return Grid((BY, "Method", "t at least", "FLOPs"), tuple(body))
-    columns = ("retain", "forget", "test", "mia", "avg_gap", "comm_bytes", "flops")
-    body = [(f"{r['dataset']}, {r['model']}", r["method"], *(r[c] or tables.DASH for c in columns)) for r in found]
-    header = (BY, "Method", "Retain", "Forget", "Test", "MIA", "Avg. gap", "Bytes", "FLOPs")
-    return Grid(header, tuple(body))
+        columns = {"t_unlearn": "t at least", "est_flops": "FLOPs"}
+    else:
+        columns = {"retain": "Retain", "forget": "Forget", "test": "Test", "mia": "MIA", "avg_gap": "Avg. gap"}
+        columns |= {"comm_bytes": "Bytes", "flops": "FLOPs"}
+    header = [BY, "Method", *columns.values()]
+    body = [[_where(r), r["method"], *(r[c] or tables.DASH for c in columns)] for r in found]
+    comparable = item.published != units.CENTRAL and any((_where(r), r["method"]) in ours for r in found)
+    if comparable:
+        header += ["Ours, its FLOPs"] if item.view == "bound" else ["Ours, its bytes", "Ours, its FLOPs"]
+        for cells, row in zip(body, found, strict=True):
+            cells += _in_its_units(item, row, ours.get((_where(row), row["method"])))
+    return Grid(tuple(header), tuple(tuple(cells) for cells in body))
+
+
+def _where(row: Mapping[str, str]) -> str:
+    return f"{row['dataset']}, {row['model']}"
+
+
+def _in_its_units(item: Item, row: Mapping[str, str], own: Costs | None) -> list[str]:
+    bound_ = item.view == "bound"
+    if own is None:
+        return [tables.DASH] if bound_ else [tables.DASH] * 2
+    there = units.paper_units(*own, vit=row["model"] == "ViT", again=1 if bound_ else units.CLIENTS)
+    return [units.text(there.flops)] if bound_ else [units.text(value) for value in there]
