@@ -15,7 +15,7 @@ from torch import Tensor
 
 from test_central_methods import DIGITS, fresh, one_client, run, server_of, trained
 from unfed.analysis.activations import activations, layers_of
-from unfed.analysis.bound import Sets, bound, unlearning_time
+from unfed.analysis.bound import Sets, bound, recovery_time, unlearning_time
 from unfed.analysis.cka import Cka, compare, hsic, linear_cka, normalised
 from unfed.analysis.optimality import NRFreeze
 from unfed.config import Config
@@ -190,6 +190,13 @@ def test_nothing_to_forget_takes_no_time_and_nothing_to_drive_it_takes_forever()
         unlearning_time(1, 0, 1, 0, 1, epsilon=1.0)
 
 
+def test_a_recovery_is_over_when_the_loss_is_back() -> None:
+    assert recovery_time([0.0, 1.0, 2.0, 3.0], [2.0, 0.6, 0.4, 0.5], optimum=0.3, within=0.2) == 2.0
+    assert recovery_time([0.0, 1.0], [2.0, 1.0], optimum=0.0, within=0.5) is None
+    with pytest.raises(UnfedError, match="one loss per time"):
+        recovery_time([0.0], [1.0, 2.0], 0.0, 0.0)
+
+
 def test_the_bound_of_not_lies_below_that_of_ft() -> None:
     """60 digits, of which 12 leave; every model trained for real, Lip over the checkpoints of each method's own run."""
     sets = Sets(DIGITS, torch.arange(12, 60), torch.arange(12), batch=20)
@@ -288,4 +295,4 @@ def test_the_page_s_examples_run(
     page = (Path(__file__).parent.parent / "docs/how-to/analysis.md").read_text()
     exec("".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {})
     said = capsys.readouterr().out
-    assert "NoT, round 0" in said and "at least" in said and "α = " in said
+    assert "NoT, round 0" in said and "at least" in said and "α = " in said and "of negation's way" in said

@@ -1,4 +1,4 @@
-"""The six centralised methods, each against the properties that METHODS §4 says can be tested.
+"""The six centralised methods, each against properties that follow from its rule.
 
 One client holds 60 digits in float64; the slow truth beside each method is a loop written out by hand.
 """

@@ -47,3 +47,45 @@ def test_the_method_of_the_how_to_keeps_the_contract(tmp_path, allow_code):
 def test_every_method_has_a_page():
     missing = [name for name in METHODS if not (ROOT / f"docs/methods/{name}.md").exists()]
     assert missing == []
+
+
+def pages():
+    tracked = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    return [ROOT / name for name in tracked] or [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+def anchors(page):
+    """The headings of a page, as the site and GitHub make them into anchors."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_every_relative_link_of_every_page_leads_somewhere():
+    broken = []
+    for page in pages():
+        text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if re.match(r"[a-z]+:", target):
+                continue
+            file, _, anchor = target.partition("#")
+            there = page if not file else (page.parent / file)
+            if not there.exists() or (anchor and anchor not in anchors(there)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def test_every_page_is_in_the_menu():
+    menu = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert sorted(menu) == sorted(str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md"))
+
+
+def test_nothing_cites_a_page_that_is_not_in_the_repository():
+    """Reasons stand in docs/explanation/decisions.md; notes that only their writers have are no reference."""
+    cited = re.compile("METHODS" + r"(\.md| §| \d)|(CONTRACT|BEYOND|REVIEW|DESIGN)" + r"(\.md| §)")
+    places = [p for p in ROOT.iterdir() if p.is_file() and p.suffix in (".md", ".toml", ".yml")]
+    for folder in ("src", "tests", "docs", "tools", "examples", "benchmarks"):
+        kinds = (".py", ".md", ".toml", ".j2", ".sh", ".ipynb")
+        places += [p for p in (ROOT / folder).rglob("*") if p.suffix in kinds]
+    found = [str(p.relative_to(ROOT)) for p in places if cited.search(p.read_text(encoding="utf-8"))]
+    assert found == []

@@ -613,7 +613,7 @@ def test_mode_sends_the_degraded_model_to_its_owners_only(world, trained, reques
     server = serve(world, (request_,), params=trained[0])
     unlearn(GUIDE, server, 2)
     staying = len(server.retained)
-    transfers = 1 * 2 * staying + 2 * (2 * 4 + owners)  # METHODS §5: r_de·2|R| + r_max·(2N + |owners|)
+    transfers = 1 * 2 * staying + 2 * (2 * 4 + owners)  # r_de·2|R| + r_max·(2N + |owners|)
     assert server.ledger.comm_bytes == transfers * 4 * world.parameters
     assert server.ledger.wire_bytes == transfers * tensor_bytes(world.template.like)
     clients = world.scoped([request_]).values()

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from unfed.metrics import average, average_gap, gap, is_measured, mean_std, not_measured, reading, together
+from unfed.metrics import average, average_gap, gap, is_measured, loss_gap, mean_std, not_measured, reading, together
 
 MISSING = "not measured: only 3 forget samples"
 
@@ -19,6 +19,10 @@ def test_not_measured_is_said_once() -> None:
 def test_only_finite_numbers_are_measured() -> None:
     assert is_measured(0) and is_measured(97.5)
     assert not any(is_measured(value) for value in (MISSING, None, True, math.nan, math.inf))
+
+
+def test_the_loss_gap_is_the_same_whichever_loss_is_larger() -> None:
+    assert loss_gap(0.25, 1.0) == loss_gap(1.0, 0.25) == 0.75
 
 
 def test_a_reading_never_is_blank() -> None:

@@ -29,7 +29,7 @@ def cnn(name: str = "cnn-tiny", seed: int = 0, **options: object) -> nn.Module:
     ("name", "classes", "parameters"),
     [("cnn", 10, 94_858), ("cnn", 100, 463_588), ("cnn-wide", 10, 215_306), ("cnn-wide", 100, 261_476)],
 )
-def test_presets_have_the_parameter_counts_of_methods_2_5(name: str, classes: int, parameters: int) -> None:
+def test_presets_have_the_parameter_counts_they_were_chosen_with(name: str, classes: int, parameters: int) -> None:
     assert size(models.build(name, shape=CIFAR, classes=classes, seed=0)) == parameters
 
 
@@ -43,7 +43,9 @@ def test_presets_have_the_parameter_counts_of_methods_2_5(name: str, classes: in
         ({"norm": "none"}, 94_858 - 192),
     ],
 )
-def test_the_family_covers_the_other_candidates_of_methods_2_5(options: dict[str, object], parameters: int) -> None:
+def test_the_family_covers_the_other_candidates_for_the_paper_s_cnn(
+    options: dict[str, object], parameters: int
+) -> None:
     assert size(models.build("cnn", shape=CIFAR, classes=10, seed=0, **options)) == parameters
 
 

@@ -1,4 +1,4 @@
-"""The paper's experiments: each preset says what METHODS says, and each variant in its comments is a valid one."""
+"""Each preset of the paper's experiments holds the paper's values, and each variant in its comments is valid."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ shapes_2d_4d = st.one_of(st.tuples(sides, sides), st.tuples(sides, sides, sides,
 
 
 def fused_by_numpy(base: np.ndarray, donor: np.ndarray, rho: float) -> np.ndarray:
-    """The slow truth: METHODS 3.7 step by step, with the amplitude shifted, cut and shifted back."""
+    """The slow truth: FCU's fusion step by step, with the amplitude shifted, cut and shifted back."""
 
     def matrix(w: np.ndarray) -> np.ndarray:
         if w.ndim == 2:

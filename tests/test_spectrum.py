@@ -75,7 +75,7 @@ def off(psi: Floats, eigenvalues: Floats) -> float:
 def test_with_about_as_many_gradients_as_coordinates_one_draw_gives_the_population(
     eigenvalues: Floats, n: int, raw: float
 ) -> None:
-    """METHODS §9, in its dimensions. `raw` is what its table has for the sample's own eigenvalues."""
+    """In the paper's dimensions. `raw` was seen once for the sample's own eigenvalues, far from the truth."""
     found = content(sample(eigenvalues, n))
     assert off(found.psi, eigenvalues) < TOLERANCE / 4  # 0.012 at most
     assert off(found.raw, eigenvalues) == pytest.approx(raw, abs=0.01)
@@ -92,8 +92,8 @@ def test_with_about_as_many_gradients_as_coordinates_one_draw_gives_the_populati
 def test_with_sixteen_times_more_coordinates_than_gradients_the_mean_of_ten_draws_gives_the_population(
     eigenvalues: Floats, raw: float
 ) -> None:
-    """METHODS §9, in its dimensions, γ = 15.6. Its table has single draws; of forty, the worst were off by 0.05, 0.12
-    and 0.11, and means of ten by 0.06 at most. A mean over sets is what the curve is."""
+    """In the paper's dimensions, γ = 15.6. Single draws scatter: of forty, the worst were off by 0.05, 0.12 and 0.11,
+    and means of ten by 0.06 at most. A mean over sets is what the curve is."""
     found = content(sample(eigenvalues, 128, sets=10))
     assert off(found.psi, eigenvalues) < TOLERANCE
     assert off(found.raw, eigenvalues) == pytest.approx(raw, abs=0.01)

@@ -22,7 +22,7 @@ from unfed.params import Params
 
 
 def average(params: Params, blocks: Iterable[Block]) -> Params:
-    """The weighted mean of the clients' models, in the order in which they come."""
+    """The weighted mean of the clients' models, in the order in which they come (Algorithm 1, line 14)."""
     total = 0
     names = [name for name, old in params.items() if old.is_floating_point()]
     start, sums = [params[name] for name in names], list[Tensor]()

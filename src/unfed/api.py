@@ -30,7 +30,8 @@ def negate(
 ) -> tuple[Choice, ...]:
     """Negate layers of a model in place (Eq. 3 of the paper) and say which tensors, and why.
 
-    Fine-tune on the retained data afterwards: negation alone leaves a broken model. With `dry_run` nothing changes.
+    This is the paper's PyTorch listing, with names beside indices. Fine-tune on the retained data afterwards: negation
+    alone leaves a broken model. With `dry_run` nothing changes.
     """
     chosen = choose(model, [layers] if isinstance(layers, str | int) else list(layers), include_bias)
     for sentence in (*frozen(model, chosen), *cancellations(model, chosen)):

@@ -1,4 +1,4 @@
-"""Can an attacker tell that the forgotten data was ever there? (METHODS §6, §7)
+"""Can an attacker tell that the forgotten data was ever there?
 
 Membership inference, as in the NeurIPS 2023 unlearning challenge: one feature per sample, its loss under the model;
 label 1 for D_u, label 0 for test data; the larger set sub-sampled so that both weigh the same. A logistic regression
@@ -37,7 +37,7 @@ HELD_OUT = 0.1
 def membership_inference(
     forget_losses: Losses, test_losses: Losses, *, seed: int, folds: int = 10, method: Method = "newton"
 ) -> float:
-    """Accuracy in percent of the loss attack that tells D_u from test data."""
+    """MIA: the accuracy in percent of the loss attack that tells D_u from test data."""
     return 100.0 * float(np.mean(split_accuracies(forget_losses, test_losses, seed=seed, folds=folds, method=method)))
 
 

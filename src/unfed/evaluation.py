@@ -3,7 +3,7 @@
     Retain, Forget, Test    accuracy in percent on ∪ D_r^k (training part), on D_u, on the test set
     Validation              mean over the retained clients of the accuracy on their own held-out rows
     loss gap δ(θ)           |L_{D_r}(θ) − L_{D_u}(θ)|
-    MIA                     membership inference, D_u against test (METHODS §6: 50 means "cannot tell")
+    MIA                     membership inference, D_u against test; 50 means "cannot tell"
     backdoor                share of stamped test images of other classes that are read as the target class
 
 Forgotten classes are taken out of the test set, and forgotten rows out of the validation rows: a model that forgot a
@@ -23,7 +23,7 @@ from unfed.attacks import try_membership_inference
 from unfed.data import ClientData, Request, triggered
 from unfed.errors import UnfedError
 from unfed.measuring import Scores, score
-from unfed.metrics import Value, not_measured
+from unfed.metrics import Value, loss_gap, not_measured
 from unfed.params import Params
 
 if TYPE_CHECKING:
@@ -41,7 +41,10 @@ class Evaluation:
 
 
 class Evaluator:
-    """Scores models against one scope. With an empty scope D_u is empty, and says so."""
+    """Scores models against one scope: Retain, Forget, Test, MIA and the rest.
+
+    With an empty scope D_u is empty, and says so.
+    """
 
     def __init__(self, world: World, clients: Mapping[str, ClientData], requests: Sequence[Request]) -> None:
         self._world, self._config = world, world.config.evaluation
@@ -96,7 +99,7 @@ class Evaluator:
             "retain_loss": retain.mean_loss,
             "forget_loss": forget.mean_loss if some else nothing,
             "test_loss": NOT_HELD_OUT if test is None else test.mean_loss,
-            "loss_gap": abs(retain.mean_loss - forget.mean_loss) if some else nothing,
+            "loss_gap": loss_gap(retain.mean_loss, forget.mean_loss) if some else nothing,
             "mia": self._membership(forget, test) if some else nothing,
             "backdoor": self._backdoor(params),
         }

@@ -303,7 +303,7 @@ class Server:
         return self.average(params, self.train(plan, params, clients, context))
 
     def recover(self, state: State) -> State:
-        """The default round: FedAvg over the retained data."""
+        """The default round: FedAvg over the retained data (Algorithm 1, lines 11 to 14)."""
         return self.advance(state, self.participants(state.round + 1, self.retained))
 
     def advance(self, state: State, clients: Sequence[str], *phases: Phase, context: Context | None = None) -> State:

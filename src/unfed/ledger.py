@@ -62,12 +62,12 @@ class Ledger:
     seconds: float = 0.0
 
     def sent(self, models: int, parameters: int, wire_bytes: int) -> None:
-        """Models that crossed, in either direction."""
+        """Communication: models that crossed, in either direction."""
         self.comm_bytes += 4 * parameters * models
         self.wire_bytes += wire_bytes
 
     def worked(self, forward_flops: Flops, trained: int, forwarded: int = 0) -> None:
-        """Samples that were trained on, and samples that only went through a context model."""
+        """Computation: samples that were trained on, and samples that only went through a context model."""
         if isinstance(forward_flops, str) and trained + forwarded:
             self.flops = forward_flops
         elif not isinstance(forward_flops, str) and not isinstance(self.flops, str):

@@ -363,7 +363,10 @@ def visit(
     optimiser: Params | None = None,
     gradient: Gradient = autograd,
 ) -> Visit:
-    """Run a plan on one client, batch after batch: the readable reference of every engine."""
+    """Run a plan on one client, batch after batch: ClientUpdate of Algorithm 1, lines 16 to 20.
+
+    This is the readable reference of every engine.
+    """
     models = Models(template, {**context, "start": params})
     done: dict[str, int] = {}
     trained = forwarded = 0

@@ -2,8 +2,8 @@
 
     gap(metric) = |method - Retrain|        Avg. Gap = (gap(Retain) + gap(Forget) + gap(Test) + gap(MIA)) / 4
 
-Over several seeds the gap is taken between the seed means and the spread of the per-seed gaps stands beside it
-(METHODS §0). A value that could not be measured is the string "not measured: reason". It goes through every sum as
+Over several seeds the gap is taken between the seed means, as in the paper, and the spread of the per-seed gaps stands
+beside it. A value that could not be measured is the string "not measured: reason". It goes through every sum as
 it is: a gap to something unmeasured is unmeasured for the same reason, never 0 and never blank.
 """
 
@@ -54,8 +54,13 @@ def reading(line: Line, name: str) -> Value:
     return not_measured(f"{name} is not in this run")
 
 
+def loss_gap(retain_loss: float, forget_loss: float) -> float:
+    """δ(θ) = |L_{D_r}(θ) − L_{D_u}(θ)|, the paper's measure of unlearning (Definition 1, Eq. 1)."""
+    return abs(retain_loss - forget_loss)
+
+
 def gap(a: Value, b: Value) -> Value:
-    """|a - b|, or the reason why one of them is missing."""
+    """Δ: |a - b|, or the reason why one of them is missing."""
     if is_measured(a) and is_measured(b):
         return abs(a - b)
     return together(value for value in (a, b) if not is_measured(value))
@@ -85,7 +90,10 @@ def average_gap(line: Line, retrain_line: Line) -> Value:
 
 
 def mean_std(values: Sequence[Value]) -> Spread:
-    """Mean and spread over seeds; one unmeasured seed makes the whole unmeasured, or a mean would hide it."""
+    """Mean ± spread over seeds; one unmeasured seed makes the whole unmeasured, or a mean would hide it.
+
+    The spread divides by n − 1. The paper's divides by n: for its three seeds multiply it by 1.22 to compare.
+    """
     missing = [value for value in values if not is_measured(value)]
     if missing and len(missing) < len(values):
         return Spread(f"{together(missing)} ({len(missing)} of {len(values)} seeds)", None, len(values))

@@ -108,7 +108,7 @@ def reinit(params: Mapping[str, Tensor], choices: Sequence[Choice], *, fresh: Ma
 
 
 def graft(params: Mapping[str, Tensor], choices: Sequence[Choice], *, donor: Mapping[str, Tensor]) -> Params:
-    """The chosen tensors of another model of the same architecture (NR-Freeze, ablations)."""
+    """The chosen tensors of another model of the same architecture: a grafting (Definition 3, Eq. 6)."""
 
     def taken(w: Tensor, choice: Choice) -> Tensor:
         given = donor.get(choice.name)

@@ -1,21 +1,23 @@
-"""A lower bound on the time that unlearning takes (the paper's Theorem on unlearning time; METHODS §10).
+"""A lower bound on the time that unlearning takes: Theorem 1, as the paper evaluates it for its Table 7.
 
     δ(θ) = | L_{D_r}(θ) − L_{D_u}(θ) |
 
                   (1 − ε)² · ( δ(θ_Retrain) − δ(θ⁰) )²
-    t ≥ ─────────────────────────────────────────────────────          θ⁰ = where fine-tuning starts: θ* for FT,
-          Lip² · [ | L_{D_r}(θ⁰) − L_{D_r}(θ*_long) | + A ]                 the negated model for NoT
+    t ≥ ─────────────────────────────────────────────────────   (Eq. 2, Eq. 82)       θ⁰ = where fine-tuning starts: θ*
+          Lip² · [ | L_{D_r}(θ⁰) − L_{D_r}(θ*_long) | + A ]                           for FT, for NoT the negated model
 
 Far from a minimum of L_{D_r} the bound is small: there is much loss to go down, and on the way δ can change fast. That
 is what negation buys. Lip is the largest ‖∇(L_{D_r} − L_{D_u})‖ seen on the way, A the noise's share, which the paper
-finds negligible. Time is learning rate × steps. Only the order (NoT far below FT) should be read from it.
+finds negligible (`unfed.analysis.theory.noise` says where the theorem fails with noise). Time is learning rate × steps.
+Only the order (NoT far below FT) should be read from it: the paper predicts that FT costs 61, 2,800 and 500 times as
+much as NoT, and measures 1.3, 1.1 and 2.0.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +28,7 @@ from unfed.data import Source
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.ledger import Flops
 from unfed.measuring import score
-from unfed.metrics import Value
+from unfed.metrics import Value, loss_gap
 from unfed.params import Params
 from unfed.template import Template
 
@@ -61,7 +63,11 @@ def unlearning_time(
     noise: float = 0.0,
     epsilon: float = 0.0,
 ) -> Bound:
-    """The bound from its ingredients; `loss_…` are L_{D_r} of θ⁰ and of a model that was trained on D_r for long."""
+    """The bound from its ingredients (Theorem 1, Eq. 2; Theorem 5, Eq. 7; as Table 7 has it, Eq. 82).
+
+    `loss_start` and `loss_long` are L_{D_r} of θ⁰ and of a model that was trained on D_r for long; ε is how much of the
+    way to Retrain's gap may be missing (Eq. 83).
+    """
     if not 0 <= epsilon < 1:
         raise UnfedError(f"ε must lie in [0, 1), not {epsilon}; 0 asks for all of the way.")
     if lipschitz < 0 or noise < 0:
@@ -82,6 +88,14 @@ def unlearning_time(
     return Bound(time, delta_retrain, delta_start, loss_start, loss_long, lipschitz, noise)
 
 
+def recovery_time(times: Sequence[float], losses: Sequence[float], optimum: float, within: float) -> float | None:
+    """t*_ε = min {t : L(θᵗ) − L(θ*) ≤ ε}: when a recovery is over, after the fact; None if it is not."""
+    if len(times) != len(losses):
+        raise UnfedError(f"Give one loss per time, not {len(losses)} for {len(times)}.")
+    met = [time for time, loss in zip(times, losses, strict=True) if loss - optimum <= within]
+    return min(met, default=None)
+
+
 @dataclass(frozen=True)
 class Sets:
     """D_r and D_u as rows of one source, and how many of them go through the model at once."""
@@ -97,12 +111,14 @@ class Sets:
         return retain.mean_loss, forget.mean_loss
 
     def delta(self, template: Template, params: Params) -> float:
-        """δ(θ)"""
-        retain, forget = self.losses(template, params)
-        return abs(retain - forget)
+        """δ(θ), the loss gap."""
+        return loss_gap(*self.losses(template, params))
 
     def steepness(self, template: Template, params: Params) -> float:
-        """‖∇_θ (L_{D_r} − L_{D_u})‖ over all rows."""
+        """‖∇_θ (L_{D_r} − L_{D_u})‖ over all rows: the slope of δ at one model, of which Lip is the supremum (Eq. 8).
+
+        Taken over all rows and not as the largest over batches (Eq. 84), whose noise would count as slope.
+        """
         retain, forget = (self._gradient(template, params, rows) for rows in (self.retain, self.forget))
         return math.sqrt(sum(float((retain[name] - forget[name]).double().square().sum()) for name in retain))
 
@@ -130,14 +146,18 @@ def bound(
     noise: float = 0.0,
     epsilon: float = 0.0,
 ) -> Bound:
-    """The bound measured on models: θ⁰, Retrain's, one trained on D_r for long, checkpoints of the method's own run."""
+    """The bound measured on models (Theorem 1, Eq. 2).
+
+    `start` is θ⁰, `long` was trained on D_r for long and bounds the loss that can be gone down (Eq. 86), and Lip is the
+    largest slope at `start` and at the checkpoints `on_the_way` of the method's own run (Eq. 85).
+    """
     if not len(sets.retain) or not len(sets.forget):
         raise UnfedError("The bound needs rows of D_r and of D_u; it cannot be measured after D_u was deleted.")
     loss_start, forget_start = sets.losses(template, start)
     steepest = max([sets.steepness(template, start), *(sets.steepness(template, params) for params in on_the_way)])
     return unlearning_time(
         sets.delta(template, retrained),
-        abs(loss_start - forget_start),
+        loss_gap(loss_start, forget_start),
         loss_start,
         sets.losses(template, long)[0],
         steepest,

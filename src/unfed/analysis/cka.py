@@ -1,4 +1,4 @@
-"""CKA: how alike do two models see the same images? (Kornblith et al. 2019; METHODS §8)
+"""CKA: how alike do two models see the same images? (Kornblith et al. 2019)
 
     K = X Xᵀ,  L = Y Yᵀ,  both centred          CKA(X, Y) = ⟨K, L⟩ / (‖K‖ ‖L‖) = ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖)
 
@@ -77,7 +77,10 @@ def compare(
     layers: Sequence[str] | None = None,
     batch: int = 256,
 ) -> dict[str, dict[str, float]]:
-    """model → layer → CKA with the reference (the paper's is θ*), on these rows. A last, smaller batch is left out."""
+    """model → layer → CKA with the reference (the paper's is θ*), on these rows.
+
+    A last, smaller batch is left out.
+    """
     chosen = tuple(layers or layers_of(template.module))
     batch = min(batch, len(rows))
     rows = rows[: len(rows) - len(rows) % batch] if batch else rows
@@ -92,7 +95,10 @@ def compare(
 
 
 def normalised(values: Mapping[str, float], untrained: Mapping[str, float]) -> dict[str, float]:
-    """(CKA − CKA of an untrained model) / (1 − that), per layer: 0 is "as alike as an untrained one", 1 "the same"."""
+    """Normalised CKA per layer: (CKA − CKA of an untrained model) / (1 − that).
+
+    0 is "as alike as an untrained one", 1 "the same".
+    """
     return {
         layer: (value - untrained[layer]) / (1 - untrained[layer]) if untrained[layer] != 1 else float("nan")
         for layer, value in values.items()

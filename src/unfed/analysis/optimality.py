@@ -1,6 +1,6 @@
-"""NR-Freeze: is a negated layer still optimal? (the paper's test of layer-wise optimality; METHODS §11)
+"""NR-Freeze: is a negated layer still optimal? The paper's test of layer-wise optimality (Definition 2).
 
-    begin: θ'_ℓ = −θ*_ℓ for ℓ ∈ L_neg, held there;      every other tensor drawn anew, buffers too
+    begin: θ'_ℓ = −θ*_ℓ for ℓ ∈ L_neg, held there;      every other tensor drawn anew, buffers too          (Eq. 88)
     round: FedAvg over D_r; after each step the held tensors are put back
 
 If the rest can be trained to Retrain's accuracy around the frozen, negated layer, then that layer alone was as good
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NRFreeze(Method):
-    """Negate and freeze chosen layers, start everything else anew."""
+    """Negate and freeze chosen layers, start everything else anew (Definition 2, Eq. 88)."""
 
     name: ClassVar[str] = "nr-freeze"
     title: ClassVar[str] = "NR-Freeze"

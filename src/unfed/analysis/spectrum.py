@@ -1,4 +1,4 @@
-"""How many directions do the gradients of fine-tuning take? (METHODS §9; the paper's spectral content)
+"""How many directions do the gradients of fine-tuning take? The paper's spectral content (Eq. 89).
 
 X_1 … X_b are gradients of mini-batches at one model and λ_1 ≥ … ≥ λ_d the eigenvalues of their covariance Σ:
 
@@ -75,7 +75,7 @@ class Content:
 
 
 def content(found: Gradients) -> Content:
-    """Ψ̂ = (1/p) Σ_j Ψ̂_j over the sets K_1 … K_p."""
+    """Ψ̂ = (1/p) Σ_j Ψ̂_j over the sets K_1 … K_p: the spectral content (Eq. 89)."""
     size, psi, raw = found.columns.shape[1], [], []
     for j in range(len(found.columns)):
         mu = gram_spectrum(found.on(j))

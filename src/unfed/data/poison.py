@@ -1,4 +1,4 @@
-"""A backdoor: some of one client's training images get a trigger and the attacker's label (METHODS §7).
+"""A backdoor: some of one client's training images get a trigger and the attacker's label.
 
     x'[:, H-d, W-d] = x'[:, H-d-1, W-d-1] = x'[:, H-d, W-d-2] = x'[:, H-d-2, W-d] = 1,   d = 2,   x in [0, 1]
     y' = target class,   for ⌊0.8 · |{i ∈ train : y_i ≠ target}|⌋ rows i drawn without replacement

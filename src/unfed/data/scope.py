@@ -198,7 +198,10 @@ class ClientData:
 
 
 def mark(clients: Sequence[ClientData], requests: Sequence[Request], seed: int) -> tuple[ClientData, ...]:
-    """The clients with the D_u of all requests united; clients that no request concerns are returned as they are."""
+    """The clients with the D_u of all requests united (Algorithm 1, lines 3 to 6).
+
+    Clients that no request concerns are returned as they are.
+    """
     marked = list(clients)
     names = {client.name: k for k, client in enumerate(marked)}
     for request in requests:

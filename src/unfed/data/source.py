@@ -6,7 +6,7 @@
 one 32-bit word per row: every random choice is an integer hash of that word, so a row looks the same alone and in a
 stack, today and after a resume, on any device. `draws=None` is evaluation: no padding, centre crop, no flip.
 
-A backdoor's trigger is stamped after the geometry and before the normalisation (METHODS §7): stamped on the stored
+A backdoor's trigger is stamped after the geometry and before the normalisation: stamped on the stored
 image, most random crops would lose it.
 """
 

@@ -27,7 +27,7 @@ from unfed.evaluation import Evaluation, Evaluator, sample_columns
 from unfed.flower.post import Failure
 from unfed.flower.wire import own_part
 from unfed.measuring import Scores, score
-from unfed.metrics import Value, not_measured
+from unfed.metrics import Value, loss_gap, not_measured
 from unfed.params import Params
 from unfed.plan import Measure, View
 
@@ -219,4 +219,4 @@ class Tally:
 def _gap(retain: Tally | str, forget: Tally | str) -> Value:
     if isinstance(retain, str) or isinstance(forget, str):
         return forget if isinstance(forget, str) else str(retain)
-    return abs(retain.mean_loss - forget.mean_loss)
+    return loss_gap(retain.mean_loss, forget.mean_loss)

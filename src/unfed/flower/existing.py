@@ -43,7 +43,7 @@ Perturb = Callable[[Params], Params]
 
 
 def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_bias: bool = False) -> Perturb:
-    """NoT's perturbation as a function of a state dict: the chosen layers of this architecture, negated."""
+    """NoT's perturbation (Eq. 3) as a function of a state dict: the chosen layers of this architecture, negated."""
     chosen = choose(module, tuple(layers), include_bias)
     own, state = params_of(module), module.state_dict(keep_vars=True)
     # A tied weight stands in a state dict under each of its names: all of them are the same number.

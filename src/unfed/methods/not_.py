@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @register
 @dataclass(frozen=True)
 class NoT(Method):
-    """Weight negation, then fine-tuning on the retained data."""
+    """Weight negation (Eq. 3), then fine-tuning on the retained data (Algorithm 1)."""
 
     name: ClassVar[str] = "not"
     title: ClassVar[str] = "NoT"

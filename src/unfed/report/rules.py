@@ -9,8 +9,8 @@ the run keeps the model of the best epoch, as the paper does in its centralised 
 A result is a round t ≥ 1, or round 0 of a method that is done there: before that FT *is* θ*, and NoT a broken model.
 Rounds marked `model: false` (FedEraser while it calibrates) are nobody's result.
 
-Over seeds (METHODS §0): metrics are mean ± std; a gap is taken between the seed means, and its ± is the spread of the
-per-seed gaps.
+Over seeds, as in the paper: metrics are mean ± std; a gap is taken between the seed means, and its ± is the spread of
+the per-seed gaps.
 """
 
 from __future__ import annotations

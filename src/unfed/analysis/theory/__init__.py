@@ -9,6 +9,6 @@
     optimum         Theorem 7   how far a layer is from an optimal one, and maps that keep optimal layers optimal
     grafting        Definitions co-adapted layers, and models made of several models' layers
 
-The bound of Theorem 1 itself is `unfed.analysis.bound`. Nothing here is used by a method: these functions let a reader
+The unlearning-time bound itself is `unfed.analysis.bound`. Nothing here is used by a method: a reader can
 check the paper's reasoning on numbers. `docs/equations.md` lists every equation with its function.
 """

@@ -33,7 +33,7 @@ Chains = Collection[tuple[str, ...]]
 
 
 def paths(follows: Follows) -> tuple[tuple[str, ...], ...]:
-    """Every way through the graph, from a first layer to a last one: what Lemma 5's proof adds up."""
+    """Every way through the graph, from a first layer to a last one."""
     fed = {name for names in follows.values() for name in names}
     found = tuple(way for name in _layers(follows) if name not in fed for way in _ways(follows, name, ()))
     if not found:
@@ -55,12 +55,12 @@ def maximal_chains(follows: Follows) -> tuple[tuple[str, ...], ...]:
 
 
 def length(chains: Chains) -> int:
-    """len(L), the layers of the longest chain (Definition 5, Eq. 41)."""
+    """len(L), the layers of the longest chain (Eq. 41)."""
     return max(map(len, chains))
 
 
 def diameter(chains: Chains) -> int:
-    """Λ(L), the number of chains (Definition 5, Eq. 42)."""
+    """Λ(L), the number of chains (Eq. 42)."""
     return len(chains)
 
 

@@ -5,8 +5,8 @@
 
 Layers of one optimal model are co-adapted. Taken from two optimal models they usually are not, and that is what
 negation is after: where −θ*_ℓ is a layer of another optimal model (`compensation`), the negated model is a grafting of
-two optimal ones whose layers do not fit. On the digits CNN the first layer of Retrain in θ* leaves 14.5 % test accuracy
-and the negated first layer 9.5 %: negation breaks the fit as a stranger's layer does.
+two optimal ones whose layers do not fit. In the demo's model (test accuracy 98.3 %) the first weight of Retrain leaves
+18.9 % and the negated one 9.2 %: negation breaks the fit as a stranger's layer does.
 
 `unfed.perturb.graft` makes a grafting; the functions here recognise one.
 """

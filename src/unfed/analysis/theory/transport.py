@@ -8,7 +8,7 @@
     W(f#μ, f#ν) ≤ ‖g‖_Lip · W(μ, ν) + 2‖h‖_∞ · TV(μ, ν)          f = g + h                              (Eq. 40, Eq. 63)
 
 The last line holds and says all three lemmas: h = 0 is Lemma 3, g = 0 is Lemma 4, and it is never above Lemma 7's
-‖f‖_{Lip,∞} · (W + TV). The proof of Lemma 7 ends with 1 + ‖f‖_{Lip,∞} (Eq. 70), which is more than is needed: W depends
+‖f‖_{Lip,∞} · (W + TV). The proof of Lemma 7 ends with 1 + ‖f‖_{Lip,∞}, which is more than is needed: W depends
 on μ − ν alone, so what μ and ν share can stay where it is at no price.
 
 Samples stand for distributions: every row weighs the same, and equal rows are one point.
@@ -38,7 +38,7 @@ def total_variation(x: Tensor, y: Tensor) -> float:
 
 
 def wasserstein(x: Tensor, y: Tensor) -> float:
-    """W of two samples of one size: the cheapest way to pair their rows (Lemma 3, Lemma 4)."""
+    """W of two samples of one size: the cheapest way to pair their rows (Lemma 3)."""
     # Imported where it is used: it is slow to import, and reports and runs do without.
     from scipy.optimize import linear_sum_assignment
 
