@@ -34,11 +34,16 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def unbiased(x: Tensor, y: Tensor, batch: int) -> float:
+def unbiased(x: Tensor, y: Tensor, batch: int) -> float | str:
     found = Cka()
     for begin in range(0, len(x), batch):
         found.add(x[begin : begin + batch], y[begin : begin + batch])
     return found.value()
+
+
+def number(value: float | str) -> float:
+    assert not isinstance(value, str), value
+    return value
 
 
 # --- CKA --------------------------------------------------------------------------------------------------------------
@@ -62,8 +67,8 @@ def test_both_forms_of_the_biased_estimate_agree() -> None:
 
 def test_independent_noise_looks_alike_to_the_biased_estimate_only() -> None:
     x, y = noise(1024, 512), noise(1024, 512, seed=1)
-    assert linear_cka(x[:256], y[:256]) > 0.6
-    assert abs(unbiased(x, y, 256)) < 0.05
+    assert number(linear_cka(x[:256], y[:256])) > 0.6
+    assert abs(number(unbiased(x, y, 256))) < 0.05
 
 
 def test_cka_averages_over_batches_before_it_divides() -> None:
@@ -96,13 +101,32 @@ def test_a_negated_first_layer_answers_as_before_and_the_next_one_does_not() -> 
     found = compare(template, params, {"θ*": params, "NoT": negated}, DIGITS, torch.arange(512), batch=128)
     assert all(value == pytest.approx(1) for value in found["θ*"].values())
     assert found["NoT"]["conv1"] == pytest.approx(1)  # its bias is not negated: a constant, which centring removes
-    assert found["NoT"]["conv2"] < 0.9
+    assert number(found["NoT"]["conv2"]) < 0.9
 
 
 def test_normalised_cka_is_zero_at_the_untrained_model_and_one_at_the_reference() -> None:
     assert normalised({"a": 0.4, "b": 1.0, "c": 0.7}, {"a": 0.4, "b": 0.2, "c": 0.4}) == {
         "a": 0.0, "b": 1.0, "c": pytest.approx(0.5),
     }  # fmt: skip
+
+    same: dict[str, float | str] = {"a": 1.0 - 1e-16}
+    assert "an untrained model already sees" in str(normalised({"a": 0.5}, same)["a"])
+    missing = normalised({"a": "not measured: x", "b": 0.5}, {"a": 0.1, "b": "not measured: y"})
+    assert missing == {"a": "not measured: x", "b": "not measured: y"}
+
+
+@pytest.mark.parametrize("n", [4, 8, 33])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
+def test_layers_that_compare_nothing_have_no_cka(n: int, scale: float) -> None:
+    """HSIC₁(I, I) is 0 by its definition, and a constant's is: 0/0 is no number, least of all −1."""
+    identity, constant, x = scale * torch.eye(n), scale * torch.ones(n, 3), noise(n, 5)
+    for degenerate in (identity, constant):
+        for one, other in ((degenerate, degenerate), (degenerate, x), (x, degenerate)):
+            assert str(unbiased(one, other, n)).startswith("not measured: the layer tells no two")
+    assert str(linear_cka(constant, x)).startswith("not measured: the layer tells no two")
+    assert linear_cka(identity, identity) == pytest.approx(1)
+    if n > 4:
+        assert unbiased(x, -scale * x, n) == pytest.approx(1)
 
 
 def test_too_few_samples_are_refused() -> None:

@@ -8,6 +8,9 @@ batches *before* the division (Nguyen et al. 2020):
 
     HSIC₁(K, L) = [ tr(K̃L̃) + (1ᵀK̃1)(1ᵀL̃1)/((n−1)(n−2)) − 2·1ᵀK̃L̃1/(n−2) ] / (n(n−3)),      K̃ = K without its diagonal
 
+Where HSIC₁(K, K) is 0 there is nothing to compare, and the value is "not measured": a layer that answers the same to
+every image, or to each with a direction of its own (the identity), says nothing about which images are alike.
+
 CKA(X, −X) = 1: a negated layer answers what it answered before, with the other sign. What changes is what the *next*
 layer makes of it, and that is what the paper's figure shows.
 """
@@ -22,14 +25,18 @@ from torch import Tensor
 from unfed.analysis.activations import layers_of, paired
 from unfed.data import Source
 from unfed.errors import UnfedError
+from unfed.metrics import Value, is_measured, not_measured
 from unfed.params import Params
 from unfed.template import Template
 
 LEAST = 4
 """Samples in a batch: below, the unbiased estimate does not exist."""
+ROUNDING = 1e-10
+"""What an HSIC₁ that is 0 may come to, as a share of the sum of squares it is made of."""
+SHAPELESS = not_measured("the layer tells no two of these images from two others")
 
 
-def linear_cka(x: Tensor, y: Tensor) -> float:
+def linear_cka(x: Tensor, y: Tensor) -> Value:
     """The biased estimate of two matrices [samples, features]: simple, and too high for more features than samples."""
     x, y = _checked(x, y)
     x, y = x - x.mean(0), y - y.mean(0)
@@ -53,6 +60,7 @@ class Cka:
 
     def __init__(self) -> None:
         self._sums = torch.zeros(3, dtype=torch.float64)
+        self._sizes = torch.zeros(2, dtype=torch.float64)
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """One more batch: the same samples in the same order for both."""
@@ -61,11 +69,14 @@ class Cka:
         x, y = x - x.mean(0), y - y.mean(0)
         K, L = x @ x.T, y @ y.T
         self._sums += torch.stack([hsic(K, L), hsic(K, K), hsic(L, L)]).cpu()
+        self._sizes += torch.stack([g.square().sum() for g in (K, L)]).cpu() / (len(K) * (len(K) - 3))
 
-    def value(self) -> float:
+    def value(self) -> Value:
         """Averaged over all batches, then divided; never clipped."""
         both, own_x, own_y = self._sums
-        return _ratio(both, (own_x * own_y).clamp(min=0).sqrt())
+        if bool((self._sums[1:] <= ROUNDING * self._sizes).any()):
+            return SHAPELESS
+        return float(both / (own_x * own_y).sqrt())
 
 
 def compare(
@@ -76,7 +87,7 @@ def compare(
     rows: Tensor,
     layers: Sequence[str] | None = None,
     batch: int = 256,
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, Value]]:
     """model → layer → CKA with the reference (the paper's is θ*), on these rows.
 
     A last, smaller batch is left out.
@@ -94,15 +105,20 @@ def compare(
     return {model: {layer: estimate.value() for layer, estimate in own.items()} for model, own in found.items()}
 
 
-def normalised(values: Mapping[str, float], untrained: Mapping[str, float]) -> dict[str, float]:
+def normalised(values: Mapping[str, Value], untrained: Mapping[str, Value]) -> dict[str, Value]:
     """Normalised CKA per layer: (CKA − CKA of an untrained model) / (1 − that).
 
     0 is "as alike as an untrained one", 1 "the same".
     """
-    return {
-        layer: (value - untrained[layer]) / (1 - untrained[layer]) if untrained[layer] != 1 else float("nan")
-        for layer, value in values.items()
-    }
+    return {layer: _between(value, untrained[layer]) for layer, value in values.items()}
+
+
+def _between(value: Value, untrained: Value) -> Value:
+    if not (is_measured(value) and is_measured(untrained)):
+        return untrained if is_measured(value) else value
+    if 1 - untrained < ROUNDING:
+        return not_measured("an untrained model already sees these images as the original does")
+    return (value - untrained) / (1 - untrained)
 
 
 def _checked(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,6 +132,6 @@ def _checked(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def _ratio(above: Tensor, below: Tensor) -> float:
-    """0/0 is "not a number": a layer that answers the same to everything is like nothing."""
-    return float(above / below) if float(below) > 0 else float("nan")
+def _ratio(above: Tensor, below: Tensor) -> Value:
+    """0/0 has no value: a layer that answers the same to everything is like nothing."""
+    return float(above / below) if float(below) > 0 else SHAPELESS

@@ -143,17 +143,20 @@ def compare_layers(item: Item, runs: Runs) -> Section:
         found = cka.compare(world.template, old, models, world.held_out, rows_, batch=min(256, len(rows_)))
         fresh = found["Retrain, round 0"]
         scaled = {
-            model: {layer: (value - fresh[layer]) / (1 - fresh[layer]) for layer, value in layers.items()}
-            for model, layers in found.items()
-            if model != "Retrain, round 0"
+            model: cka.normalised(layers, fresh) for model, layers in found.items() if model != "Retrain, round 0"
         }
         for what, by_model, bottom in (("CKA", found, 0.0), ("normalised CKA", scaled, None)):
-            lines = [Line(model, list(layers.items())) for model, layers in by_model.items()]
+            lines = [Line(model, _drawn(layers)) for model, layers in by_model.items()]
             up = f"{what} with the original"
             drawn.append(pictures.curves(lines, f"{spec.name}: {what}", "layer", up, item=item.id, bottom=bottom))
         data[spec.name] = {"CKA": found, "normalised": scaled}
     said = ("Normalised: 0 is what a fresh model has in common with the original, 1 is the original itself.",)
     return Section(item, pictures=tuple(drawn), said=said, data=data)
+
+
+def _drawn(layers: Mapping[str, Value]) -> list[tuple[str, float]]:
+    """Points of a curve; it has a hole where nothing was measured."""
+    return [(layer, value if is_measured(value) else math.nan) for layer, value in layers.items()]
 
 
 def times(item: Item, runs: Runs) -> Section:
