@@ -41,6 +41,15 @@ def test_a_row_by_hand() -> None:
     assert body[0][0] == "Before" and body[0][-1] == "\u2014"
 
 
+def test_a_row_whose_reading_was_fitted_says_so_in_every_form() -> None:
+    found = rows([*LINES, line("mode", 2, 97.1, 23.5, 97.2, 52.3, 4.2, 97, 97)])
+    assert [cells[0] for cells in plain(found)[1]] == ["Before", "Retrain", "FT", "NoT", "MoDE (fitted)"]
+    assert "MoDE (fitted) &" in latex(found)
+    written = markdown(found)
+    assert "| MoDE (fitted) |" in written and "not that the paper's number is reproduced" in written
+    assert "fitted" not in markdown(rows(LINES))
+
+
 def test_only_the_best_method_is_marked_never_before_or_retrain() -> None:
     close = [dict(LINES[1], method="before"), *LINES[1:]]  # even if θ* had Retrain's very numbers
     _, body = plain(rows(close))

@@ -267,7 +267,7 @@ def ledger(row: Row, costs: Sequence[str]) -> dict[str, Any]:
     """All costs of a row as text."""
     spent = [row.costs[cost].mean for cost in costs]
     texts = [COST_NAMES[c][1](v) if is_measured(v) else str(v) for c, v in zip(costs, spent, strict=True)]
-    return {"name": name_of(row.method), "texts": texts, "rounds": tables.rounds_text(row.rounds)}
+    return {"name": tables.row_name(row.method), "texts": texts, "rounds": tables.rounds_text(row.rounds)}
 
 
 def _training(lines: Sequence[Line]) -> str | None:
