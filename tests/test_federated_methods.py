@@ -742,8 +742,8 @@ def words():
     return Words()
 
 
-@pytest.fixture(scope="module")
-def by_hand():
+@pytest.fixture
+def by_hand(allow_code):
     return make("model.name=test_federated_methods:words")
 
 

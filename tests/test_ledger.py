@@ -126,7 +126,9 @@ def test_work_that_was_not_counted_makes_the_sum_unknown_and_no_work_does_not() 
     assert ledger.flops == "not measured: x" == Ledger.from_json(ledger.to_json()).flops
 
 
-def test_a_run_whose_flops_are_unknown_goes_through_and_says_so(small: Callable[..., Config], tmp_path: Path) -> None:
+def test_a_run_whose_flops_are_unknown_goes_through_and_says_so(
+    small: Callable[..., Config], tmp_path: Path, allow_code: None
+) -> None:
     sets = (
         "model.name=test_ledger:pairs",
         "methods.run=['retrain', 'ft']",

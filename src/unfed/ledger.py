@@ -15,7 +15,6 @@ messages are real (Flower), `serialised_bytes` counts them whole.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -105,15 +104,18 @@ def forward_flops(template: Template) -> Flops:
 @contextmanager
 def _unfused() -> Iterator[None]:
     """Attention, recurrent layers and encoder layers as the products they are made of."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
-        warnings.simplefilter("ignore")  # setting a flag of oneDNN's sets another, of hardware that is not here
-        with torch.backends.mkldnn.flags(enabled=False):
-            torch.backends.mha.set_fastpath_enabled(False)
-            try:
-                yield
-            finally:
-                torch.backends.mha.set_fastpath_enabled(fast)
+    libraries: list[Any] = [torch.backends.cudnn, torch.backends.mkldnn]
+    before, fast = [one.enabled for one in libraries], torch.backends.mha.get_fastpath_enabled()
+    try:
+        for one in libraries:
+            one.enabled = False  # `cudnn.flags` would also set how precise products are
+        torch.backends.mha.set_fastpath_enabled(False)
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        for one, enabled in zip(libraries, before, strict=True):
+            one.enabled = enabled
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _of_vectors(at: int) -> Any:
