@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+import random
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads cost more than they give
 os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU; Triton reads this when it is imported
 
+import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import unfed
+from apart import pytest_runtest_protocol, pytest_runtest_teardown  # noqa: F401 (hooks: pytest finds them here)
 from unfed import plugins
 from unfed.config import Config
 from unfed.data import ClientData, TensorSource
 
 torch.set_num_threads(1)
+# What a test starts as a process runs the code that the test runs, from whatever folder.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(unfed.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+ORDER = os.environ.get("UNFED_TEST_ORDER")
 # Machines differ in speed, claims do not; in CI the examples are fixed, so that a red run can be repeated.
 settings.register_profile(
     "unfed",
@@ -25,6 +33,27 @@ settings.register_profile(
     derandomize=bool(os.environ.get("CI")),
 )
 settings.load_profile("unfed")
+
+def pytest_report_header() -> str | None:
+    return f"files in the order of UNFED_TEST_ORDER={ORDER}" if ORDER else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files in an order drawn from `UNFED_TEST_ORDER`, where it is set: no file may need another before it."""
+    if ORDER:
+        files = sorted({item.path for item in items})
+        random.Random(ORDER).shuffle(files)
+        items.sort(key=lambda item: files.index(item.path))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> object:
+    """A test that draws without a seed draws the same numbers wherever it stands in the order."""
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+    return (yield)
+
 
 SMALL = {
     "name": "small",

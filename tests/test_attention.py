@@ -59,6 +59,7 @@ MISFITS = {
 }
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize("what", MISFITS)
 def test_other_attention_is_left_to_pytorch(what: str) -> None:
     dtype, length, heads, width = MISFITS[what]
@@ -70,6 +71,7 @@ def test_other_attention_is_left_to_pytorch(what: str) -> None:
         assert torch.equal(attend(projected, heads), expected)
 
 
+@pytest.mark.own_process
 def test_a_stack_of_clients_is_left_to_pytorch() -> None:
     x = draw(3, 2, 17, 96).to(HALF)
     expected = vmap(lambda x: attend(x, 2))(x)
@@ -88,6 +90,7 @@ class Attention(nn.Module):
         return attend(self.project(x), 2).float().square().sum()
 
 
+@pytest.mark.own_process
 def test_the_bias_takes_its_gradient_from_the_kernels_sums() -> None:
     torch.manual_seed(0)
     net, x = Attention().to(HALF), draw(3, 9, 32).to(HALF)
@@ -107,6 +110,7 @@ def test_the_bias_takes_its_gradient_from_the_kernels_sums() -> None:
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.own_process
 def test_a_transformer_trains_alike_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
     calls: list[Tensor] = []

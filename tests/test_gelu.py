@@ -12,6 +12,7 @@ from test_recorded import transformer
 from unfed.engines import gelu, kernels, recorded
 
 HALF = torch.bfloat16
+make_fx(torch.neg, tracing_mode="fake")(torch.ones(1))  # what tracing imports, once for all children
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ def backward(net: nn.Module, x: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(net(x).float().square().sum(), list(net.parameters())))
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize(
     ("dtype", "approximate", "replaced"),
     [(HALF, "none", 2), (torch.float16, "none", 2), (torch.float32, "none", 0), (HALF, "tanh", 0)],
@@ -68,6 +70,7 @@ def test_forward_and_gradient_are_found_in_a_traced_step(dtype: torch.dtype, app
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize("shape", [(5, -1), (-1, 4, 6)], ids=["flattened", "cut into heads"])
 def test_a_bias_of_another_width_than_the_activation_adds_up_for_itself(shape: tuple[int, ...]) -> None:
     """Between the linear layer and its GELU stands a reshape, so the rows of one are not the rows of the other."""
@@ -84,6 +87,7 @@ def test_a_bias_of_another_width_than_the_activation_adds_up_for_itself(shape: t
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.own_process
 def test_a_gradient_that_no_bias_adds_up_is_left_alone() -> None:
     net = nn.Sequential(nn.Linear(8, 24, bias=False), nn.GELU(), nn.Linear(24, 3)).to(HALF)
     x = torch.randn(5, 7, 8).to(HALF)
@@ -92,6 +96,7 @@ def test_a_gradient_that_no_bias_adds_up_is_left_alone() -> None:
     assert "aten.gelu_backward.default" in {str(n.target) for n in module.graph.nodes}
 
 
+@pytest.mark.own_process
 def test_a_transformer_trains_alike_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
     calls: list[int] = []

@@ -11,6 +11,8 @@ from test_recorded import transformer
 from unfed.engines import halves, recorded
 
 HALF = torch.bfloat16
+make_fx(torch.neg, tracing_mode="fake")(torch.ones(1))  # what tracing imports, once for all children
+pytestmark = pytest.mark.own_process
 
 
 def names(module: torch.fx.GraphModule) -> list[str]:

@@ -166,6 +166,7 @@ def test_reinit_takes_the_models_own_initialisation_and_graft_any_models() -> No
     assert donor["conv1.weight"].any(), "a graft is a copy"
 
 
+@pytest.mark.own_process
 def test_half_precision_and_scalars_are_perturbed_too() -> None:
     for dtype in (torch.float16, torch.bfloat16):
         w = drawn((4, 3, 3, 3), dtype=torch.float32).to(dtype)
@@ -343,6 +344,7 @@ def test_the_maps_run_under_vmap_as_they_run_one_by_one() -> None:
             assert all(torch.allclose(together[n][i], alone[n], atol=1e-12) for n in alone), name
 
 
+@pytest.mark.own_process
 def test_a_ball_and_a_fusion_keep_the_dtype_of_every_tensor() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         params = {"w": drawn((4, 4), 1).to(dtype), "b": drawn((4,), 2).to(dtype)}
