@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help demo docs test test-flower mutants lint format bench clean
+.PHONY: help demo docs test test-slow test-flower mutants lint format bench clean
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,8 +23,14 @@ help:  ## what can be made here
 demo: .venv/core.stamp  ## ten clients, one backdoor, three ways to forget; ends with a table and an HTML report
 	@$(BIN)/unfed demo
 
-test: .venv/dev.stamp  ## the whole test suite
-	$(BIN)/python -m pytest
+# One process per core, eight at most: each imports PyTorch and computes on one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+
+test: .venv/dev.stamp  ## the test suite, without what takes long
+	$(PYTEST)
+
+test-slow: .venv/dev.stamp  ## the claims that take long
+	$(PYTEST) -m slow
 
 test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, four SuperNodes, TLS, faults (minutes)
 	$(BIN)/python -m pytest -m flower_processes tests/test_flower_processes.py tests/test_flower_simulation.py

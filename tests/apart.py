@@ -1,9 +1,9 @@
 """Tests marked `own_process` run in a child of the process that runs the others, and leave nothing behind in it.
 
 On a CPU without bf16 (many of aarch64), one matrix product of halves makes PyTorch take another library for its float32
-products too, until the process ends: their last bits change, and a run made before equals none made after. So halves are
-multiplied in children only. Three guards hold this: autocast refuses to begin in the common process, every test must
-leave the products of that process as they were, and `test_apart.py` looks for names of halves in the tests' sources.
+products too, until the process ends: their last bits change, and a run made before equals none made after. So halves
+are multiplied in children only. Three guards hold this: autocast refuses to begin in the common process, every test
+must leave the products of that process as they were, and `test_apart.py` looks for names of halves in the sources.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from unfed.data import ClientData, TensorSource
 
 torch.set_num_threads(1)
 # What a test starts as a process runs the code that the test runs, from whatever folder.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(unfed.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+PATHS = [str(Path(unfed.__file__).parents[1]), os.environ.get("PYTHONPATH")]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, PATHS))
 ORDER = os.environ.get("UNFED_TEST_ORDER")
 # Machines differ in speed, claims do not; in CI the examples are fixed, so that a red run can be repeated.
 settings.register_profile(
@@ -33,9 +34,6 @@ settings.register_profile(
     derandomize=bool(os.environ.get("CI")),
 )
 settings.load_profile("unfed")
-
-def pytest_report_header() -> str | None:
-    return f"files in the order of UNFED_TEST_ORDER={ORDER}" if ORDER else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

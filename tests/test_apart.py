@@ -83,7 +83,11 @@ def test_a_test_that_changes_the_products_of_the_process_is_named(
 
 
 # Files that name halves and multiply none.
-HARMLESS = {"test_files": "they are stored and negated", "test_recorded": "it lends `transformer` to marked tests"}
+HARMLESS = {
+    "test_files": "they are stored and negated",
+    "test_poison": "they are stamped",
+    "test_recorded": "it lends `transformer` to marked tests",
+}
 
 
 @pytest.mark.parametrize("path", sorted(Path(__file__).parent.glob("test_*.py")), ids=lambda path: path.stem)
