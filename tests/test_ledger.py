@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import unfed
-from unfed import api
+from unfed import api, ledger
 from unfed.config import Config
 from unfed.ledger import Ledger, forward_flops
 from unfed.run import Run
@@ -116,14 +117,35 @@ def test_an_operation_nobody_can_count_is_named() -> None:
     assert found == "not measured: no formula for _trilinear"
 
 
+class Normalising(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.gelu(F.normalize(x.flatten(1)).sigmoid().cumsum(1)))
+
+
+def test_what_works_entry_by_entry_costs_nothing_and_hides_nothing() -> None:
+    assert forward_flops(Template(Normalising(), (1, 8, 8))) == 2 * 64 * 10
+    known = {"_cudnn_rnn": True, "mkldnn_rnn_layer": True, "_sparse_mm": True, "linalg_inv_ex": True, "_fft_r2c": True}
+    known |= {
+        "_thnn_fused_lstm_cell": False,
+        "_thnn_fused_gru_cell": False,
+        "linalg_vector_norm": False,
+        "lgamma": False,
+    }
+    assert {name: bool(ledger._PRODUCTS.search(name)) for name in known} == known
+
+
 def test_work_that_was_not_counted_makes_the_sum_unknown_and_no_work_does_not() -> None:
-    ledger = Ledger()
-    ledger.worked(10, trained=2, forwarded=1)
-    ledger.worked("not measured: x", trained=0)
-    assert ledger.flops == 70
-    ledger.worked("not measured: x", trained=1)
-    ledger.worked(10, trained=2)
-    assert ledger.flops == "not measured: x" == Ledger.from_json(ledger.to_json()).flops
+    costs = Ledger()
+    costs.worked(10, trained=2, forwarded=1)
+    costs.worked("not measured: x", trained=0)
+    assert costs.flops == 70
+    costs.worked("not measured: x", trained=1)
+    costs.worked(10, trained=2)
+    assert costs.flops == "not measured: x" == Ledger.from_json(costs.to_json()).flops
 
 
 def test_a_run_whose_flops_are_unknown_goes_through_and_says_so(

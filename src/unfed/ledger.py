@@ -131,8 +131,11 @@ _FORMULAS: dict[Any, Any] = {
 }
 """Products that the counter leaves out."""
 
-_PRODUCTS = re.compile(r"rnn|lstm|gru|attention|transformer|linear$|addbmm|mv$|dot$|cdist|fft|linalg")
-"""Operations of PyTorch's own that multiply and add, by what their names hold; all others work entry by entry."""
+_PRODUCTS = re.compile(
+    r"(?<!_thnn_fused_)(rnn|lstm|gru)|attention|transformer|linear$|mm(_|$)|mv$|dot$|cdist|fft|linalg_(?!vector_norm)"
+)
+"""Operations of PyTorch's own that multiply and add, by what their names hold. All others work entry by entry, and so
+do `_thnn_fused_lstm_cell` and its like, whose products come before them."""
 
 
 class _Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]
