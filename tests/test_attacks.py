@@ -123,6 +123,13 @@ def test_newton_agrees_with_sklearn_on_every_split(seed: int, n: tuple[int, int]
     np.testing.assert_array_equal(fast, slow)
 
 
+def test_newton_finds_sklearns_weights_where_the_regularisation_matters() -> None:
+    """Eight losses that a threshold separates: without w²/2 the weight would grow for ever."""
+    values, labels = np.array([[0.1, 0.2, 0.3, 0.4, 2.1, 2.2, 2.3, 2.4]]), np.array([[0, 0, 0, 0, 1, 1, 1, 1]])
+    for found, expected in zip(attacks._fit_newton(values, labels), attacks._fit_sklearn(values, labels), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_newton_agrees_with_sklearn_on_rounded_constant_and_separated_losses() -> None:
     same = np.full(40, 0.7)
     cases = [

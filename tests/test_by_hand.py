@@ -33,8 +33,10 @@ from hand import (
     stepped,
 )
 from unfed.data import Request
+from unfed.engines import Batched
 from unfed.methods import FCU, FUKD, PGD, FedEraser, FineTune, MoDE, NoT, Retrain
 from unfed.params import Params, load_into, params_of
+from unfed.plan import term
 
 THETA = fresh(1)
 
@@ -319,6 +321,22 @@ def test_mode_dissolves_the_model_in_this_rounds_degraded_one_which_then_says_wh
         agree(state.params, theta)
         agree(state.tensors["phi"], phi)
     agree(method.round(server, state).params, fedavg(theta, who))
+
+
+def test_a_stack_of_ragged_clients_asks_the_degraded_model_about_forgotten_rows_only():
+    """10, 30 and 15 rows in one stack: the padding of a and c, which leave, is nobody's row and costs nothing."""
+    who, phi = gone("a", "c"), fresh(3)
+    server = serve(who, THETA)
+    plan = server.plan(1, replace(server.base, objective=term("guided"), view="all"))
+    engines = (engine_of(who), Batched(hand.template(), who, 3))
+    found = []
+    for engine in engines:
+        blocks = list(engine.train(plan, THETA, tuple(who), {"phi": phi}))
+        models = {name: block.of(i) for block in blocks for i, name in enumerate(block.clients)}
+        found.append((models, [n for block in blocks for n in block.forwarded]))
+    assert found[0][1] == found[1][1] == [2 * 10, 0, 2 * 15]  # two epochs
+    for name, model in found[0][0].items():
+        agree(found[1][0][name], model)
 
 
 # --- FCU --------------------------------------------------------------------------------------------------------------

@@ -87,3 +87,12 @@ def test_a_job_goes_on_until_there_is_a_model(small, tmp_path):
     run.forget(Request("x", clients=("3",)), method="mode", until=1)
     lines = [(line["round"], line["model"]) for line in run.lines() if line["method"] == "mode"]
     assert lines == [(0, False), (1, False), (2, True)]
+
+
+def test_nothing_has_recovered_before_there_is_a_model(small, tmp_path):
+    """Every accuracy would do, and still two rounds of guidance must pass."""
+    sets = ("training.rounds=1", "evaluation.attack=false", "methods.run=[]", "evaluation.recovered_within=100")
+    run = Run.create(small(*sets, "methods.mode.guidance=2", "methods.mode.degradation=1"), tmp_path / "run")
+    run.execute()
+    run.forget(Request("x", clients=("3",)), method="mode", until="recovered")
+    assert [line["round"] for line in run.lines() if line["method"] == "mode"] == [0, 1, 2]
