@@ -4,9 +4,9 @@ import textwrap
 
 import pytest
 
-from unfed.conformance import check
+from unfed.conformance import _claimed, _keeps_its_lineage, check
 from unfed.errors import UnfedError
-from unfed.methods import METHODS
+from unfed.methods import METHODS, register
 from unfed.methods import find as load
 
 pytestmark = pytest.mark.usefixtures("allow_code")
@@ -46,7 +46,7 @@ def broken(kind):
 def test_not_keeps_every_claim_on_every_scope():
     claims = list(check(METHODS["not"]))
     assert [c for c in claims if not c.held] == []
-    assert len(claims) == 1 + 3 * 5
+    assert len(claims) == 1 + 3 * 5 + 1
 
 
 def test_an_honest_method_of_ones_own_passes(mine):
@@ -86,6 +86,45 @@ def test_hidden_state_is_found_by_resuming(mine):
         """
     )
     assert "ends with another" in broken(kind)["resumes to the same bits"]
+
+
+MOVED = """
+lineage: ClassVar[str] = "{}"
+
+def begin(self, server):
+    return State({{n: 0.5 * t if t.is_floating_point() else t for n, t in server.params.items()}})
+"""
+UNSEEN = """
+lineage: ClassVar[str] = "moved"
+
+def begin(self, server):
+    return State(server.params)
+
+def round(self, server, state):
+    plan = server.plan(state.round + 1)
+    return replace(state, round=state.round + 1, params=server.fedavg(state.params, plan, server.retained))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "held", "says"),
+    [
+        (MOVED.format("goes on"), False, "away from its own; say moved or ends"),
+        (UNSEEN, False, "none of its rounds is recorded"),
+        (MOVED.format("moved"), True, "2 of its rounds were recorded"),
+        (MOVED.format("ends"), True, "promises nothing"),
+    ],
+)
+def test_a_lineage_that_does_not_hold_is_found(mine, body, held, says):
+    register(kind := mine(body))
+    claim = _claimed("lineage", _keeps_its_lineage, kind, "client", ())
+    assert claim.held == held and says in claim.saw
+
+
+def test_a_lineage_that_there_is_not_is_found(mine):
+    assert (
+        "its lineage must be one of anew, carried, ends" in broken(mine(MOVED.format("stays")))["declares what it is"]
+    )
 
 
 def test_a_broken_model_is_found(mine):

@@ -43,7 +43,9 @@ def serve(
         world.forward_flops,
         history=history,
         public=world.public(clients),
-        as_it_was=lambda scope: world.engine(world.scoped([Request.from_json(r) for r in scope])),
+        as_it_was=lambda scope: world.engine(
+            world.scoped(them := [Request.from_json(r) for r in scope], gone=them[:-1])
+        ),
     )
     server.scope = tuple(request.to_json() for request in requests)
     return server

@@ -6,6 +6,7 @@ declares     name, title, reference, known needs and scopes, every hyperparamete
 runs         on each scope it claims, and leaves a finite model of the same architecture
 needs        touches forgotten rows in training only if its needs say `forget`
 resumes      stopped after any save, it goes on to the same bits
+lineage      what it says of recorded histories is so: FUKD after it would subtract what is in the model
 ledger       flops and bytes agree with what an onlooker counted
 engines      sequential and batched agree in float64
 """
@@ -16,18 +17,19 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from unfed.config import Config
-from unfed.data import Source
+from unfed.data import Request, Source
 from unfed.engines import Block, Engine, Refusal
 from unfed.engines.base import Context, context_of
 from unfed.errors import UnfedError
 from unfed.folder import Job
-from unfed.methods.base import ALL_SCOPES, METHODS, NEEDS, Central, Method, register
+from unfed.history import History
+from unfed.methods.base import ALL_SCOPES, METHODS, NEEDS, Central, Lineage, Method, State, register
 from unfed.params import Params, tensor_bytes
 from unfed.plan import Measure, Plan
 from unfed.run import Run
@@ -66,6 +68,8 @@ def check(kind: type[Method], sets: Sequence[str] = ()) -> Iterator[Claim]:
             ("is the same on both engines", _same_on_engines),
         ):
             yield _claimed(f"{name} ({scope})", claim, kind, scope, sets)
+    for scope in served[:1]:  # what becomes of histories does not depend on who leaves
+        yield _claimed(f"keeps what its lineage promises ({scope})", _keeps_its_lineage, kind, scope, sets)
 
 
 def _claimed(name: str, claim: Callable[..., str], kind: type[Method], scope: str, sets: Sequence[str]) -> Claim:
@@ -85,6 +89,10 @@ def _misdeclared(kind: type[Method]) -> Iterator[str]:
         yield f"its need {need!r} is not known ({_said(NEEDS)})"
     if not kind.scopes or not kind.scopes <= ALL_SCOPES:
         yield f"its scopes must be some of {_said(ALL_SCOPES)}"
+    if kind.lineage not in get_args(Lineage):
+        yield f"its lineage must be one of {_said(get_args(Lineage))}, not {kind.lineage!r}"
+    if kind.follows not in ("", "sums", "rounds"):
+        yield f"it follows 'sums', 'rounds' or, by default, nothing, not {kind.follows!r}"
     for option in fields(kind):
         if not option.metadata.get("says") or not option.metadata.get("source"):
             yield f"its hyperparameter {option.name!r} lacks a meaning or a source; declare it with option(…)"
@@ -188,6 +196,45 @@ def _stopped_at(run: Run, label: str, number: int) -> bool:
     except _Stop:
         return True
     return False
+
+
+def _keeps_its_lineage(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
+    if kind.lineage == "ends":
+        return "it promises nothing, so FUKD and PGD are refused after it"
+    if issubclass(kind, Central):
+        return "not looked at: one place that holds all data records nothing"
+    recorded = sorted({"fukd", "pgd", *([kind.name] if "history" in kind.needs else [])})
+    config = _config(kind, scope, ("request=[]", f"training.record={recorded}", *sets))
+    method = config.method(kind.name)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.create(config, Path(folder, "run"))
+        run.execute()
+        theta, before = run.current(0), run.folder.load_histories(Job(0, None, "train"))["fukd"]
+        begun: list[Params] = []
+        save, job = run.folder.save_state, Job(0, "check", kind.name)
+
+        def seeing(of: Job, state: State, *rest: Any) -> None:
+            begun.extend([state.params] if of == job else [])
+            save(of, state, *rest)
+
+        run.folder.save_state = seeing  # type: ignore[method-assign, assignment]
+        run.folder.purge = lambda *_: None  # type: ignore[method-assign]  # the leaver's part is counted too
+        run.forget(Request.from_json(REQUESTS[scope]), kind.name, until=method.rounds(2, 3))
+        after, end, world = run.folder.load_histories(job), run.current(0), run.world(0)
+        assert after["pgd"].rounds, "none of its rounds is recorded; say ends, or make them by server.advance"
+        if kind.lineage == "moved":
+            return f"{after['pgd'].rounds} of its rounds were recorded"
+        if kind.lineage == "carried":
+            seed = world.seeds.request("check")
+            before = before.mapped(lambda own: method.carry(world.template.module, own, seed))
+        start, old = begun[0] if kind.lineage != "goes on" else theta, before if kind.lineage != "anew" else History()
+        worst = 0.0
+        for name in world.template.trainable:
+            sums = sum((r.tensors[name] for r in after["fukd"].own.values()), torch.zeros_like(start[name]))
+            sums = sum((-r.tensors[name] for r in old.own.values()), sums)
+            worst = max(worst, float((start[name] + sums - end[name]).abs().max()))
+        assert worst < 1e-9, f"the recorded updates lead to a model {worst:.1e} away from its own; say moved or ends"
+        return f"the recorded updates lead to its model, to {worst:.0e}"
 
 
 def _is_counted(kind: type[Method], scope: str, sets: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ purging a leaver is leaving out its record.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ class Past:
     """The updates that were accepted, in the federation's order."""
     trainable: tuple[str, ...]
     scope: tuple[Mapping[str, Any], ...] = ()
-    """The requests in force in that round, as JSON: whoever replays it must leave out the same rows."""
+    """The requests in force in that round, as JSON, the one at work last: who replays it must see the same rows."""
 
     def models(self) -> Iterator[tuple[str, int, Params]]:
         """(client, n_k, θ_k) of every accepted update."""
@@ -89,6 +89,10 @@ class History:
         kept = {client: record for client, record in self.own.items() if client not in clients}
         out = tuple(client for client in self.own if client in clients)
         return replace(self, own=kept, purged=self.purged + out)
+
+    def mapped(self, change: Callable[[Params], Params]) -> History:
+        """The history with a change made to the tensors of every client's record."""
+        return replace(self, own={c: replace(r, tensors=change(r.tensors)) for c, r in self.own.items()})
 
     def to(self, device: torch.device) -> History:
         def moved(tensors: Mapping[str, Tensor]) -> Params:

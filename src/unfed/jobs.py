@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from unfed import digest
-from unfed.data import Request
+from unfed.data import ClientData, Request
 from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError
 from unfed.federation import Server, Settings
@@ -103,7 +103,7 @@ class JobRunner:
         self.watch: Watch = watch or Silence()
         self.evaluator = world.evaluator(self.requests)
         # Whoever left by an earlier request is gone: the method sees the rows of the last one only.
-        clients = world.scoped(self.requests, gone=self.requests[:-1])
+        clients = _scoped(world, self.requests)
         self.server = Server(
             world.template,
             world.engine(clients),
@@ -116,7 +116,7 @@ class JobRunner:
             wired=not world.central,
             history=None if history is None else history.to(world.device),
             public=world.public(clients) if "public" in method.needs else None,
-            as_it_was=lambda scope: world.engine(world.scoped([Request.from_json(r) for r in scope])),
+            as_it_was=lambda scope: world.engine(_scoped(world, [Request.from_json(r) for r in scope])),
         )
         self.server.scope = tuple(request.to_json() for request in self.requests)
         self.server.recorders = dict(recorders or {})
@@ -223,12 +223,12 @@ class JobRunner:
     def _look_around(self) -> None:
         """From the next round on, who asked to leave while this job was running takes no part, and who joined does."""
         leaving = tuple(self.pending()) if self.pending else ()
-        everything = [*self.requests, *leaving]
+        everything = [*self.requests[:-1], *leaving, *self.requests[-1:]]
         joined = isinstance(self.world, Open) and self.world.admit(everything)
         if leaving == self.left_out and not joined:
             return
         self.left_out = leaving
-        clients = self.world.scoped(everything, gone=[*self.requests[:-1], *leaving])
+        clients = _scoped(self.world, everything) if self.requests else self.world.scoped(leaving, gone=leaving)
         self.server.look_at(clients, self.world.engine(clients))
         self.server.scope = tuple(request.to_json() for request in everything)
         if joined:  # what is measured from now on counts their rows too, and so does what it is compared with
@@ -333,6 +333,11 @@ class JobRunner:
             numbers["sha256"] = digest.digests(state.params)
             self.folder.save_model(self.job, state.params, numbers)
         return state
+
+
+def _scoped(world: World, requests: Sequence[Request]) -> dict[str, ClientData]:
+    """The clients as a method sees them that works on the last of these requests: of the others no row is left."""
+    return world.scoped(requests, gone=requests[:-1])
 
 
 def _refusal(refusal: Refusal) -> dict[str, Any]:

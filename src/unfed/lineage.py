@@ -3,20 +3,31 @@
     train ──► request 1 ──► request 2 ──► …          each job's state holds the histories up to its model
 
 FedEraser replays the training, so it reads the training's history whatever came since. FUKD and PGD start at the model
-in force, so theirs goes on with every recovery and is read from the job that made that model. Retrain begins a new
-history; FedEraser ends the others, for its rounds are not rounds they could read.
+in force, so their histories must keep up with whoever makes it: each method says by its `lineage` what it does to them.
+
+    lineage                             sums: θ = θ⁰ + Σ_k S_k (FUKD)    rounds: θ is the last one's mean (PGD)
+    goes on   FT, GA, ℓ1-sparse, RandL  go on                            go on
+    carried   NoT, FUKD                 go on, moved as the model was    begin anew with its recovery
+    moved     PGD, MoDE, FCU            end                              begin anew with its recovery
+    anew      Retrain                   begin anew                       begin anew
+    ends      all others                end                              end
+
+A method whose history has ended is refused until Retrain (or, for PGD, any recovery that is recorded) begins another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from unfed.config import Config
 from unfed.data import Request
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, listed
 from unfed.folder import Entry, Job, RunFolder
 from unfed.history import History, Recorder
 from unfed.methods import Method, admit
+from unfed.methods.base import Lineage
+from unfed.world import World
 
 
 def offers(config: Config, label: str, request: Request) -> tuple[frozenset[str], dict[str, str]]:
@@ -28,8 +39,10 @@ def offers(config: Config, label: str, request: Request) -> tuple[frozenset[str]
         missing["forget"] = f"{_owners(request)} deleted it"
     else:
         there.add("forget")
-    if label in config.recorded():
+    if label in config.recorded() and config.training.keep_model == "last":
         there.add("history")
+    elif label in config.recorded():
+        missing["history"] = "training.keep_model keeps another model than the one its record leads to"
     else:
         missing["history"] = f'this run recorded none for it: set training.record = ["{label}"] and train again'
     if config.partition.validation > 0:
@@ -55,16 +68,53 @@ def welcome(config: Config, label: str, request: Request, earlier: Sequence[Requ
     return method
 
 
+# What becomes of a history that follows sums or rounds, by the lineage of the method that makes the model in force.
+FATES: dict[tuple[str, Lineage], Literal["goes on", "anew", "ends"]] = {
+    ("sums", "goes on"): "goes on",
+    ("sums", "carried"): "goes on",
+    ("sums", "moved"): "ends",
+    ("sums", "anew"): "anew",
+    ("sums", "ends"): "ends",
+    ("rounds", "goes on"): "goes on",
+    ("rounds", "carried"): "anew",
+    ("rounds", "moved"): "anew",
+    ("rounds", "anew"): "anew",
+    ("rounds", "ends"): "ends",
+}
+
+
 def unbroken(config: Config, label: str, queue: Sequence[Entry]) -> None:
     """Refuse a method whose history would have ended before its turn comes."""
+    _unbroken(config, label, [(entry.request.id, entry.method) for entry in queue])
+
+
+def unbroken_by_itself(config: Config, label: str, earlier: Sequence[Request]) -> None:
+    """Refuse a method that cannot go on, in a comparison of several requests, with what it leaves itself."""
+    _unbroken(config, label, [(request.id, label) for request in earlier])
+
+
+def _unbroken(config: Config, label: str, before: Sequence[tuple[str, str]]) -> None:
     method, ended = config.method(label), ""
-    for entry in queue:
-        lineage = config.method(entry.method).lineage
-        ended = {"goes on": ended, "anew": "", "ends": entry.request.id}[lineage]
-    if method.follows and ended:
+    if not method.follows:
+        return
+    for request, other in before:
+        maker = config.method(other)
+        fate = FATES[method.follows, maker.lineage]
+        ended = {"goes on": ended, "anew": "", "ends": f"request {request!r} ({maker.title})"}[fate]
+    if ended:
         raise UnfedError(
-            f"{method.title} needs history of the way to the model in force, but that model was rebuilt by request"
-            f" {ended!r}, which leaves none; use not, ft or retrain."
+            f"{method.title} needs history of the way to the model in force, but that model was rebuilt by {ended},"
+            " which leaves none; use not, ft or retrain."
+        )
+
+
+def recordable(config: Config) -> None:
+    """Refuse to record rounds that do not lead to θ*."""
+    if (recorded := config.recorded()) and config.training.keep_model != "last":
+        raise UnfedError(
+            f"The history for {listed(recorded).replace(' or ', ' and ')} leads to the model of the last round, but"
+            f" training.keep_model = {config.training.keep_model!r} keeps an earlier one; set it to 'last', or use"
+            " methods that need no history."
         )
 
 
@@ -74,6 +124,11 @@ def history_of(folder: RunFolder, label: str, method: Method, training: Job, pre
         return None
     job = previous if method.follows else training
     found = folder.load_histories(job)
+    if label not in found and job != training:
+        raise UnfedError(
+            f"{method.title} needs history of the way to the model in force, but request {job.request!r}"
+            f" ({job.label}) left none; use not, ft or retrain."
+        )
     if label not in found:
         raise UnfedError(
             f"{folder.state_file(job)} holds no history for {label}; it was trained without, so set"
@@ -82,11 +137,24 @@ def history_of(folder: RunFolder, label: str, method: Method, training: Job, pre
     return found[label]
 
 
-def recorders(folder: RunFolder, config: Config, method: Method, previous: Job) -> dict[str, Recorder]:
-    """Who goes on recording while `method` makes the next model in force."""
+def recorders(
+    folder: RunFolder, config: Config, method: Method, previous: Job, world: World, request: Request
+) -> dict[str, Recorder]:
+    """Who goes on recording, and from what, while `method` makes the next model in force."""
     kept = {label: recorded for label, recorded in config.recorded().items() if recorded.follows}
-    known = folder.load_histories(previous) if kept and method.lineage == "goes on" else {}
-    return {label: Recorder(recorded, known.get(label, History())) for label, recorded in kept.items()}
+    known = folder.load_histories(previous) if kept else {}
+    module, seed = world.template.module, world.seeds.request(request.id)
+    found: dict[str, Recorder] = {}
+    for label, recorded in kept.items():
+        fate = FATES[recorded.follows, method.lineage]
+        if fate == "anew":
+            found[label] = Recorder(recorded)
+        elif fate == "goes on" and label in known:
+            history = known[label].to(world.device)
+            if method.lineage == "carried":
+                history = history.mapped(lambda own: method.carry(module, own, seed))
+            found[label] = Recorder(recorded, history)
+    return found
 
 
 def influence(folder: RunFolder, config: Config) -> list[dict[str, str]]:

@@ -62,13 +62,14 @@ class Run:
         plugins.permit(config.code())
         world = world or World(config, config.seed_list[0])
         requests = config.requests()
-        config.recorded()
+        lineage.recordable(config)
         methods = {label: config.method(label) for label in config.methods.build()} if requests else {}
         for label, method in methods.items():
             check_id(label.replace(":", "."), "method name")
             method.check(world.template.module)
             for i, request in enumerate(requests):
                 lineage.welcome(config, label, request, requests[:i])
+                lineage.unbroken_by_itself(config, label, requests[:i])
         described = [describe_request(world, requests[: i + 1]) for i in range(len(requests))]
         where.create(
             {
@@ -221,7 +222,7 @@ class Run:
         rounds = describe.rounds_of(self.config, label, method)
         settings = replace(world.unlearning_settings(retrain, label), rounds=rounds)
         history = lineage.history_of(self.folder, label, method, self._training_job(seed), previous)
-        going_on = lineage.recorders(self.folder, self.config, method, previous)
+        going_on = lineage.recorders(self.folder, self.config, method, previous, world, requests[-1])
         if entry is None:  # a comparison records for its own next request only; what is served, for whoever comes next
             more = len(requests) < len(self.config.requests())
             going_on = {own: recorder for own, recorder in going_on.items() if own == label and more}

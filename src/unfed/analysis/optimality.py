@@ -20,7 +20,7 @@ from torch import nn
 
 from unfed.errors import UnfedError
 from unfed.layers import choose
-from unfed.methods.base import Method, State, option
+from unfed.methods.base import Lineage, Method, State, option
 from unfed.perturb import graft, negate
 from unfed.plan import term
 
@@ -38,6 +38,7 @@ class NRFreeze(Method):
         "Khalil et al., NoT: Federated Unlearning via Weight Negation, CVPR 2025, layer-wise optimality"
     )
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "init"})
+    lineage: ClassVar[Lineage] = "moved"
 
     layers: tuple[str | int, ...] = option(("first",), "which tensors are negated and frozen", "paper")
 

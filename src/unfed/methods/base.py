@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from unfed.data import Request
     from unfed.federation import Server
 
+Lineage = Literal["goes on", "carried", "moved", "anew", "ends"]
 CLIENT, CLASS, INSTANCE = "client", "class", "instance"
 ALL_SCOPES = frozenset({CLIENT, CLASS, INSTANCE})
 
@@ -87,11 +88,18 @@ class Method(ABC):
 
     paper: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The paper's values per architecture, for the fields whose default is None."""
-    lineage: ClassVar[Literal["goes on", "anew", "ends"]] = "goes on"
-    """What becomes of recorded histories when it makes the model in force: they go on with its rounds, they begin anew
-    with them, or they end, because it rebuilds the model in rounds that no other method could read."""
-    follows: ClassVar[bool] = False
-    """Whether its history goes on during recovery, because a further request starts at the model of that day."""
+    lineage: ClassVar[Lineage] = "ends"
+    """How the model it makes hangs together with what was recorded before; whoever promises nothing ends it.
+
+    goes on   `begin` hands the model on as it is, and every round is recorded: it is `server.advance`, without context
+    carried   `begin` moves the model and `carry` a recorded sum with it, and every round is recorded
+    moved     `begin`, or rounds of its own, move the model, and the rounds after that are recorded
+    anew      `begin` owes the old model nothing, and every round is recorded
+    ends      none of these
+    """
+    follows: ClassVar[Literal["", "sums", "rounds"]] = ""
+    """What its history must keep up with when others make the model in force, because a further request starts there:
+    sums of updates that the model consists of, or the last rounds only. Without either it reads the training's."""
 
     def check(self, module: nn.Module) -> None:  # noqa: B027  (most methods have nothing to check)
         """Raise the sentence that says which hyperparameter does not fit the model; called before any work starts."""
@@ -124,6 +132,10 @@ class Method(ABC):
     def purge(self, history: History, clients: Collection[str]) -> History:
         """The history without anything that belongs to these clients."""
         return history.without(clients)
+
+    def carry(self, module: nn.Module, sums: Params, seed: int) -> Params:
+        """What `begin` under this seed makes of a summand of the model, for a lineage that is `carried`."""
+        return sums
 
     def original_bytes(self, history: History, model_bytes: int) -> int:
         """What the method as first published would have stored for the same rounds."""

@@ -25,7 +25,7 @@ from unfed.engines.base import Drawn
 from unfed.errors import UnfedError
 from unfed.layers import weights_of
 from unfed.ledger import Freight
-from unfed.methods.base import CLIENT, Method, State, option, register
+from unfed.methods.base import CLIENT, Lineage, Method, State, option, register
 from unfed.models import head_of
 from unfed.plan import Phase, term
 
@@ -42,6 +42,7 @@ class FCU(Method):
     title: ClassVar[str] = "FCU"
     cite: ClassVar[str] = "Deng, Luo, Chen, Enable the Right to be Forgotten with Federated Client Unlearning, 2024"
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "forget", "init"})
+    lineage: ClassVar[Lineage] = "moved"
     federation_only: ClassVar[bool] = True
     scopes: ClassVar[frozenset[str]] = frozenset({CLIENT})
     paper: ClassVar[Mapping[str, Mapping[str, Any]]] = {

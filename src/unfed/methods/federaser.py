@@ -28,7 +28,7 @@ from torch import Tensor
 from unfed.engines.base import Block
 from unfed.errors import UnfedError
 from unfed.history import History, Past, Record
-from unfed.methods.base import CLIENT, Method, State, option, register
+from unfed.methods.base import CLIENT, Lineage, Method, State, option, register
 from unfed.params import Params, check_like
 from unfed.plan import Plan
 
@@ -65,7 +65,7 @@ class FedEraser(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "history"})
     federation_only: ClassVar[bool] = True
     scopes: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    lineage: ClassVar[Literal["goes on", "anew", "ends"]] = "ends"
+    lineage: ClassVar[Lineage] = "ends"
 
     every: int = option(1, "Δt: one round in how many is kept (original: 2)", "paper (its cost column)")
     calibration: float = option(1.0, "r: epochs of a calibration, as a share of training's (original: 0.5)", "paper")

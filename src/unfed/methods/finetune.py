@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from unfed.methods.base import Method, State, register
+from unfed.methods.base import Lineage, Method, State, register
 
 if TYPE_CHECKING:
     from unfed.federation import Server
@@ -22,6 +22,7 @@ class FineTune(Method):
     name: ClassVar[str] = "ft"
     title: ClassVar[str] = "FT"
     cite: ClassVar[str] = "the natural baseline of Khalil et al., NoT, CVPR 2025"
+    lineage: ClassVar[Lineage] = "goes on"
 
     def begin(self, server: Server) -> State:
         return State(server.params)

@@ -13,13 +13,13 @@ chance, and the distillation has to bring it back. Buffers are not part of S.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
 from unfed.errors import UnfedError
 from unfed.history import History, Past, Record
-from unfed.methods.base import CLIENT, Method, State, option, register
+from unfed.methods.base import CLIENT, Lineage, Method, State, option, register
 from unfed.params import Params
 from unfed.plan import Phase, term
 
@@ -36,9 +36,10 @@ class FUKD(Method):
     title: ClassVar[str] = "FUKD"
     cite: ClassVar[str] = "Wu, Zhu, Mitra, Federated Unlearning with Knowledge Distillation, 2022"
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "history", "public"})
+    lineage: ClassVar[Lineage] = "carried"
     federation_only: ClassVar[bool] = True
     scopes: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    follows: ClassVar[bool] = True
+    follows: ClassVar[Literal["", "sums", "rounds"]] = "sums"
 
     epochs: int = option(3, "epochs of distillation", "paper (CNN)")
     lr: float = option(1e-4, "learning rate of the distillation", "paper (CNN)")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from unfed.errors import UnfedError
-from unfed.methods.base import Central, State, option, register
+from unfed.methods.base import Central, Lineage, State, option, register
 from unfed.plan import term
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class GradientAscent(Central):
     title: ClassVar[str] = "GA"
     cite: ClassVar[str] = "Thudi et al., Unrolling SGD, EuroS&P 2022"
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "forget"})
+    lineage: ClassVar[Lineage] = "goes on"
 
     epochs: int = option(1, "epochs of ascent, the first of the budget", "paper")
     limit: float = option(1e4, "the ascent stops before the step at which the loss exceeds this", "ours")

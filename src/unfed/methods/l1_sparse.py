@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from unfed.errors import UnfedError
-from unfed.methods.base import Central, State, option, register
+from unfed.methods.base import Central, Lineage, State, option, register
 from unfed.plan import term
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class L1Sparse(Central):
     name: ClassVar[str] = "l1-sparse"
     title: ClassVar[str] = "ℓ1-sparse"
     cite: ClassVar[str] = "Jia et al., Model Sparsity Can Simplify Machine Unlearning, NeurIPS 2023"
+    lineage: ClassVar[Lineage] = "goes on"
 
     alpha: float = option(0.002, "α: the penalty of the first epoch", "paper")
     epochs: int = option(2, "E_1: the penalty falls to 0 linearly over these epochs", "paper")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from unfed.errors import UnfedError
 from unfed.ledger import Freight
-from unfed.methods.base import Method, State, option, register
+from unfed.methods.base import Lineage, Method, State, option, register
 from unfed.params import Params
 from unfed.plan import Phase, term
 
@@ -42,6 +42,7 @@ class MoDE(Method):
     title: ClassVar[str] = "MoDE"
     cite: ClassVar[str] = "Zhao et al., Federated Unlearning with Momentum Degradation, IEEE IoT-J 2023"
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "forget", "init"})
+    lineage: ClassVar[Lineage] = "moved"
     federation_only: ClassVar[bool] = True
     paper: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cnn": {"guidance": 3, "degradation": 2, "coefficient": 0.4, "lr": 5e-3, "degradation_lr": 0.1},

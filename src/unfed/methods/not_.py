@@ -13,11 +13,12 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import nn
 
 from unfed.errors import UnfedWarning
 from unfed.layers import cancellations, choose, frozen
-from unfed.methods.base import Method, Recipe, State, option, register
+from unfed.methods.base import Lineage, Method, Recipe, State, option, register
 from unfed.params import Params, params_of
 from unfed.perturb import perturb
 
@@ -35,6 +36,7 @@ class NoT(Method):
     name: ClassVar[str] = "not"
     title: ClassVar[str] = "NoT"
     cite: ClassVar[str] = "Khalil et al., NoT: Federated Unlearning via Weight Negation, CVPR 2025"
+    lineage: ClassVar[Lineage] = "carried"
     # Negation moves the model far away, so the paper brings it back with large steps and then hardly moves it.
     recipe: ClassVar[Recipe] = Recipe(lr=0.1, minimum=1e-5, over=10)
 
@@ -53,6 +55,13 @@ class NoT(Method):
         undone = cancellations(module, chosen) if self.perturbation == "negate" else []
         for sentence in (*frozen(module, chosen), *undone):
             warnings.warn(sentence, UnfedWarning, stacklevel=2)
+
+    def carry(self, module: nn.Module, sums: Params, seed: int) -> Params:
+        """−(θ⁰ + Σ S_k) = −θ⁰ + Σ −S_k, and so for every perturbation, less what it adds: noise or a fresh layer."""
+        chosen = [choice for choice in choose(module, self.layers, self.include_bias) if choice.name in sums]
+        nothing = {choice.name: torch.zeros_like(sums[choice.name]) for choice in chosen}
+        numbers = {"scale": 0.0} if self.perturbation == "noise" else {}
+        return perturb(sums, chosen, self.perturbation, seed=seed, fresh=lambda _: nothing, **numbers)
 
     def _perturbed(self, module: nn.Module, params: Params, seed: int, fresh: Callable[[int], Params]) -> Params:
         chosen = choose(module, self.layers, self.include_bias)

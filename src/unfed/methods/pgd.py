@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -26,7 +26,7 @@ from unfed import rng
 from unfed.engines.base import PerClient
 from unfed.errors import Refused, UnfedError
 from unfed.history import History, Past, Record
-from unfed.methods.base import CLIENT, Method, State, option, register
+from unfed.methods.base import CLIENT, Lineage, Method, State, option, register
 from unfed.params import Params, check_like
 from unfed.plan import Phase, Plan, term
 
@@ -43,9 +43,10 @@ class PGD(Method):
     title: ClassVar[str] = "PGD"
     cite: ClassVar[str] = "Halimi et al., Federated Unlearning: How to Efficiently Erase a Client in FL?, 2022"
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "forget", "init", "history"})
+    lineage: ClassVar[Lineage] = "moved"
     federation_only: ClassVar[bool] = True
     scopes: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    follows: ClassVar[bool] = True
+    follows: ClassVar[Literal["", "sums", "rounds"]] = "rounds"
     paper: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cnn": {"lr": 0.1, "iterations": 10, "updates": 5, "threshold": 3.0, "clip": 2.0},
         "resnet18": {"lr": 1e-3, "iterations": 2, "updates": 7, "threshold": 2.2, "clip": 1.0},

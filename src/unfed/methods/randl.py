@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from unfed.methods.base import Central, State, option, register
+from unfed.methods.base import Central, Lineage, State, option, register
 from unfed.plan import Phase, term
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class RandL(Central):
     title: ClassVar[str] = "RandL"
     cite: ClassVar[str] = "Golatkar et al., Eternal Sunshine of the Spotless Net, CVPR 2020"
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "forget"})
+    lineage: ClassVar[Lineage] = "goes on"
 
     exclude_true: bool = option(False, "draw among the wrong labels only (amnesiac unlearning)", "original")
 

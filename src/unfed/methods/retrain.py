@@ -10,9 +10,9 @@ scope.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
-from unfed.methods.base import Method, State, register
+from unfed.methods.base import Lineage, Method, State, register
 
 if TYPE_CHECKING:
     from unfed.federation import Server
@@ -27,7 +27,7 @@ class Retrain(Method):
     title: ClassVar[str] = "Retrain"
     cite: ClassVar[str] = "exact unlearning; the gold standard of Khalil et al., NoT, CVPR 2025"
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "init"})
-    lineage: ClassVar[Literal["goes on", "anew", "ends"]] = "anew"
+    lineage: ClassVar[Lineage] = "anew"
 
     def begin(self, server: Server) -> State:
         return State(server.init())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 
 from unfed.errors import UnfedError
-from unfed.methods.base import State, option, register
+from unfed.methods.base import Lineage, State, option, register
 from unfed.methods.randl import RandL
 from unfed.params import Params
 from unfed.plan import Measure, term
@@ -33,6 +33,8 @@ class SalUn(RandL):
     name: ClassVar[str] = "salun"
     title: ClassVar[str] = "SalUn"
     cite: ClassVar[str] = "Fan et al., SalUn, ICLR 2024"
+    # Its rounds go by a mask that their plan does not hold.
+    lineage: ClassVar[Lineage] = "ends"
 
     ratio: float = option(0.2, "the share of weights that may move", "paper")
     mask_meaning: Literal["updated", "frozen"] = option("updated", "'frozen': ratio is what may not move", "ours")
