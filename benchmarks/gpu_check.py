@@ -1,6 +1,7 @@
 """Is the fast path on a GPU right? Equality, kernels and resume, with numbers.
 
     PYTHONPATH=src python benchmarks/gpu_check.py [--part equality] [--row "float32 cnn"] [--list]
+    PYTHONPATH=src python benchmarks/gpu_check.py --part matrix --workers 8 --limit 1000
 
 kernels     the Triton kernels against float64 convolutions, for the paper's CNN and odd shapes, in float32 and bf16
 equality    every engine against the sequential reference, in float64 and, with TF32 off, in float32: batched eager,
@@ -9,6 +10,9 @@ compiler    the same through the compiler; what TF32 and bf16 change is reported
 large       ResNet-18 and ViT-B/16 at 224, a few steps in float32: the compiled sequential engine against the reference
 resume      four rounds in one go against two and two with everything rebuilt in between, in one and in another process,
             for every mode: as PyTorch is, with unfed's `fixed_order`, and with PyTorch's strict setting
+matrix      real runs of every method, scope, engine and precision, and a covering set with poison, Dirichlet, ResNet-18
+            and a transformer, against float64 on the CPU (`matrix.py`); in processes side by side, with a record of
+            its own. What the record says to hold is not run again; --device cpu runs it on any machine, uncompiled
 
 Every row can be run alone, and is appended to benchmarks/records/DATE-gpu-check-cuda.jsonl (and $OUT) when it is done,
 so that a time limit loses nothing. Exits with 1 if anything that must be equal is not; resume rows only say what they
@@ -277,20 +281,56 @@ def checks() -> dict[str, dict[str, Check]]:
     }
 
 
+def matrix_part(options: argparse.Namespace) -> bool:
+    """Run what is still to do of the matrix; whether all of it held."""
+    import matrix
+    import workers
+
+    # The compiler needs minutes for each of these rows on a CPU.
+    ways = matrix.WAYS if options.device == "cuda" else matrix.UNCOMPILED
+    rows = [row for row in matrix.all_rows() if row.way in ways]
+    if options.row:
+        rows = [row for row in rows if any(wanted in row.name for wanted in options.row)]
+    if options.list:
+        print("\n".join(f"matrix: {row.name}" for row in rows))
+        return True
+    known = set() if options.fresh else workers.done(options.device)
+    left = [row for row in rows if row.name not in known]
+    print(f"matrix: {len(rows)} rows, {len(rows) - len(left)} in a record already", flush=True)
+    found = workers.run(left, options.device, options.workers, options.limit)
+    print(workers.summary(found))
+    print(f"matrix: {len(left) - len(found)} rows were not begun")
+    return all(row["ok"] for row in found)
+
+
 def main() -> None:
     table = checks()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", action="append", choices=list(table), help="only these parts; repeat for more")
+    parts = [*table, "matrix"]
+    parser.add_argument("--part", action="append", choices=parts, help="only these parts; repeat for more")
     parser.add_argument("--row", action="append", help="only rows whose name contains this; repeat for more")
     parser.add_argument("--list", action="store_true", help="name the rows and stop")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="matrix: where its rows run")
+    parser.add_argument("--workers", type=int, default=8, help="matrix: processes side by side")
+    parser.add_argument("--limit", type=float, help="matrix: seconds after which no row is begun")
+    parser.add_argument("--fresh", action="store_true", help="matrix: run also what a record says to hold")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--digests", help=argparse.SUPPRESS)
     parser.add_argument("--setting", default="as it is", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.digests:
         print(json.dumps(digests(options.digests, options.setting)))
         return
+    if options.serve:
+        import workers
+
+        workers.serve(options.device)
+        return
     failed = False
-    for part in options.part or table:
+    for part in options.part or parts:
+        if part == "matrix":
+            failed = not matrix_part(options) or failed
+            continue
         for name, check in table[part].items():
             if options.row and not any(wanted in name for wanted in options.row):
                 continue
