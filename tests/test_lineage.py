@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from conftest import SMALL
+from test_run import Crash, crash_at
 from unfed import lineage, rng
 from unfed.aggregate import average
 from unfed.analysis.optimality import NRFreeze
@@ -257,6 +258,24 @@ def test_fukd_after_not_subtracts_what_the_leaver_left_in_the_negated_model(run,
                 left = {n: left[n] + samples / past.samples * (params[n] - past.params[n]) for n in left}
     assert gap(state.params, {n: server.params[n] - left[n] for n in left}, left) < 1e-12
     assert before["conv1.weight"].abs().max() > 1e-3
+
+
+def test_a_killed_not_carries_the_sums_along_once(run, tmp_path, monkeypatch):
+    request, job = Request("a", clients=("4",)), Job(0, "a", "not")
+    folders = {number: tmp_path / str(number) for number in range(1, 6)}
+    for folder in folders.values():
+        shutil.copytree(run.folder.path, folder)
+    run.forget(request, until=2)
+    truth = run.folder.load_histories(job)["fukd"].pack()
+    for number, folder in folders.items():
+        killed, again = Run.open(folder), Run.open(folder)
+        killed._worlds[0] = again._worlds[0] = run.world(0)
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            crash_at(patch, number + 1)  # the first write files the request
+            killed.forget(request, until=2)
+        again.execute()
+        tensors, numbers = again.folder.load_histories(job)["fukd"].pack()
+        assert numbers == truth[1] and all(torch.equal(tensors[n], t) for n, t in truth[0].items())
 
 
 # --- refusing ---------------------------------------------------------------------------------------------------------
