@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help demo docs test test-slow test-flower mutants lint format bench clean
+.PHONY: help demo docs test test-slow test-flower coverage mutants lint format package bench clean
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,7 +24,8 @@ demo: .venv/core.stamp  ## ten clients, one backdoor, three ways to forget; ends
 	@$(BIN)/unfed demo
 
 # One process per core, eight at most: each imports PyTorch and computes on one thread.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+ON_ALL_CORES := -m pytest -n auto --maxprocesses 8 --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python $(ON_ALL_CORES)
 
 test: .venv/dev.stamp  ## the test suite, without what takes long
 	$(PYTEST)
@@ -34,6 +35,13 @@ test-slow: .venv/dev.stamp  ## the claims that take long
 
 test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, four SuperNodes, TLS, faults (minutes)
 	$(BIN)/python -m pytest -m flower_processes tests/test_flower_processes.py tests/test_flower_simulation.py
+
+coverage: .venv/dev.stamp  ## what no test runs, as a page: build/coverage/uncovered.md (long; TESTS=tests/test_run.py for less)
+	$(BIN)/coverage erase
+	OMP_NUM_THREADS=1 $(BIN)/coverage run $(ON_ALL_CORES) -m 'not flower_processes' $(TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage json --quiet
+	$(BIN)/python tools/uncovered.py
 
 mutants: .venv/dev.stamp  ## bends one line of a method, an attack or a measure at a time and sees that a test fails (minutes)
 	$(BIN)/python tools/mutants.py $(ONLY)
@@ -50,6 +58,9 @@ format: .venv/dev.stamp  ## let ruff put the code in order
 docs: .venv/dev.stamp  ## the documentation as pages in build/docs
 	$(BIN)/python tools/reference.py
 	$(BIN)/mkdocs build --strict
+
+package: .venv/dev.stamp  ## sdist and wheel into dist/, looked into, and a small demo from the wheel
+	$(BIN)/python tools/package.py
 
 bench: .venv/dev.stamp  ## speed, as ratios in one run; writes benchmarks/records/
 	$(BIN)/python benchmarks/engines.py

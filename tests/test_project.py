@@ -1,0 +1,200 @@
+"""The project's own habits: one version, one list of checks, declared packages, and tools that see what is missing."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import io
+import re
+import sys
+import tarfile
+import tomllib
+import zipfile
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+import unfed
+
+ROOT = Path(__file__).parent.parent
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+# --- the version ------------------------------------------------------------------------------------------------------
+
+
+def test_the_version_stands_in_one_place_and_the_pages_that_repeat_it_agree() -> None:
+    pyproject = tomllib.loads(text("pyproject.toml"))
+    assert "version" not in pyproject["project"]
+    assert pyproject["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "unfed.__version__"}
+    assert tool("release").version_of(ROOT) == unfed.__version__
+    assert f"\nversion: {unfed.__version__}\n" in text("CITATION.cff")
+    newest = re.search(r"^## (\S+) ", text("CHANGELOG.md"), re.M)
+    assert newest is not None and newest[1] == unfed.__version__
+
+
+def release_tree(folder: Path, day: str = "2027-01-02", cited: str = "0.2.0") -> Path:
+    (folder / "src" / "unfed").mkdir(parents=True)
+    (folder / "src" / "unfed" / "__init__.py").write_text('__version__ = "0.2.0"\n', encoding="utf-8")
+    (folder / "CITATION.cff").write_text(f"title: x\nversion: {cited}\n", encoding="utf-8")
+    changes = f"# Changelog\n\n## 0.2.0 ({day})\nNew.\n\n- **This**: one.\n\n## 0.1.0 (2026-12-01)\nOld.\n"
+    (folder / "CHANGELOG.md").write_text(changes, encoding="utf-8")
+    return folder
+
+
+def test_a_releases_notes_are_its_section_of_the_changelog(tmp_path: Path) -> None:
+    release, tree = tool("release"), release_tree(tmp_path)
+    assert list(release.disagreements("v0.2.0", tree)) == []
+    assert release.notes("0.2.0", tree) == "New.\n\n- **This**: one."
+
+
+def test_a_release_is_refused_where_tag_changelog_or_citation_say_something_else(tmp_path: Path) -> None:
+    release = tool("release")
+    assert "The tag is v0.3.0" in next(release.disagreements("v0.3.0", release_tree(tmp_path / "tag")))
+    unnamed = list(release.disagreements("v0.2.0", release_tree(tmp_path / "day", day="unreleased")))
+    assert len(unnamed) == 1 and "CHANGELOG.md has no heading `## 0.2.0 (YYYY-MM-DD)`" in unnamed[0]
+    cited = list(release.disagreements("v0.2.0", release_tree(tmp_path / "cited", cited="0.1.0")))
+    assert cited == ["CITATION.cff does not say version: 0.2.0."]
+
+
+# --- the same checks everywhere ---------------------------------------------------------------------------------------
+
+
+def commands(workflow: str) -> list[str]:
+    """What a workflow runs, with its matrix written out."""
+    found = []
+    for job in yaml.safe_load(text(f".github/workflows/{workflow}"))["jobs"].values():
+        parts = job.get("strategy", {}).get("matrix", {}).get("part", [""])
+        steps = [step["run"] for step in job["steps"] if "run" in step]
+        found += [step.replace("${{ matrix.part }}", part) for part in parts for step in steps]
+    return found
+
+
+def test_a_hosted_ci_runs_every_part_of_the_script_and_nothing_of_its_own() -> None:
+    listed = re.search(r'^PARTS="(.+)"$', text(".ci/run"), re.M)
+    assert listed is not None
+    run = commands("ci.yml")
+    parts = [part for command in run if command.startswith(".ci/run ") for part in command.split()[1:]]
+    assert sorted(parts) == sorted(listed[1].split())
+    assert [command for command in run if not command.startswith(".ci/run ")] == ["make coverage"]
+    assert ".ci/run package" in commands("release.yml")
+
+
+def test_a_commit_is_held_to_what_ci_calls_lint() -> None:
+    (repository,) = yaml.safe_load(text(".pre-commit-config.yaml"))["repos"]
+    assert [hook["entry"] for hook in repository["hooks"]] == ["make lint"]
+    assert re.search(r"^    lint\) make lint ;;$", text(".ci/run"), re.M)
+
+
+# --- what is declared -------------------------------------------------------------------------------------------------
+
+
+def imported() -> dict[str, str]:
+    """Top-level packages that unfed imports anywhere, each with one file that does."""
+    found: dict[str, str] = {}
+    for path in sorted((ROOT / "src" / "unfed").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            else:
+                continue
+            found |= {name.partition(".")[0]: str(path.relative_to(ROOT)) for name in names}
+    return {name: file for name, file in found.items() if name not in {*sys.stdlib_module_names, "unfed"}}
+
+
+def test_every_package_that_unfed_imports_is_declared() -> None:
+    project = tomllib.loads(text("pyproject.toml"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["flower"]]
+    declared = {re.split(r"[\[<>=!~; ]", line)[0].lower().replace("_", "-") for line in wanted}
+    declared |= {"triton"}  # comes with PyTorch where there is one, and is asked for before it is imported
+    homes = packages_distributions()
+    for name, file in imported().items():
+        dists = {dist.lower().replace("_", "-") for dist in homes.get(name, [name])}
+        assert dists & declared, f"{file} imports {name}, which pyproject.toml does not name"
+
+
+# --- the package ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for name in ("src/unfed/__init__.py", "src/unfed/py.typed", "src/unfed/report/page.j2", "docs/index.md"):
+        path = tmp_path / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return tmp_path / "source"
+
+
+def wheel(folder: Path, *names: str) -> Path:
+    with zipfile.ZipFile(folder / "unfed-1-py3-none-any.whl", "w") as packed:
+        for name in (*names, "unfed-1.dist-info/METADATA", "unfed-1.dist-info/licenses/LICENSE"):
+            packed.writestr(name, "")
+    return folder / "unfed-1-py3-none-any.whl"
+
+
+def test_a_wheel_that_lacks_a_template_or_holds_a_stray_file_is_seen(source: Path, tmp_path: Path) -> None:
+    package, whole = tool("package"), ("unfed/__init__.py", "unfed/py.typed", "unfed/report/page.j2")
+    assert list(package.wrong_in_wheel(source, wheel(tmp_path, *whole))) == []
+    lacking = list(package.wrong_in_wheel(source, wheel(tmp_path, *whole[:2])))
+    assert len(lacking) == 1 and "lacks unfed/report/page.j2; name it under" in lacking[0]
+    stray = list(package.wrong_in_wheel(source, wheel(tmp_path, *whole, "tests/test_a.py")))
+    assert len(stray) == 1 and "holds tests/test_a.py, which is not in src/unfed" in stray[0]
+
+
+def test_an_sdist_that_lacks_a_page_is_seen(source: Path, tmp_path: Path) -> None:
+    package, sdist = tool("package"), tmp_path / "unfed-1.tar.gz"
+    with tarfile.open(sdist, "w:gz") as packed:
+        for name in ("src/unfed/__init__.py", "src/unfed/py.typed", "src/unfed/report/page.j2"):
+            packed.addfile(tarfile.TarInfo(f"unfed-1/{name}"), io.BytesIO())
+    assert list(package.missing_in_sdist(source, sdist)) == [
+        "unfed-1.tar.gz lacks docs/index.md; name it in MANIFEST.in."
+    ]
+
+
+# --- what is not covered ----------------------------------------------------------------------------------------------
+
+
+def measured(**files: dict[str, Any]) -> dict[str, Any]:
+    """What coverage.py writes, as far as the page reads it."""
+    for file in files.values():
+        file.setdefault("missing_branches", [])
+        file.setdefault("functions", {})
+        file["summary"] = {"num_statements": 20}
+    missing = sum(len(file["missing_lines"]) for file in files.values())
+    totals = {"missing_lines": missing, "num_statements": 20 * len(files)}
+    return {"meta": {"timestamp": "2026-11-15T12:00:00"}, "totals": totals, "files": files}
+
+
+def test_the_page_lists_what_no_test_runs_and_only_counts_what_is_run_whole() -> None:
+    never = {"executed_lines": [], "missing_lines": [11, 12, 13], "start_line": 10}
+    some = {"executed_lines": [2], "missing_lines": [3], "start_line": 1}
+    functions = {"Run.lost": never, "kept": some, "": {"executed_lines": [1], "missing_lines": [], "start_line": 1}}
+    page = tool("uncovered").written(
+        measured(
+            whole={"missing_lines": []},
+            little={"missing_lines": [], "missing_branches": [[5, 9], [7, -1]]},
+            much={"missing_lines": [3, 11, 12, 13, 17, 18], "missing_branches": [[2, 3]], "functions": functions},
+        )
+    )
+    assert "6 of 60 statements were not run; 1 of 3 files were run whole" in page
+    assert page.index("| much | 6 | 20 |") < page.index("| little | 0 | 20 |")
+    assert "## much\n- never called: `Run.lost` (10)\n- lines not run: 3, 17–18\n" in page
+    assert "## little\n- ways never taken: 5 → 9, 7 → out\n" in page
+    assert "whole |" not in page
