@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,10 +55,20 @@ def unfed(here, monkeypatch, capsys):
     signal.signal(signal.SIGTERM, handler)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of one small finished run, for all tests of this file; they take copies."""
+    return tmp_path_factory.mktemp("finished") / "small"
+
+
 @pytest.fixture
-def done(unfed, here):
+def done(unfed, here, finished):
     """A small finished run."""
-    assert unfed("run", "small.toml", "--quiet")[0] == 0
+    if not finished.exists():
+        assert unfed("run", "small.toml", "--quiet")[0] == 0
+        shutil.copytree(here / "runs" / "small", finished)
+    else:
+        shutil.copytree(finished, here / "runs" / "small")
     return here / "runs" / "small"
 
 
@@ -260,6 +271,7 @@ def test_an_interrupt_ends_with_130_and_the_command_that_resumes(here, kill):
     assert "unfed resume runs/small" in err and "Traceback" not in err + out
 
 
+@pytest.mark.slow  # in `make test`: a method killed so (test_kill.py), a run at its writes (test_run.py)
 def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(unfed, here):
     assert unfed("run", "small.toml", *LONG, "--quiet", "--out", "whole")[0] == 0
     process = start(here, "run", "small.toml", *LONG, "--quiet", "--out", "killed")

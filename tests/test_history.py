@@ -16,6 +16,7 @@ from unfed.history import History, Record
 from unfed.methods import FedEraser
 from unfed.run import Run
 from unfed.watching import Silence
+from worlds import slow
 
 TRAIN = Job(0, None, "train")
 QUICK = ("checkpoint.rounds=1", "training.rounds=3", "unlearning.rounds=2", "evaluation.every=2")
@@ -149,7 +150,10 @@ def test_a_training_that_records_survives_a_crash_at_every_write(tmp_path, monke
             assert again[1] == numbers and all(torch.equal(again[0][n], tensors[n]) for n in tensors)
 
 
-@pytest.mark.parametrize(("name", "scope"), SERVED)
+@pytest.mark.parametrize(
+    ("name", "scope"),
+    [*(case for case in SERVED if case[1] == "client"), *slow(*(case for case in SERVED if case[1] != "client"))],
+)
 def test_a_method_survives_a_crash_at_every_write(name, scope, tmp_path, monkeypatch):
     # Every write point is a whole run again, so what is not in question here (attacks, batches) is kept small.
     small = ("evaluation.samples=false", "evaluation.attack=false", "training.batch=256")

@@ -11,6 +11,7 @@ import pytest
 
 from unfed.run import Run
 from unfed.watching import Silence
+from worlds import slow
 
 CONFIG = """
 name = "killed"
@@ -37,7 +38,7 @@ def result(folder):
     return [{k: v for k, v in line.items() if k != "seconds"} for line in run.lines()], models
 
 
-@pytest.mark.parametrize("method", ["not", "federaser", "fcu"])
+@pytest.mark.parametrize("method", ["not", *slow("federaser", "fcu")])
 def test_a_method_killed_in_the_middle_ends_as_if_it_had_not_been(method, tmp_path):
     (tmp_path / "config.toml").write_text(CONFIG.replace("METHOD", method))
     from unfed.config import Config

@@ -23,6 +23,7 @@ from unfed.objectives import OBJECTIVES
 from unfed.params import Params, cast, params_of
 from unfed.plan import Phase, Plan, term
 from unfed.template import Template
+from worlds import slow
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,10 @@ def _never(*args: object) -> None:
     raise AssertionError("the reference was called")
 
 
-@pytest.mark.parametrize("objective", sorted(OBJECTIVES))
+MANIFOLD = {"guided", "random_label", "bad_teacher"}  # marks and a model, draws, two models
+
+
+@pytest.mark.parametrize("objective", [*sorted(MANIFOLD), *slow(*sorted(OBJECTIVES.keys() - MANIFOLD))])
 def test_every_objective_is_the_same_replayed(objective: str) -> None:
     context: dict[str, Params] = {name: another(20 + i) for i, name in enumerate(CONTEXTS.get(objective, ()))}
     phase = replace(BASE, objective=term(objective), view="all")
@@ -59,7 +63,7 @@ def test_every_objective_is_the_same_replayed(objective: str) -> None:
 
 
 # One row; a full batch; a row that joins the batch before it; a smaller last batch; three batches; two rows.
-@pytest.mark.parametrize("name", ["cnn-tiny", "cnn-tiny-bn", "cnn-tiny-dropout", "resnet-tiny", "vit-tiny"])
+@pytest.mark.parametrize("name", ["cnn-tiny-bn", "vit-tiny", *slow("cnn-tiny", "cnn-tiny-dropout", "resnet-tiny")])
 def test_ragged_clients_with_augmentation_are_the_same_replayed(name: str) -> None:
     clients = federation((1, 8, 9, 13, 24, 2), augment=True)
     assert_replayed(plan_of(replace(BASE, epochs=2)), clients, model(name))

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import pytest
+
 from unfed.data import Request
 from unfed.federation import Server, Settings
 from unfed.history import History, Recorder
 from unfed.methods import Method, State
 from unfed.params import Params
 from unfed.world import World
+
+
+def slow(*cases: object) -> list[object]:
+    """These cases of a parametrised test, for `make test-slow`; the others are enough to hold its claim every time."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
+
 
 LEAVES = Request("r1", clients=("0",))
 
