@@ -157,7 +157,12 @@ def unmutated(base: Path, killers: Sequence[str], jobs: int, limit: float) -> st
     return ""
 
 
-def judged(base: Path, mutants: Sequence[Mutant], jobs: int, limit: float) -> list[Verdict]:
+def last_words(log: str) -> str:
+    """What the failing test said, in a line."""
+    return next((line[1:].strip() for line in log.splitlines() if line.startswith("E ")), "")
+
+
+def judged(base: Path, mutants: Sequence[Mutant], jobs: int, limit: float, verbose: bool = False) -> list[Verdict]:
     """Every mutant's verdict, printed as it comes."""
     waiting, running, verdicts = list(enumerate(mutants)), list[Child](), list[Verdict]()
     while waiting or running:
@@ -169,9 +174,13 @@ def judged(base: Path, mutants: Sequence[Mutant], jobs: int, limit: float) -> li
         running.remove(child)
         assert child.what is not None
         word = {0: "survived", 1: "killed", -1: "no verdict: out of time"}.get(code, f"no verdict: pytest said {code}")
-        log = "" if code in (0, 1) else child.log.read_text(encoding="utf-8", errors="replace")[-2000:]
-        verdicts.append(Verdict(child.what, word, time.monotonic() - child.began, log))
+        log = child.log.read_text(encoding="utf-8", errors="replace")
+        verdicts.append(
+            Verdict(child.what, word, time.monotonic() - child.began, "" if code in (0, 1) else log[-2000:])
+        )
         print(f"[{len(verdicts)}/{len(mutants)}] {word:<9} {verdicts[-1].seconds:5.1f} s  {child.what}", flush=True)
+        if verbose:
+            print(f"        {last_words(log)[:150]}", flush=True)
         shutil.rmtree(child.tree)
     return verdicts
 
@@ -180,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Bend one line at a time and see that a test fails.")
     parser.add_argument("words", nargs="*", help="only mutants in which all of these words occur")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--verbose", action="store_true", help="also what the killer said")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds for one mutant")
     wanted = parser.parse_args(arguments)
 
@@ -213,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{failed}\nA killer fails without any mutant; mend it first.")
             return 2
         print(f"they pass ({time.monotonic() - began:.0f} s)", flush=True)
-        verdicts = judged(base, [*mutants, *equivalent], wanted.jobs, wanted.limit)
+        verdicts = judged(base, [*mutants, *equivalent], wanted.jobs, wanted.limit, wanted.verbose)
     survivors = [v for v in verdicts if v.word == "survived" and v.mutant not in equivalent]
     refuted = [v for v in verdicts if v.word == "killed" and v.mutant in equivalent]
     undecided = [v for v in verdicts if v.word not in ("survived", "killed")]
