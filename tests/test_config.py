@@ -95,3 +95,22 @@ def test_a_file_that_is_not_there_or_not_toml(tmp_path):
         Config.read(tmp_path / "bad.toml")
     with pytest.raises(UnfedError, match="There is no preset 'dmo'.*Did you mean 'demo'"):
         Config.preset("dmo")
+
+
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        ({"name": "../elsewhere"}, "'../elsewhere'"),
+        ({"name": "/tmp/elsewhere"}, "'/tmp/elsewhere'"),
+        ({"name": "two\nlines"}, r"'two\\nlines'"),
+        ({"request": {"id": "../../elsewhere", "clients": ["0"]}}, "request id '../../elsewhere'"),
+        ({"methods": {"run": ["../x"], "../x": {"use": "not"}}}, "method name '../x'"),
+        ({"methods": {"run": ["not"], "/tmp/x": {"use": "not"}}}, "method name '/tmp/x'"),
+        ({"training": {"record": ["a/b"]}}, "method name 'a/b'"),
+    ],
+)
+def test_a_name_that_becomes_a_file_stays_in_its_folder(raw, name):
+    for read in (Config.parse, Config.kept):  # as a person writes it, and as a run folder gives it back
+        with pytest.raises(UnfedError, match=f"The .*{name} cannot be used"):
+            read(raw)
+    assert Config.parse({"name": "Prüfung 3, β=0.1"}).name == "Prüfung 3, β=0.1"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +22,7 @@ from unfed import plugins
 from unfed.data import Request, read_samples
 from unfed.errors import UnfedError, listed, nearest
 from unfed.mistakes import explained
+from unfed.names import check_folder, check_id, check_label
 
 
 class _Table(BaseModel):
@@ -185,13 +186,11 @@ class MethodsConfig(BaseModel):
         """The name of the method that a label stands for."""
         return _named(label, (self.model_extra or {}).get(label, {}))[1]
 
-    def code(self, more: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-        """(key, name) of every method, of these and `more`, that is somebody's code."""
+    def code(self, labels: Iterable[str], key: str) -> list[tuple[str, str]]:
+        """(key, name) of those among the methods with these labels that are somebody's code; labels stand at `key`."""
         tables = self.model_extra or {}
-        for label in dict.fromkeys((*self.run, *tables, *more)):
-            key, name = _named(label, tables.get(label, {}))
-            if all_methods.is_code(name):
-                yield key, name
+        named = [_named(label, tables.get(label, {}), key) for label in labels]
+        return [(own, name) for own, name in named if all_methods.is_code(name)]
 
 
 class EvaluationConfig(_Table):
@@ -256,6 +255,16 @@ class Config(_Table):
     seeds: SeedsConfig = SeedsConfig()
 
     @model_validator(mode="after")
+    def _files(self) -> Config:
+        """Names that become files stay in their place."""
+        check_folder(self.name)
+        for request in self.request:
+            check_id(request.id or "request", "request id")
+        for label in (*self.methods.run, *(self.methods.model_extra or {}), *self.training.record):
+            check_label(label)
+        return self
+
+    @model_validator(mode="after")
     def _whole(self) -> Config:
         if not self.seed_list:
             raise ValueError("seed must be a number or a list of at least one number")
@@ -292,7 +301,9 @@ class Config(_Table):
         """(key, name) of whatever in here names code that somebody wrote: a data set, a model, a method."""
         named = [("data.name", self.data.name), ("model.name", self.model.name)]
         found = [(key, name) for key, name in named if plugins.looks_like_code(name)]
-        return found + list(self.methods.code(self.training.record))
+        labels = dict.fromkeys((*self.methods.run, *(self.methods.model_extra or {})))
+        found += self.methods.code(labels, "methods.run")
+        return found + self.methods.code(self.training.record, "training.record")
 
     def requests(self) -> tuple[Request, ...]:
         """The requests, in their order, with the samples read."""
@@ -364,10 +375,10 @@ def presets() -> list[str]:
     return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
 
 
-def _named(label: str, table: Any) -> tuple[str, str]:
+def _named(label: str, table: Any, key: str = "methods.run") -> tuple[str, str]:
     """Under which key the name of a method stands, and the name."""
     use = table.get("use") if isinstance(table, Mapping) else None
-    return ("methods.run", label) if use is None else (f"methods.{label}.use", str(use))
+    return (key, label) if use is None else (f"methods.{label}.use", str(use))
 
 
 def _build_method(label: str, table: Mapping[str, Any]) -> all_methods.Method:
