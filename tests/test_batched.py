@@ -14,6 +14,7 @@ from unfed.data import ClientData, DatasetSource, TensorSource, Transform, diric
 from unfed.engines import Batched, PerClient, Sequential, recorded
 from unfed.engines.base import Block, Context, Engine
 from unfed.engines.choice import Choice, choose
+from unfed.engines.mapped import _WrittenOut
 from unfed.engines.stack import Course
 from unfed.errors import UnfedError
 from unfed.models import build
@@ -272,6 +273,31 @@ def test_a_course_is_the_closed_form_of_the_passes(
         assert (t // course.per_pass[0], begins[0], begins[0] + sizes[0]) == (epoch, begin, end)
     assert course.samples([len(listed)]) == [sum(end - begin for _, (begin, end) in listed)]
     assert course.passes([len(listed)]) == [len({epoch for epoch, _ in listed})]
+
+
+def _mapped_attention(dtype: torch.dtype, written_out: bool) -> list[torch.Tensor]:
+    """Attention of three clients by one map, and the gradients of its inputs."""
+    generator = torch.Generator().manual_seed(3)
+    inputs = [torch.randn(3, 2, 4, 5, 8, generator=generator, dtype=dtype).requires_grad_() for _ in range(3)]
+    mapped = torch.func.vmap(lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v))
+    if written_out:
+        with _WrittenOut():
+            out = mapped(*inputs)
+    else:
+        out = mapped(*inputs)
+    return [out, *torch.autograd.grad(out.square().sum(), inputs)]
+
+
+def test_attention_written_out_for_a_map_is_the_same_attention() -> None:
+    for ours, theirs in zip(*(_mapped_attention(torch.float64, way) for way in (True, False)), strict=True):
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_attention_with_a_mask_is_left_as_it_is() -> None:
+    q, mask = torch.randn(2, 3, 4), torch.ones(3, 3, dtype=torch.bool).tril()
+    plain = torch.nn.functional.scaled_dot_product_attention(q, q, q, mask)
+    with _WrittenOut():
+        assert torch.equal(torch.nn.functional.scaled_dot_product_attention(q, q, q, mask), plain)
 
 
 def test_data_that_is_not_on_the_device_is_refused() -> None:

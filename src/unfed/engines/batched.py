@@ -25,7 +25,7 @@ from unfed import objectives
 from unfed.data import ClientData
 from unfed.engines.base import Block, Context, PerClient
 from unfed.engines.capture import Untraceable
-from unfed.engines.mapped import at, cut, expand, join, stack, stacked_step
+from unfed.engines.mapped import at, cut, expand, join, mappable_attention, stack, stacked_step
 from unfed.engines.recorded import Replay, recordable
 from unfed.engines.stack import Course, Dealer, Held, Integers, Stint
 from unfed.errors import UnfedError, UnfedWarning
@@ -244,7 +244,8 @@ class Batched:
                 index = spans[:, :1] + torch.where(inside, torch.arange(wide), 0)
                 x, y = client.source.fetch(client.rows[positions[index]], None)
                 each = {n: t.detach().expand(len(some), *t.shape).requires_grad_() for n, t in weights.items()}
-                total = vmap(loss)(each, x, y, inside.to(x.device, x.dtype)).sum()
+                with mappable_attention(x):
+                    total = vmap(loss)(each, x, y, inside.to(x.device, x.dtype)).sum()
                 found = torch.autograd.grad(total, list(each.values()), allow_unused=True)
                 for n, grad in zip(each, found, strict=True):
                     if grad is not None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from unfed.local import Batch, Carry, Models, advance, autograd, gradients, loss_of
@@ -47,7 +52,7 @@ def stacked_step(template: Template, phase: Phase, shared: Mapping[str, Params],
             stacked: Carry = expand(alone(_first(carry), _first(dict(batch)), _first(dict(own)), number), 1)
             return stacked
         leaves = {name: t.detach().requires_grad_() for name, t in carry["params"].items()}
-        with torch.enable_grad():
+        with torch.enable_grad(), mappable_attention(batch["y"]):
             values, state = vmap(loss)(leaves, carry["state"], dict(batch), dict(own))
             grads = gradients(values.sum(), leaves)
         values = values.detach()
@@ -56,6 +61,31 @@ def stacked_step(template: Template, phase: Phase, shared: Mapping[str, Params],
         return _mapped(after, number)(carry, grads, state, values, dict(own))
 
     return step
+
+
+@contextmanager
+def mappable_attention(some: Tensor) -> Iterator[None]:
+    """Attention that a map over clients can go around: on CUDA, products and a softmax, written out.
+
+    PyTorch's fused kernels refuse their own sums when they are mapped ("LSE is not correctly aligned"), and its plain
+    form the types of a gradient under autocast. The CPU's kernels can be mapped.
+    """
+    if not some.is_cuda:
+        yield
+        return
+    with sdpa_kernel(SDPBackend.MATH), _WrittenOut():  # the first for calls that hide inside another function
+        yield
+
+
+class _WrittenOut(TorchFunctionMode):
+    """Plain attention as softmax(q kᵀ / √d) v; a call with a mask, dropout or anything else is left as it is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention and len(args) == 3 and not kwargs:
+            query, key, value = args
+            weights = (query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])).softmax(-1)
+            return weights.to(value.dtype) @ value
+        return func(*args, **(kwargs or {}))
 
 
 def _mapped(after: Callable[..., Carry], number: int) -> Callable[..., Carry]:
