@@ -35,6 +35,9 @@ def apart() -> bool:
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     if item.get_closest_marker("own_process") is None:
         return None
+    if not hasattr(os, "fork"):
+        item.add_marker(pytest.mark.skip(reason="needs a forked process, which this system does not have"))
+        return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in _reports(item):
         item.ihook.pytest_runtest_logreport(report=report)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import sys
 
 import pytest
 import torch
@@ -19,6 +20,37 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     assert list(tensors) == ["z", "a", "m/x"]  # in its own order, not the file's
     assert all(torch.equal(tensors[n], TENSORS[n]) and tensors[n].dtype == TENSORS[n].dtype for n in TENSORS)
     assert numbers == {"round": 3, "list": [1, "x"]} == checkpoint.numbers_of(tmp_path / "s.safetensors")
+
+
+def test_what_was_loaded_does_not_hang_on_its_file(tmp_path):
+    path = tmp_path / "s"
+    checkpoint.save(path, {"w": torch.arange(5000.0)}, {})
+    tensors, _ = checkpoint.load(path)
+    path.write_bytes(bytes(path.stat().st_size))
+    assert torch.equal(tensors["w"], torch.arange(5000.0))
+
+
+def test_a_file_is_written_where_folders_cannot_be_opened(tmp_path, monkeypatch):
+    """As on Windows: a folder cannot be opened, and a file opened for reading cannot be synced."""
+    original_open, original_sync = os.open, os.fsync
+
+    def open_files_only(path, flags, *more, **named):
+        if os.path.isdir(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return original_open(path, flags, *more, **named)
+
+    def sync_written_only(descriptor):
+        os.write(descriptor, b"")  # fails with EBADF where it was opened for reading
+        original_sync(descriptor)
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(os, "open", open_files_only)
+    monkeypatch.setattr(os, "fsync", sync_written_only)
+    checkpoint.write_bytes(tmp_path / "s", b"new")
+    checkpoint.append_line(tmp_path / "s", "line")
+    checkpoint.cut(tmp_path / "s", 3)
+    checkpoint.sync(tmp_path / "s")
+    assert (tmp_path / "s").read_bytes() == b"new"
 
 
 def test_the_same_state_gives_the_same_bytes(tmp_path):

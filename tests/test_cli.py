@@ -1,5 +1,6 @@
 """The command line as a person meets it: what it prints, what it writes, how it fails."""
 
+import io
 import json
 import os
 import random
@@ -232,6 +233,20 @@ def test_bad_input_about_a_run(unfed, done, here):
     checkpoint.save(here / "other.safetensors", {"w": torch.ones(1)}, {})
     code, _, err = unfed("evaluate", done, "--model", "other.safetensors")
     assert code == 2 and "another architecture" in err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_a_terminal_that_does_not_know_every_letter_is_no_reason_to_stop(here, encoding, monkeypatch):
+    written = io.BytesIO()
+    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    monkeypatch.setattr(sys, "argv", ["unfed", "methods"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    signal.signal(signal.SIGTERM, handler)
+    sys.stdout.flush()
+    assert not end.value.code
+    assert "?1-sparse" in written.getvalue().decode(encoding)
 
 
 # --- dying ------------------------------------------------------------------------------------------------------------

@@ -199,7 +199,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path, monkeypa
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "_sync", full)
+    monkeypatch.setattr(files.checkpoint, "sync", full)
     with pytest.raises(UnfedError, match=r"cannot be written.*No space left on device"):
         files.negate_file(source, target, ["first"])
     assert listing(tmp_path) == ["a.safetensors"]

@@ -192,6 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--verbose", action="store_true", help="also what the killer said")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds for one mutant")
     wanted = parser.parse_args(arguments)
+    if not hasattr(os, "fork"):
+        print("Mutants are tried in forked processes, which this system does not have; use Linux, macOS or WSL.")
+        return 2
 
     def meant(mutant: Mutant) -> bool:
         text = f"{mutant} {' '.join(mutant.killers)}".lower()

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def write_bytes(path: Path, data: bytes) -> None:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
             raise
-        _sync_folder(path.parent)
+        sync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -88,7 +89,9 @@ def load(path: Path, what: str = "checkpoint") -> tuple[Params, dict[str, Any]]:
         with safetensors.safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             names = json.loads(header.get(_ORDER, "null")) or list(file.keys())
-            return {name: file.get_tensor(name) for name in names}, json.loads(header.get(_NUMBERS, "{}"))
+            # Copies: a mapped file would change under them, and where a mapped file cannot be replaced (Windows) a
+            # job could not save over the state that it went on from.
+            return {name: file.get_tensor(name).clone() for name in names}, json.loads(header.get(_NUMBERS, "{}"))
     except FileNotFoundError as error:
         raise UnfedError(f"There is no {what} at {path}; check the path.") from error
     except (safetensors.SafetensorError, OSError, ValueError) as error:
@@ -146,8 +149,12 @@ def _in_order(data: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    folder = path.is_dir()  # Windows syncs no folders, and files only if they were opened for writing
+    if folder and sys.platform == "win32":
+        return
+    descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

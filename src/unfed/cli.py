@@ -7,6 +7,7 @@ command that resumes). `--json` writes one JSON value to stdout and nothing else
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -65,6 +66,9 @@ def main() -> None:
     plugins.leave_current_folder()  # before anything more is imported
     warnings.showwarning = _show_warning
     signal.signal(signal.SIGTERM, _interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a pipe on Windows may know no "ℓ" or "→": a "?" is no reason to stop
+            stream.reconfigure(errors="replace")
     try:
         app()
     except UnfedError as error:

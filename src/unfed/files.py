@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from unfed import checkpoint
 from unfed.errors import UnfedError, listed
 from unfed.layers import Choice, choose_in
 
@@ -284,9 +285,9 @@ def _replacing(target: Path) -> Iterator[Path]:
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         yield part
-        _sync(part)
+        checkpoint.sync(part)
         os.replace(part, target)
-        _sync(target.parent)
+        checkpoint.sync(target.parent)
     except OSError as error:
         raise UnfedError(
             f"{target} cannot be written ({error.strerror or error}); check the folder, its permissions and its space."
@@ -294,14 +295,6 @@ def _replacing(target: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _load(source: Path) -> object:
