@@ -140,6 +140,51 @@ def test_not_recovered_is_exit_code_3(unfed, done):
     assert code == 3 and "is not recovered after 3 rounds" in err and "--until 6" in err
 
 
+def test_after_exit_code_3_status_names_ways_out_that_work(unfed, done):
+    assert unfed("forget", done, "--client", "2")[0] == 3
+    code, out, _ = unfed("status", done)
+    assert code == 0 and "request client-2: denied (not recovered)" in out and "it stays owed" in out
+    assert "finished" in out and "unfed resume" not in out
+    assert f"unfed forget {done} --id client-2 --method retrain --until 4" in out.replace("\n", " ")
+    assert f"unfed withdraw {done} client-2" in out.replace("\n", " ")
+    code, out, _ = unfed("resume", done)
+    assert code == 0 and "request client-2: denied (not recovered)" in out
+    code, out, err = unfed("forget", done, "--id", "client-2", "--method", "retrain", "--until", "4")
+    assert code == 0 and "Request 'client-2' is served after 4 rounds" in out, err
+    assert "request client-2: fulfilled" in unfed("status", done)[1]
+
+
+def test_another_request_is_served_though_the_one_before_was_not(unfed, done):
+    assert unfed("forget", done, "--client", "2", "--json")[0] == 3
+    code, out, err = unfed("forget", done, "--client", "3", "--until", "1", "--json")
+    assert code == 0 and json.loads(out)["status"] == "done", err
+    value = json.loads(unfed("status", done, "--json")[1])
+    assert [(r["id"], r["state"], r["reason"]) for r in value["requests"]] == [
+        ("client-2", "denied", "not recovered"),
+        ("client-3", "fulfilled", None),
+    ]
+    code, _, err = unfed("forget", done, "--client", "3", "--id", "again", "--until", "1")
+    assert code == 2 and "is out already, by request 'client-3'" in err.replace("\n", " ")
+
+
+def test_withdraw_lets_a_request_go(unfed, done):
+    assert unfed("forget", done, "--client", "2")[0] == 3
+    code, out, _ = unfed("withdraw", done, "client-2")
+    assert code == 0 and "Request 'client-2' is withdrawn" in out
+    assert json.loads(unfed("withdraw", done, "client-2", "--json")[1])["state"] == "revoked"
+    assert "request client-2: withdrawn" in unfed("status", done)[1]
+    for arguments, says in [
+        (("withdraw", done, "nobody"), "no request 'nobody'; it has client-2"),
+        (("withdraw", done, "r1"), "belongs to this run's comparison"),
+        (("withdraw", "nowhere", "x"), "is not a run folder"),
+        (("forget", done, "--id", "nobody"), "no request 'nobody' to try again"),
+        (("forget", done, "--client", "2"), "'client-2' was withdrawn; ask anew under another --id"),
+        (("forget", done, "--client", "1", "--expires", "soon"), "'soon' is no date"),
+    ]:
+        code, out, err = unfed(*arguments)
+        assert code == 2 and says in err.replace("\n", " ") and not out.strip(), err
+
+
 def test_export_evaluate_and_negate(unfed, done, here):
     assert unfed("export", done, "--method", "not", "-o", "m.safetensors")[0] == 0
     params, about = checkpoint.load(here / "m.safetensors")

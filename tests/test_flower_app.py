@@ -124,6 +124,38 @@ def test_a_second_request_starts_from_what_the_first_left(tmp_path: Path) -> Non
     assert_same(here.current(0), there.current(0))
 
 
+def test_a_request_that_is_denied_stays_owed_and_the_next_is_served(tmp_path: Path) -> None:
+    grid, folder = nodes(), tmp_path / "run"
+    serve(grid, values(folder, mode="train", set="evaluation.recovered_within=0.0; unlearning.rounds=1"))
+    with pytest.raises(
+        Refused, match=r"'client-0' is not recovered .* the same run config with mode=\"unlearn\" methods="
+    ):
+        serve(grid, values(folder, mode="unlearn", until="recovered"))
+    run = serve(grid, values(folder, mode="unlearn", forget_clients="3"))
+    assert [(e.request.id, e.standing) for e in run.folder.requests()] == [
+        ("client-0", "denied (not recovered)"),
+        ("client-3", "fulfilled"),
+    ]
+    last = run.lines()[-1]
+    assert last["asked"] == {"1": ["1", "2"]} and isinstance(last["earlier"]["client-0"], float)
+    found = CliRunner().invoke(cli, ["withdraw", str(folder), "client-0"])
+    assert found.exit_code == 0, found.output
+    run = serve(grid, values(folder, mode="unlearn", forget_clients="2"))
+    assert run.lines()[-1]["asked"] == {"1": ["0", "1"]}
+
+
+def test_rows_that_are_gone_already_are_refused_when_they_are_asked_for(tmp_path: Path) -> None:
+    grid, folder = nodes(), tmp_path / "run"
+    serve(grid, values(folder, mode="train"))
+    serve(grid, values(folder, mode="unlearn", forget_clients="", forget_classes="3"))
+    with pytest.raises(UnfedError, match="'again' asks for is out already, by request 'class-3'"):
+        serve(grid, values(folder, mode="unlearn", forget_clients="", forget_classes="3", request_id="again"))
+    serve(grid, values(folder, mode="unlearn"))
+    del grid.nodes[1000]
+    with pytest.raises(UnfedError, match="'again' asks for is out already, by request 'client-0'"):
+        serve(grid, values(folder, mode="unlearn", request_id="again", min_nodes=3))
+
+
 def test_a_comparison_is_not_gone_on_from_for_nobody_left_in_it(tmp_path: Path) -> None:
     grid = nodes()
     serve(grid, values(tmp_path / "run"))

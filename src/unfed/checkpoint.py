@@ -21,7 +21,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from unfed.errors import UnfedError
+from unfed.errors import Halted, UnfedError
 from unfed.params import Params
 
 _NUMBERS = "unfed"
@@ -132,11 +132,11 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UnfedError(
+            raise Halted(
                 f"The disk is full, so {path} could not be written; what was saved before is untouched."
                 " Free some space and resume."
             ) from error
-        raise UnfedError(f"{path} could not be written ({error.strerror or error}); check the path.") from error
+        raise Halted(f"{path} could not be written ({error.strerror or error}); check the path.") from error
 
 
 def _in_order(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The command line: `unfed demo`, `run`, `resume`, `forget`, `status`, `report`, and tools for model files.
+"""The command line: `unfed demo`, `run`, `resume`, `status`, `evaluate`, `report`; other commands have their own files.
 
 Bad input ends with one sentence on stderr and exit code 2 (3 where a quorum or gate refused, 130 after Ctrl-C with the
 command that resumes). `--json` writes one JSON value to stdout and nothing else there.
@@ -6,14 +6,12 @@ command that resumes). `--json` writes one JSON value to stdout and nothing else
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -24,13 +22,23 @@ from rich.markup import escape
 from rich.table import Table
 
 import unfed
-from unfed import checkpoint, cli_compare, cli_data, cli_files, cli_flower, cli_methods, cli_paper, describe, plugins
+from unfed import (
+    checkpoint,
+    cli_compare,
+    cli_data,
+    cli_files,
+    cli_flower,
+    cli_methods,
+    cli_paper,
+    cli_requests,
+    describe,
+    plugins,
+)
 from unfed.api import results, write_report
-from unfed.cli_options import AllowCode, Json, Quiet, Sets
+from unfed.cli_options import AllowCode, Json, Quiet, RunArgument, Seed, Sets, resumable
 from unfed.config import Config, presets
-from unfed.data import Request, read_samples
-from unfed.display import clock_text, percent, results_table, shown, story
-from unfed.errors import UnfedError, UnfedWarning
+from unfed.display import clock_text, percent, request_line, results_table, shown, story
+from unfed.errors import Refused, UnfedError, UnfedWarning
 from unfed.evaluation import Evaluator
 from unfed.methods import METHODS
 from unfed.metrics import is_measured
@@ -48,14 +56,13 @@ app = typer.Typer(
 )
 app.add_typer(cli_methods.app, name="methods")
 app.add_typer(cli_data.app, name="data")
+cli_requests.add_to(app)
 cli_files.add_to(app)
 cli_flower.add_to(app)
 cli_compare.add_to(app)
 cli_paper.add_to(app)
 
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-Seed = Annotated[int | None, typer.Option(help="Which repetition, where a run has several.")]
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -149,58 +156,6 @@ def resume(run: RunArgument, allow_code: AllowCode = False, as_json: Json = Fals
     _work(Run.open(run), as_json, quiet)
 
 
-@app.command()
-def forget(
-    run: RunArgument,
-    client: Annotated[list[str], typer.Option(help="A client that leaves. Repeatable.")] = [],  # noqa: B006
-    classes: Annotated[list[int], typer.Option("--class", help="A class to forget. Repeatable.")] = [],  # noqa: B006
-    samples: Annotated[Path | None, typer.Option(help="A CSV file `client,position` of single samples.")] = None,
-    method: Annotated[str, typer.Option(help="Which method; see `unfed methods`.")] = "not",
-    deleted: Annotated[bool, typer.Option("--deleted", help="The data is gone: ask nobody to train on it.")] = False,
-    until: Annotated[str, typer.Option(help="`recovered`, or a number of rounds.")] = "recovered",
-    name: Annotated[str | None, typer.Option("--id", help="The request's id; the same id twice does nothing.")] = None,
-    seed: Seed = None,
-    allow_code: AllowCode = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Take clients, classes or samples out of a trained run, and leave a new model in force."""
-    listed = read_samples(samples) if samples else ()
-    given = {"clients": client, "classes": classes, "samples": listed}
-    if sum(bool(value) for value in given.values()) != 1:
-        raise UnfedError("Say what to forget by exactly one of --client, --class or --samples.")
-    opened = Run.open(run)
-    name = name or describe.request_id(given)
-    request = Request(name, tuple(client), tuple(classes), listed, deleted=deleted)
-    with _resumable(run), shown(opened, stdout, as_json or quiet) as display:
-        outcome = opened.forget(request, method, until, seed, display)
-    _tell_outcome(opened, outcome.status, request.id, as_json, quiet)
-
-
-def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: bool) -> None:
-    lines = [line for line in run.lines() if line["request"] == request]
-    last = lines[-1] if lines else {}
-    report = None if status == "queued" else write_report(run)
-    if as_json:
-        typer.echo(json.dumps({"request": request, "status": status, "last": last, "report": report and str(report)}))
-    elif quiet:
-        return
-    elif status == "queued":
-        stdout.print(
-            f"Request {request!r} is filed. Another process is at work in this run: from its next round on the"
-        )
-        stdout.print("leaver takes no part, and the request is served after what is running now.")
-    elif status == "already done":
-        stdout.print(f"Request {request!r} was served already (round {last.get('round')}); nothing was done.")
-    else:
-        stdout.print(
-            f"Request {request!r} is served after {last['round']} rounds: validation {percent(last['validation'])}"
-            f" (before {percent(last['validation_before'])}), forget {percent(last['forget'])},"
-            f" test {percent(last['test'])}."
-        )
-        stdout.print(f"Report: {report}", soft_wrap=True)
-
-
 def _with_device(sets: list[str], device: str | None) -> list[str]:
     return [*sets, f'device="{device}"'] if device else list(sets)
 
@@ -221,10 +176,15 @@ def _begin(config: Config, out: Path | None, name: str) -> Run:
 
 def _work(run: Run, as_json: bool, quiet: bool) -> None:
     """Do what is to be done in a run, show it, write the report."""
-    with _resumable(run.folder.path), shown(run, stdout, as_json or quiet) as display:
+    with resumable(run.folder.path), shown(run, stdout, as_json or quiet) as display:
         if not (as_json or quiet):
             stdout.print(_headline(run), soft_wrap=True)
-        run.execute(display)
+        try:
+            run.execute(display)
+        except Refused:
+            if run.folder.requests():  # what became of them is on record, and the report must say so
+                write_report(run)
+            raise
     report = write_report(run)
     found = results(run, "last")
     if as_json:
@@ -236,6 +196,9 @@ def _work(run: Run, as_json: bool, quiet: bool) -> None:
             stdout.print(results_table(found, title, stdout.width >= 130))
         for sentence in story(run.lines()):
             stdout.print(sentence, soft_wrap=True)
+        for request in describe.status(run)["requests"]:
+            if request["owed"]:
+                stdout.print(request_line(request), soft_wrap=True)
         stdout.print()
         stdout.print(f"Report: [bold]{escape(str(report))}[/bold]", soft_wrap=True)
 
@@ -248,21 +211,12 @@ def _headline(run: Run) -> str:
     )
 
 
-@contextlib.contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        stderr.print(f"Interrupted. Nothing is lost: go on with `unfed resume {folder}`.", soft_wrap=True)
-        sys.exit(130)
-
-
 # --- looking ----------------------------------------------------------------------------------------------------------
 
 
 @app.command()
 def status(run: RunArgument, as_json: Json = False) -> None:
-    """Where a run stands: round, accuracy, time left, how to go on."""
+    """Where a run stands: round, accuracy, time left, every request, how to go on."""
     opened = Run.open(run)
     found = describe.status(opened)
     if as_json:
@@ -277,6 +231,8 @@ def status(run: RunArgument, as_json: Json = False) -> None:
             job["job"], f"{job['round']}/{job['rounds']}", percent(job["test"]), percent(job["forget"]), job["state"]
         )
     stdout.print(table)
+    for request in found["requests"]:
+        stdout.print(request_line(request), soft_wrap=True)
     if found["state"] == "running":
         stdout.print(f"About {clock_text(found['seconds_left'])} left.")
     elif found["state"] == "interrupted":

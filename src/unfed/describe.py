@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,10 @@ import unfed
 from unfed import checkpoint
 from unfed.config import Config
 from unfed.data import Request
+from unfed.folder import Job
 from unfed.methods import METHODS, Method, Retrain
+from unfed.requests import Entry
+from unfed.requests import now as now
 from unfed.world import World
 
 if TYPE_CHECKING:
@@ -24,9 +27,14 @@ if TYPE_CHECKING:
 
 
 def status(run: Run) -> dict[str, Any]:
-    """Where a run stands: `running`, `finished` or `interrupted`, and every job with its last evaluated round."""
+    """Where a run stands: `running`, `finished` or `interrupted`; every job, and every deletion request.
+
+    A request that was denied, withdrawn or has expired leaves nothing to resume.
+    """
     last = {(line["seed"], line["request"], line["method"]): line for line in run.lines()}
     busy, heard, jobs = run.folder.busy(), run.folder.heard() or {}, []
+    entries = run.folder.requests()
+    over = {Job(e.seed, e.request.id, e.method): e.standing for e in entries if e.owed or not e.accepted}
     for job, rounds in run.jobs():
         line = last.get((job.seed, job.request, job.label), {})
         numbers = run.folder.numbers(job) or {}
@@ -40,12 +48,20 @@ def status(run: Run) -> dict[str, Any]:
                 "rounds": numbers.get("rounds", rounds),
                 "test": line.get("test"),
                 "forget": line.get("forget"),
-                "state": finished or ("running" if here else "waiting" if not numbers else "not finished"),
+                "state": over.get(job)
+                or finished
+                or ("running" if here else "waiting" if not numbers else "not finished"),
             }
         )
-    complete = all(run.folder.finished(job) for job, _ in run.jobs())
+    complete = all(run.folder.finished(job) for job, _ in run.ahead()) and not any(e.waiting for e in entries)
     state = "running" if busy else "finished" if complete else "interrupted"
-    return {"state": state, "jobs": jobs, "seconds_left": heard.get("seconds_left") if busy else None}
+    requests = [{"id": e.request.id, "number": e.number, **entry(run, e)} for e in entries]
+    return {
+        "state": state,
+        "jobs": jobs,
+        "requests": requests,
+        "seconds_left": heard.get("seconds_left") if busy else None,
+    }
 
 
 def jobs(run: Run) -> list[dict[str, Any]]:
@@ -95,6 +111,44 @@ def rounds_of(config: Config, label: str, method: Method) -> int:
     return method.rounds(config.methods.recovery(label).rounds or config.unlearning.rounds, config.training.rounds)
 
 
+def entry(run: Run, entry: Entry) -> dict[str, Any]:
+    """Where a deletion request stands, for a report."""
+    names = ("created", "method", "until", "state", "reason", "why", "changed", "served", "expires")
+    about = {name: getattr(entry, name) for name in names} | {"attempts": [dict(tried) for tried in entry.attempts]}
+    return about | {
+        "standing": entry.standing,
+        "owed": entry.owed,
+        "way_out": run.way_out(entry) if entry.owed else None,
+    }
+
+
+def beginning(
+    config: Config, world: World, requests: Sequence[Request], methods: Mapping[str, Method]
+) -> dict[str, Any]:
+    """What `run.json` says of a run: everything that is known before any work starts."""
+    return {
+        "name": config.name,
+        "created": now(),
+        "config": config.to_json(),
+        "seeds": list(config.seed_list),
+        "clients": [c.name for c in world.clients],
+        "topped_up_clients": [str(k) for k in world.repaired],
+        "versions": versions(),
+        "hardware": hardware(world.device),
+        "device": str(world.device),
+        "engine": world.engine({}).name,
+        "chunk": world.chunk,
+        "parameters": world.parameters,
+        "forward_flops": world.forward_flops,
+        "requests": [describe_request(world, requests[: i + 1]) for i in range(len(requests))],
+        "methods": {label: method_facts(config, label, method) for label, method in methods.items()},
+        "hyperparameters": {label: asdict(method) for label, method in methods.items()},
+        "rounds": {"training": config.training.rounds, "unlearning": config.unlearning.rounds},
+        "backdoor": None if config.poison is None else {"target_class": config.poison.target_class},
+        "recovered_within": config.evaluation.recovered_within,
+    }
+
+
 def request_id(request: dict[str, Any]) -> str:
     """An id made from what is asked, so that asking twice is asking once."""
     kind, value = next((k, v) for k, v in request.items() if v)
@@ -127,7 +181,3 @@ def versions() -> dict[str, str]:
 def hardware(device: torch.device) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return f"{name}, {torch.get_num_threads()} CPU threads"
-
-
-def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -48,7 +49,7 @@ class Display:
 
     def __init__(self, run: Run, console: Console) -> None:
         self._console = console
-        jobs = run.jobs()
+        jobs = run.ahead()
         self._several_seeds = len(run.config.seed_list) > 1
         self._several_requests = len({job.request for job, _ in jobs} - {None}) > 1
         self._clock = Clock(jobs)
@@ -139,6 +140,21 @@ def results_table(rows: Sequence[Row], title: str, wide: bool) -> Table:
 def _cell(cell: tables.Cell, wide: bool) -> Text:
     text = str(cell) if wide else cell.text + (f" ±{cell.spread}" if cell.spread else "")
     return Text(text + (" ★" if cell.best else ""), style="bold" if cell.best else "")
+
+
+def request_line(request: Mapping[str, Any]) -> str:
+    """Where a deletion request stands, in a line; what can be done where it is owed."""
+    standing = str(request["standing"])
+    about = [f"request {request['id']}: {standing}"]
+    if request["state"] == "fulfilled":
+        about.append(f"{request['changed'] or request['created']}, by {name_of(str(request['method']))}")
+    elif request["why"]:
+        about.append(str(request["why"]).removesuffix("."))
+    if request["state"] == "open" and request["expires"]:
+        about.append(f"to be begun by {request['expires']}")
+    if request["owed"]:
+        about.append(f"it stays owed: {request['way_out']}")
+    return escape("; ".join(about) + ("." if request["owed"] else ""))
 
 
 def story(lines: Sequence[Mapping[str, Any]]) -> list[str]:

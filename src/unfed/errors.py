@@ -18,6 +18,18 @@ class Refused(UnfedError):
     exit_code = 3
 
 
+class Unanswered(Refused):
+    """Too few clients answered. They may answer next time, so nothing is decided about what was asked of them."""
+
+
+class NotRecovered(Refused):
+    """The rounds that a request was given did not bring its model back to what it could before."""
+
+
+class Halted(UnfedError):
+    """The machine cannot go on, whatever is asked of it (a full disk): nothing is decided, and work can be resumed."""
+
+
 class UnfedWarning(UserWarning):
     """Something works, but not as a reader might think."""
 

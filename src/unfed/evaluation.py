@@ -13,7 +13,7 @@ class must not be asked for it. What cannot be measured says why.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +38,8 @@ class Evaluation:
 
     numbers: dict[str, Value]
     samples: dict[str, Tensor]
+    earlier: dict[str, Value] = field(default_factory=dict)
+    """Accuracy on what each earlier request takes out, by its id: whether it stays forgotten."""
 
 
 class Evaluator:
@@ -59,6 +61,7 @@ class Evaluator:
             gone_rows = torch.cat([c.rows[c.view("forget")] for c in marked])
             self._forget = self._forget[~torch.isin(self._forget, gone_rows)]
         self._no_forget = not_measured("its owners have deleted it" if deleted else "nothing was forgotten yet")
+        self._places = {request.id: self._places_of(request) for request in requests[:-1]}
         # Validation speaks of the clients that stay: one without a retained row has left.
         staying = [c for c in holders if len(c.view("retain"))]
         self._val = torch.cat([c.rows[c.view("val")] for c in staying])
@@ -72,6 +75,11 @@ class Evaluator:
                 "Every class of the test set would be forgotten, so nothing is left to test; ask for less."
             )
         self._attack = self._triggered()
+
+    def _places_of(self, request: Request) -> Tensor:
+        """Where the rows of one request stand among those that are scored; empty where it cannot be asked for."""
+        own = torch.cat([c.rows[c.view("forget")] for c in self._world.scoped([request]).values()])
+        return torch.isin(self._forget, own).nonzero().flatten().cpu() if not request.deleted else own[:0]
 
     def _triggered(self) -> tuple[Tensor, Any] | None:
         poison = self._world.config.poison
@@ -103,7 +111,11 @@ class Evaluator:
             "mia": self._membership(forget, test) if some else nothing,
             "backdoor": self._backdoor(params),
         }
-        return Evaluation(numbers, sample_columns(forget, test) if self._config.samples else {})
+        again: dict[str, Value] = {
+            name: forget[places].accuracy if len(places) else not_measured("its owners have deleted it")
+            for name, places in self._places.items()
+        }
+        return Evaluation(numbers, sample_columns(forget, test) if self._config.samples else {}, again)
 
     def validation(self, params: Params) -> Value:
         """Only the retained clients' mean validation accuracy."""

@@ -23,7 +23,7 @@ from unfed.aggregate import Check, average
 from unfed.data import ClientData
 from unfed.engines.base import Block, Context, Engine, Messenger, Refusal, context_of
 from unfed.engines.sequential import Sequential
-from unfed.errors import Refused, UnfedError
+from unfed.errors import Refused, Unanswered, UnfedError
 from unfed.history import History, Past, Recorder
 from unfed.ledger import Flops, Freight, Ledger
 from unfed.methods.base import State
@@ -132,9 +132,10 @@ class Server:
         self._parameters = sum(template.like[name].numel() for name in template.trainable)
         self.look_at(clients, engine)
 
-    def look_at(self, clients: Mapping[str, ClientData], engine: Engine) -> None:
+    def look_at(self, clients: Mapping[str, ClientData], engine: Engine, public: ClientData | None = None) -> None:
         """Take note of who holds what; called again when a further request marks more rows, or somebody joined."""
         self.engine = engine
+        self._public = public or self._public
         self.clients: Sequence[str]
         self.retained: Sequence[str]
         self.owners: Sequence[str]
@@ -244,7 +245,7 @@ class Server:
                     " learning rate (or the method's own strength) and start again."
                 )
             why = "; ".join(f"client {r.client}: {r.reason}" for r in refused[:3]) or "nobody was asked"
-            raise Refused(
+            raise (Unanswered if asked else Refused)(
                 f"Round {plan.round} got {accepted} usable updates of {len(asked)} asked, the quorum is {need} ({why});"
                 " mend these clients or lower training.quorum, then resume: all of them are asked again."
             )
@@ -277,7 +278,7 @@ class Server:
         for answer in self.engine.measure(what, params, clients):
             if isinstance(answer, Refusal):
                 # A sum over some of those who were asked would pass for the sum over all of them.
-                raise Refused(f"Client {answer.client} did not answer with its {what.what}: {answer.reason}.")
+                raise Unanswered(f"Client {answer.client} did not answer with its {what.what}: {answer.reason}.")
             _, sums = answer
             total = {n: total[n] + t if total else t for n, t in sums.items()}
             if what.what != "correct":

@@ -5,7 +5,7 @@
     samples/SEED/JOB/ROUND.safetensors         per-sample loss, correctness, confidence, entropy of D_u and test
     state/SEED/JOB.safetensors                 what a job needs to go on, and the histories that were recorded with it
     models/SEED/JOB.safetensors                what came out of it
-    requests/NUMBER-ID.json                    deletion requests, in the order in which they came
+    requests/NUMBER-ID.json                    deletion requests in the order in which they came, and where each stands
     progress.json                              where a running process is (a hint for `status`, nothing depends on it)
 
 JOB is `train`, or REQUEST/METHOD. Every saved state says how long the trajectory was when it was saved; what no state
@@ -19,20 +19,21 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from unfed import checkpoint
-from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.history import History
 from unfed.methods import Method, State
 from unfed.params import Params
+from unfed.requests import Entry, now
 
 SCHEMA = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
@@ -61,28 +62,6 @@ class Job:
         if self.request is None:
             return Path(str(self.seed), self.label)
         return Path(str(self.seed), self.request, self.label.replace(":", "."))
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A deletion request as it stands in the queue."""
-
-    number: int
-    request: Request
-    method: str
-    until: str
-    created: str
-    seed: int
-    described: Mapping[str, Any] | None = None
-    """What the request concerns, in numbers: a report needs no data for it."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "request": self.request.to_json(), "schema": SCHEMA}
-
-    @staticmethod
-    def from_json(raw: Mapping[str, Any]) -> Entry:
-        values = {name: raw[name] for name in ("number", "method", "until", "created", "seed")}
-        return Entry(request=Request.from_json(raw["request"]), described=raw.get("described"), **values)
 
 
 _HISTORY = "history:"
@@ -232,6 +211,10 @@ class RunFolder:
     def load_model(self, job: Job) -> Params:
         return checkpoint.load(self.model_file(job), "model")[0]
 
+    def drop_samples(self, job: Job) -> None:
+        """Take away what an attempt that is given up scored, before the next one scores."""
+        shutil.rmtree(self.path / "samples" / job.path, ignore_errors=True)
+
     def save_samples(self, job: Job, round: int, samples: Mapping[str, Tensor]) -> None:
         if samples:
             checkpoint.save(self.path / "samples" / job.path / f"{round:06d}.safetensors", samples, {"round": round})
@@ -239,8 +222,25 @@ class RunFolder:
     # --- requests -------------------------------------------------------------------------------------------------
 
     def requests(self) -> list[Entry]:
+        """Every deletion request as it stands now, in the order in which they were filed."""
         files = sorted((self.path / "requests").glob("*.json"))
-        return [Entry.from_json(checkpoint.read_json(file, "request")) for file in files]
+        found: list[tuple[Entry, bool]] = []
+        for file in files:
+            raw = checkpoint.read_json(file, "request")
+            entry = Entry.from_json(raw, f"The request file {file}")
+            check_id(entry.request.id, f"request id in {file}")
+            found.append((entry, "state" in raw))
+        found.sort(key=lambda pair: pair[0].number)
+        entries, moment = [entry for entry, _ in found], now()
+        return [entry.at(moment) if told else self._of_before(entry, entries) for entry, told in found]
+
+    def _of_before(self, entry: Entry, entries: Sequence[Entry]) -> Entry:
+        """A request of the time before states: served in its order if its job has ended, else waiting."""
+        earlier = tuple(e.request.id for e in entries if e.number < entry.number and e.seed == entry.seed)
+        job = Job(entry.seed, entry.request.id, entry.method)
+        if not (self.finished(job) and self.model_file(job).exists()):
+            return entry
+        return replace(entry, state="fulfilled", served=entry.number, earlier=earlier)
 
     def put_request(self, entry: Entry) -> None:
         checkpoint.write_json(self.path / "requests" / f"{entry.number:04d}-{entry.request.id}.json", entry.to_json())
@@ -248,13 +248,13 @@ class RunFolder:
     # --- who is at work -------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def lock(self, name: str = "work") -> Iterator[bool]:
-        """Hold a lock of the folder: True if it was free. It ends with the process, however that ends."""
+    def lock(self, name: str = "work", wait: bool = False) -> Iterator[bool]:
+        """Hold a lock of the folder: True if it was free, or waited for. It ends with the process, however it ends."""
         with checkpoint.disk_errors(self.path):
             descriptor = os.open(self.path / f".{name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 yield False
                 return

@@ -8,6 +8,9 @@ The original training is the job of Retrain on an empty scope. A state is saved 
 between as the config says; it holds the tensors, the ledger and the length of the trajectory, so a job killed at any
 moment goes on from its last save and writes the same bytes again. A resumed NoT is therefore never negated twice:
 `begin` is not called once a state is there.
+
+A request that is asked again goes on from its state too, unless another model is in force by then or other rows are
+out: then its state began at what counts no more, and the job begins anew.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 from unfed import digest
 from unfed.data import ClientData, Request
 from unfed.engines.base import Refusal
-from unfed.errors import Refused, UnfedError
+from unfed.errors import NotRecovered, Refused, UnfedError
 from unfed.federation import Server, Settings
 from unfed.folder import Job, RunFolder
 from unfed.history import History, Recorder
@@ -97,10 +100,13 @@ class JobRunner:
         watch: Watch | None = None,
         history: History | None = None,
         recorders: Mapping[str, Recorder] | None = None,
+        base: Mapping[str, Any] | None = None,
     ) -> None:
+        """`base` says as JSON what the job begins at; a saved state that began elsewhere is not gone on with."""
         self.folder, self.world, self.job, self.method = folder, world, job, method
         self.requests, self.patience, self.until, self.pending = tuple(requests), patience, until, pending
         self.watch: Watch = watch or Silence()
+        self.base, self.start = base, 1
         self.evaluator = world.evaluator(self.requests)
         # Whoever left by an earlier request is gone: the method sees the rows of the last one only.
         clients = _scoped(world, self.requests)
@@ -135,7 +141,13 @@ class JobRunner:
     def run(self) -> State:
         """The job's last state; what was already done is not done again."""
         saved = self.folder.load_state(self.job)
+        if saved is not None:
+            self.start = start_on(self.base, saved[1])
+            if self.start != saved[1].get("start", 1):
+                self.folder.drop_samples(self.job)
+                saved = None
         if saved is None:
+            self._look_around()  # who asked to leave while this one waited is not asked to help it begin
             state, diary = self._begin()
         else:
             state, diary = self._resumed(*saved)
@@ -156,10 +168,10 @@ class JobRunner:
                 self._save(state, diary, None)
         self._save(state, diary, outcome)
         if outcome == "not recovered":
-            raise Refused(
+            raise NotRecovered(
                 f"Request {self.job.request!r} is not recovered after {state.round} rounds: the best validation"
                 f" accuracy was {diary.best:.2f} % (round {diary.best_round}), it takes {self._target():.2f} %;"
-                f" go on with --until {2 * self.rounds}, or accept less with evaluation.recovered_within."
+                f" more rounds are given by --until {2 * self.rounds}."
             )
         self.watch.ends(self.job, outcome)
         return self._write_model(state)
@@ -229,7 +241,8 @@ class JobRunner:
             return
         self.left_out = leaving
         clients = _scoped(self.world, everything) if self.requests else self.world.scoped(leaving, gone=leaving)
-        self.server.look_at(clients, self.world.engine(clients))
+        public = self.world.public(clients) if "public" in self.method.needs else None
+        self.server.look_at(clients, self.world.engine(clients), public)
         self.server.scope = tuple(request.to_json() for request in everything)
         if joined:  # what is measured from now on counts their rows too, and so does what it is compared with
             self.evaluator = self.world.evaluator(self.requests)
@@ -290,7 +303,7 @@ class JobRunner:
         if self.job.request is None:
             self._account(diary, self.server.recorders.values())
         seen = self.evaluator(state.params)
-        line = {
+        line: dict[str, Any] = {
             "seed": self.job.seed,
             "request": self.job.request,
             "method": self.job.label,
@@ -303,6 +316,10 @@ class JobRunner:
             "asked": {str(round): clients for round, clients in diary.asked.items()},
             "refused": diary.refused,
         }
+        if seen.earlier:
+            line["earlier"] = seen.earlier
+        if self.start > 1:
+            line["start"] = self.start
         if self._keeps_best:
             line["keep_model"] = self.world.config.training.keep_model
         self.folder.save_samples(self.job, state.round, seen.samples)
@@ -319,6 +336,7 @@ class JobRunner:
     def _save(self, state: State, diary: Diary, outcome: str | None) -> None:
         finished = None if outcome == "not recovered" else outcome
         numbers = {"offset": diary.offset, "diary": diary.to_json(), "finished": finished, "rounds": self.rounds}
+        numbers |= began(self.base, self.start)
         if self._best_params is not None:
             state = replace(state, tensors={**state.tensors, BEST: self._best_params})
         histories = {label: recorder.history for label, recorder in self.server.recorders.items()}
@@ -338,6 +356,26 @@ class JobRunner:
 def _scoped(world: World, requests: Sequence[Request]) -> dict[str, ClientData]:
     """The clients as a method sees them that works on the last of these requests: of the others no row is left."""
     return world.scoped(requests, gone=requests[:-1])
+
+
+def start_on(base: Mapping[str, Any] | None, saved: Mapping[str, Any]) -> int:
+    """Which start of a job this is: the saved one, or the next if that was at another model or without other rows."""
+    start, its = int(saved.get("start", 1)), saved.get("base")
+    return start if base is None or its is None or dict(its) == dict(base) else start + 1
+
+
+def began(base: Mapping[str, Any] | None, start: int) -> dict[str, Any]:
+    """What a saved state says of its beginning."""
+    return ({} if base is None else {"base": dict(base)}) | ({} if start == 1 else {"start": start})
+
+
+def last_starts(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of a trajectory without those of jobs that were begun anew since."""
+    starts: dict[tuple[Any, ...], int] = {}
+    for line in lines:
+        job = (line["seed"], line["request"], line["method"])
+        starts[job] = max(starts.get(job, 1), line.get("start", 1))
+    return [x for x in lines if x.get("start", 1) == starts[x["seed"], x["request"], x["method"]]]
 
 
 def _refusal(refusal: Refusal) -> dict[str, Any]:

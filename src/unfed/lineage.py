@@ -23,10 +23,11 @@ from typing import Literal
 from unfed.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
-from unfed.folder import Entry, Job, RunFolder
+from unfed.folder import Job, RunFolder
 from unfed.history import History, Recorder
 from unfed.methods import Method, admit
 from unfed.methods.base import Lineage
+from unfed.requests import Entry
 from unfed.world import World
 
 
@@ -160,9 +161,11 @@ def recorders(
 def influence(folder: RunFolder, config: Config) -> list[dict[str, str]]:
     """Every file that still carries what a request takes out, and how: {request, file, what}."""
     found: list[dict[str, str]] = []
-    entries = folder.requests()
+    entries = [entry for entry in folder.requests() if entry.accepted]
     for entry in entries:
-        later = [Job(e.seed, e.request.id, e.method) for e in entries if e.number >= entry.number]
+        # What was filed later never knew it; what was filed before may have been taken up, or tried again, after it.
+        without = [e for e in entries if e.number >= entry.number or entry.request.id in e.earlier]
+        later = [Job(e.seed, e.request.id, label) for e in without for label in e.methods]
         found += _carriers(folder, entry.seed, entry.request, later)
     compared = config.requests()
     for i, request in enumerate(compared):

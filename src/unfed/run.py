@@ -6,29 +6,32 @@
 
 `execute` compares: every method starts from θ* and takes the config's requests one after another; nothing is purged.
 `forget` serves: each request starts from what the one before it left. A request that arrives while another is at work
-is left out of every round from the next on, and its turn comes after. Once a request is served, the leaver's records
-are taken out of every history in the folder; what still carries its influence is listed in `info`.
+is left out of every round from the next on, and its turn comes after; one that fails is denied and stays owed, and the
+next has its turn (`serving.py`). Once a request is served, the leaver's records are taken out of every history in the
+folder; what still carries its influence is listed in `info`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from unfed import describe, lineage, plugins
 from unfed.config import Config
 from unfed.data import Request
-from unfed.describe import describe_request, hardware, now, versions
-from unfed.errors import UnfedError, listed
-from unfed.folder import Entry, Job, RunFolder, check_id
+from unfed.describe import describe_request
+from unfed.errors import Refused, UnfedError, UnfedWarning, listed
+from unfed.folder import Job, RunFolder, check_id
 from unfed.history import Recorder
-from unfed.jobs import JobRunner
+from unfed.jobs import JobRunner, began, last_starts, start_on
 from unfed.methods import Method, Retrain, State
 from unfed.params import Params, cast, check_like
+from unfed.requests import Entry
+from unfed.serving import STOPS, Queue, gone_already, left_by
 from unfed.watching import Heart, Silence, Watch
 from unfed.world import World, process_as_before
 
@@ -39,7 +42,7 @@ class Outcome:
 
     entry: Entry
     status: str
-    """`done`, `queued` (another process is at work and will take it up), or `already done`."""
+    """`done`, `already done`, `withdrawn`, or `queued`: another process is at work and will take it up."""
 
 
 class Run:
@@ -49,6 +52,7 @@ class Run:
         self.folder = folder
         self.description = folder.description()
         self.config = Config.kept(self.description["config"])  # reading a run builds nothing that it names
+        self.queue = Queue(self)
         self._worlds: dict[int, World] = {}
         self._at_work = False
 
@@ -70,30 +74,10 @@ class Run:
             for i, request in enumerate(requests):
                 lineage.welcome(config, label, request, requests[:i])
                 lineage.unbroken_by_itself(config, label, requests[:i])
-        described = [describe_request(world, requests[: i + 1]) for i in range(len(requests))]
-        where.create(
-            {
-                "name": config.name,
-                "created": now(),
-                "config": config.to_json(),
-                "seeds": list(config.seed_list),
-                "clients": [c.name for c in world.clients],
-                "topped_up_clients": [str(k) for k in world.repaired],
-                "versions": versions(),
-                "hardware": hardware(world.device),
-                "device": str(world.device),
-                "engine": world.engine({}).name,
-                "chunk": world.chunk,
-                "parameters": world.parameters,
-                "forward_flops": world.forward_flops,
-                "requests": described,
-                "methods": {label: describe.method_facts(config, label, method) for label, method in methods.items()},
-                "hyperparameters": {label: asdict(method) for label, method in methods.items()},
-                "rounds": {"training": config.training.rounds, "unlearning": config.unlearning.rounds},
-                "backdoor": None if config.poison is None else {"target_class": config.poison.target_class},
-                "recovered_within": config.evaluation.recovered_within,
-            }
-        )
+        for i, request in enumerate(requests):
+            if by := left_by(world, request, requests[:i]):
+                raise UnfedError(f"{gone_already(request, by)} Leave it out of the config.")
+        where.create(describe.beginning(config, world, requests, methods))
         run = Run(where)
         run._worlds[world.seed] = world
         return run
@@ -133,17 +117,47 @@ class Run:
     # --- comparing ------------------------------------------------------------------------------------------------
 
     def execute(self, watch: Watch | None = None) -> None:
-        """Do whatever is not done yet: train, compare, serve."""
-        with self._working(), self.folder.lock() as free:
-            if not free:
-                where = self.folder.path
-                raise UnfedError(f"Another process is at work in {where}; see `unfed status {where}`.")
-            self.folder.cut_back()
-            heart = Heart(self.folder, self.jobs(), watch or Silence())
-            for seed in self.config.seed_list:
-                trained = self._train(seed, heart)
-                self._compare(seed, trained, heart)
-            self._serve(heart)
+        """Do whatever is not done yet: train, compare, serve. Which requests failed here is said at the end."""
+        failed = self._at_the_desk(watch, self._train_and_compare)
+        if failed is None:
+            where = self.folder.path
+            raise UnfedError(f"Another process is at work in {where}; see `unfed status {where}`.")
+        for entry in failed[1:]:
+            warnings.warn(self.queue.still_owed(entry), UnfedWarning, stacklevel=2)
+        if failed:
+            raise Refused(self.queue.still_owed(failed[0])) from self.queue.errors[failed[0].request.id]
+
+    def _train_and_compare(self, watch: Watch) -> None:
+        for seed in self.config.seed_list:
+            trained = self._train(seed, watch)
+            self._compare(seed, trained, watch)
+
+    def _at_the_desk(self, watch: Watch | None, first: Callable[[Watch], None] | None = None) -> list[Entry] | None:
+        """Do something first, then serve the queue; the requests that failed, or None if another is at work.
+
+        Whoever files a request while this works is told that it is queued, so nobody may go before it is served: what
+        came in between the last look and letting go of the lock is seen here.
+        """
+        failed: list[Entry] | None = None
+        self.queue.put_off.clear()
+        while failed is None or self.queue.waits():
+            with self._working(), self.folder.lock() as free:
+                if not free:
+                    break
+                self.folder.cut_back()
+                heart = Heart(self.folder, self.ahead(), watch or Silence())
+                try:
+                    if first is not None:
+                        first(heart)
+                except STOPS:
+                    raise
+                except Exception:  # requests do not wait until a comparison is mended
+                    self.folder.cut_back()
+                    for entry in self.queue.serve(heart):
+                        warnings.warn(self.queue.still_owed(entry), UnfedWarning, stacklevel=3)
+                    raise
+                failed, first = [*(failed or []), *self.queue.serve(heart)], None
+        return failed
 
     def jobs(self) -> list[tuple[Job, int]]:
         """Every job of this run in its order, with its number of rounds."""
@@ -163,6 +177,16 @@ class Run:
         known = ((entry and entry.described) or {}).get("served_by") or self.description.get("methods", {}).get(label)
         return known or describe.plain_facts(self.config, label)
 
+    def ahead(self) -> list[tuple[Job, int]]:
+        """The jobs without those of requests on which nobody works any more."""
+        over = {Job(e.seed, e.request.id, e.method) for e in self.folder.requests() if e.owed or not e.accepted}
+        return [(job, rounds) for job, rounds in self.jobs() if job not in over]
+
+    def trained(self, seed: int) -> bool:
+        """Whether θ* of a repetition is there."""
+        job = self._training_job(seed)
+        return self.folder.finished(job) and self.folder.model_file(job).exists()
+
     def _training_rounds(self) -> int:
         return self.config.training.rounds
 
@@ -172,7 +196,7 @@ class Run:
     def _train(self, seed: int, watch: Watch) -> Params:
         """θ*: Retrain on an empty scope, under the training seed."""
         job = self._training_job(seed)
-        if self.folder.finished(job) and self.folder.model_file(job).exists():
+        if self.trained(seed):
             return self._model(job)
         world = self.world(seed)
         method: Method = Retrain() if world.initial is None else _Continue()
@@ -186,7 +210,7 @@ class Run:
             (),
             world.initial or world.template.like,
             patience=self.config.training.patience,
-            pending=lambda: [e.request for e in self.folder.requests() if e.seed == seed],
+            pending=lambda: self.queue.besides(seed),
             watch=watch,
             recorders={label: Recorder(recorded) for label, recorded in self.config.recorded().items()},
         )
@@ -212,10 +236,11 @@ class Run:
         watch: Watch,
         entry: Entry | None = None,
         previous: Job | None = None,
+        base: Mapping[str, Any] | None = None,
     ) -> State:
         """One method on the last of these requests, the ones before it being out already.
 
-        `previous` is the job that made `params`, if not the training.
+        `previous` is the job that made `params`, if not the training; `base` is what a saved state must have begun at.
         """
         previous = previous or self._training_job(seed)
         world, retrain = self.world(seed), isinstance(method, Retrain)
@@ -237,24 +262,36 @@ class Run:
             params,
             patience=self.config.unlearning.patience,
             until=None if entry is None else entry.until,
-            pending=None if entry is None else lambda: self._behind(entry),
+            pending=lambda: self.queue.besides(seed) if entry is None else self.queue.aside(entry),
             watch=watch,
             history=history,
             recorders=going_on,
+            base=base,
         )
         return runner.run()
 
-    def _score_before(self, seed: int, requests: Sequence[Request], params: Params, label: str = "before") -> None:
+    def _score_before(
+        self,
+        seed: int,
+        requests: Sequence[Request],
+        params: Params,
+        label: str = "before",
+        base: Mapping[str, Any] | None = None,
+    ) -> None:
         """One line for θ as it was, under the scope of the request."""
-        job = Job(seed, requests[-1].id, label)
-        if self.folder.finished(job):
-            return
+        job, start = Job(seed, requests[-1].id, label), 1
+        if (saved := self.folder.numbers(job)) is not None:
+            start = start_on(base, saved)
+            if saved["finished"] and start == saved.get("start", 1):
+                return
         world = self.world(seed)
         seen = world.evaluator(requests)(params)
-        line = {"seed": seed, "request": job.request, "method": job.label, "round": 0, "done": True, "model": True}
+        line: dict[str, Any] = {"seed": seed, "request": job.request, "method": job.label, "round": 0}
+        line |= {"done": True, "model": True} | seen.numbers | {"validation_before": seen.numbers["validation"]}
+        line |= ({"earlier": seen.earlier} if seen.earlier else {}) | ({"start": start} if start > 1 else {})
         self.folder.save_samples(job, 0, seen.samples)
-        offset = self.folder.append({**line, **seen.numbers, "validation_before": seen.numbers["validation"]})
-        self.folder.save_state(job, State({}, done=True), {"offset": offset, "finished": "done"})
+        numbers = {"offset": self.folder.append(line), "finished": "done"} | began(base, start)
+        self.folder.save_state(job, State({}, done=True), numbers)
 
     # --- serving --------------------------------------------------------------------------------------------------
 
@@ -265,17 +302,42 @@ class Run:
         until: str | int = "recovered",
         seed: int | None = None,
         watch: Watch | None = None,
+        expires: str | None = None,
     ) -> Outcome:
-        """Take a client, a class or samples out. The same request twice does nothing."""
-        entry, finished = self._enqueue(request, method, str(until), self.one_seed(seed))
+        """Take a client, a class or samples out. Asked twice it is done once; one that was denied is tried again.
+
+        Everything that waits is served. What becomes of the others is a warning at most; only this one's own refusal is
+        raised.
+        """
+        known = self.queue.find(request.id)
+        seed = known.seed if known is not None and seed is None else self.one_seed(seed)
+        entry, finished = self.queue.file(request, method, str(until), seed, expires)
         if finished:
             return Outcome(entry, "already done")
-        with self._working(), self.folder.lock() as free:
-            if not free:
-                return Outcome(entry, "queued")
-            self.folder.cut_back()
-            self._serve(Heart(self.folder, self.jobs(), watch or Silence()))
-        return Outcome(entry, "done")
+        failed = self._at_the_desk(watch)
+        if failed is None:
+            return Outcome(entry, "queued")
+        for other in failed:
+            if other.request.id != request.id:
+                warnings.warn(self.queue.still_owed(other), UnfedWarning, stacklevel=2)
+        found = self.queue.find(request.id)
+        assert found is not None
+        if found.owed or found.number in self.queue.put_off:
+            raise Refused(self.queue.still_owed(found)) from self.queue.errors.get(request.id)
+        return Outcome(found, "queued" if found.waiting else "done" if found.accepted else "withdrawn")
+
+    def withdraw(self, request: str) -> Entry:
+        """Let a request go, by its id: its rows take part again, from the next round on."""
+        return self.queue.withdraw(request)
+
+    def way_out(self, entry: Entry) -> str:
+        """How a request that is owed can be settled."""
+        where, name = self.folder.path, entry.request.id
+        rounds = self.config.unlearning.retrain_rounds or self.config.training.rounds
+        again = f"`unfed forget {where} --id {name} --method retrain --until {rounds}`"
+        if self.description["engine"] == "flower":
+            again = f'the same run config with mode="unlearn" methods="retrain" until="{rounds}"'
+        return f"{again} settles it for certain, `unfed withdraw {where} {name}` lets it go"
 
     def one_seed(self, seed: int | None) -> int:
         """The repetition that is meant; a run with several must be told."""
@@ -286,84 +348,15 @@ class Run:
             raise UnfedError(f"This run has no seed {seed}; use {listed(seeds)}.")
         return seeds[0] if seed is None else seed
 
-    def _enqueue(self, request: Request, method: str, until: str, seed: int) -> tuple[Entry, bool]:
-        check_id(request.id, "request id")
-        if until != "recovered" and not (until.isdigit() and int(until) >= 1):
-            raise UnfedError(f"--until takes 'recovered' or a number of rounds, not {until!r}.")
-        world = self.world(seed)
-        chosen = lineage.welcome(self.config, method, request, ())
-        chosen.check(world.template.module)
-        if not self.folder.finished(self._training_job(seed)) and not self.folder.busy():
-            raise UnfedError(f"The training of this run is not finished; first `unfed resume {self.folder.path}`.")
-        if request.id in {r.id for r in self.config.requests()}:
-            raise UnfedError(f"The id {request.id!r} belongs to this run's comparison; choose another with --id.")
-        with self.folder.lock("requests") as free:
-            if not free:
-                raise UnfedError("Another request is being filed at this very moment; ask again.")
-            known = self.folder.requests()
-            for entry in known:
-                if entry.request.id == request.id:
-                    return self._asked_again(entry, request, method, until)
-            queue = [e for e in known if e.seed == seed]
-            lineage.welcome(self.config, method, request, [e.request for e in queue])
-            lineage.unbroken(self.config, method, queue)
-            described = describe_request(world, [*(e.request for e in queue), request])
-            described |= {"served_by": describe.method_facts(self.config, method, chosen)}
-            number = 1 + max((e.number for e in known), default=0)
-            entry = Entry(number, request, method, until, now(), seed, described)
-            self.folder.put_request(entry)
-            return entry, False
-
-    def _asked_again(self, entry: Entry, request: Request, method: str, until: str) -> tuple[Entry, bool]:
-        if entry.request != request or entry.method != method:
-            raise UnfedError(
-                f"The id {request.id!r} was already used for another request ({entry.method},"
-                f" {json.dumps(entry.request.to_json())}); choose another with --id."
-            )
-        job = Job(entry.seed, request.id, method)
-        if self.folder.finished(job) and self.folder.model_file(job).exists():
-            return entry, True
-        changed = replace(entry, until=until)
-        if changed != entry:
-            self.folder.put_request(changed)
-        return changed, False
-
-    def _behind(self, entry: Entry) -> list[Request]:
-        """The requests that came after this one, for the same model."""
-        return [e.request for e in self.folder.requests() if e.number > entry.number and e.seed == entry.seed]
-
-    def _serve(self, watch: Watch) -> None:
-        """Serve the queue in its order, including what comes in meanwhile."""
-        served: set[int] = set()
-        while waiting := [e for e in self.folder.requests() if e.number not in served]:
-            entry = waiting[0]
-            earlier = [e for e in self.folder.requests() if e.number < entry.number and e.seed == entry.seed]
-            requests = [*(e.request for e in earlier), entry.request]
-            job = Job(entry.seed, entry.request.id, entry.method)
-            if not (self.folder.finished(job) and self.folder.model_file(job).exists()):
-                params = self.current(entry.seed, before=entry.number)
-                self._score_before(entry.seed, requests, params)
-                previous = self.current_job(entry.seed, before=entry.number)
-                method = self.config.method(entry.method)
-                self._unlearn(entry.seed, requests, entry.method, method, params, watch, entry, previous)
-            # Also where a process died between the last save and here: purging twice is purging once.
-            self.folder.purge(entry.seed, entry.request.clients, self.config.recorded())
-            served.add(entry.number)
-
     # --- reading --------------------------------------------------------------------------------------------------
 
-    def current_job(self, seed: int, before: int | None = None) -> Job:
-        """The job whose model is in force: the last request that was served, else the training."""
-        job = self._training_job(seed)
-        for entry in self.folder.requests():
-            own = Job(seed, entry.request.id, entry.method)
-            if entry.seed == seed and (before is None or entry.number < before) and self.folder.finished(own):
-                job = own
-        return job
+    def current_job(self, seed: int) -> Job:
+        """The job whose model is in force: that of the request that was served last, else the training."""
+        return self.queue.job_in_force(seed) or self._training_job(seed)
 
-    def current(self, seed: int, before: int | None = None) -> Params:
+    def current(self, seed: int) -> Params:
         """The model in force."""
-        return self._model(self.current_job(seed, before))
+        return self._model(self.current_job(seed))
 
     def _model(self, job: Job) -> Params:
         world, params = self.world(job.seed), self._saved(job)
@@ -395,13 +388,15 @@ class Run:
         return Job(seed, request or ids[0], method or "not")
 
     def scope(self, seed: int) -> tuple[Request, ...]:
-        """What is out of the model in force: the requests that were served; in a mere comparison, the compared ones."""
-        served = tuple(e.request for e in self.folder.requests() if e.seed == seed)
-        return served or self.config.requests()
+        """What was asked to leave, but for what was withdrawn; in a mere comparison, the compared requests."""
+        return tuple(self.queue.besides(seed)) or self.config.requests()
 
     def lines(self) -> list[dict[str, Any]]:
-        """The trajectory; the last line of a job that has ended says `done`, whatever made it end."""
-        lines = self.folder.lines()
+        """The trajectory; the last line of a job that has ended says `done`, whatever made it end.
+
+        Of a job that was begun anew, only what came since; the file has it all.
+        """
+        lines = last_starts(self.folder.lines())
         last = {(line["seed"], line["request"], line["method"]): line for line in lines}
         for job, _ in self.jobs():
             if self.folder.finished(job) and (job.seed, job.request, job.label) in last:
@@ -414,9 +409,8 @@ class Run:
         extra = []
         for entry in entries:
             active = [e.request for e in entries if e.number <= entry.number and e.seed == entry.seed]
-            about = {"created": entry.created, "method": entry.method, "until": entry.until}
             described = entry.described or describe_request(self.world(entry.seed), active)
-            extra.append({**described, **about})
+            extra.append({**described, **describe.entry(self, entry)})
         return {
             **self.description,
             "requests": [*self.description["requests"], *extra],

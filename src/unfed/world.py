@@ -202,6 +202,10 @@ class World:
         before = mark(self.clients, gone, self.seeds.partition)
         return {c.name: replace(c, train=c.train[~b.forget[c.train]]) for c, b in zip(marked, before, strict=True)}
 
+    def holds(self, request: Request, gone: Sequence[Request]) -> bool:
+        """Whether a training row that a request asks for is still in, once these others are out."""
+        return any(len(c.view("forget")) for c in self.scoped([*gone, request], gone=gone).values())
+
     def engine(self, clients: dict[str, ClientData]) -> Engine:
         """What runs the plans: as the config says, or as suits the model and the device."""
         if self.choice.name == "batched":

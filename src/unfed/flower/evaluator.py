@@ -122,7 +122,8 @@ class RemoteEvaluator(Evaluator):
         if silent:
             numbers["unheard"] = "; ".join(f"client {n}: {failure.reason}" for n, failure in silent.items())
         known = NO_SCORES if isinstance(single, str) else single
-        return Evaluation(numbers, sample_columns(known, test) if self._config.samples else {})
+        earlier = {request.id: self._earlier(request, heard) for request in self._requests[:-1]}
+        return Evaluation(numbers, sample_columns(known, test) if self._config.samples else {}, earlier)
 
     def validation(self, params: Params) -> Value:
         """Only the retained clients' mean validation accuracy."""
@@ -161,6 +162,15 @@ class RemoteEvaluator(Evaluator):
             if isinstance(found, Failure):
                 return not_measured(f"client {name}: {found.reason}")
         return self._total(heard, "forget", self._owners)
+
+    def _earlier(self, request: Request, heard: Heard) -> Value:
+        """How a model does on what an earlier request took out, where its owners counted nothing else beside it."""
+        if self._no_forget:
+            return self._no_forget
+        if not request.clients:
+            return not_measured("its owners count the rows of all requests together")
+        found = self._total(heard, "forget", [name for name in request.clients if name in heard])
+        return found if isinstance(found, str) else found.accuracy
 
     def _forget_scores(self, params: Params, test: Scores | None) -> Scores | str:
         """One score per row of D_u, if there is somebody to compare them with and everybody gives them."""

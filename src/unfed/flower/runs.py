@@ -103,8 +103,7 @@ class FlowerRun(Run):
             request = replace(request, deleted=known[request.id].deleted)
         world = self.world(self.one_seed(None))
         assert isinstance(world, FlowerWorld)
-        earlier = [entry.request for entry in self.folder.requests() if entry.request.id != request.id]
-        able(world, method, self.config.method(method), [*earlier, request])
+        able(world, method, self.config.method(method), [*self.queue.besides(world.seed, [request.id]), request])
         outcome = self.forget(request, method, until, watch=watch)
         if outcome.status == "queued":
             raise UnfedError(f"Another server app is at work in {self.folder.path}; stop it, or wait for it.")

@@ -227,7 +227,7 @@ class FlowerWorld(World):
             outlines[name] = self._outline(name, census)
             if not self._unsaid(name, requests, gone):
                 dropped[name] = census.forget
-        if requests and not requests[-1].clients and not any(dropped.values()):
+        if requests and requests[-1] not in gone and not requests[-1].clients and not any(dropped.values()):
             raise UnfedError(
                 f"Request {requests[-1].id!r} names no training row that any connected client holds, so there is"
                 " nothing to unlearn; check what it asks for."
@@ -235,6 +235,18 @@ class FlowerWorld(World):
         if requests and not any(len(c.view("retain")) for c in outlines.values()):
             raise UnfedError("The requests would remove every client that is connected; ask for less, or start more.")
         return Roster(outlines, requests, gone, dropped)
+
+    def holds(self, request: Request, gone: Sequence[Request]) -> bool:
+        """Whether a row that a request asks for is still in, as far as can be told: who is away is taken to hold it."""
+        everything = [*gone, request]
+        self._check_names(everything)
+        if request.clients:
+            self._count(gone, ())
+            staying = [name for name in request.clients if not self._leaves(name, gone)]
+            return any(self._base(name) is NOTHING or self._under(name, gone, ()).retain for name in staying)
+        self._count(everything, gone)
+        unsaid = any(self._unsaid(name, everything, gone) for name in self._order)
+        return unsaid or any(self._under(name, everything, gone).forget for name in self._order)
 
     def _check_names(self, requests: Sequence[Request]) -> None:
         """A target that might hide among the others is a reason to stop; one that is simply gone is not."""

@@ -26,7 +26,16 @@ from unfed.report.measures import ATTACK, HEADINGS, MEASURES
 from unfed.report.officer import officer_view, refusals
 from unfed.report.rules import COSTS, RULES, Row, named, rows, trajectories
 from unfed.report.tables import bytes_text, flops_text, name_of, seconds_text
-from unfed.report.words import about_the_backdoor, date_text, headline, method_row, sentence, several, subject_of
+from unfed.report.words import (
+    about_the_backdoor,
+    date_text,
+    headline,
+    method_row,
+    not_taken_out,
+    sentence,
+    several,
+    subject_of,
+)
 
 COST_NAMES = {
     "comm_bytes": ("Bytes exchanged", bytes_text),
@@ -107,7 +116,7 @@ def unfinished(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
     missing = [
         f"Request {item['id']}: nothing has been evaluated yet."
         for item in run.get("requests", [])
-        if str(item["id"]) not in grouped
+        if str(item["id"]) not in grouped and not not_taken_out(item)
     ]
     if run.get("jobs"):
         return missing + _open_jobs(run, lines)
@@ -126,10 +135,11 @@ def unfinished(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
 def _open_jobs(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
     """Every job that has not ended, with where it stands; seeds that stand alike share a line."""
     judged = {request["id"] for request in run.get("requests", []) if request.get("until") == "recovered"}
+    let_go = {request["id"] for request in run.get("requests", []) if request.get("state") in ("revoked", "expired")}
     last = {(line["seed"], line.get("request"), line["method"]): line for line in lines}
     found: dict[tuple[str, str], list[str]] = {}
     for job in run["jobs"]:
-        if job["finished"]:
+        if job["finished"] or job["request"] in let_go:
             continue
         line = last.get((job["seed"], job["request"], job["method"]))
         if line is None:

@@ -17,7 +17,7 @@ from unfed.metrics import Line
 from unfed.report.figures import BySeed
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
-from unfed.report.words import date_text, headline, span_text, subject_of
+from unfed.report.words import date_text, headline, not_taken_out, span_text, subject_of
 
 SHOWN_CLIENTS = 40
 CELLS = 48  # of a strip; more rounds share a cell
@@ -74,11 +74,28 @@ def _facts(
         ("Asked", (date_text(created) or "not recorded") + ("" if served else ", with the run itself")),
         ("Takes out", subject_of(request)[0].rstrip(",") + (f", {count:,} training samples" if count else "")),
         ("Method", name_of(method) + ("" if served else ", one of those compared") if method else "none yet"),
-        ("State", state if job else "not recorded"),
+        ("State", (str(request.get("standing") or "") if not_taken_out(request) else state) if job else "not recorded"),
+        *_standing(request),
         ("Model before", fingerprint(went_in) if went_in else "not recorded" if begun or not job else "not there yet"),
         ("Model after", fingerprint(came_out) if came_out else "not there yet" if job else "not recorded"),
     ]
     return facts
+
+
+def _standing(request: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """When a request came to stand where it stands, why it is owed, and how it can be settled."""
+    found = []
+    if request.get("changed"):
+        found.append(("Since", date_text(str(request["changed"]))))
+    if request.get("expires"):
+        found.append(("To be begun by", date_text(str(request["expires"]))))
+    if request.get("why"):
+        found.append(("Why", str(request["why"])))
+    if request.get("owed"):
+        found.append(("Still owed", f"its data is in no training; {request.get('way_out')}."))
+    for tried in request.get("attempts") or []:
+        found.append((f"Tried by {name_of(str(tried['method']))}", f"{tried['reason']}: {tried['why']}"))
+    return found
 
 
 # --- what was done to the model ---------------------------------------------------------------------------------------

@@ -22,6 +22,9 @@ def sentence(request: Mapping[str, Any], found: Sequence[Row]) -> str:
     """What happened, in one sentence that needs no knowledge of the field."""
     subject, plural = subject_of(request)
     row, before, retrain = headline(found), method_row(found, "before"), method_row(found, "retrain")
+    if not_taken_out(request):
+        verb = "were" if plural else "was"
+        return f"{subject} {verb} not taken out: the request {not_taken_out(request)}."
     if row is None:
         return f"{subject} {'are' if plural else 'is'} to be taken out; no unlearning method has been evaluated yet."
     if row.verdict:
@@ -33,6 +36,16 @@ def sentence(request: Mapping[str, Any], found: Sequence[Row]) -> str:
         verb += " only partly"
     outcome = ", ".join((_forgetting(request, row, before, plural), _utility(row, before)))
     return f"{subject} {verb} taken out by {name_of(row.method)}{_effort(row)}: {outcome}."
+
+
+def not_taken_out(request: Mapping[str, Any]) -> str:
+    """What became of a request that was served by nobody and that nobody works on; empty for any other."""
+    owed = "; it stays owed, and no training uses its data"
+    return {
+        "denied": f"was denied ({request.get('reason')}){owed}",
+        "expired": f"expired before it was begun{owed}",
+        "revoked": "was withdrawn",
+    }.get(str(request.get("state")), "")
 
 
 def headline(found: Sequence[Row]) -> Row | None:

@@ -1,0 +1,192 @@
+"""A deletion request as it stands in a run folder: what is asked, where it stands, and which steps it may take.
+
+    open ◄─► in_progress ──► fulfilled      the model that came out is in force
+      │           ├────────► denied         for a reason: refused, not recovered, gate; asked again it is open
+      ├──────────┄│┄───────► expired        its date passed before it was begun; asked again it is open
+      └───────────┴────────► revoked        withdrawn by its owner, from every state but fulfilled
+
+From acceptance on a request's rows are in no training view, whatever becomes of it; only withdrawal readmits them. A
+request that is denied or expired is owed: the next recovery leaves its rows out and measures them. One whose clients
+did not answer is put off: it is open again. The files are the only truth: there is no other list of requests, and each
+step is one file, written whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, time
+from typing import Any, Literal, get_args
+
+from unfed.data import Request
+from unfed.errors import UnfedError, listed
+
+SCHEMA = 2  # 1 had no states: a request whose job had ended was served, any other was waiting
+
+Standing = Literal["open", "in_progress", "fulfilled", "denied", "revoked", "expired"]
+Reason = Literal["refused", "not recovered", "gate"]
+STATES: tuple[Standing, ...] = get_args(Standing)
+REASONS: tuple[Reason, ...] = get_args(Reason)
+
+STEPS: dict[Standing, frozenset[Standing]] = {
+    "open": frozenset({"in_progress", "revoked", "expired"}),
+    "in_progress": frozenset({"open", "fulfilled", "denied", "revoked"}),
+    "fulfilled": frozenset(),
+    "denied": frozenset({"open", "revoked"}),
+    "revoked": frozenset(),
+    "expired": frozenset({"open", "revoked"}),
+}
+"""Where a request may go from where it stands."""
+
+_SECOND = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime(_SECOND)
+
+
+def date_of(text: str) -> str:
+    """A date or a moment in ISO 8601, as the moment in UTC; a mere date lasts until its end."""
+    try:
+        moment = datetime.fromisoformat(text)
+        if len(text) <= len("2026-01-01"):
+            moment = datetime.combine(moment.date(), time(23, 59, 59))
+    except ValueError as error:
+        raise UnfedError(f"{text!r} is no date; write it as 2026-01-31, or 2026-01-31T12:00:00Z.") from error
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).strftime(_SECOND)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A deletion request as it stands in the queue."""
+
+    number: int
+    request: Request
+    method: str
+    until: str
+    created: str
+    seed: int
+    described: Mapping[str, Any] | None = None
+    """What the request concerns, in numbers: a report needs no data for it."""
+    state: Standing = "open"
+    reason: Reason | None = None
+    """Why it was denied, in one word."""
+    why: str | None = None
+    """Why it was denied or put off, in one sentence."""
+    changed: str | None = None
+    """When it came to stand where it stands."""
+    begun: str | None = None
+    """When it was first taken up."""
+    served: int | None = None
+    """Its place among the requests that were fulfilled: the last of them made the model in force."""
+    expires: str | None = None
+    """Until when it must have been begun, if its owner said so."""
+    earlier: tuple[str, ...] = ()
+    """The requests whose rows were out for good when it was taken up; a crash does not change what it began with."""
+    attempts: tuple[Mapping[str, Any], ...] = ()
+    """What was tried before it was asked again: method, until, reason, why, at."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether its rows are out of every training view: all but those that were withdrawn."""
+        return self.state != "revoked"
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is work to do on it."""
+        return self.state in ("open", "in_progress")
+
+    @property
+    def owed(self) -> bool:
+        """Whether it was accepted, nobody works on it, and it is not fulfilled."""
+        return self.state in ("denied", "expired")
+
+    @property
+    def standing(self) -> str:
+        """The state in words, with the reason."""
+        words = {"in_progress": "in progress", "revoked": "withdrawn"}.get(self.state, self.state)
+        return f"{words} ({self.reason})" if self.reason else words
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Every method that was tried on it, the present one last."""
+        return tuple(dict.fromkeys([*(str(tried["method"]) for tried in self.attempts), self.method]))
+
+    def at(self, moment: str) -> Entry:
+        """As it stands at a moment: one that was not begun by its date has expired."""
+        if self.state != "open" or self.begun is not None or self.expires is None or self.expires >= moment:
+            return self
+        return self.stepped("expired", self.expires)
+
+    def stepped(
+        self, state: Standing, moment: str, reason: Reason | None = None, why: str | None = None, **changes: Any
+    ) -> Entry:
+        """One step further; a step that is not in the table is refused."""
+        if state not in STEPS[self.state]:
+            after = listed(sorted(STEPS[self.state])) or "nothing else"
+            raise UnfedError(f"Request {self.request.id!r} is {self.state}; it can become {after}, not {state}.")
+        if (state == "denied") != (reason is not None):
+            raise UnfedError(f"A request is denied for a reason ({listed(REASONS)}), and only then has one.")
+        return replace(self, state=state, reason=reason, why=why, changed=moment, **changes)
+
+    def asked_again(self, asked: Entry, moment: str) -> Entry:
+        """Open once more, to be served as it is asked for now; what was tried is written down.
+
+        A date that has passed does not come again.
+        """
+        tried = {"method": self.method, "until": self.until, "reason": self.reason, "why": self.why, "at": self.changed}
+        attempts = (*self.attempts, tried) if self.state == "denied" else self.attempts
+        expires = asked.expires or (None if self.state == "expired" else self.expires)
+        how: dict[str, Any] = {"method": asked.method, "until": asked.until, "described": asked.described}
+        return self.stepped("open", moment, **how, expires=expires, attempts=attempts, earlier=())
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {**vars(self), "earlier": list(self.earlier), "attempts": [dict(tried) for tried in self.attempts]}
+        return {**plain, "request": self.request.to_json(), "schema": SCHEMA}
+
+    @staticmethod
+    def from_json(raw: Any, where: str = "A request file") -> Entry:
+        """The entry that `to_json` wrote, of this layout or the one before; else the sentence that says what is wrong.
+
+        In the layout before there were no states: every request is read as open, and the folder knows better.
+        """
+        if not isinstance(raw, Mapping) or raw.get("schema") not in (1, SCHEMA):
+            found = raw.get("schema") if isinstance(raw, Mapping) else type(raw).__name__
+            raise UnfedError(f"{where} has the layout {found!r}, this version reads 1 and {SCHEMA}; restore it.")
+        kinds = {"number": int, "method": str, "until": str, "created": str, "seed": int}
+        later = {"state": str, "reason": str, "why": str, "changed": str, "begun": str, "served": int, "expires": str}
+        values: dict[str, Any] = {name: raw.get(name) for name in kinds}
+        values |= {name: raw[name] for name in later if raw.get(name) is not None}
+        for name, value in values.items():
+            if not isinstance(value, (kinds | later)[name]) or isinstance(value, bool):
+                raise UnfedError(f"{where} has {value!r} as its {name}; restore it from a copy.")
+        state, reason = values.get("state", "open"), values.get("reason")
+        if state not in STATES or (reason not in REASONS if state == "denied" else reason is not None):
+            raise UnfedError(f"{where} has the state {state!r} for the reason {reason!r}; restore it from a copy.")
+        request = Request.from_json(raw.get("request"))  # type: ignore[arg-type]
+        earlier, attempts = tuple(raw.get("earlier") or ()), tuple(raw.get("attempts") or ())
+        return Entry(request=request, described=raw.get("described"), earlier=earlier, attempts=attempts, **values)
+
+
+def in_force(entries: Iterable[Entry]) -> list[Entry]:
+    """The requests that were fulfilled, in the order in which they were: each began at the model of the one before."""
+    return sorted((e for e in entries if e.state == "fulfilled"), key=lambda e: (e.served or 0, e.number))
+
+
+def next_place(entries: Iterable[Entry]) -> int:
+    """The place of the next request that is fulfilled."""
+    return 1 + max((e.served or 0 for e in entries), default=0)
+
+
+def next_number(entries: Iterable[Entry]) -> int:
+    """The number of the next request that is filed; none is ever given twice."""
+    return 1 + max((e.number for e in entries), default=0)
+
+
+def turn(entries: Sequence[Entry], ready: Collection[int], put_off: Collection[int] = ()) -> Entry | None:
+    """Whose turn it is among the seeds that are ready: what was begun, else what was asked first.
+
+    Whoever was put off (by number) has had its turn.
+    """
+    waiting = [e for e in entries if e.waiting and e.seed in ready and e.number not in put_off]
+    return min(waiting, key=lambda e: (e.state != "in_progress", e.number), default=None)

@@ -1,0 +1,725 @@
+"""The queue: a request that fails stands in nobody's way, stays owed, and its rows stay out until it is withdrawn."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from test_run import Crash, crash_at, outcome
+from unfed import checkpoint
+from unfed.api import write_report
+from unfed.config import Config
+from unfed.data import Request
+from unfed.describe import status
+from unfed.errors import Halted, Refused, Unanswered, UnfedError, UnfedWarning
+from unfed.folder import Job, RunFolder
+from unfed.methods import METHODS, Method, State
+from unfed.run import Run
+from unfed.watching import Silence
+from unfed.world import World
+
+SETS = [
+    "partition.clients=4",
+    "model.name=cnn-tiny",
+    "training.rounds=1",
+    "training.lr=0.05",
+    "unlearning.rounds=2",
+    "checkpoint.rounds=1",
+    "methods.run=['not']",
+    *(f"methods.{name}.federated=true" for name in ("ga", "ssd", "salun")),
+    "engine.name=sequential",
+    "evaluation.attack=false",
+    "evaluation.samples=false",
+    "evaluation.recovered_within=100",
+]
+
+
+@dataclass(frozen=True)
+class Fake(Method):
+    """A method that does nothing but what it is told, and notes which rows it was given."""
+
+    name: ClassVar[str] = "fake"
+    title: ClassVar[str] = "Fake"
+    cite: ClassVar[str] = "nobody"
+
+    fates: ClassVar[dict[int, str]] = {}
+    """What happens to a request, by its unlearning seed; it is fulfilled where nothing is said."""
+    seen: ClassVar[list[tuple[int, set[int], set[int]]]] = []
+    """Seed, rows in any training view, rows in the retain view, of every begin and round."""
+
+    def begin(self, server):
+        self._look(server)
+        fate = self.fates.get(server.seed, "fulfil")
+        if fate == "refuse":
+            raise UnfedError("Fake does not want to; ask somebody else.")
+        if fate == "gate":
+            raise Refused("Fake's gate is shut.")
+        if fate == "raise":
+            raise KeyError("conv1.weight")
+        if fate == "no answer":
+            raise Unanswered("Nobody answered.")
+        if fate == "full disk":
+            raise Halted("The disk is full.")
+        return State({name: t * 0 for name, t in server.params.items()} if fate == "spoil" else server.params)
+
+    def round(self, server, state):
+        self._look(server)
+        return replace(state, round=state.round + 1)
+
+    def _look(self, server):
+        clients = server.engine._clients.values()
+        rows = [{int(row) for c in clients for row in c.rows[c.view(view)]} for view in ("all", "retain")]
+        self.seen.append((server.seed, *rows))
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    Fake.fates.clear()
+    Fake.seen.clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known():
+    METHODS["fake"] = Fake
+    yield
+    del METHODS["fake"]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory, known):
+    """A trained run, and the world it lives in: made once, copied by every test."""
+    folder = tmp_path_factory.mktemp("queue") / "run"
+    run = Run.create(Config.parse({}, [*SETS, "request=[]"]), folder)
+    run.execute()
+    return folder, run.world(0)
+
+
+def opened(folder, world) -> Run:
+    run = Run.open(folder)
+    run._worlds[0] = world
+    return run
+
+
+@pytest.fixture
+def run(template, tmp_path) -> Run:
+    shutil.copytree(template[0], tmp_path / "run")
+    return opened(tmp_path / "run", template[1])
+
+
+@pytest.fixture
+def strict(run, monkeypatch) -> Run:
+    """The same run, but recovery must reach all of what the model could before."""
+    evaluation = {**run.config.to_json()["evaluation"], "recovered_within": 0.0}
+    run.config = Config.parse({**run.config.to_json(), "evaluation": evaluation})
+    monkeypatch.setattr(run.world(0), "config", run.config)
+    return run
+
+
+def again(run: Run) -> Run:
+    """The run as the next process finds it."""
+    return opened(run.folder.path, run.world(0))
+
+
+def fated(run: Run, **fates: str) -> None:
+    for name, fate in fates.items():
+        Fake.fates[run.world(0).seeds.request(name)] = fate
+
+
+def client(name: str, number: int) -> Request:
+    return Request(name, clients=(str(number),))
+
+
+def queue(run: Run, *requests: Request, method="fake", until="1") -> None:
+    """File requests while nobody serves them."""
+    with run.folder.lock() as free:
+        assert free
+        for request in requests:
+            assert again(run).forget(request, method, until).status == "queued"
+
+
+def states(run: Run) -> dict[str, str]:
+    return {e.request.id: e.standing for e in run.folder.requests()}
+
+
+def rows_of(run: Run, *requests: Request) -> set[int]:
+    marked = run.world(0).scoped(requests).values()
+    return {int(row) for c in marked for row in c.rows[c.view("forget")]}
+
+
+FAILS = {
+    "refuse": ("refused", "Request 'b' could not be served by Fake: Fake does not want to; ask somebody else."),
+    "raise": ("refused", "Request 'b' could not be served by Fake: KeyError: 'conv1.weight'."),
+    "gate": ("gate", "Request 'b' could not be served by Fake: Fake's gate is shut."),
+    "spoil": ("not recovered", "Request 'b' is not recovered after 2 rounds"),
+}
+
+
+# --- nobody stands in another's way -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fate", FAILS)
+def test_of_three_requests_the_middle_one_fails_and_the_third_is_served(strict, fate):
+    run = strict
+    fated(run, b=fate)
+    queue(run, client("a", 3), until="1")
+    queue(run, client("b", 2), until="recovered" if fate == "spoil" else "1")  # zeros recognise next to nothing
+    reason, why = FAILS[fate]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert run.forget(client("c", 1), "fake", 1).status == "done"
+    assert states(run) == {"a": "fulfilled", "b": f"denied ({reason})", "c": "fulfilled"}
+    assert [str(w.message).startswith(why) for w in told if w.category is UnfedWarning] == [True]
+    assert run.current_job(0) == Job(0, "c", "fake")
+    assert status(run)["state"] == "finished"
+
+
+@pytest.mark.parametrize("method", ["ga", "ssd", "salun"])
+def test_a_class_asked_for_twice_is_refused_when_it_is_filed(run, method):
+    run.forget(Request("first", classes=(3,)), method, 1)
+    with pytest.raises(UnfedError, match="'second' asks for is out already, by request 'first'; nothing is left to do"):
+        run.forget(Request("second", classes=(3,)), method, 1)
+    assert states(run) == {"first": "fulfilled"}
+    assert run.forget(client("next", 2), method, 1).status == "done"
+
+
+def test_a_request_fails_with_its_own_sentence_and_not_with_anothers(run):
+    fated(run, a="refuse", b="raise")
+    queue(run, client("a", 3))
+    with pytest.warns(UnfedWarning, match="Request 'a' could not be served"), pytest.raises(Refused) as caught:
+        run.forget(client("b", 2), "fake", 1)
+    assert str(caught.value).startswith("Request 'b' could not be served by Fake: KeyError")
+    assert isinstance(caught.value.__cause__, KeyError) and caught.value.exit_code == 3
+
+
+def test_resume_goes_on_with_what_is_open_and_fails_only_once(run):
+    fated(run, b="refuse", c="raise")
+    queue(run, client("a", 3), client("b", 2), client("c", 1))
+    with pytest.warns(UnfedWarning, match="Request 'c'"), pytest.raises(Refused, match="^Request 'b'"):
+        run.execute()
+    again(run).execute()  # nothing is open any more: nothing fails
+    assert states(run) == {"a": "fulfilled", "b": "denied (refused)", "c": "denied (refused)"}
+
+
+def test_a_request_nobody_answers_is_put_off_and_tried_again_on_resume(run):
+    fated(run, a="no answer")
+    queue(run, client("a", 3))
+    with pytest.warns(UnfedWarning, match="It is still open"):
+        run.forget(client("b", 2), "fake", 1)
+    assert states(run) == {"a": "open", "b": "fulfilled"} and status(run)["state"] == "interrupted"
+    fated(run, a="fulfil")
+    again(run).execute()
+    assert states(run) == {"a": "fulfilled", "b": "fulfilled"}
+    assert run.current_job(0) == Job(0, "a", "fake")
+
+
+def test_a_full_disk_decides_nothing(run):
+    fated(run, a="full disk")
+    with pytest.raises(Halted, match="The disk is full"):
+        run.forget(client("a", 3), "fake", 1)
+    assert states(run) == {"a": "in progress"} and status(run)["state"] == "interrupted"
+    fated(run, a="fulfil")
+    again(run).execute()
+    assert states(run) == {"a": "fulfilled"}
+
+
+def test_a_comparison_that_fails_does_not_keep_the_queue_waiting(run, monkeypatch):
+    monkeypatch.setattr(Run, "_compare", lambda *_: (_ for _ in ()).throw(ValueError("mend me")))
+    queue(run, client("a", 3))
+    with pytest.raises(ValueError, match="mend me"):
+        run.execute()
+    assert states(run) == {"a": "fulfilled"}
+
+
+def test_what_is_filed_just_before_the_lock_is_let_go_is_served(run, monkeypatch):
+    """Whoever filed it was told that it is queued, so somebody must take it up."""
+    original, late = RunFolder.lock, []
+
+    @contextmanager
+    def lock(folder, name="work", wait=False):
+        with original(folder, name, wait) as free:
+            yield free
+            if name == "work" and free and not late:
+                late.append(again(run).forget(client("b", 2), "fake", 1).status)
+
+    monkeypatch.setattr(RunFolder, "lock", lock)
+    run.forget(client("a", 3), "fake", 1)
+    assert late == ["queued"] and states(run) == {"a": "fulfilled", "b": "fulfilled"}
+
+
+# --- rows that are gone already ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "by"),
+    [
+        ([client("a", 3)], client("x", 3), "request 'a'"),
+        ([client("a", 3)], Request("x", samples=(("3", 0), ("3", 1))), "request 'a'"),
+        ([Request("a", samples=tuple(("3", i) for i in range(1000)))], client("x", 3), "request 'a'"),
+        ([client("a", 3), client("b", 2)], Request("x", clients=("2", "3")), "requests 'a' and 'b'"),
+        ([client("a", 3), client("b", 2), Request("c", classes=(3,))], Request("x", clients=("3",)), "request 'a'"),
+    ],
+)
+def test_rows_that_are_gone_already_are_refused_with_the_request_by_which_they_left(run, first, second, by):
+    size = len(run.world(0).clients[3].rows)
+    for request in first:
+        held = replace(request, samples=request.samples[:size]) if request.samples else request
+        run.forget(held, "fake", 1)
+    with pytest.raises(UnfedError, match=f"Every training row that request 'x' asks for is out already, by {by}; "):
+        run.forget(second, "fake", 1)
+    assert "x" not in states(run)
+
+
+def test_rows_of_a_request_that_is_owed_are_asked_for_by_that_request(run):
+    fated(run, a="refuse")
+    with pytest.raises(Refused):
+        run.forget(client("a", 3), "fake", 1)
+    with pytest.raises(UnfedError, match=r"by request 'a'.*'a' is denied \(refused\) and stays owed: `unfed forget"):
+        run.forget(client("x", 3), "fake", 1)
+    run.withdraw("a")
+    assert run.forget(client("x", 3), "fake", 1).status == "done"
+
+
+def test_some_new_rows_are_reason_enough(run):
+    run.forget(Request("a", samples=(("3", 0), ("3", 1))), "fake", 1)
+    assert run.forget(client("b", 3), "fake", 1).status == "done"
+
+
+def test_a_comparison_of_the_same_rows_twice_is_refused(template, tmp_path):
+    twice = {"request": [{"id": "a", "classes": [3]}, {"id": "b", "classes": [3]}]}
+    with pytest.raises(UnfedError, match="'b' asks for is out already, by request 'a'.* Leave it out of the config"):
+        Run.create(Config.parse(twice, SETS), tmp_path / "x", template[1])
+
+
+# --- what is owed -----------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_denied_request_stay_out_of_the_next_recovery_and_are_measured_in_it(run):
+    fated(run, a="refuse")
+    with pytest.raises(Refused):
+        run.forget(Request("a", classes=(3,)), "fake", 1)
+    run.forget(client("b", 2), "not", 1)
+    a, b = Request("a", classes=(3,)), client("b", 2)
+    line = run.lines()[-1]
+    assert line["asked"] == {"1": ["0", "1", "3"]}
+    world = run.world(0)
+    clients = world.scoped([a, b], gone=[a])
+    taught = sum(len(c.view("retain")) for c in clients.values())
+    everything = sum(len(c.train) for c in world.clients)
+    assert taught == everything - len(rows_of(run, a, b))
+    found = world.evaluator([a, b])(run.current(0)).earlier["a"]
+    own = world.evaluator([a])(run.current(0)).numbers["forget"]
+    assert line["earlier"] == {"a": found} and found == pytest.approx(own)
+
+
+def test_what_owners_have_deleted_is_listed_as_not_measured(run):
+    fated(run, a="refuse")
+    with pytest.raises(Refused):
+        run.forget(replace(client("a", 3), deleted=True), "fake", 1)
+    run.forget(client("b", 2), "fake", 1)
+    assert run.lines()[-1]["earlier"] == {"a": "not measured: its owners have deleted it"}
+
+
+def test_status_and_report_name_what_is_owed_and_a_way_out_that_works(run):
+    fated(run, a="raise")
+    with pytest.raises(
+        Refused, match=r"stays owed.*`unfed forget .* --id a --method retrain --until 1`.*`unfed withdraw"
+    ):
+        run.forget(client("a", 3), "fake", 1)
+    (request,) = status(run)["requests"]
+    assert (request["state"], request["reason"], request["owed"]) == ("denied", "refused", True)
+    assert run.info()["requests"][-1]["owed"] and "--id a --method retrain" in request["way_out"]
+    page = write_report(run).read_text()
+    assert "Client 3 was not taken out: the request was denied (refused); it stays owed" in page
+    assert "Still owed" in page and "KeyError" in page
+    assert run.forget(client("a", 3), "retrain", 1).status == "done"
+    (request,) = status(run)["requests"]
+    assert (request["state"], request["owed"], request["attempts"][0]["method"]) == ("fulfilled", False, "fake")
+    assert "Tried by fake" in write_report(run).read_text()
+
+
+# --- asked again ------------------------------------------------------------------------------------------------------
+
+
+def test_a_denied_request_goes_on_where_it_was_if_nothing_was_served_since(strict):
+    run = strict
+    fated(run, a="spoil")
+    with pytest.raises(Refused, match="not recovered after 2 rounds"):
+        run.forget(client("a", 3), "fake")
+    assert run.forget(client("a", 3), "fake", 4).status == "done"
+    assert [x["round"] for x in run.lines() if x["method"] == "fake"] == [0, 1, 2, 3, 4]
+
+
+def test_asked_again_after_others_were_served_it_begins_anew_at_the_model_in_force(strict):
+    """Its old rounds led away from a model that still held who has left since."""
+    run = strict
+    fated(run, a="spoil")
+    with pytest.raises(Refused, match="not recovered"):
+        run.forget(client("a", 3), "fake")
+    run.forget(client("b", 2), "not", 1)
+    second = run.current(0)
+    fated(run, a="fulfil")
+    run.forget(client("a", 3), "fake", 3)
+    assert run.current_job(0) == Job(0, "a", "fake")
+    assert all(torch.equal(t, second[n]) for n, t in run.current(0).items())  # Fake changes nothing
+    lines = [x for x in run.lines() if x["request"] == "a"]
+    assert [(x["method"], x["round"]) for x in lines] == [("before", 0), *(("fake", t) for t in range(4))]
+    assert all(x["earlier"].keys() == {"b"} for x in lines)
+    places = {e.request.id: (e.number, e.served, e.earlier) for e in run.folder.requests()}
+    assert places == {"a": (1, 2, ("b",)), "b": (2, 1, ("a",))}
+    assert len([x for x in run.folder.lines() if x["request"] == "a"]) > len(lines)  # what was tried stays on record
+
+
+def test_influence_follows_the_order_of_service(run):
+    fated(run, a="refuse")
+    with pytest.raises(Refused):
+        run.forget(client("a", 3), "fake", 1)
+    run.forget(client("b", 2), "not", 1)
+    run.forget(client("a", 3), "ft", 1)
+    models = {(i["request"], i["file"]) for i in run.info()["influence"] if i["file"].startswith("models/")}
+    assert models == {("a", "models/0/train.safetensors"), ("b", "models/0/train.safetensors")}
+
+
+def test_a_request_that_waits_may_be_given_another_method(run):
+    queue(run, client("a", 3))
+    with run.folder.lock():
+        again(run).forget(client("a", 3), "ft", 2)
+    (entry,) = run.folder.requests()
+    assert (entry.method, entry.until, entry.state) == ("ft", "2", "open")
+
+
+def test_a_request_at_work_keeps_its_method(run):
+    fated(run, a="full disk")
+    with pytest.raises(Halted):
+        run.forget(client("a", 3), "fake", 1)
+    with pytest.raises(UnfedError, match="'a' is being served by fake already"):
+        run.forget(client("a", 3), "ft", 1)
+
+
+def test_what_another_request_has_taken_out_meanwhile_is_withdrawn_instead(run):
+    fated(run, a="refuse")
+    with pytest.raises(Refused):
+        run.forget(Request("a", samples=(("3", 0), ("3", 1))), "fake", 1)
+    run.forget(client("b", 3), "fake", 1)
+    with pytest.raises(UnfedError, match="'a' asks for is out already, by request 'b'"):
+        run.forget(Request("a", samples=(("3", 0), ("3", 1))), "ft", 1)
+    run.withdraw("a")
+    run.forget(client("c", 2), "fake", 1)
+    assert not rows_of(run, client("b", 3)) & Fake.seen[-1][1]
+
+
+def test_an_id_names_one_request_for_ever(run):
+    run.forget(client("a", 3), "fake", 1)
+    with pytest.raises(UnfedError, match="already used for another request"):
+        run.forget(client("a", 2), "fake", 1)
+    queue(run, client("b", 2))
+    run.withdraw("b")
+    with pytest.raises(UnfedError, match="'b' was withdrawn; ask anew under another --id"):
+        run.forget(client("b", 2), "fake", 1)
+
+
+# --- withdrawing ------------------------------------------------------------------------------------------------------
+
+
+def test_withdrawal_readmits_the_rows_and_nothing_else_does(run):
+    fated(run, a="refuse")
+    with pytest.raises(Refused):
+        run.forget(client("a", 3), "fake", 1)
+    run.forget(client("b", 2), "not", 1)
+    assert run.lines()[-1]["asked"] == {"1": ["0", "1"]}
+    assert run.withdraw("a").state == "revoked"
+    run.forget(client("c", 1), "not", 1)
+    assert run.lines()[-1]["asked"] == {"1": ["0", "3"]} and "a" not in run.lines()[-1]["earlier"]
+    assert not run.info()["requests"][0]["owed"]
+    assert "Client 3 was not taken out: the request was withdrawn." in write_report(run).read_text()
+
+
+def test_withdrawn_twice_is_withdrawn_once(run):
+    queue(run, client("a", 3))
+    first = run.withdraw("a")
+    file = next((run.folder.path / "requests").glob("*.json"))
+    before = file.read_bytes()
+    assert run.withdraw("a") == first and file.read_bytes() == before
+
+
+def test_what_cannot_be_withdrawn_is_one_sentence(run):
+    with pytest.raises(UnfedError, match="no request 'a'; it has none at all"):
+        run.withdraw("a")
+    run.forget(client("a", 3), "fake", 1)
+    with pytest.raises(UnfedError, match="'a' is fulfilled: the model in force was made without its rows"):
+        run.withdraw("a")
+    with pytest.raises(UnfedError, match="no request 'b'; it has a"):
+        run.withdraw("b")
+
+
+def test_a_request_withdrawn_while_it_is_served_is_let_go_at_the_next_round(run, monkeypatch):
+    original, other = Fake.round, again(run)
+
+    def round(self, server, state):
+        if state.round == 1:
+            other.withdraw("a")
+        return original(self, server, state)
+
+    monkeypatch.setattr(Fake, "round", round)
+    assert run.forget(client("a", 3), "fake", 4).status == "withdrawn"
+    assert run.current_job(0) == Job(0, None, "train") and states(run) == {"a": "withdrawn"}
+    monkeypatch.setattr(Fake, "round", original)
+    run.forget(client("b", 2), "fake", 1)
+    assert rows_of(run, client("a", 3)) <= Fake.seen[-1][2]
+
+
+def test_a_request_withdrawn_after_its_last_round_does_not_come_into_force(run, monkeypatch):
+    original = RunFolder.save_model
+
+    def save_model(folder, job, *rest):
+        original(folder, job, *rest)
+        again(run).withdraw("a")
+
+    monkeypatch.setattr(RunFolder, "save_model", save_model)
+    assert run.forget(client("a", 3), "fake", 1).status == "withdrawn"
+    assert run.current_job(0) == Job(0, None, "train")
+
+
+def test_a_waiting_request_that_is_withdrawn_takes_part_from_the_next_round_on(run, monkeypatch):
+    from unfed.methods import NoT
+
+    original, other = NoT.round, again(run)
+    queue(run, client("b", 2), method="not", until="3")
+    queue(run, client("c", 1))
+
+    def round(self, server, state):
+        if state.round == 1:
+            other.withdraw("c")
+        return original(self, server, state)
+
+    monkeypatch.setattr(NoT, "round", round)
+    run.execute()
+    asked = {t: c for x in run.lines() if x["method"] == "not" for t, c in x["asked"].items()}
+    assert asked == {"1": ["0", "3"], "2": ["0", "3"], "3": ["0", "1", "3"]}
+
+
+def test_who_waits_is_not_asked_to_help_another_begin(run):
+    queue(run, client("a", 3), client("b", 2))
+    run.execute()
+    seeds = run.world(0).seeds
+    begins = {seed: all_rows for seed, all_rows, _ in reversed(Fake.seen)}
+    assert not rows_of(run, client("b", 2)) & begins[seeds.request("a")]
+    assert not rows_of(run, client("a", 3)) & begins[seeds.request("b")]
+
+
+def test_a_comparison_leaves_out_who_asked_to_leave_meanwhile(template, tmp_path):
+    run = Run.create(Config.parse({}, [*SETS, "request.clients=['0']"]), tmp_path / "run", template[1])
+    run._train(0, Silence())
+    queue(run, client("a", 3))
+    run.execute()
+    asked = {(x["request"], t): c for x in run.lines() if "asked" in x for t, c in x["asked"].items() if x["request"]}
+    assert asked["request-1", "1"] == ["1", "2"]
+
+
+# --- expiring ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_not_begun_by_its_date_expires_and_stays_out(run, monkeypatch):
+    with run.folder.lock():
+        assert again(run).forget(client("a", 3), "fake", 1, expires="2099-01-31").status == "queued"
+    assert run.folder.requests()[0].expires == "2099-01-31T23:59:59Z"
+    for where in ("unfed.folder.now", "unfed.serving.now"):
+        monkeypatch.setattr(where, lambda: "2099-02-01T00:00:00Z")
+    assert states(run) == {"a": "expired"} and status(run)["state"] == "finished"
+    run.forget(client("b", 2), "fake", 1)
+    assert states(run) == {"a": "expired", "b": "fulfilled"} and run.lines()[-1]["earlier"].keys() == {"a"}
+    assert not rows_of(run, client("a", 3)) & Fake.seen[-1][1]
+    assert "expired before it was begun; it stays owed" in write_report(run).read_text()
+    assert run.forget(client("a", 3), "fake", 1).status == "done"  # asked again, without a date
+    assert run.current_job(0) == Job(0, "a", "fake")
+
+
+def test_a_date_in_the_past_is_refused(run):
+    with pytest.raises(UnfedError, match="would have expired at 2020-01-31T23:59:59Z"):
+        run.forget(client("a", 3), "fake", 1, expires="2020-01-31")
+    assert run.folder.requests() == []
+
+
+# --- crashes and folders of before ------------------------------------------------------------------------------------
+
+
+def described(run: Run):
+    """Where every request stands, without the times."""
+    times = ("changed", "created", "begun")
+    return [{k: v for k, v in e.to_json().items() if k not in times} for e in run.folder.requests()]
+
+
+def test_a_queue_killed_at_any_write_ends_as_if_it_had_not_been(run, tmp_path, monkeypatch):
+    fated(run, b="raise")
+    queue(run, client("a", 3), client("b", 2), client("c", 1))
+    shutil.copytree(run.folder.path, tmp_path / "template")
+    with pytest.raises(Refused, match="'b'"), monkeypatch.context() as patch:
+        count = crash_at(patch, -1)
+        run.execute()
+    truth, entries = outcome(run.folder.path), described(run)
+    assert count["writes"] >= 20
+    for number in range(1, count["writes"] + 1):
+        folder = tmp_path / f"crash-{number}"
+        shutil.copytree(tmp_path / "template", folder)
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            crash_at(patch, number)
+            opened(folder, run.world(0)).execute()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                opened(folder, run.world(0)).execute()
+            except Refused as error:
+                assert "'b'" in str(error)
+        assert outcome(folder) == truth and described(opened(folder, run.world(0))) == entries, number
+
+
+def test_requests_of_the_time_before_states_are_read(run):
+    """Layout 1: a request whose job had ended was served, any other was waiting."""
+    run.forget(client("a", 3), "fake", 1)
+    run.forget(client("b", 2), "fake", 1)
+    queue(run, client("c", 1))
+    for file in (run.folder.path / "requests").glob("*.json"):
+        raw = json.loads(file.read_text())
+        known = ("number", "request", "method", "until", "created", "seed", "described")
+        file.write_text(json.dumps({**{name: raw[name] for name in known}, "schema": 1}))
+    old = again(run)
+    assert states(old) == {"a": "fulfilled", "b": "fulfilled", "c": "open"}
+    assert old.current_job(0) == Job(0, "b", "fake")
+    old.execute()
+    assert states(old) == {"a": "fulfilled", "b": "fulfilled", "c": "fulfilled"}
+    assert [e.earlier for e in old.folder.requests()] == [(), ("a",), ("a", "b")]
+    assert old.current_job(0) == Job(0, "c", "fake")
+
+
+def test_a_request_file_cannot_name_a_file_elsewhere(run):
+    queue(run, client("a", 3))
+    (file,) = (run.folder.path / "requests").glob("*.json")
+    raw = json.loads(file.read_text())
+    checkpoint.write_json(file, {**raw, "request": {**raw["request"], "id": "../../a"}})
+    with pytest.raises(UnfedError, match="cannot be used as a file name"):
+        run.folder.requests()
+
+
+# --- any sequence -----------------------------------------------------------------------------------------------------
+
+
+class Sequences(RuleBasedStateMachine):
+    """Requests are filed, served, fail, are withdrawn and asked again, in any order."""
+
+    made: ClassVar[tuple[Path, World]]
+    count: ClassVar[int] = 0
+
+    @initialize()
+    def begin(self):
+        Sequences.count += 1
+        folder = self.made[0].with_name(f"sequence-{Sequences.count}")
+        shutil.copytree(self.made[0], folder)
+        self.run_ = opened(folder, self.made[1])
+        Fake.fates.clear()
+        Fake.seen.clear()
+        self.filed: dict[str, Request] = {}
+
+    @rule(
+        what=st.sampled_from(["1", "2", "3", "class", "some"]),
+        fate=st.sampled_from(["fulfil", "refuse", "raise", "no answer", "spoil"]),
+    )
+    def file(self, what, fate):
+        name = f"r{len(self.filed)}"
+        request = {
+            "class": Request(name, classes=(3,)),
+            "some": Request(name, samples=(("1", 0), ("2", 1), ("3", 2))),
+        }.get(what) or Request(name, clients=(what,))
+        out = rows_of(self.run_, *(e.request for e in self.run_.queue.accepted(0)))
+        fated(self.run_, **{name: fate})
+        with self.run_.folder.lock():
+            if rows_of(self.run_, request) <= out:
+                with pytest.raises(UnfedError, match="is out already, by request"):
+                    again(self.run_).forget(request, "fake", 1)
+            else:
+                self.filed[name] = request
+                assert again(self.run_).forget(request, "fake", 1).status == "queued"
+
+    @precondition(lambda self: self.filed)
+    @rule(data=st.data(), fate=st.sampled_from(["fulfil", "refuse"]))
+    def ask_again(self, data, fate):
+        name = data.draw(st.sampled_from(sorted(self.filed)))
+        before = self.run_.queue.find(name)
+        fated(self.run_, **{name: fate})
+        with self.run_.folder.lock():
+            try:
+                asked = again(self.run_).forget(self.filed[name], "fake", 1).status
+            except UnfedError as error:
+                assert before.state == "revoked" or (before.owed and "is out already" in str(error))
+            else:
+                assert asked == ("already done" if before.state == "fulfilled" else "queued")
+
+    @precondition(lambda self: self.filed)
+    @rule(data=st.data())
+    def withdraw(self, data):
+        name = data.draw(st.sampled_from(sorted(self.filed)))
+        if self.run_.queue.find(name).state == "fulfilled":
+            with pytest.raises(UnfedError, match="is fulfilled"):
+                self.run_.withdraw(name)
+        else:
+            assert self.run_.withdraw(name).state == "revoked"
+
+    @rule()
+    def serve(self):
+        Fake.seen.clear()
+        before = {e.request.id: e for e in self.run_.folder.requests()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                self.run_.execute()
+            except Refused:
+                assert any(e.waiting for e in before.values())
+        seeds, accepted = self.run_.world(0).seeds, self.run_.queue.accepted(0)
+        for seed, taught, retained in Fake.seen:
+            for entry in accepted:
+                own = rows_of(self.run_, entry.request)
+                assert not own & retained
+                assert seeds.request(entry.request.id) == seed or not (own & taught) - rows_of_seed(self, seed)
+        after = {e.request.id: e for e in self.run_.folder.requests()}
+        for name, entry in after.items():  # nothing waits but what nobody answered
+            assert not entry.waiting or Fake.fates[seeds.request(name)] == "no answer"
+            if before[name].state in ("fulfilled", "denied", "revoked"):
+                assert entry == before[name]
+
+    @invariant()
+    def numbers_and_places_are_unique_and_the_last_served_is_in_force(self):
+        if not hasattr(self, "run_"):
+            return
+        entries = self.run_.folder.requests()
+        assert [e.number for e in entries] == list(range(1, len(entries) + 1))
+        served = sorted((e for e in entries if e.state == "fulfilled"), key=lambda e: e.served)
+        assert [e.served for e in served] == list(range(1, len(served) + 1))
+        in_force = self.run_.current_job(0).request
+        assert in_force == (served[-1].request.id if served else None)
+
+
+def rows_of_seed(machine: Sequences, seed: int) -> set[int]:
+    """The rows of the request that is served under a seed: it may be asked to train on them."""
+    seeds = machine.run_.world(0).seeds
+    return rows_of(machine.run_, *(r for name, r in machine.filed.items() if seeds.request(name) == seed))
+
+
+def test_any_sequence_of_requests_keeps_rows_out_and_blocks_nobody(template):
+    Sequences.made = template
+    run_state_machine_as_test(Sequences, settings=settings(max_examples=15, stateful_step_count=12))
