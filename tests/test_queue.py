@@ -470,15 +470,17 @@ def test_what_cannot_be_withdrawn_is_one_sentence(run):
 
 
 def test_a_request_withdrawn_while_it_is_served_is_let_go_at_the_next_round(run, monkeypatch):
-    original, other = Fake.round, again(run)
+    original, other, made = Fake.round, again(run), []
 
     def round(self, server, state):
+        made.append(state.round + 1)
         if state.round == 1:
             other.withdraw("a")
         return original(self, server, state)
 
     monkeypatch.setattr(Fake, "round", round)
     assert run.forget(client("a", 3), "fake", 4).status == "withdrawn"
+    assert made == [1, 2]
     assert run.current_job(0) == Job(0, None, "train") and states(run) == {"a": "withdrawn"}
     monkeypatch.setattr(Fake, "round", original)
     run.forget(client("b", 2), "fake", 1)
