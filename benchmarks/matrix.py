@@ -84,6 +84,8 @@ def options(method: str, model: str) -> dict[str, Any]:
         "mode": {"guidance": 2, "degradation": 1, "coefficient": 0.4, "lr": rate / 2, "degradation_lr": rate},
         "fcu": {"lr": rate, "iterations": 4, "fuse_every": 2, "rho": 0.7},
     }
+    if model == "resnet18":
+        known["fcu"] |= {"lr": 1e-6}  # Adam's steps are as large where a gradient is mostly rounding
     if model.startswith("vit"):
         # No loss depends on the bias of an attention's keys, and Adam divides what rounding leaves of its gradient by
         # 1e-8; with a decay it grows from there, 1e-17 to 2e-4 in four steps at 0.01.
@@ -160,6 +162,8 @@ def sensible(values: Mapping[str, Any]) -> bool:
     row = Row(**values)
     if row.way.endswith("compiled") and row.method not in COMPILED:
         return False
+    if row.method == "ssd" and row.model == "resnet18" and row.precision == "float32":
+        return False  # it divides squares of gradients that are zero but for rounding: off by 0.13 on one CPU
     if row.partition == "one":
         return row.method in CENTRAL and row.scope != "client"
     return row.method in FEDERATED and row.scope in FEDERATED[row.method]
@@ -215,7 +219,7 @@ def config(row: Row, device: str) -> Config:
         "data": {"name": f"matrix:{'images' if three else 'few_images'}", "flip": 0.5, "pad_crop": 2, **larger},
         "partition": {} if central else {"clients": clients, "validation": 0.2, **scheme},
         "model": {"name": row.model},
-        "training": {"rounds": 2, "batch": 32 if larger else 10, "lr": rate},
+        "training": {"rounds": 2, "batch": 64 if larger else 10, "lr": rate},
         "unlearning": {"rounds": 2, "lr": rate},
         "request": REQUESTS[row.scope],
         "methods": {"run": [row.method], row.method: options(row.method, row.model)},
