@@ -46,10 +46,11 @@ coverage: .venv/dev.stamp  ## what no test runs, as a page: build/coverage/uncov
 mutants: .venv/dev.stamp  ## bends one line of a method, an attack or a measure at a time and sees that a test fails (minutes)
 	$(BIN)/python tools/mutants.py $(ONLY)
 
-lint: .venv/dev.stamp  ## ruff and mypy, as CI runs them
+lint: .venv/dev.stamp  ## ruff and mypy (also as if on Windows), as CI runs them
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 
 format: .venv/dev.stamp  ## let ruff put the code in order
 	$(BIN)/ruff check --fix .

@@ -104,8 +104,8 @@ def test_a_commit_is_held_to_what_ci_calls_lint() -> None:
 # --- what is declared -------------------------------------------------------------------------------------------------
 
 
-def imported() -> dict[str, str]:
-    """Top-level packages that unfed imports anywhere, each with one file that does."""
+def imported(stdlib: bool = False) -> dict[str, str]:
+    """Top-level packages (or modules of Python's own) that unfed imports anywhere, each with one file that does."""
     found: dict[str, str] = {}
     for path in sorted((ROOT / "src" / "unfed").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -116,7 +116,7 @@ def imported() -> dict[str, str]:
             else:
                 continue
             found |= {name.partition(".")[0]: str(path.relative_to(ROOT)) for name in names}
-    return {name: file for name, file in found.items() if name not in {*sys.stdlib_module_names, "unfed"}}
+    return {n: file for n, file in found.items() if (n in sys.stdlib_module_names) == stdlib and n != "unfed"}
 
 
 def test_every_package_that_unfed_imports_is_declared() -> None:
@@ -128,6 +128,11 @@ def test_every_package_that_unfed_imports_is_declared() -> None:
     for name, file in imported().items():
         dists = {dist.lower().replace("_", "-") for dist in homes.get(name, [name])}
         assert dists & declared, f"{file} imports {name}, which pyproject.toml does not name"
+
+
+def test_nothing_is_imported_that_only_posix_has() -> None:
+    absent = {"fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"}
+    assert {name: file for name, file in imported(stdlib=True).items() if name in absent} == {}
 
 
 # --- the package ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ vouches for is cut off when work goes on, so a resumed run writes the same bytes
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import json
 import os
 import re
@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from unfed import checkpoint
@@ -250,17 +251,26 @@ class RunFolder:
     @contextlib.contextmanager
     def lock(self, name: str = "work", wait: bool = False) -> Iterator[bool]:
         """Hold a lock of the folder: True if it was free, or waited for. It ends with the process, however it ends."""
+        # The system's own lock, never a mark that a killed process would leave behind.
+        lock = FileLock(self.path / f".{name}.lock", fallback_to_soft=False)
         with checkpoint.disk_errors(self.path):
-            descriptor = os.open(self.path / f".{name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
+            if not self.path.is_dir():  # the lock would make it
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+                lock.acquire(blocking=wait)
+            except Timeout:
+                pass
+            except OSError as error:
+                if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                    raise UnfedError(
+                        f"The file system of {self.path} has no locks ({error.strerror}), so two processes could spoil"
+                        " the run for each other; keep runs on another disk."
+                    ) from error
+                raise
+        try:
+            yield lock.is_locked
         finally:
-            os.close(descriptor)
+            lock.release()
 
     def busy(self) -> bool:
         """Whether a process is at work here now."""
@@ -272,11 +282,11 @@ class RunFolder:
         file = self.path / "progress.json"
         temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps({**progress, "pid": os.getpid(), "at": time.time()}))
+            temporary.write_text(json.dumps({**progress, "pid": os.getpid(), "at": time.time()}), encoding="utf-8")
             os.replace(temporary, file)
 
     def heard(self) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, ValueError):
-            found: dict[str, Any] = json.loads((self.path / "progress.json").read_text())
+            found: dict[str, Any] = json.loads((self.path / "progress.json").read_text(encoding="utf-8"))
             return found
         return None
