@@ -230,6 +230,30 @@ def test_a_request_nobody_answers_is_put_off_and_tried_again_on_resume(run):
     assert run.current_job(0) == Job(0, "a", "fake")
 
 
+def test_a_request_that_fails_in_a_round_leaves_no_lines_that_it_will_write_again(run, monkeypatch):
+    seldom = {**run.config.to_json(), "checkpoint": {"rounds": 10}}
+    monkeypatch.setattr(run.world(0), "config", Config.parse(seldom))
+    original = Fake.round
+
+    def round(self, server, state):
+        if state.round == 1 and server.seed == run.world(0).seeds.request("a"):
+            raise ValueError("in the second round")
+        return original(self, server, state)
+
+    fated(run, b="no answer")  # it is scored as it was before, and so vouches for all lines up to there
+    queue(run, client("a", 3), client("b", 2), until="3")
+    with (
+        monkeypatch.context() as patch,
+        pytest.warns(UnfedWarning),
+        pytest.raises(Refused, match="in the second round"),
+    ):
+        patch.setattr(Fake, "round", round)
+        run.execute()
+    run.withdraw("b")
+    run.forget(client("a", 3), "fake", 3)
+    assert [x["round"] for x in run.folder.lines() if x["method"] == "fake"] == [0, 1, 2, 3]
+
+
 def test_a_full_disk_decides_nothing(run):
     fated(run, a="full disk")
     with pytest.raises(Halted, match="The disk is full"):
@@ -364,7 +388,7 @@ def test_a_denied_request_goes_on_where_it_was_if_nothing_was_served_since(stric
     with pytest.raises(Refused, match="not recovered after 2 rounds"):
         run.forget(client("a", 3), "fake")
     assert run.forget(client("a", 3), "fake", 4).status == "done"
-    assert [x["round"] for x in run.lines() if x["method"] == "fake"] == [0, 1, 2, 3, 4]
+    assert [x["round"] for x in run.folder.lines() if x["method"] == "fake"] == [0, 1, 2, 3, 4]
 
 
 def test_asked_again_after_others_were_served_it_begins_anew_at_the_model_in_force(strict):
@@ -482,6 +506,7 @@ def test_a_request_withdrawn_while_it_is_served_is_let_go_at_the_next_round(run,
     assert run.forget(client("a", 3), "fake", 4).status == "withdrawn"
     assert made == [1, 2]
     assert run.current_job(0) == Job(0, None, "train") and states(run) == {"a": "withdrawn"}
+    assert len(Fake.seen) == 3  # its beginning, round 1, and round 2, in which it was withdrawn
     monkeypatch.setattr(Fake, "round", original)
     run.forget(client("b", 2), "fake", 1)
     assert rows_of(run, client("a", 3)) <= Fake.seen[-1][2]
