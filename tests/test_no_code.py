@@ -127,8 +127,9 @@ READ = {
     "compare": ["compare", "run", "other", "--format", "md"],
     "export": ["export", "run", "-o", "out.safetensors"],
     "flower costs": ["flower", "costs", "run"],
+    "withdraw": ["withdraw", "run", "client-1"],
 }
-"""Commands that only read a run folder."""
+"""Commands that only read a run folder; of `withdraw`, which writes down one word, the same is asked."""
 
 CONFIGS = {"run": ["run", "tiny.toml", "--quiet"], "demo": [], "paper": []}
 """Commands that take a config, or changes to one."""
@@ -178,9 +179,11 @@ def test_commands_that_read_build_no_method_no_model_and_no_data(
     for name in ("method", "build"):
         monkeypatch.setattr(type(Config().methods), name, built)
     monkeypatch.setattr(Run, "world", built)
+    (file,) = (canary / "run/requests").iterdir()
+    edit(file, lambda entry: {**entry, "described": None})  # what was not written down is not known
     for name, words in READ.items():
         code, said = unfed(*words)
-        assert code == 0, f"{name}: {said}"
+        assert code == 0 or (name == "withdraw" and "is fulfilled" in said), f"{name}: {said}"
     code, said = unfed("report", "run")
     assert code == 0, said
 
@@ -329,15 +332,44 @@ def test_a_request_file_runs_nothing_without_leave(canary: Path, unfed: Callable
     assert unfed(*WORK["forget"])[0] == 0
     (file,) = (canary / "run/requests").iterdir()
     waiting = {"method": "canary:Bird", "state": "open", "served": None, "described": None}
-    edit(file, lambda entry: {**entry, **{k: v for k, v in waiting.items() if k in entry}})
+    edit(file, lambda entry: {**entry, **waiting})
     before = file.read_bytes()
     for command, words in (WORK | READ).items():
-        code, said = unfed(*words)
-        assert not ran(canary), command
-        assert code == (2 if command in ("resume", "forget") else code), said
-    assert file.read_bytes() == before
+        if command != "withdraw":
+            code, said = unfed(*words)
+            assert not ran(canary), command
+            named = f"method in run/requests/{file.name} names code, 'canary:Bird'"
+            assert (code == 2 and named in said) if command in WORK else code == 0, said
+            assert file.read_bytes() == before, command
     code, said = unfed(*WORK["resume"], "--allow-code")
     assert code == 0 and ran(canary), said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": "../../../out"},
+        {"method": "/OUT"},
+        {"request": {"id": "../../out", "clients": ["1"]}},
+        {"request": {"id": "/OUT", "clients": ["1"]}},
+        {"seed": "../../out"},
+        {"number": "../out"},
+    ],
+    ids=str,
+)
+def test_a_request_file_leads_nowhere_outside_its_run(
+    change: dict[str, Any], canary: Path, unfed: Callable[..., tuple[int, str]]
+) -> None:
+    assert unfed(*WORK["forget"])[0] == 0
+    (file,) = (canary / "run/requests").iterdir()
+    change = json.loads(json.dumps(change).replace("/OUT", str(canary / "out")))
+    edit(file, lambda entry: {**entry, "state": "open", "served": None, **change})
+    there = sorted(canary.rglob("*"))
+    for command, words in (WORK | READ).items():
+        code, said = unfed(*words, "--allow-code") if command in WORK else unfed(*words)
+        if command != "flower costs":  # it does not look at requests
+            assert code == 2 and file.name in said.replace("\n", ""), (command, code, said)
+    assert sorted(canary.rglob("*")) == there
 
 
 def strings(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -158,7 +158,7 @@ def test_a_config_is_refused_by_file_key_and_name(tmp_path, own):
         with pytest.raises(UnfedError, match=f"^{key} in {file} names code, 'users_own:thing'"):
             Config.read(file)
     file.write_text('training.record = ["users_own:thing"]')
-    with pytest.raises(UnfedError, match="names code, 'users_own:thing'"):
+    with pytest.raises(UnfedError, match=f"^training.record in {file} names code, 'users_own:thing'"):
         Config.read(file)
     assert not (tmp_path / "ran").exists()
 

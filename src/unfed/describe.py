@@ -160,7 +160,12 @@ def request_id(request: dict[str, Any]) -> str:
 
 
 def describe_request(world: World, requests: Sequence[Request]) -> dict[str, Any]:
-    request = requests[-1]
+    """What the last of these requests concerns, in numbers, the ones before it being out."""
+    return {**plain_request(requests[-1]), "forgotten_rows": world.evaluator(requests).forgotten_rows}
+
+
+def plain_request(request: Request) -> dict[str, Any]:
+    """The same without the data: how many rows that are is not known."""
     return {
         "id": request.id,
         "kind": request.kind,
@@ -168,7 +173,7 @@ def describe_request(world: World, requests: Sequence[Request]) -> dict[str, Any
         "classes": list(request.classes),
         "samples": len(request.samples),
         "fraction": request.fraction,
-        "forgotten_rows": world.evaluator(requests).forgotten_rows,
+        "forgotten_rows": None,
     }
 
 

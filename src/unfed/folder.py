@@ -18,7 +18,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -33,21 +32,11 @@ from unfed import checkpoint
 from unfed.errors import UnfedError
 from unfed.history import History
 from unfed.methods import Method, State
+from unfed.names import check_id, check_label
 from unfed.params import Params
 from unfed.requests import Entry, now
 
 SCHEMA = 1
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-
-
-def check_id(name: str, what: str) -> str:
-    """Names that become files: letters, digits, dots, underscores and dashes."""
-    if not _NAME.fullmatch(name):
-        raise UnfedError(
-            f"The {what} {name!r} cannot be used as a file name; take at most 80 letters, digits, dots, dashes or"
-            " underscores, beginning with a letter or a digit."
-        )
-    return name
 
 
 @dataclass(frozen=True)
@@ -57,6 +46,14 @@ class Job:
     seed: int
     request: str | None
     label: str
+
+    def __post_init__(self) -> None:
+        """Each of these becomes a file or a folder, wherever it was read, and stays inside."""
+        check_label(self.label)
+        if self.request is not None:
+            check_id(self.request, "request id")
+        if not isinstance(self.seed, int):
+            raise UnfedError(f"The seed {self.seed!r} is no whole number; restore the file that has it.")
 
     @property
     def path(self) -> Path:
@@ -230,6 +227,7 @@ class RunFolder:
             raw = checkpoint.read_json(file, "request")
             entry = Entry.from_json(raw, f"The request file {file}")
             check_id(entry.request.id, f"request id in {file}")
+            check_label(entry.method, f"method in {file}")
             found.append((entry, "state" in raw))
         found.sort(key=lambda pair: pair[0].number)
         entries, moment = [entry for entry, _ in found], now()
@@ -244,7 +242,10 @@ class RunFolder:
         return replace(entry, state="fulfilled", served=entry.number, earlier=earlier)
 
     def put_request(self, entry: Entry) -> None:
-        checkpoint.write_json(self.path / "requests" / f"{entry.number:04d}-{entry.request.id}.json", entry.to_json())
+        checkpoint.write_json(self.request_file(entry), entry.to_json())
+
+    def request_file(self, entry: Entry) -> Path:
+        return self.path / "requests" / f"{entry.number:04d}-{check_id(entry.request.id, 'request id')}.json"
 
     # --- who is at work -------------------------------------------------------------------------------------------
 

@@ -23,9 +23,8 @@ from typing import Any
 from unfed import describe, lineage, plugins
 from unfed.config import Config
 from unfed.data import Request
-from unfed.describe import describe_request
 from unfed.errors import Refused, UnfedError, UnfedWarning, listed
-from unfed.folder import Job, RunFolder, check_id
+from unfed.folder import Job, RunFolder
 from unfed.history import Recorder
 from unfed.jobs import JobRunner, began, last_starts, start_on
 from unfed.methods import Method, Retrain, State
@@ -69,7 +68,6 @@ class Run:
         lineage.recordable(config)
         methods = {label: config.method(label) for label in config.methods.build()} if requests else {}
         for label, method in methods.items():
-            check_id(label.replace(":", "."), "method name")
             method.check(world.template.module)
             for i, request in enumerate(requests):
                 lineage.welcome(config, label, request, requests[:i])
@@ -86,9 +84,16 @@ class Run:
     def open(folder: str | Path) -> Run:
         return Run(RunFolder(folder))
 
+    def permit(self) -> None:
+        """Refuse, before any work is begun, code that the config or a request names and nobody allowed."""
+        plugins.permit(self.config.code(), self.folder.path / "run.json")
+        for entry in self.folder.requests():
+            named = self.config.methods.code([entry.method], "method") if entry.accepted else ()
+            plugins.permit(named, self.folder.request_file(entry))
+
     def world(self, seed: int) -> World:
         if seed not in self._worlds:
-            plugins.permit(self.config.code(), self.folder.path / "run.json")
+            self.permit()
             self._worlds.clear()  # one at a time: a world holds the whole data set
             with process_as_before():
                 self._worlds[seed] = self._build(seed)
@@ -139,6 +144,7 @@ class Run:
         came in between the last look and letting go of the lock is seen here.
         """
         failed: list[Entry] | None = None
+        self.permit()
         self.queue.put_off.clear()
         while failed is None or self.queue.waits():
             with self._working(), self.folder.lock() as free:
@@ -309,6 +315,8 @@ class Run:
         Everything that waits is served. What becomes of the others is a warning at most; only this one's own refusal is
         raised.
         """
+        self.permit()
+        plugins.permit(self.config.methods.code([method], "--method"))
         known = self.queue.find(request.id)
         seed = known.seed if known is not None and seed is None else self.one_seed(seed)
         entry, finished = self.queue.file(request, method, str(until), seed, expires)
@@ -408,8 +416,7 @@ class Run:
         entries = self.folder.requests()
         extra = []
         for entry in entries:
-            active = [e.request for e in entries if e.number <= entry.number and e.seed == entry.seed]
-            described = entry.described or describe_request(self.world(entry.seed), active)
+            described = entry.described or describe.plain_request(entry.request)
             extra.append({**described, **describe.entry(self, entry)})
         return {
             **self.description,

@@ -28,7 +28,8 @@ from unfed import lineage
 from unfed.data import Request
 from unfed.describe import describe_request, method_facts
 from unfed.errors import Halted, NotRecovered, Refused, Unanswered, UnfedError, listed
-from unfed.folder import Job, check_id
+from unfed.folder import Job
+from unfed.names import check_id, check_label
 from unfed.params import Params
 from unfed.requests import Entry, Reason, date_of, in_force, next_number, next_place, now, turn
 from unfed.watching import Watch
@@ -101,6 +102,7 @@ class Queue:
         """The request as it now stands in the queue, and whether it was fulfilled already."""
         run = self._run
         check_id(request.id, "request id")
+        check_label(method)
         if until != "recovered" and not (until.isascii() and until.isdigit() and int(until) >= 1):
             raise UnfedError(f"--until takes 'recovered' or a number of rounds, not {until!r}.")
         expires = None if expires is None else date_of(expires)
