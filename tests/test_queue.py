@@ -194,7 +194,7 @@ def test_of_three_requests_the_middle_one_fails_and_the_third_is_served(strict, 
 @pytest.mark.parametrize("method", ["ga", "ssd", "salun"])
 def test_a_class_asked_for_twice_is_refused_when_it_is_filed(run, method):
     run.forget(Request("first", classes=(3,)), method, 1)
-    with pytest.raises(UnfedError, match="'second' asks for is out already, by request 'first'; nothing is left to do"):
+    with pytest.raises(UnfedError, match="'second' asks for is out already, by request 'first'. Nothing is left to do"):
         run.forget(Request("second", classes=(3,)), method, 1)
     assert states(run) == {"first": "fulfilled"}
     assert run.forget(client("next", 2), method, 1).status == "done"
@@ -306,7 +306,7 @@ def test_rows_that_are_gone_already_are_refused_with_the_request_by_which_they_l
     for request in first:
         held = replace(request, samples=request.samples[:size]) if request.samples else request
         run.forget(held, "fake", 1)
-    with pytest.raises(UnfedError, match=f"Every training row that request 'x' asks for is out already, by {by}; "):
+    with pytest.raises(UnfedError, match=f"Every training row that request 'x' asks for is out already, by {by}[.]"):
         run.forget(second, "fake", 1)
     assert "x" not in states(run)
 

@@ -176,13 +176,13 @@ class Queue:
         by = left_by(self._run.world(seed), request, [e.request for e in others])
         if not by:
             return
-        said, names = gone_already(request, by), {one.id for one in by}
+        names, said = {one.id for one in by}, ""
         for entry in others:
             if entry.request.id in names and entry.owed:
                 said += f" Request {entry.request.id!r} is {entry.standing} and stays owed: {self._run.way_out(entry)}."
             elif entry.request.id in names and entry.waiting:
                 said += f" Request {entry.request.id!r} is {entry.standing} and has its turn."
-        raise UnfedError(said)
+        raise UnfedError(gone_already(request, by) + (said or " Nothing is left to do."))
 
     # --- withdrawing ----------------------------------------------------------------------------------------------
 
@@ -325,4 +325,4 @@ def gone_already(request: Request, by: Sequence[Request]) -> str:
     """The sentence for a request that has nothing to take out."""
     names = listed(repr(one.id) for one in by).replace(" or ", " and ")
     what = f"request{'s' if len(by) > 1 else ''} {names}"
-    return f"Every training row that request {request.id!r} asks for is out already, by {what}; nothing is left to do."
+    return f"Every training row that request {request.id!r} asks for is out already, by {what}."
