@@ -302,13 +302,14 @@ def test_under_every_other_key_a_name_is_a_word(key: str, canary: Path, unfed: C
 
 @pytest.mark.parametrize("key", sorted(CODE))
 def test_with_leave_it_runs(key: str, canary: Path, unfed: Callable[..., tuple[int, str]]) -> None:
+    """For a client that nobody knows, which is found out after all code was loaded."""
     path, shape = at(key)
     for name in ("canary:run",) if key in ("data.name", "model.name") else ("canary:Bird", "canary.py"):
-        write(canary / "tiny.toml", put(TINY, path, shape(name)))
-        unfed(*CONFIGS["run"], "--allow-code")
+        write(canary / "tiny.toml", put(put(TINY, ("request", "clients"), ["nobody"]), path, shape(name)))
+        assert unfed(*CONFIGS["run"], "--allow-code")[0] == 2
         assert ran(canary)
         edit(canary / "run/run.json", lambda about: {**about, "config": put(about["config"], path, shape(name))})  # noqa: B023
-        unfed(*WORK["forget"], "--allow-code")
+        assert unfed("forget", "run", "--client", "nobody", "--allow-code")[0] == 2
         assert ran(canary)
 
 

@@ -129,6 +129,8 @@ def test_a_method_of_an_installed_package_needs_leave_too(monkeypatch, own, tmp_
     monkeypatch.setattr(metadata, "entry_points", lambda group, name: [point] if name == "theirs" else [])
     with pytest.raises(UnfedError, match="methods.run names code, 'theirs'"):
         Config.parse({"methods": {"run": ["theirs"]}})
+    with pytest.raises(UnfedError, match="names code, 'theirs'"):
+        find("theirs")
     assert not (tmp_path / "ran").exists()
     with plugins.allow_code():
         assert Config.parse({"methods": {"run": ["theirs"]}}).method("theirs").title == "My Own"
@@ -230,5 +232,7 @@ def test_a_stray_file_in_the_current_folder_is_not_imported(how, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and "names code" in done.stderr, done.stderr
     assert not (tmp_path / "ran").exists()
+    if how != "module":
+        return
     done = subprocess.run([*command, "--allow-code"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and "has no 'make'" in done.stderr and (tmp_path / "ran").exists(), done.stderr

@@ -54,7 +54,7 @@ def _table(path: str, model: type[BaseModel]) -> Iterator[str]:
 def _kind(annotation: Any) -> str:
     text = annotation.__name__ if isinstance(annotation, type) and "[" not in str(annotation) else str(annotation)
     text = re.sub(r"Annotated\[(\w+), .*?\]\)?\]", r"\1", text)
-    for noise in ("typing.", "pathlib.", "unfed.config.", "FieldInfo", "NoneType"):
+    for noise in ("typing.", "pathlib.", "unfed.config_tables.", "FieldInfo", "NoneType"):
         text = text.replace(noise, "None" if noise == "NoneType" else "")
     text = re.sub(r"Annotated\[(\w+)[^|]*", r"\1 ", text)
     text = re.sub(r"Optional\[(\w+)\]", r"\1 or None", text)

@@ -19,135 +19,25 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from unfed import methods as all_methods
 from unfed import plugins
-from unfed.data import Request, read_samples
+from unfed.config_tables import (
+    CheckpointConfig,
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    ModelConfig,
+    PartitionConfig,
+    PoisonConfig,
+    RecoveryConfig,
+    RequestConfig,
+    SeedsConfig,
+    Table,
+    TrainingConfig,
+    UnlearningConfig,
+)
+from unfed.data import Request
 from unfed.errors import UnfedError, listed, nearest
 from unfed.mistakes import explained
 from unfed.names import check_folder, check_id, check_label
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-Positive = Annotated[int, Field(ge=1)]
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-ClientName = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, int) and not isinstance(v, bool) else v)]
-
-
-class DataConfig(_Table):
-    """Which images, and how they are augmented; what is not given is the data set's own."""
-
-    name: str = "digits"
-    root: Path | None = None
-    test_size: Positive | None = None
-    flip: Share | None = None
-    pad_crop: Annotated[int, Field(ge=0)] | None = None
-    resize: Positive | None = None
-    crop: Positive | None = None
-
-
-class PartitionConfig(_Table):
-    """How the training images are dealt to clients."""
-
-    clients: Positive = 10
-    scheme: Literal["iid", "dirichlet", "shards"] = "iid"
-    beta: Annotated[float, Field(gt=0)] = 0.1
-    shards_per_client: Positive = 2
-    min_samples: Positive = 2
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
-
-
-class PoisonConfig(_Table):
-    """A client that stamps a trigger on its images and relabels them."""
-
-    client: ClientName = "0"
-    target_class: Annotated[int, Field(ge=0)] = 0
-    share: Annotated[float, Field(gt=0, le=1)] = 0.8
-
-
-class ModelConfig(_Table):
-    """The network: a preset with options, or `package.module:factory`; `initial` starts from a checkpoint.
-
-    `fresh_head` takes everything but the head from it: for a checkpoint that was trained on other classes.
-    """
-
-    name: str = "cnn-small"
-    options: dict[str, Any] = Field(default_factory=dict)
-    initial: Path | None = None
-    fresh_head: bool = False
-
-
-class ScheduleConfig(_Table):
-    """How the learning rate goes over the rounds."""
-
-    kind: Literal["constant", "cosine", "step"] = "constant"
-    minimum: Rate = 0.0
-    every: Positive = 1
-    factor: Annotated[float, Field(gt=0, le=1)] = 0.1
-    warmup: Annotated[int, Field(ge=0)] = 0
-    over: Positive | None = None
-
-
-class TrainingConfig(_Table):
-    """The original training: FedAvg with SGD."""
-
-    rounds: Positive = 60
-    epochs: Positive = 1
-    batch: Positive = 64
-    lr: Rate = 1e-3
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    decay: Rate = 5e-4
-    schedule: ScheduleConfig = ScheduleConfig()
-    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
-    drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    quorum: Annotated[float, Field(ge=0, le=1)] = 0.5
-    patience: Annotated[int, Field(ge=0)] = 0
-    keep_model: Literal["last", "best-test"] = "last"
-    record: tuple[str, ...] = ()
-    """Methods whose history is recorded although no comparison runs them, for requests that come later."""
-
-
-class UnlearningConfig(_Table):
-    """Recovery after the request; what is not given is as in training, or as in the method's centralised recipe."""
-
-    rounds: Positive = 20
-    retrain_rounds: Positive | None = None
-    lr: Rate | None = None
-    schedule: ScheduleConfig | None = None
-    patience: Annotated[int, Field(ge=0)] = 0
-
-
-class RecoveryConfig(_Table):
-    """What `[methods.NAME.unlearning]` says for one method alone."""
-
-    rounds: Positive | None = None
-    lr: Rate | None = None
-    schedule: ScheduleConfig | None = None
-
-
-class RequestConfig(_Table):
-    """Who or what must leave: exactly one of clients, classes, samples (a CSV file) or fraction.
-
-    `deleted` says that the owners have deleted the data: methods that would still ask for it are refused.
-    """
-
-    id: str | None = None
-    clients: tuple[ClientName, ...] = ()
-    classes: tuple[int, ...] = ()
-    samples: Path | None = None
-    fraction: float | None = None
-    deleted: bool = False
-
-    def request(self, number: int) -> Request:
-        return Request(
-            self.id or f"request-{number}",
-            self.clients,
-            self.classes,
-            read_samples(self.samples) if self.samples else (),
-            self.fraction,
-            self.deleted,
-        )
 
 
 class MethodsConfig(BaseModel):
@@ -193,48 +83,11 @@ class MethodsConfig(BaseModel):
         return [(own, name) for own, name in named if all_methods.is_code(name)]
 
 
-class EvaluationConfig(_Table):
-    """What is measured, and how often."""
-
-    every: Positive = 1
-    batch: Positive = 1024
-    attack: bool = True
-    samples: bool = True
-    recovered_within: Rate = 0.5
-
-
-class CheckpointConfig(_Table):
-    """How often a running job is saved, besides after its beginning and at its end: whichever comes first."""
-
-    rounds: Positive | None = 10
-    seconds: Annotated[float, Field(gt=0)] | None = 30.0
-
-
-class EngineConfig(_Table):
-    """What runs the plans, in which precision; `chunk` clients share a stack, and CUDA steps may be compiled."""
-
-    name: Literal["auto", "sequential", "batched"] = "auto"
-    precision: Literal["float32", "float64", "bf16"] = "float32"
-    chunk: Positive | None = None
-    compile: bool | None = None
-    threads: Positive | None = None
-    """CPU threads; by default one for small steps, else PyTorch's own number."""
-
-
-class SeedsConfig(_Table):
-    """Seeds that do not derive from `seed`."""
-
-    partition: int | None = None
-    training: int | None = None
-    unlearning: int | None = None
-    evaluation: int | None = None
-
-
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, Mapping) else value
 
 
-class Config(_Table):
+class Config(Table):
     """The whole experiment."""
 
     name: str = "run"

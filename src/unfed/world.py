@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from unfed import checkpoint, rng
-from unfed.config import Config, RecoveryConfig
+from unfed.config import Config
+from unfed.config_tables import RecoveryConfig
 from unfed.data import ClientData, Dataset, Request, Source, backdoor, dirichlet, iid, load, mark, public, shards, split
 from unfed.engines import Batched, Engine, Sequential
 from unfed.engines.choice import Choice, choose

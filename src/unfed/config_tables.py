@@ -1,0 +1,178 @@
+"""The tables of a config: what can be said about data, partition, model, training, recovery, requests, evaluation.
+
+Each is a frozen value with every key, its type and its default. What belongs together across tables is checked where
+they come together, in `config.py`; methods have tables of their own, whose keys are the methods' hyperparameters.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from unfed.data import Request, read_samples
+
+
+class Table(BaseModel):
+    """A table: an unknown key is a mistake, and nothing is changed afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Positive = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+ClientName = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, int) and not isinstance(v, bool) else v)]
+
+
+class DataConfig(Table):
+    """Which images, and how they are augmented; what is not given is the data set's own."""
+
+    name: str = "digits"
+    root: Path | None = None
+    test_size: Positive | None = None
+    flip: Share | None = None
+    pad_crop: Annotated[int, Field(ge=0)] | None = None
+    resize: Positive | None = None
+    crop: Positive | None = None
+
+
+class PartitionConfig(Table):
+    """How the training images are dealt to clients."""
+
+    clients: Positive = 10
+    scheme: Literal["iid", "dirichlet", "shards"] = "iid"
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    shards_per_client: Positive = 2
+    min_samples: Positive = 2
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
+
+
+class PoisonConfig(Table):
+    """A client that stamps a trigger on its images and relabels them."""
+
+    client: ClientName = "0"
+    target_class: Annotated[int, Field(ge=0)] = 0
+    share: Annotated[float, Field(gt=0, le=1)] = 0.8
+
+
+class ModelConfig(Table):
+    """The network: a preset with options, or `package.module:factory`; `initial` starts from a checkpoint.
+
+    `fresh_head` takes everything but the head from it: for a checkpoint that was trained on other classes.
+    """
+
+    name: str = "cnn-small"
+    options: dict[str, Any] = Field(default_factory=dict)
+    initial: Path | None = None
+    fresh_head: bool = False
+
+
+class ScheduleConfig(Table):
+    """How the learning rate goes over the rounds."""
+
+    kind: Literal["constant", "cosine", "step"] = "constant"
+    minimum: Rate = 0.0
+    every: Positive = 1
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.1
+    warmup: Annotated[int, Field(ge=0)] = 0
+    over: Positive | None = None
+
+
+class TrainingConfig(Table):
+    """The original training: FedAvg with SGD."""
+
+    rounds: Positive = 60
+    epochs: Positive = 1
+    batch: Positive = 64
+    lr: Rate = 1e-3
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    decay: Rate = 5e-4
+    schedule: ScheduleConfig = ScheduleConfig()
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    quorum: Annotated[float, Field(ge=0, le=1)] = 0.5
+    patience: Annotated[int, Field(ge=0)] = 0
+    keep_model: Literal["last", "best-test"] = "last"
+    record: tuple[str, ...] = ()
+    """Methods whose history is recorded although no comparison runs them, for requests that come later."""
+
+
+class UnlearningConfig(Table):
+    """Recovery after the request; what is not given is as in training, or as in the method's centralised recipe."""
+
+    rounds: Positive = 20
+    retrain_rounds: Positive | None = None
+    lr: Rate | None = None
+    schedule: ScheduleConfig | None = None
+    patience: Annotated[int, Field(ge=0)] = 0
+
+
+class RecoveryConfig(Table):
+    """What `[methods.NAME.unlearning]` says for one method alone."""
+
+    rounds: Positive | None = None
+    lr: Rate | None = None
+    schedule: ScheduleConfig | None = None
+
+
+class RequestConfig(Table):
+    """Who or what must leave: exactly one of clients, classes, samples (a CSV file) or fraction.
+
+    `deleted` says that the owners have deleted the data: methods that would still ask for it are refused.
+    """
+
+    id: str | None = None
+    clients: tuple[ClientName, ...] = ()
+    classes: tuple[int, ...] = ()
+    samples: Path | None = None
+    fraction: float | None = None
+    deleted: bool = False
+
+    def request(self, number: int) -> Request:
+        return Request(
+            self.id or f"request-{number}",
+            self.clients,
+            self.classes,
+            read_samples(self.samples) if self.samples else (),
+            self.fraction,
+            self.deleted,
+        )
+
+
+class EvaluationConfig(Table):
+    """What is measured, and how often."""
+
+    every: Positive = 1
+    batch: Positive = 1024
+    attack: bool = True
+    samples: bool = True
+    recovered_within: Rate = 0.5
+
+
+class CheckpointConfig(Table):
+    """How often a running job is saved, besides after its beginning and at its end: whichever comes first."""
+
+    rounds: Positive | None = 10
+    seconds: Annotated[float, Field(gt=0)] | None = 30.0
+
+
+class EngineConfig(Table):
+    """What runs the plans, in which precision; `chunk` clients share a stack, and CUDA steps may be compiled."""
+
+    name: Literal["auto", "sequential", "batched"] = "auto"
+    precision: Literal["float32", "float64", "bf16"] = "float32"
+    chunk: Positive | None = None
+    compile: bool | None = None
+    threads: Positive | None = None
+    """CPU threads; by default one for small steps, else PyTorch's own number."""
+
+
+class SeedsConfig(Table):
+    """Seeds that do not derive from `seed`."""
+
+    partition: int | None = None
+    training: int | None = None
+    unlearning: int | None = None
+    evaluation: int | None = None
