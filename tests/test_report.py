@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 import torch
 
@@ -315,6 +316,16 @@ def test_figures_take_their_colours_from_the_page_and_describe_themselves() -> N
     assert "currentColor" in svg and "var(--series-0)" in svg and "var(--reference)" in svg
     assert not re.search(r"#[0-9a-f]{6}\b", svg) and "font-family" not in svg and "<style" not in svg
     assert 'role="img"' in svg and '<title id="f-title">' in svg and "Retrain ends at" in svg
+
+
+def test_what_a_matplotlibrc_says_changes_no_figure_and_starts_no_program() -> None:
+    """matplotlib reads one from the current folder; `text.usetex` would call LaTeX."""
+    _, lines = fake_run()
+    drawn = [lambda: figures.curves(trajectories(lines)["r1"], "forget", name="f")]
+    drawn += [lambda: figures.cost_bars(rows(lines, "last"), "comm_bytes", name="c")]
+    before = [draw() for draw in drawn]
+    with matplotlib.rc_context({"text.usetex": True, "font.size": 30, "lines.marker": "x", "axes.facecolor": "red"}):
+        assert [draw() for draw in drawn] == before
 
 
 def test_figures_skip_what_is_no_model_and_what_was_not_measured() -> None:

@@ -25,7 +25,11 @@ _PAGE |= {colour: f"var(--series-{index})" for index, colour in enumerate(SERIES
 DASHES: tuple[tuple[float, float] | None, ...] = (None, (5, 1.8), (1.4, 1.4), (8, 2))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 
-STYLE: dict[Any, Any] = {  # matplotlib types the keys as one long Literal
+# matplotlib's own settings first: a `matplotlibrc` in the current folder would change pictures, or call LaTeX.
+_NOT_STYLE = ("backend", "interactive", "toolbar", "timezone", "webagg", "docstring", "savefig.directory")
+_PLAIN: dict[Any, Any] = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(_NOT_STYLE)}
+
+STYLE: dict[Any, Any] = _PLAIN | {  # matplotlib types the keys as one long Literal
     "svg.fonttype": "none",
     "text.parse_math": False,  # a client or method may be called $x$
     "font.size": 9.5,
