@@ -46,6 +46,7 @@ def test_the_notebook_holds_the_cells_of_the_script() -> None:
     assert held == cells((ROOT / "examples/central.py").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     if all(importlib.util.find_spec(name) for name in ("nbclient", "nbformat", "ipykernel")):

@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from unfed.config import Config
 from unfed.conformance import check
 from unfed.methods import METHODS
@@ -35,6 +37,7 @@ def test_the_tutorials_config_is_valid():
     assert config.requests()[0].classes == (3,)
 
 
+@pytest.mark.slow
 def test_the_method_of_the_how_to_keeps_the_contract(tmp_path, allow_code):
     path = tmp_path / "shrink.py"
     path.write_text(block("how-to/method.md", "python")[0])

@@ -157,6 +157,7 @@ def test_one_command_makes_files_and_a_page_and_does_nothing_twice(tmp_path: Pat
     assert 'id="table-3"' in (tmp_path / "paper.html").read_text(), "what was made before stays on the page"
 
 
+@pytest.mark.slow
 def test_the_spectrum_is_drawn_with_the_numbers_of_its_file(tmp_path: Path) -> None:
     sets = ["--set", 'methods.run=["retrain","ft","not"]']
     assert paper("figure-8", "-o", str(tmp_path), "--quiet", *sets).exit_code == 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -247,12 +248,18 @@ def _build_method(label: str, table: Mapping[str, Any]) -> all_methods.Method:
         if isinstance(values[key], float) and not math.isfinite(values[key]):  # JSON, and so run.json, has no infinity
             raise UnfedError(f"methods.{label}.{key} is {values[key]}; give a finite number, 1e300 if it must be huge.")
     try:
-        built: all_methods.Method = TypeAdapter(kind).validate_python(values)
+        built: all_methods.Method = _reader(kind).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
         raise UnfedError(f"methods.{label}.{key} is wrong: {first['msg']}.") from error
     return built
+
+
+@lru_cache(maxsize=64)
+def _reader(kind: type[all_methods.Method]) -> TypeAdapter[all_methods.Method]:
+    """What checks a method's hyperparameters; it takes milliseconds to make, and a run asks for its methods often."""
+    return TypeAdapter(kind)
 
 
 def _recovery(label: str, table: Mapping[str, Any]) -> RecoveryConfig:
