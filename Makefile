@@ -46,11 +46,12 @@ coverage: .venv/dev.stamp  ## what no test runs, as a page: build/coverage/uncov
 mutants: .venv/dev.stamp  ## bends one line of a method, an attack or a measure at a time and sees that a test fails (minutes)
 	$(BIN)/python tools/mutants.py $(ONLY)
 
-lint: .venv/dev.stamp  ## ruff and mypy (also as if on Windows), as CI runs them
+lint: .venv/dev.stamp  ## ruff, mypy (also as if on Windows) and who may import whom, as CI runs them
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
+	$(BIN)/lint-imports --no-logo
 
 format: .venv/dev.stamp  ## let ruff put the code in order
 	$(BIN)/ruff check --fix .
@@ -67,5 +68,5 @@ bench: .venv/dev.stamp  ## speed, as ratios in one run; writes benchmarks/record
 	$(BIN)/python benchmarks/engines.py
 
 clean:  ## remove the environment, caches and demo runs
-	rm -rf .venv build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from unfed.engines import attention, fused, kernels
-from unfed.engines.kernels import Tiles
+from unfed.engines.compiled import attention, fused, kernels
+from unfed.engines.compiled.kernels import Tiles
 from workload import write
 
 SHAPES = {"first": (16, 32, (36, 32), (5, 1), 0, False), "second": (32, 64, (16, 16), (5, 5), 2, True)}

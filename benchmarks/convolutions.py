@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from triton.testing import do_bench
 
-from unfed.engines import convolution, kernels
+from unfed.engines.compiled import convolution, kernels
 from workload import attempt, write
 
 CUDA, HALF = torch.device("cuda"), torch.bfloat16

@@ -25,9 +25,10 @@ import torch
 import torch.nn.functional as F
 
 from peers import END_TO_END, PEERS
-from unfed.engines import Batched, Engine, Sequential, convolution, fused, kernels, recorded
-from unfed.params import Params
-from unfed.template import Template
+from unfed.engines import Batched, Engine, Sequential
+from unfed.engines.compiled import convolution, fused, kernels, recorded
+from unfed.model.functional import Template
+from unfed.model.params import Params
 from workload import Workload, attempt, digest, digits, median, rounds, synchronise, synthetic, write
 
 Round = Callable[[], Params]

@@ -34,13 +34,14 @@ from dataclasses import replace
 
 import torch
 
-from unfed import aggregate
-from unfed.engines import Batched, Engine, Sequential, convolution, kernels, recorded
-from unfed.methods.base import State
-from unfed.params import Params
-from unfed.plan import Optimiser, Phase, Plan
-from unfed.repeatable import fixed_order
-from unfed.template import Template
+from unfed.client.plan import Optimiser, Phase, Plan
+from unfed.engines import Batched, Engine, Sequential
+from unfed.engines.compiled import convolution, kernels, recorded
+from unfed.engines.determinism import fixed_order
+from unfed.federation import aggregate
+from unfed.federation.state import State
+from unfed.model.functional import Template
+from unfed.model.params import Params
 from workload import Workload, add_rows, attempt, digest, rounds, synthetic
 
 CUDA = torch.device("cuda")

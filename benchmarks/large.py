@@ -28,10 +28,11 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from unfed.data import ClientData, TensorSource, Transform
-from unfed.engines import Sequential, attention, gelu, halves, recorded
-from unfed.ledger import forward_flops
-from unfed.params import Params
-from unfed.repeatable import fixed_order
+from unfed.engines import Sequential
+from unfed.engines.compiled import attention, gelu, halves, recorded
+from unfed.engines.determinism import fixed_order
+from unfed.model.flops import forward_flops
+from unfed.model.params import Params
 from workload import Batches, Workload, add_rows, attempt, digest, median, rounds, synchronise
 
 BF16 = torch.bfloat16

@@ -1,7 +1,7 @@
 """Every method on every engine: small runs on a device, each compared with the same run in float64 on the CPU.
 
     a row = method × scope × way × precision × model × poison × partition
-    truth = the same run by `local.visit`, one client after another, in float64 on the CPU, kept on disk
+    truth = the same run by `client.step.visit`, one client after another, in float64 on the CPU, kept on disk
 
 A row is a real run, as `unfed run` does it: two rounds of training, a request, two rounds of one method, on clients of
 10 and 30 images (and, where a client leaves, a third of 20). Compared is every tensor of θ* and of the method's model.
@@ -35,15 +35,15 @@ from torch import Tensor
 
 import covering
 import unfed
-import unfed.world
+import unfed.runs.world
 from unfed import plugins, rng
-from unfed.config import Config
 from unfed.data.partition import Deal, Partition
-from unfed.engines import recorded
+from unfed.engines.compiled import recorded
 from unfed.errors import UnfedWarning
-from unfed.folder import Job
-from unfed.params import Params
-from unfed.run import Run
+from unfed.model.params import Params
+from unfed.runs.config import Config
+from unfed.runs.folder import Job
+from unfed.runs.run import Run
 
 FEDERATED: dict[str, tuple[str, ...]] = {
     **{name: ("client", "class", "instance") for name in ("retrain", "ft", "not", "mode", "nr-freeze")},
@@ -70,7 +70,7 @@ ALLOWED: dict[str, float | None] = {"float64": 1e-9, "float32": 1e-4, "bf16": No
 RATES = {"cnn": 0.01, "vit-tiny": 0.01, "resnet18": 1e-5}
 
 
-OWN_CODE = ("matrix:images", "matrix:few_images", "unfed.analysis.optimality:NRFreeze")
+OWN_CODE = ("matrix:images", "matrix:few_images", "unfed.methods.nr_freeze:NRFreeze")
 """What the rows' configs name, and nothing else of that kind may run."""
 
 
@@ -78,7 +78,7 @@ def options(method: str, model: str) -> dict[str, Any]:
     """Hyperparameters where the paper's depend on the network, or ask for more rounds than two."""
     rate = RATES.get(model, 0.01)
     known: dict[str, dict[str, Any]] = {
-        "nr-freeze": {"use": "unfed.analysis.optimality:NRFreeze"},
+        "nr-freeze": {"use": "unfed.methods.nr_freeze:NRFreeze"},
         "fukd": {"lr": min(rate, 1e-4)},
         "pgd": {"lr": rate, "iterations": 2, "updates": 2, "threshold": 3.0, "clip": 2.0},
         "mode": {"guidance": 2, "degradation": 1, "coefficient": 0.4, "lr": rate / 2, "degradation_lr": rate},
@@ -242,18 +242,18 @@ def uneven(labels: Tensor, clients: int, seed: int) -> Partition:
 def prepared(row: Row) -> Iterator[None]:
     """The process as the row needs it: unequal clients, its compiler, and no TF32 where float32 is judged."""
     before = (
-        unfed.world.iid,
+        unfed.runs.world.iid,
         recorded.compiler,
         torch.backends.cudnn.allow_tf32,
         torch.backends.cuda.matmul.allow_tf32,
     )
-    unfed.world.iid, recorded.compiler = uneven, WAYS[row.way][2]
+    unfed.runs.world.iid, recorded.compiler = uneven, WAYS[row.way][2]
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = row.precision == "bf16"
     try:
         with plugins.allow_only(OWN_CODE):
             yield
     finally:
-        unfed.world.iid, recorded.compiler, tf32, matmul = before
+        unfed.runs.world.iid, recorded.compiler, tf32, matmul = before
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32, matmul
 
 

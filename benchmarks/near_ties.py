@@ -13,11 +13,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from unfed import aggregate
+from unfed.client.plan import Optimiser, Phase, Plan
 from unfed.engines import Batched, Engine, Sequential
-from unfed.params import Params
-from unfed.plan import Optimiser, Phase, Plan
-from unfed.template import Template
+from unfed.federation import aggregate
+from unfed.model.functional import Template
+from unfed.model.params import Params
 from workload import synthetic, write
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from unfed.params import Params
+from unfed.model.params import Params
 from workload import Workload
 
 

@@ -20,17 +20,18 @@ from typing import overload
 
 import torch
 
-from unfed import aggregate, rng
+from unfed import rng
+from unfed.client.plan import Optimiser, Phase, Plan
 from unfed.data import ClientData, TensorSource
 from unfed.engines import Batched, Sequential
 from unfed.engines.choice import choose
-from unfed.federation import Server, Settings
-from unfed.ledger import forward_flops
-from unfed.methods.base import State
-from unfed.models import build
-from unfed.params import params_of
-from unfed.plan import Optimiser, Phase, Plan
-from unfed.template import Template
+from unfed.federation import aggregate
+from unfed.federation.server import Server, Settings
+from unfed.federation.state import State
+from unfed.model.flops import forward_flops
+from unfed.model.functional import Template
+from unfed.model.networks import build
+from unfed.model.params import params_of
 from workload import attempt, median, synchronise, write
 
 

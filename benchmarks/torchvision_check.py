@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python benchmarks/torchvision_check.py [--out FOLDER]
 
-Needs torch and torchvision and nothing else of ours but `unfed.models`. For each model torchvision's random
+Needs torch and torchvision and nothing else of ours but `unfed.model.networks`. For each model torchvision's random
 initialisation, shaken so that nothing in it is zero, is loaded into ours by name; then both see the same images in eval
 and in train mode (dropout and stochastic depth off: they draw), in float32 and float64, on the CPU and on a CUDA
 device where there is one. Writes torchvision-check.json to FOLDER (default: $OUT, else benchmarks/records) and exits
@@ -24,7 +24,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from unfed import models
+from unfed.model import networks
 
 PAIRS = {
     "resnet18": ("resnet18", 10, 11_181_642),
@@ -64,7 +64,7 @@ def compare(name: str, device: str) -> dict[str, Any]:
     theirs_name, classes, parameters = PAIRS[name]
     torch.manual_seed(0)
     theirs = getattr(torchvision.models, theirs_name)(weights=None, num_classes=classes)
-    ours = models.build(name, shape=(3, 224, 224), classes=classes, seed=0)
+    ours = networks.build(name, shape=(3, 224, 224), classes=classes, seed=0)
     listed = [[(n, list(p.shape)) for n, p in m.named_parameters()] for m in (ours, theirs)]
     record: dict[str, Any] = {
         "model": name,
@@ -113,7 +113,7 @@ def main() -> int:
             records.append(compare(name, device))
             print(json.dumps(records[-1]), flush=True)
     whole = {
-        "what": "unfed.models against torchvision: names, order, shapes, outputs, gradients, running statistics",
+        "what": "unfed.model.networks against torchvision: names, order, shapes, outputs, gradients, running stats",
         "command": "PYTHONPATH=src python benchmarks/torchvision_check.py",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {

@@ -16,16 +16,16 @@ from pathlib import Path
 import torch
 
 from unfed import rng
+from unfed.client.measuring import score
+from unfed.client.plan import Optimiser, Phase
 from unfed.data import ClientData, TensorSource, Transform, dirichlet, iid, load, split
 from unfed.engines import Engine
-from unfed.federation import Server, Settings
-from unfed.ledger import forward_flops
-from unfed.measuring import score
-from unfed.methods.base import State
-from unfed.models import build
-from unfed.params import Params, cast, params_of
-from unfed.plan import Optimiser, Phase
-from unfed.template import Template
+from unfed.federation.server import Server, Settings
+from unfed.federation.state import State
+from unfed.model.flops import forward_flops
+from unfed.model.functional import Template
+from unfed.model.networks import build
+from unfed.model.params import Params, cast, params_of
 
 RECORDS = Path(__file__).parent / "records"
 

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, settings
 import unfed
 from apart import pytest_runtest_protocol, pytest_runtest_teardown  # noqa: F401 (hooks: pytest finds them here)
 from unfed import plugins
-from unfed.config import Config
 from unfed.data import ClientData, TensorSource
+from unfed.runs.config import Config
 
 torch.set_num_threads(1)
 # What a test starts as a process runs the code that the test runs, from whatever folder.

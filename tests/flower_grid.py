@@ -11,13 +11,13 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from unfed.config import Config
 from unfed.flower.client import app as client_app
 from unfed.flower.nodes import Directory
 from unfed.flower.post import Post
 from unfed.flower.shard import describe
 from unfed.flower.world import FlowerWorld
-from unfed.world import World
+from unfed.runs.config import Config
+from unfed.runs.world import World
 
 Reply = Callable[[Message, Message], Message | None]
 """What becomes of a reply on its way: (question, reply) -> reply, or None where it is lost."""

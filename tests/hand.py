@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unfed.client.plan import Optimiser, Phase
 from unfed.data import ClientData, TensorSource
 from unfed.engines import Sequential
-from unfed.federation import Schedule, Server, Settings
-from unfed.history import Recorder
-from unfed.ledger import forward_flops
+from unfed.federation.history import Recorder
+from unfed.federation.server import Schedule, Server, Settings
 from unfed.methods import Method, State
-from unfed.params import Params, load_into, params_of
-from unfed.plan import Optimiser, Phase
-from unfed.template import Template
+from unfed.model.flops import forward_flops
+from unfed.model.functional import Template
+from unfed.model.params import Params, load_into, params_of
 
 SIZES = {"a": 10, "b": 30, "c": 15}
 HELD_OUT = 8  # rows of nobody: the server's own

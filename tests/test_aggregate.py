@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unfed.aggregate import Check, average
 from unfed.engines import Block
 from unfed.errors import Refused
+from unfed.federation.aggregate import Check, average
 
 OLD = {"w": torch.tensor([1.0, 2.0]), "mean": torch.tensor([0.5]), "count": torch.tensor(3)}
 

@@ -17,17 +17,17 @@ from test_central_methods import DIGITS, fresh, one_client, run, server_of, trai
 from unfed.analysis.activations import activations, layers_of
 from unfed.analysis.bound import Sets, bound, recovery_time, unlearning_time
 from unfed.analysis.cka import Cka, compare, hsic, linear_cka, normalised
-from unfed.analysis.optimality import NRFreeze
-from unfed.config import Config
 from unfed.engines import Sequential
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.federation import Schedule
-from unfed.layers import choose
+from unfed.federation.server import Schedule
 from unfed.methods import FineTune, NoT, Retrain
-from unfed.models import build
-from unfed.perturb import negate
-from unfed.run import Run
-from unfed.template import Template
+from unfed.methods.nr_freeze import NRFreeze
+from unfed.model.functional import Template
+from unfed.model.layers import choose
+from unfed.model.networks import build
+from unfed.model.perturb import negate
+from unfed.runs.config import Config
+from unfed.runs.run import Run
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -298,7 +298,7 @@ def test_freezing_rows_of_a_tensor_is_refused() -> None:
 
 
 def test_a_run_compares_it_with_retrain(small: Callable[..., Config], tmp_path: Path) -> None:
-    path = "unfed.analysis.optimality:NRFreeze"
+    path = "unfed.methods.nr_freeze:NRFreeze"
     done = Run.create(small(f'methods.run=["retrain", "{path}"]', "training.rounds=2"), tmp_path / "run")
     done.execute()
     last = {line["method"]: line["round"] for line in done.lines()}

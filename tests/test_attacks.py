@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from unfed import attacks
-from unfed.attacks import backdoor_success, membership_inference, split_accuracies, try_membership_inference
 from unfed.errors import UnfedError
+from unfed.measures import attacks
+from unfed.measures.attacks import backdoor_success, membership_inference, split_accuracies, try_membership_inference
 
 
 def losses(seed: int, n: int, scale: float = 1.0) -> NDArray[np.float64]:

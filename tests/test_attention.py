@@ -9,8 +9,8 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_recorded import transformer
-from unfed.engines import attention, kernels, recorded
-from unfed.models.blocks import attend, computed_by
+from unfed.engines.compiled import attention, kernels, recorded
+from unfed.model.networks.blocks import attend, computed_by
 
 HALF = torch.bfloat16
 

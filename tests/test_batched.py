@@ -9,19 +9,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unfed import local, rng
+from unfed import rng
+from unfed.client.batch import covered, passes
+from unfed.client.objectives import OBJECTIVES
+from unfed.client.plan import Measure, Optimiser, Phase, Plan, term
 from unfed.data import ClientData, DatasetSource, TensorSource, Transform, dirichlet, iid, split
-from unfed.engines import Batched, PerClient, Sequential, recorded
+from unfed.engines import Batched, PerClient, Sequential
 from unfed.engines.base import Block, Context, Engine
 from unfed.engines.choice import Choice, choose
+from unfed.engines.compiled import recorded
 from unfed.engines.mapped import _WrittenOut
 from unfed.engines.stack import Course
 from unfed.errors import UnfedError
-from unfed.models import build
-from unfed.objectives import OBJECTIVES
-from unfed.params import Params, cast, params_of
-from unfed.plan import Measure, Optimiser, Phase, Plan, term
-from unfed.template import Template
+from unfed.model.functional import Template
+from unfed.model.networks import build
+from unfed.model.params import Params, cast, params_of
 
 DOUBLE = 1e-9
 SHAPE = (1, 8, 8)
@@ -65,7 +67,7 @@ def another(seed: int, dtype: torch.dtype = torch.float64) -> Params:
 def answers(
     engine: Engine, plan: Plan, params: Params, clients: dict[str, ClientData], context: Context
 ) -> list[Block]:
-    names = [n for n, c in clients.items() if local.covered(plan, c)]
+    names = [n for n, c in clients.items() if covered(plan, c)]
     return [block.pick([i]) for block in engine.train(plan, params, names, context) for i in range(len(block.clients))]
 
 
@@ -265,7 +267,7 @@ def test_a_course_is_the_closed_form_of_the_passes(
     n: int, batch: int, epochs: int, steps: int | None, cap: int | None
 ) -> None:
     phase = Phase(batch=batch, epochs=epochs, steps=steps, cap=cap)
-    listed = [(p.epoch, span) for p in local.passes(phase, n, 0) for span in p.steps]
+    listed = [(p.epoch, span) for p in passes(phase, n, 0) for span in p.steps]
     course = Course.of(phase, [n])
     assert course.total.tolist() == [len(listed)]
     for t, (epoch, (begin, end)) in enumerate(listed):

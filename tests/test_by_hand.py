@@ -32,11 +32,11 @@ from hand import (
     square,
     stepped,
 )
+from unfed.client.plan import term
 from unfed.data import Request
 from unfed.engines import Batched
 from unfed.methods import FCU, FUKD, PGD, FedEraser, FineTune, MoDE, NoT, Retrain
-from unfed.params import Params, load_into, params_of
-from unfed.plan import term
+from unfed.model.params import Params, load_into, params_of
 
 THETA = fresh(1)
 

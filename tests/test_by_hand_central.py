@@ -13,16 +13,7 @@ import torch
 import hand
 from hand import SIZES, agree, clients, cross_entropy, differ, fedavg, fresh, mean, rows, serve, stepped
 from unfed import rng
-from unfed.methods import (
-    BadTeacher,
-    FineTune,
-    GradientAscent,
-    L1Sparse,
-    NoT,
-    RandL,
-    SalUn,
-    SelectiveSynapticDampening,
-)
+from unfed.methods import BadTeacher, FineTune, GradientAscent, L1Sparse, NoT, RandL, SalUn, SelectiveSynapticDampening
 
 THETA = fresh(1)
 MARKS = {"a": range(4), "b": range(12)}

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 import unfed
 from unfed.central import Result
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.params import params_of
+from unfed.model.params import params_of
 
 Pair = tuple[Tensor, Tensor]
 

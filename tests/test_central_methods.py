@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unfed import local, rng
+from unfed import rng
+from unfed.client.batch import Batch, Draws, Models, bounds, epoch_key
+from unfed.client.objectives import OBJECTIVES
+from unfed.client.plan import Measure, Optimiser, Phase, term
 from unfed.data import ClientData, load
 from unfed.engines import Sequential
 from unfed.errors import UnfedError
-from unfed.federation import OPTIMISER, Schedule, Server, Settings
-from unfed.ledger import forward_flops
+from unfed.federation.server import OPTIMISER, Schedule, Server, Settings
 from unfed.methods import (
     BadTeacher,
     FineTune,
@@ -37,11 +39,10 @@ from unfed.methods import (
 )
 from unfed.methods.salun import most
 from unfed.methods.ssd import dampen
-from unfed.models import build
-from unfed.objectives import OBJECTIVES
-from unfed.params import Params, cast, params_of
-from unfed.plan import Measure, Optimiser, Phase, term
-from unfed.template import Template
+from unfed.model.flops import forward_flops
+from unfed.model.functional import Template
+from unfed.model.networks import build
+from unfed.model.params import Params, cast, params_of
 
 DIGITS = load("digits", seed=1, dtype=torch.float64).train
 SHAPE, ROWS, BATCH = (1, 8, 8), 60, 16
@@ -135,9 +136,9 @@ def test_a_central_run_is_the_plain_loop_with_one_optimiser_for_all_epochs() -> 
     positions = client.view("retain")
     for r in (1, 2, 3):
         optimiser.param_groups[0]["lr"] = server.scheduled(server.base, r).optimiser.lr
-        key = local.epoch_key(server.plan(r), "all", "retain", 0)
+        key = epoch_key(server.plan(r), "all", "retain", 0)
         order = positions[rng.order(rng.fold(key, rng.ORDER), len(positions))]
-        for begin, end in local.bounds(len(order), BATCH):
+        for begin, end in bounds(len(order), BATCH):
             x, y = DIGITS.fetch(client.rows[order[begin:end]])
             optimiser.zero_grad()
             F.cross_entropy(module(x), y).backward()
@@ -196,7 +197,7 @@ def _drawn(exclude_true: bool) -> tuple[Tensor, Tensor]:
     n = 20_000
     y = torch.arange(n) % 10
     words = rng.words(rng.as_key(rng.key("labels")), torch.arange(n))
-    batch = local.Batch(torch.zeros(n, 1), y, torch.ones(n, dtype=torch.bool), words)
+    batch = Batch(torch.zeros(n, 1), y, torch.ones(n, dtype=torch.bool), words)
     logits = -torch.arange(10.0).expand(n, 10)
     losses = OBJECTIVES["random_label"].loss(lambda x: logits, batch, None, exclude_true=exclude_true)
     return (losses - torch.logsumexp(-torch.arange(10.0), 0)).round().long(), y
@@ -216,8 +217,8 @@ def test_random_labels_can_leave_the_true_one_out() -> None:
 
 def test_random_labels_are_drawn_anew_in_every_pass_and_again_under_the_same_seed() -> None:
     assert same(run(RandL(), server_of(), 2).params, run(RandL(), server_of(), 2).params)
-    keys = [local.epoch_key(server_of().plan(r), "all", "forget", 0) for r in (1, 2)]
-    words = [local.Draws.of(key, torch.arange(12), 1).labels for key in keys]
+    keys = [epoch_key(server_of().plan(r), "all", "forget", 0) for r in (1, 2)]
+    words = [Draws.of(key, torch.arange(12), 1).labels for key in keys]
     assert not torch.equal(rng.below(words[0], 10), rng.below(words[1], 10))
 
 
@@ -227,7 +228,7 @@ def test_labels_drawn_once_stay_with_their_rows(relabel: str, monkeypatch: pytes
     taught: dict[tuple[float, ...], set[int]] = {}
     found = OBJECTIVES["random_label"]
 
-    def spy(net: Any, batch: local.Batch, models: Any, **numbers: Any) -> Tensor:
+    def spy(net: Any, batch: Batch, models: Any, **numbers: Any) -> Tensor:
         for x, word in zip(batch.x, rng.below(batch.draws, 10).tolist(), strict=True):
             taught.setdefault(tuple(x.flatten().tolist()), set()).add(word)
         return found.loss(net, batch, models, **numbers)
@@ -284,8 +285,8 @@ def test_ascent_stops_before_the_loss_exceeds_its_limit() -> None:
 def _taught(server: Server, params: Params, bad: Params, forget: Tensor, rows: Tensor) -> tuple[Tensor, Params]:
     """The mean loss of BadT in eval mode and its gradient."""
     x, y = DIGITS.fetch(rows)
-    models = local.Models(server.template, {"good": server.params, "bad": bad})
-    batch = local.Batch(x, y, forget, torch.zeros(len(rows), dtype=torch.int64))
+    models = Models(server.template, {"good": server.params, "bad": bad})
+    batch = Batch(x, y, forget, torch.zeros(len(rows), dtype=torch.int64))
     leaves = {n: params[n].clone().requires_grad_() for n in server.template.trainable}
     loss = OBJECTIVES["bad_teacher"].loss(server.template.bind(params | leaves), batch, models).mean()
     grads = torch.autograd.grad(loss, list(leaves.values()))
@@ -329,8 +330,8 @@ def test_badt_counts_both_teachers() -> None:
 def test_the_mean_reduction_divides_by_the_classes() -> None:
     server, bad = server_of(), fresh(9)
     x, y = DIGITS.fetch(torch.arange(8))
-    batch = local.Batch(x, y, torch.arange(8) < 4, torch.zeros(8, dtype=torch.int64))
-    models = local.Models(server.template, {"good": server.params, "bad": bad})
+    batch = Batch(x, y, torch.arange(8) < 4, torch.zeros(8, dtype=torch.int64))
+    models = Models(server.template, {"good": server.params, "bad": bad})
     net, loss = server.template.bind(fresh(1)), OBJECTIVES["bad_teacher"].loss
     torch.testing.assert_close(
         10 * loss(net, batch, models, per_class=True), loss(net, batch, models), rtol=1e-12, atol=1e-14
@@ -395,7 +396,7 @@ def _importances() -> tuple[Server, Params, Params]:
 def test_importances_are_the_mean_square_of_batch_gradients() -> None:
     server, forget, _ = _importances()
     total = {n: torch.zeros_like(t) for n, t in forget.items()}
-    for begin, end in local.bounds(12, BATCH):
+    for begin, end in bounds(12, BATCH):
         x, y = DIGITS.fetch(torch.arange(begin, end))
         leaves = {n: server.params[n].clone().requires_grad_() for n in total}
         loss = F.cross_entropy(server.template.bind(server.params | leaves)(x), y)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from unfed.config import Config
 from unfed.errors import UnfedError
-from unfed.evaluation import Evaluator
-from unfed.folder import Job
+from unfed.measures.evaluator import Evaluator
 from unfed.methods import NoT
 from unfed.report.rules import rows
-from unfed.run import Run
-from unfed.world import World
+from unfed.runs.config import Config
+from unfed.runs.folder import Job
+from unfed.runs.run import Run
+from unfed.runs.world import World
 
 NINE = ("retrain", "ft", "randl", "ga", "badt", "l1-sparse", "ssd", "salun", "not")
 

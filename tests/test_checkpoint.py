@@ -8,24 +8,24 @@ import sys
 import pytest
 import torch
 
-from unfed import checkpoint
+from unfed import storage
 from unfed.errors import UnfedError
 
 TENSORS = {"z": torch.arange(3.0), "a": torch.tensor([1, 2]), "m/x": torch.ones(2, 2, dtype=torch.float64)}
 
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path):
-    checkpoint.save(tmp_path / "s.safetensors", TENSORS, {"round": 3, "list": [1, "x"]})
-    tensors, numbers = checkpoint.load(tmp_path / "s.safetensors")
+    storage.save(tmp_path / "s.safetensors", TENSORS, {"round": 3, "list": [1, "x"]})
+    tensors, numbers = storage.load(tmp_path / "s.safetensors")
     assert list(tensors) == ["z", "a", "m/x"]  # in its own order, not the file's
     assert all(torch.equal(tensors[n], TENSORS[n]) and tensors[n].dtype == TENSORS[n].dtype for n in TENSORS)
-    assert numbers == {"round": 3, "list": [1, "x"]} == checkpoint.numbers_of(tmp_path / "s.safetensors")
+    assert numbers == {"round": 3, "list": [1, "x"]} == storage.numbers_of(tmp_path / "s.safetensors")
 
 
 def test_what_was_loaded_does_not_hang_on_its_file(tmp_path):
     path = tmp_path / "s"
-    checkpoint.save(path, {"w": torch.arange(5000.0)}, {})
-    tensors, _ = checkpoint.load(path)
+    storage.save(path, {"w": torch.arange(5000.0)}, {})
+    tensors, _ = storage.load(path)
     path.write_bytes(bytes(path.stat().st_size))
     assert torch.equal(tensors["w"], torch.arange(5000.0))
 
@@ -46,102 +46,102 @@ def test_a_file_is_written_where_folders_cannot_be_opened(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(os, "open", open_files_only)
     monkeypatch.setattr(os, "fsync", sync_written_only)
-    checkpoint.write_bytes(tmp_path / "s", b"new")
-    checkpoint.append_line(tmp_path / "s", "line")
-    checkpoint.cut(tmp_path / "s", 3)
-    checkpoint.sync(tmp_path / "s")
+    storage.write_bytes(tmp_path / "s", b"new")
+    storage.append_line(tmp_path / "s", "line")
+    storage.cut(tmp_path / "s", 3)
+    storage.sync(tmp_path / "s")
     assert (tmp_path / "s").read_bytes() == b"new"
 
 
 def test_the_same_state_gives_the_same_bytes(tmp_path):
     seen = set()
     for _ in range(8):  # safetensors itself writes metadata in a random order
-        checkpoint.save(tmp_path / "s", TENSORS, {"round": 3})
+        storage.save(tmp_path / "s", TENSORS, {"round": 3})
         seen.add((tmp_path / "s").read_bytes())
     assert len(seen) == 1
 
 
 def test_tensors_that_share_memory_can_be_saved(tmp_path):
     whole = torch.arange(6.0)
-    checkpoint.save(tmp_path / "s", {"a": whole[:3], "b": whole}, {})
-    assert checkpoint.load(tmp_path / "s")[0]["a"].tolist() == [0, 1, 2]
+    storage.save(tmp_path / "s", {"a": whole[:3], "b": whole}, {})
+    assert storage.load(tmp_path / "s")[0]["a"].tolist() == [0, 1, 2]
 
 
 def test_groups_are_joined_and_parted():
     groups = {"params": {"w": torch.ones(1)}, "phi": {"a/b": torch.zeros(1)}}
-    assert checkpoint.part(checkpoint.join(groups)) == groups
+    assert storage.part(storage.join(groups)) == groups
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     path = tmp_path / "s"
-    checkpoint.write_bytes(path, b"old")
+    storage.write_bytes(path, b"old")
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UnfedError, match="The disk is full.*untouched.*Free some space and resume"):
-        checkpoint.write_bytes(path, b"new")
+        storage.write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["s"]
 
 
 def test_a_crash_before_the_rename_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "s"
-    checkpoint.write_bytes(path, b"old")
+    storage.write_bytes(path, b"old")
 
     def crash(source, target):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", crash)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.write_bytes(path, b"new")
+        storage.write_bytes(path, b"new")
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["s"]
 
 
 def test_an_unwritable_path_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UnfedError, match="could not be written"):
-        checkpoint.write_bytes(tmp_path / "file" / "below", b"x")
+        storage.write_bytes(tmp_path / "file" / "below", b"x")
 
 
 @pytest.mark.parametrize("content", [b"", b"not safetensors", b"\xff" * 100])
 def test_a_foreign_file_is_named(tmp_path, content):
     (tmp_path / "s").write_bytes(content)
     with pytest.raises(UnfedError, match="cannot be read as safetensors.*unfed convert"):
-        checkpoint.load(tmp_path / "s")
+        storage.load(tmp_path / "s")
     with pytest.raises(UnfedError, match="damaged"):
-        checkpoint.numbers_of(tmp_path / "s")
+        storage.numbers_of(tmp_path / "s")
 
 
 def test_a_truncated_file_is_named(tmp_path):
-    checkpoint.save(tmp_path / "s", TENSORS, {})
+    storage.save(tmp_path / "s", TENSORS, {})
     whole = (tmp_path / "s").read_bytes()
     (tmp_path / "s").write_bytes(whole[:-5])
     with pytest.raises(UnfedError, match="truncated"):
-        checkpoint.load(tmp_path / "s")
+        storage.load(tmp_path / "s")
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UnfedError, match="There is no model at"):
-        checkpoint.load(tmp_path / "s", "model")
+        storage.load(tmp_path / "s", "model")
     with pytest.raises(UnfedError, match="There is no run description"):
-        checkpoint.read_json(tmp_path / "x.json", "run description")
+        storage.read_json(tmp_path / "x.json", "run description")
 
 
 def test_lines_are_appended_and_cut(tmp_path):
     path = tmp_path / "t"
-    first = checkpoint.append_line(path, "one")
-    checkpoint.append_line(path, "two")
-    checkpoint.cut(path, first)
+    first = storage.append_line(path, "one")
+    storage.append_line(path, "two")
+    storage.cut(path, first)
     assert path.read_text() == "one\n"
-    checkpoint.cut(path, 1000)  # never grows
+    storage.cut(path, 1000)  # never grows
     assert path.read_text() == "one\n"
 
 
 def test_json_is_readable_by_people(tmp_path):
-    checkpoint.write_json(tmp_path / "x.json", {"b": 1, "a": [2]})
+    storage.write_json(tmp_path / "x.json", {"b": 1, "a": [2]})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": [2], "b": 1}
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(UnfedError, match="damaged"):
-        checkpoint.read_json(tmp_path / "x.json", "thing")
+        storage.read_json(tmp_path / "x.json", "thing")

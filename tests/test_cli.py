@@ -13,9 +13,9 @@ import time
 import pytest
 import torch
 
-from unfed import checkpoint
-from unfed.cli import main
-from unfed.run import Run
+from unfed import storage
+from unfed.cli.main import main
+from unfed.runs.run import Run
 
 SMALL = """
 name = "small"
@@ -187,7 +187,7 @@ def test_withdraw_lets_a_request_go(unfed, done):
 
 def test_export_evaluate_and_negate(unfed, done, here):
     assert unfed("export", done, "--method", "not", "-o", "m.safetensors")[0] == 0
-    params, about = checkpoint.load(here / "m.safetensors")
+    params, about = storage.load(here / "m.safetensors")
     assert about["architecture"] == "cnn-tiny"
     value = json.loads(unfed("evaluate", done, "--model", "m.safetensors", "--json")[1])
     last = [line for line in Run.open(done).lines() if line["method"] == "not"][-1]
@@ -197,7 +197,7 @@ def test_export_evaluate_and_negate(unfed, done, here):
     assert code == 0 and "would negate conv1.weight" in out
     code, out, _ = unfed("negate", "m.safetensors", "--layers", "conv2", "--include-bias", "-o", "n.safetensors")
     assert code == 0 and "negated conv2.weight" in out
-    after, _ = checkpoint.load(here / "n.safetensors")
+    after, _ = storage.load(here / "n.safetensors")
     assert torch.equal(after["conv2.weight"], -params["conv2.weight"])
     assert torch.equal(after["conv1.weight"], params["conv1.weight"])
 
@@ -205,7 +205,7 @@ def test_export_evaluate_and_negate(unfed, done, here):
 def test_convert_reads_a_state_dict(unfed, here):
     torch.save({"state_dict": {"a.weight": torch.ones(2, 2)}}, here / "m.pt")
     assert unfed("convert", "m.pt", "-o", "m.safetensors")[0] == 0
-    assert checkpoint.load(here / "m.safetensors")[0]["a.weight"].tolist() == [[1, 1], [1, 1]]
+    assert storage.load(here / "m.safetensors")[0]["a.weight"].tolist() == [[1, 1], [1, 1]]
 
 
 def test_reports_in_three_formats(unfed, done, here):
@@ -275,7 +275,7 @@ def test_bad_input_about_a_run(unfed, done, here):
     ]:
         code, _, err = unfed(*arguments)
         assert code == 2 and says in err.replace("\n", " "), err
-    checkpoint.save(here / "other.safetensors", {"w": torch.ones(1)}, {})
+    storage.save(here / "other.safetensors", {"w": torch.ones(1)}, {})
     code, _, err = unfed("evaluate", done, "--model", "other.safetensors")
     assert code == 2 and "another architecture" in err.replace("\n", " ")
 

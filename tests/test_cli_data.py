@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from test_download import Server, server, small_cifar
-from unfed.cli import app
+from unfed.cli.main import app
 from unfed.errors import UnfedError
 
 __all__ = ["server"]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from unfed.config import Config, presets
 from unfed.errors import UnfedError
 from unfed.methods import NoT
+from unfed.runs.config import Config, presets
 
 
 def test_defaults_are_a_whole_experiment():

@@ -4,10 +4,10 @@ import textwrap
 
 import pytest
 
-from unfed.conformance import _claimed, _keeps_its_lineage, check
 from unfed.errors import UnfedError
 from unfed.methods import METHODS, register
 from unfed.methods import find as load
+from unfed.testing.conformance import _claimed, _keeps_its_lineage, check
 
 pytestmark = pytest.mark.usefixtures("allow_code")
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 import torch
 from unfed.methods import Method, State, option
-from unfed.plan import Phase
+from unfed.client.plan import Phase
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def test_a_method_of_an_installed_package_is_known_by_name(monkeypatch):
 
 
 def test_a_method_in_a_file_can_be_run_by_its_path(tmp_path, mine, small):
-    from unfed.run import Run
+    from unfed.runs.run import Run
 
     mine("def begin(self, server):\n    return State(server.params)")
     path = tmp_path / "my_method.py"

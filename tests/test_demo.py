@@ -2,9 +2,9 @@
 
 import pytest
 
-from unfed.config import Config
-from unfed.display import story
-from unfed.run import Run
+from unfed.cli.display import story
+from unfed.runs.config import Config
+from unfed.runs.run import Run
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,15 @@ import pytest
 import safetensors.numpy
 import torch
 
-from unfed import checkpoint, digest
-from unfed.folder import Job
-from unfed.run import Run
+from unfed import storage
+from unfed.model import digest
+from unfed.runs.folder import Job
+from unfed.runs.run import Run
 
 
 def test_anybody_can_compute_the_digest_from_the_file(tmp_path):
     params = {"a": torch.randn(3, 4).t(), "b": torch.tensor(7), "c": torch.zeros(0)}
-    checkpoint.save(tmp_path / "m.safetensors", params, {})
+    storage.save(tmp_path / "m.safetensors", params, {})
     by_hand = {
         n: hashlib.sha256(t.tobytes()).hexdigest()
         for n, t in safetensors.numpy.load_file(tmp_path / "m.safetensors").items()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from unfed.config import Config
-from unfed.conformance import check
 from unfed.methods import METHODS
 from unfed.methods import find as load
+from unfed.runs.config import Config
+from unfed.testing.conformance import check
 
 ROOT = Path(__file__).parent.parent
 

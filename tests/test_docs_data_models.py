@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from unfed.cli import main
-from unfed.config import Config
+from unfed.cli.main import main
 from unfed.data import DATASETS
-from unfed.models import MODELS
+from unfed.model.networks import MODELS
 from unfed.plugins import allow_code
-from unfed.run import Run
+from unfed.runs.config import Config
+from unfed.runs.run import Run
 
 PAGES = Path(__file__).parent.parent / "docs" / "how-to"
 

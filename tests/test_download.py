@@ -18,9 +18,9 @@ import pytest
 
 from test_layouts import batch, folder_of, idx, write_binary, write_pickles
 from unfed.data import DATASETS, load
-from unfed.data.catalogue import CATALOGUE, Archive, Entry
-from unfed.data.cifar import CIFAR10, CIFAR100
-from unfed.data.download import catalogue, download, fetch, unpack, verify
+from unfed.data.fetch.catalogue import CATALOGUE, Archive, Entry
+from unfed.data.fetch.cifar import CIFAR10, CIFAR100
+from unfed.data.fetch.download import catalogue, download, fetch, unpack, verify
 from unfed.errors import UnfedError
 
 

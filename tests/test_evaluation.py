@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from unfed.client.measuring import score
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.evaluation import Evaluator
-from unfed.measuring import score
-from unfed.world import World
+from unfed.measures.evaluator import Evaluator
+from unfed.runs.world import World
 
 
 @pytest.fixture

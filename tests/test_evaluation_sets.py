@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from unfed.attacks import membership_inference
-from unfed.config import Config
 from unfed.data import ClientData, Request, TensorSource, mark
-from unfed.evaluation import Evaluator
-from unfed.template import Template
-from unfed.world import Seeds
+from unfed.measures.attacks import membership_inference
+from unfed.measures.evaluator import Evaluator
+from unfed.model.functional import Template
+from unfed.runs.config import Config
+from unfed.runs.world import Seeds
 
 CONFIG = Config.parse({"name": "sets", "partition": {"clients": 3}, "evaluation": {"batch": 7}})
 REQUEST = Request("r", clients=("0",))

@@ -12,25 +12,26 @@ from torch import nn
 
 from conftest import SMALL
 from test_perturb import fused_by_numpy
-from unfed import local, objectives, rng
-from unfed.config import Config
+from unfed import rng
+from unfed.client import objectives, step
+from unfed.client.batch import Batch, Models, bounds, epoch_key, passes
+from unfed.client.measuring import score
+from unfed.client.plan import Phase, Plan, term
 from unfed.data import Request
 from unfed.engines import Sequential
 from unfed.errors import UnfedError
-from unfed.history import History, Record
-from unfed.ledger import Freight
-from unfed.local import Batch, Models
-from unfed.measuring import score
+from unfed.federation.history import History, Record
+from unfed.federation.ledger import Freight
 from unfed.methods import FCU, FUKD, METHODS, PGD, FedEraser, FineTune, MoDE, Retrain, State
 from unfed.methods.federaser import norms, rescaled
 from unfed.methods.mode import mixed
 from unfed.methods.pgd import radius
-from unfed.models import build
-from unfed.params import load_into, params_of, tensor_bytes
-from unfed.perturb import fold
-from unfed.plan import Phase, Plan, term
-from unfed.template import Template
-from unfed.world import World
+from unfed.model.functional import Template
+from unfed.model.networks import build
+from unfed.model.params import load_into, params_of, tensor_bytes
+from unfed.model.perturb import fold
+from unfed.runs.config import Config
+from unfed.runs.world import World
 from worlds import LEAVES, serve, sized, train, unlearn
 
 EXACT = ("engine.precision=float64", "engine.name=sequential")
@@ -436,7 +437,7 @@ def climbed(world, trained, method, requests=(LEAVES,)):
 
 
 def distance(world, a, b):
-    return float(local.norm({n: a[n] - b[n] for n in world.template.trainable}))
+    return float(step.norm({n: a[n] - b[n] for n in world.template.trainable}))
 
 
 @pytest.mark.parametrize("lr", [1e-3, 1.0, 50.0, 1e12])
@@ -660,7 +661,7 @@ def test_the_contrast_falls_over_ten_steps_on_one_batch():
         client = world.scoped([LEAVES])["0"]
         context = {"downgraded": server.init("downgraded model")}
         plan = server.plan(0, replace(phase, steps=steps))
-        losses.append(local.visit(world.template, plan, client, theta, context).loss)
+        losses.append(step.visit(world.template, plan, client, theta, context).loss)
     assert losses[1] < losses[0] - 0.05
 
 
@@ -677,8 +678,8 @@ def published_phase(world, method, theta, psi):
     client, plan = world.scoped([LEAVES])["0"], Plan(7, 0, ())
     steps = method.iterations // method.fuse_every * method.fuse_every
     taken, losses, rates = 0, [], []
-    for turn in local.passes(Phase(view="forget", steps=steps, batch=64), len(client.view("forget")), 0):
-        key = local.epoch_key(plan, "0", "forget", turn.epoch)
+    for turn in passes(Phase(view="forget", steps=steps, batch=64), len(client.view("forget")), 0):
+        key = epoch_key(plan, "0", "forget", turn.epoch)
         order = client.view("forget")[rng.order(rng.fold(key, rng.ORDER), len(client.view("forget")))]
         for begin, end in turn.steps:
             x, _ = client.source.fetch(client.rows[order[begin:end]], None)
@@ -781,7 +782,7 @@ def test_fcu_drops_leftover_steps_and_its_random_model_travels_as_a_seed(world, 
     server = serve(world, params=trained[0])
     CONTRAST.begin(server)
     rows, left = len(world.clients[0].train), 6
-    steps = [b - a for a, b in local.bounds(rows, 64)] * 3
+    steps = [b - a for a, b in bounds(rows, 64)] * 3
     assert server.ledger.flops == sum(steps[:left]) * 5 * world.forward_flops  # 6M + 2·2M = 10M
     assert server.ledger.comm_bytes == 2 * 4 * world.parameters
     assert server.ledger.wire_bytes == 2 * tensor_bytes(world.template.like)

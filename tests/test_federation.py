@@ -6,18 +6,19 @@ import pytest
 import torch
 
 from test_run import Crash, crash_at, outcome
-from unfed import federation, rng
+from unfed import rng
+from unfed.client.plan import Measure, Optimiser, Phase, Plan
 from unfed.engines import Sequential
 from unfed.errors import Refused, UnfedError
-from unfed.federation import Schedule, Server, Settings
-from unfed.folder import Job
+from unfed.federation import server
+from unfed.federation.server import Schedule, Server, Settings
 from unfed.methods import FineTune, NoT, Retrain, State
-from unfed.models import build
-from unfed.params import cast, params_of, tensor_bytes
-from unfed.plan import Measure, Optimiser, Phase, Plan
-from unfed.run import Run
-from unfed.template import Template
-from unfed.world import World
+from unfed.model.functional import Template
+from unfed.model.networks import build
+from unfed.model.params import cast, params_of, tensor_bytes
+from unfed.runs.folder import Job
+from unfed.runs.run import Run
+from unfed.runs.world import World
 
 
 def fresh(seed, name="cnn-tiny"):
@@ -456,7 +457,7 @@ class Examined:
     ],
 )
 def test_an_answer_on_a_device_is_read_when_the_next_client_is_at_work(monkeypatch, come, seen):
-    monkeypatch.setattr(federation, "Check", Examined)
+    monkeypatch.setattr(server, "Check", Examined)
     noted = []
 
     def answers():
@@ -464,6 +465,6 @@ def test_an_answer_on_a_device_is_read_when_the_next_client_is_at_work(monkeypat
             noted.append(f"made {number}")
             yield answer
 
-    for found in federation._checked(answers(), {}, 1):
+    for found in server._checked(answers(), {}, 1):
         noted.append(found.block)
     assert noted == seen

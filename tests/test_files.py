@@ -15,17 +15,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from unfed import files, models, perturb
 from unfed.errors import UnfedError
-from unfed.layers import choose
-from unfed.params import params_of
+from unfed.model import files, networks, perturb
+from unfed.model.layers import choose
+from unfed.model.params import params_of
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
 def tiny(name: str = "cnn-tiny-bn") -> nn.Module:
-    return models.build(name, shape=(1, 8, 8), classes=10, seed=0)
+    return networks.build(name, shape=(1, 8, 8), classes=10, seed=0)
 
 
 def write(path: Path, params: dict[str, Tensor], **metadata: str) -> Path:
@@ -199,7 +199,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path, monkeypa
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.checkpoint, "sync", full)
+    monkeypatch.setattr(files.storage, "sync", full)
     with pytest.raises(UnfedError, match=r"cannot be written.*No space left on device"):
         files.negate_file(source, target, ["first"])
     assert listing(tmp_path) == ["a.safetensors"]

@@ -18,17 +18,17 @@ from flwr.app import Context, Message, RecordDict
 from flwr.common.config import flatten_dict
 
 from flower_grid import EVERYTHING, InProcessGrid
-from unfed import checkpoint
+from unfed import storage
 from unfed.api import write_report
-from unfed.cli import app as cli
-from unfed.config import Config
+from unfed.cli.main import app as cli
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
 from unfed.flower.options import Options
 from unfed.flower.server import app as server_app
 from unfed.flower.server import run as serve
-from unfed.folder import Job
-from unfed.run import Run
+from unfed.runs.config import Config
+from unfed.runs.folder import Job
+from unfed.runs.run import Run
 
 EXPERIMENT: dict[str, Any] = {
     "name": "small",
@@ -353,6 +353,6 @@ def test_costs_show_what_crossed_beside_flowers_own_count(tmp_path: Path) -> Non
 
 
 def test_an_adopted_model_of_another_architecture_is_refused(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "other.safetensors", {"w": torch.zeros(2)}, {})
+    storage.save(tmp_path / "other.safetensors", {"w": torch.zeros(2)}, {})
     with pytest.raises(UnfedError, match="belongs to another architecture"):
         serve(nodes(), values(tmp_path / "run", mode="unlearn", checkpoint=str(tmp_path / "other.safetensors")))

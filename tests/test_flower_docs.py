@@ -20,7 +20,7 @@ from flower_deployment import SCRIPTS
 from flower_grid import InProcessGrid
 from test_flower_app import Breaking, assert_same, nodes, state
 from unfed.flower.server import run as serve
-from unfed.run import Run
+from unfed.runs.run import Run
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "flower.md").read_text()

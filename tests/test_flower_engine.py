@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="needs unfed[flower]")
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from flower_grid import EVERYTHING, InProcessGrid, Reply, flower_world, grid_of, lost, refuse
-from unfed.config import Config
+from unfed.client.plan import Measure
 from unfed.data import Request
 from unfed.data.scope import own_marks
 from unfed.errors import Refused, UnfedError
@@ -25,9 +25,9 @@ from unfed.flower.shard import describe, shard_of
 from unfed.flower.wire import MEASURE, TRAIN, Ask, drawn_models, own_part
 from unfed.flower.world import FlowerWorld
 from unfed.methods import METHODS, Central, FineTune, Method, NoT, find
-from unfed.metrics import is_measured
-from unfed.plan import Measure
-from unfed.world import World
+from unfed.runs.config import Config
+from unfed.runs.world import World
+from unfed.values import is_measured
 from worlds import LEAVES, serve, train, unlearn
 
 DOUBLE = ['engine.precision="float64"', 'engine.name="sequential"']

@@ -18,14 +18,14 @@ from flwr.app import Message
 
 from flower_grid import EVERYTHING, InProcessGrid, flower_world, grid_of, lost
 from test_flower_app import assert_same, nodes, values
-from unfed.config import Config
 from unfed.data import Request
-from unfed.federation import Server
+from unfed.federation.server import Server
 from unfed.flower.options import Options
 from unfed.flower.server import run as serve
 from unfed.methods import FineTune, Retrain
-from unfed.run import Run
-from unfed.world import World
+from unfed.runs.config import Config
+from unfed.runs.run import Run
+from unfed.runs.world import World
 from worlds import serve as server_of
 
 Change = Callable[["Changing"], None]
@@ -224,9 +224,9 @@ from unfed.flower.options import Options
 from unfed.flower.post import Post
 from unfed.flower.shard import describe
 from unfed.flower.wire import CENSUS, MEASURE, TRAIN, Ask
-from unfed.models import build
-from unfed.params import cast, params_of
-from unfed.plan import Phase, Plan
+from unfed.model.networks import build
+from unfed.model.params import cast, params_of
+from unfed.client.plan import Phase, Plan
 import torch
 config = Options.of({"run-folder": "/x", "set": "model.name=cnn-small; partition.clients=4"}).config()
 shard = describe(config, 0, (1, 8, 8), 10, 1)
@@ -248,6 +248,6 @@ def test_a_client_imports_no_more_than_it_needs(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    assert "unfed.local" in loaded
+    assert "unfed.client" in loaded
     heavy = {"torch._dynamo", "torch._inductor", "sympy", "sklearn", "scipy", "matplotlib", "jinja2", "pandas"}
     assert sorted(loaded & heavy) == []

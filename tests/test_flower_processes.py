@@ -22,13 +22,13 @@ pytest.importorskip("flwr", reason="needs unfed[flower]")
 from flower_deployment import Deployment, end
 from flower_grid import InProcessGrid
 from unfed.data import Request
-from unfed.federation import Server
+from unfed.federation.server import Server
 from unfed.flower.options import Options
 from unfed.flower.server import run as serve
-from unfed.folder import Job, RunFolder
 from unfed.methods import NoT
-from unfed.run import Run
-from unfed.world import World
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.run import Run
+from unfed.runs.world import World
 
 pytestmark = pytest.mark.flower_processes
 

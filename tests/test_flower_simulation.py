@@ -14,7 +14,7 @@ pytest.importorskip("ray", reason="needs unfed[simulation]")
 from flower_deployment import Deployment
 from test_flower_app import nodes
 from unfed.flower.server import run as serve
-from unfed.run import Run
+from unfed.runs.run import Run
 
 pytestmark = pytest.mark.flower_processes
 

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from test_batched import federation, plan_of
-from unfed.engines import Batched, Sequential, convolution, fused, kernels, recorded
-from unfed.engines.kernels import Tiles, affordable
-from unfed.models import build
-from unfed.models.blocks import block, computed_by
-from unfed.params import cast, params_of
-from unfed.plan import Optimiser, Phase
-from unfed.template import Template
+from unfed.client.plan import Optimiser, Phase
+from unfed.engines import Batched, Sequential
+from unfed.engines.compiled import convolution, fused, kernels, recorded
+from unfed.engines.compiled.kernels import Tiles, affordable
+from unfed.model.functional import Template
+from unfed.model.networks import build
+from unfed.model.networks.blocks import block, computed_by
+from unfed.model.params import cast, params_of
 
 Layers = tuple[nn.Module, nn.Module, nn.Module, nn.Module]
 

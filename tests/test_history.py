@@ -7,15 +7,16 @@ import torch
 
 from conftest import SMALL
 from test_run import Crash, crash_at, outcome
-from unfed import checkpoint, local
-from unfed.config import Config
+from unfed import storage
+from unfed.client import step
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.folder import Job, RunFolder
-from unfed.history import History, Record
+from unfed.federation.history import History, Record
 from unfed.methods import FedEraser
-from unfed.run import Run
-from unfed.watching import Silence
+from unfed.runs.config import Config
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.progress import Silence
+from unfed.runs.run import Run
 from worlds import slow
 
 TRAIN = Job(0, None, "train")
@@ -188,13 +189,13 @@ def test_a_method_trains_on_forgotten_rows_only_if_it_says_so(name, scope, tmp_p
     clients = world.scoped(run.config.requests()).values()
     forgotten = {int(row) for c in clients for row in c.rows[c.view("forget")]}
     touched = set()
-    original = local.fetch
+    original = step.fetch
 
     def seen(client, order, draws, begin, end):
         touched.update(client.rows[order[begin:end]].tolist())
         return original(client, order, draws, begin, end)
 
-    monkeypatch.setattr(local, "fetch", seen)
+    monkeypatch.setattr(step, "fetch", seen)
     run._compare(0, theta, Silence())
     assert bool(touched & forgotten) == ("forget" in run.config.method(name).needs)
     held = {int(row) for c in world.clients for row in c.rows[c.val]}
@@ -213,7 +214,7 @@ def test_a_served_request_purges_the_leaver_from_every_history(run, method):
     held = [history["clients"] for _, numbers in states for history in numbers.get("histories", {}).values()]
     assert held and not any("2" in clients for clients in held)
     for path, _ in states:
-        tensors, numbers = checkpoint.load(path)
+        tensors, numbers = storage.load(path)
         for label, kept in numbers.get("histories", {}).items():
             assert len(kept["own"]) == len(kept["clients"])
             places = {n.split("/")[2] for n in tensors if n.startswith(f"history:{label}/own/")}

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from unfed.run import Run
-from unfed.watching import Silence
+from unfed.runs.progress import Silence
+from unfed.runs.run import Run
 from worlds import slow
 
 CONFIG = """
@@ -41,7 +41,7 @@ def result(folder):
 @pytest.mark.parametrize("method", ["not", *slow("federaser", "fcu")])
 def test_a_method_killed_in_the_middle_ends_as_if_it_had_not_been(method, tmp_path):
     (tmp_path / "config.toml").write_text(CONFIG.replace("METHOD", method))
-    from unfed.config import Config
+    from unfed.runs.config import Config
 
     whole = Run.create(Config.read(tmp_path / "config.toml"), tmp_path / "whole")
     whole._train(0, Silence())

@@ -10,15 +10,15 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import unfed
-from unfed import layers, models, perturb
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.layers import choose, choose_in
 from unfed.methods import METHODS
-from unfed.params import load_into, params_of
+from unfed.model import layers, networks, perturb
+from unfed.model.layers import choose, choose_in
+from unfed.model.params import load_into, params_of
 
 
 def tiny(name: str = "cnn-tiny", **options: object) -> nn.Module:
-    return models.build(name, shape=(1, 8, 8), classes=10, seed=0, **options)
+    return networks.build(name, shape=(1, 8, 8), classes=10, seed=0, **options)
 
 
 class Positions(nn.Module):

@@ -16,13 +16,13 @@ import pytest
 import torch
 from PIL import Image
 
-from unfed.config import Config
 from unfed.data import TensorSource, Transform, load
-from unfed.data.cifar import CIFAR10, CIFAR100, Layout, unpickle
-from unfed.data.folders import Files
+from unfed.data.fetch.cifar import CIFAR10, CIFAR100, Layout, unpickle
+from unfed.data.fetch.folders import Files
 from unfed.data.source import Source
 from unfed.errors import UnfedError
-from unfed.world import World
+from unfed.runs.config import Config
+from unfed.runs.world import World
 
 
 def tensors(source: Source) -> TensorSource:

@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import unfed
-from unfed import api, ledger
-from unfed.config import Config
-from unfed.ledger import Ledger, forward_flops
-from unfed.run import Run
-from unfed.template import Template
+from unfed import api
+from unfed.federation.ledger import Ledger
+from unfed.model import flops
+from unfed.model.flops import forward_flops
+from unfed.model.functional import Template
+from unfed.runs.config import Config
+from unfed.runs.run import Run
 
 ROWS, WIDTH, HIDDEN = 8, 8, 16
 
@@ -135,7 +137,7 @@ def test_what_works_entry_by_entry_costs_nothing_and_hides_nothing() -> None:
         "linalg_vector_norm": False,
         "lgamma": False,
     }
-    assert {name: bool(ledger._PRODUCTS.search(name)) for name in known} == known
+    assert {name: bool(flops._PRODUCTS.search(name)) for name in known} == known
 
 
 def test_work_that_was_not_counted_makes_the_sum_unknown_and_no_work_does_not() -> None:

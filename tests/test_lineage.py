@@ -8,19 +8,20 @@ import torch
 
 from conftest import SMALL
 from test_run import Crash, crash_at
-from unfed import lineage, rng
-from unfed.aggregate import average
-from unfed.analysis.optimality import NRFreeze
-from unfed.config import Config
+from unfed import rng
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.folder import Job, RunFolder
-from unfed.history import Recorder
-from unfed.lineage import FATES
+from unfed.federation.aggregate import average
+from unfed.federation.history import Recorder
 from unfed.methods import FUKD, METHODS, PGD, Method, NoT
-from unfed.perturb import PERTURBATIONS
-from unfed.run import Run
-from unfed.world import World
+from unfed.methods.nr_freeze import NRFreeze
+from unfed.model.perturb import PERTURBATIONS
+from unfed.runs import lineage
+from unfed.runs.config import Config
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.lineage import FATES
+from unfed.runs.run import Run
+from unfed.runs.world import World
 from worlds import LEAVES, serve, sized, train
 
 EXACT = ("engine.precision=float64", "engine.name=sequential", "training.batch=16")
@@ -300,7 +301,7 @@ class Shrink(Method):
 @pytest.mark.parametrize("maker", ["mode", "fcu", "pgd", "nr-freeze", "shrink"])
 def test_fukd_is_refused_when_filed_after_who_moved_the_model_beyond_its_sums(served, tmp_path, maker):
     (tmp_path / "shrink.py").write_text(SHRINK)
-    own = {"shrink": {"use": str(tmp_path / "shrink.py")}, "nr-freeze": {"use": "unfed.analysis.optimality:NRFreeze"}}
+    own = {"shrink": {"use": str(tmp_path / "shrink.py")}, "nr-freeze": {"use": "unfed.methods.nr_freeze:NRFreeze"}}
     shutil.copytree(served.folder.path, tmp_path / "run")
     run = Run.open(tmp_path / "run")
     run.config = config("training.record=['fukd', 'pgd']", **({maker: own[maker]} if maker in own else {}))

@@ -8,13 +8,16 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unfed import local, optimise, rng
+from unfed import rng
+from unfed.client import step
+from unfed.client.batch import Draws, Models, bounds, covered, epoch_key, passes
+from unfed.client.optimiser import plateau
+from unfed.client.plan import VIEWS, Optimiser, Phase, Plan, term
+from unfed.client.step import autograd, visit
 from unfed.errors import UnfedError
-from unfed.local import Models, autograd, bounds, passes, visit
-from unfed.models import build
-from unfed.params import params_of
-from unfed.plan import VIEWS, Optimiser, Phase, Plan, term
-from unfed.template import Template
+from unfed.model.functional import Template
+from unfed.model.networks import build
+from unfed.model.params import params_of
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def plain_loop(module, client, plan, make, epochs=1, batch=4, after_backward=Non
     module = copy.deepcopy(module).train()
     optimiser = make(module.parameters())
     for epoch in range(epochs):
-        key = local.epoch_key(plan, client.name, "retain", epoch)
+        key = epoch_key(plan, client.name, "retain", epoch)
         positions = client.view("retain")
         order = positions[rng.order(rng.fold(key, rng.ORDER), len(positions))]
         for begin, end in bounds(len(order), batch):
@@ -135,7 +138,7 @@ def test_the_plateau_is_pytorchs_plateau():
     carry = {"plateau/best": zero + torch.inf, "plateau/bad": zero, "plateau/scale": zero + 1, "plateau/sum": zero}
     for number, loss in enumerate(losses, 1):
         truth.step(loss)
-        carry |= optimise.plateau(rule, 0.01, carry, zero + loss, number)
+        carry |= plateau(rule, 0.01, carry, zero + loss, number)
         assert float(0.01 * carry["plateau/scale"]) == pytest.approx(optimiser.param_groups[0]["lr"])
 
 
@@ -143,9 +146,9 @@ def test_a_plateau_looks_at_the_mean_of_every_n_steps():
     rule = term("plateau", every=2, factor=0.5, patience=0, minimum=0.0)
     zero = torch.zeros((), dtype=torch.float64)
     carry = {"plateau/best": zero + 2, "plateau/bad": zero, "plateau/scale": zero + 1, "plateau/sum": zero}
-    carry |= optimise.plateau(rule, 1.0, carry, zero + 1, 1)
+    carry |= plateau(rule, 1.0, carry, zero + 1, 1)
     assert float(carry["plateau/scale"]) == 1.0
-    carry |= optimise.plateau(rule, 1.0, carry, zero + 4, 2)  # mean 2.5, worse than 2
+    carry |= plateau(rule, 1.0, carry, zero + 4, 2)  # mean 2.5, worse than 2
     assert float(carry["plateau/scale"]) == 0.5
     assert float(carry["plateau/sum"]) == 0.0
 
@@ -155,7 +158,7 @@ def test_a_rate_that_falls_on_a_plateau_stops_at_its_minimum():
     zero = torch.zeros((), dtype=torch.float64)
     carry = {"plateau/best": zero + 1, "plateau/bad": zero, "plateau/scale": zero + 1, "plateau/sum": zero}
     for number in (1, 2, 3):
-        carry |= optimise.plateau(rule, 0.01, carry, zero + 2, number)
+        carry |= plateau(rule, 0.01, carry, zero + 2, number)
         assert float(0.01 * carry["plateau/scale"]) == pytest.approx(0.004)
 
 
@@ -196,7 +199,7 @@ def test_a_ball_is_never_left(module, toy):
     phase = Phase(batch=4, optimiser=Optimiser(lr=50.0), after=(term("ball", around="start", radius=0.5),))
     done = run(module, toy(20), phase).params
     start = params_of(module)
-    assert float(local.norm({n: done[n] - start[n] for n in start})) == pytest.approx(0.5, rel=1e-9)
+    assert float(step.norm({n: done[n] - start[n] for n in start})) == pytest.approx(0.5, rel=1e-9)
 
 
 def test_a_held_tensor_stays_exactly_where_it_was(module, toy):
@@ -291,8 +294,8 @@ def test_a_retain_phase_never_fetches_a_forgotten_row(module, toy, monkeypatch):
 def test_batches_mark_their_forgotten_rows(module, toy):
     client = toy(12, forget={0: [0, 3, 7]})["0"]
     order = torch.tensor([3, 1, 7, 2])
-    draws = local.Draws.of(rng.as_key(1), order, 1)
-    assert local.fetch(client, order, draws, 0, 4).forget.tolist() == [True, False, True, False]
+    draws = Draws.of(rng.as_key(1), order, 1)
+    assert step.fetch(client, order, draws, 0, 4).forget.tolist() == [True, False, True, False]
 
 
 def test_the_weight_of_an_update_is_the_rows_the_plan_covers(toy):
@@ -304,7 +307,7 @@ def test_the_weight_of_an_update_is_the_rows_the_plan_covers(toy):
         (("forget", "retain"), 12),
         (("all", "retain"), 12),
     ]:
-        assert local.covered(Plan(1, 1, tuple(Phase(view=v) for v in views)), client) == count
+        assert covered(Plan(1, 1, tuple(Phase(view=v) for v in views)), client) == count
 
 
 def test_a_pass_over_retained_data_draws_the_same_whatever_came_before(module, toy):
@@ -317,7 +320,7 @@ def test_a_pass_over_retained_data_draws_the_same_whatever_came_before(module, t
 
 def test_two_views_do_not_share_their_draws(toy):
     plan = Plan(1, 1, (Phase(),))
-    keys = {int(local.epoch_key(plan, "0", view, 0)) for view in ("retain", "forget", "all", "val")}
+    keys = {int(epoch_key(plan, "0", view, 0)) for view in ("retain", "forget", "all", "val")}
     assert len(keys) == 4
 
 
@@ -332,7 +335,7 @@ def test_a_second_pass_over_the_same_view_draws_anew(module, toy):
 
 def test_no_two_passes_share_their_order():
     plan = Plan(1, 1, ())
-    keys = [local.epoch_key(plan, client, view, epoch) for client in "ab" for view in VIEWS for epoch in range(3)]
+    keys = [epoch_key(plan, client, view, epoch) for client in "ab" for view in VIEWS for epoch in range(3)]
     orders = {tuple(rng.order(rng.fold(key, rng.ORDER), 12).tolist()) for key in keys}
     assert len(orders) == len(keys)
 
@@ -386,7 +389,7 @@ def test_a_parameter_without_a_gradient_is_carried_as_pytorch_does(rule, make):
             torch.nn.utils.clip_grad_norm_(theirs.values(), rule.clip)
         truth.step()
         grads, value = autograd(lambda p, number=number: (loss(p, number), torch.zeros(())), carry["params"])
-        before, carry = carry, local.advance(phase, carry, grads, {}, value, None, number)
+        before, carry = carry, step.advance(phase, carry, grads, {}, value, None, number)
         close(carry["params"], {n: t.detach() for n, t in theirs.items()})
         if number <= 2:
             assert carry["params"]["b"] is before["params"]["b"]

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from unfed.metrics import average, average_gap, gap, is_measured, loss_gap, mean_std, not_measured, reading, together
+from unfed.measures.metrics import average, average_gap, gap, loss_gap, mean_std, reading, together
+from unfed.values import is_measured, not_measured
 
 MISSING = "not measured: only 3 forget samples"
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from unfed import models
 from unfed.errors import UnfedError
-from unfed.params import params_of
+from unfed.model import networks
+from unfed.model.params import params_of
 
 CIFAR = (3, 32, 32)
 DIGITS = (1, 8, 8)
@@ -22,7 +22,7 @@ def size(module: nn.Module) -> int:
 
 
 def cnn(name: str = "cnn-tiny", seed: int = 0, **options: object) -> nn.Module:
-    return models.build(name, shape=DIGITS, classes=10, seed=seed, **options)
+    return networks.build(name, shape=DIGITS, classes=10, seed=seed, **options)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def cnn(name: str = "cnn-tiny", seed: int = 0, **options: object) -> nn.Module:
     [("cnn", 10, 94_858), ("cnn", 100, 463_588), ("cnn-wide", 10, 215_306), ("cnn-wide", 100, 261_476)],
 )
 def test_presets_have_the_parameter_counts_they_were_chosen_with(name: str, classes: int, parameters: int) -> None:
-    assert size(models.build(name, shape=CIFAR, classes=classes, seed=0)) == parameters
+    assert size(networks.build(name, shape=CIFAR, classes=classes, seed=0)) == parameters
 
 
 @pytest.mark.parametrize(
@@ -46,20 +46,20 @@ def test_presets_have_the_parameter_counts_they_were_chosen_with(name: str, clas
 def test_the_family_covers_the_other_candidates_for_the_paper_s_cnn(
     options: dict[str, object], parameters: int
 ) -> None:
-    assert size(models.build("cnn", shape=CIFAR, classes=10, seed=0, **options)) == parameters
+    assert size(networks.build("cnn", shape=CIFAR, classes=10, seed=0, **options)) == parameters
 
 
-@pytest.mark.parametrize("name", models.PRESETS)
+@pytest.mark.parametrize("name", networks.PRESETS)
 def test_every_preset_gives_logits_and_its_first_parameter_is_conv1_weight(name: str) -> None:
     shape = CIFAR if name == "cnn-wide" else DIGITS
-    model = models.build(name, shape=shape, classes=7, seed=0)
+    model = networks.build(name, shape=shape, classes=7, seed=0)
     assert model(torch.rand(2, *shape)).shape == (2, 7)
     assert next(iter(model.named_parameters()))[0] == "conv1.weight"
     assert next(iter(model.parameters())) is model.conv1.weight
 
 
 def test_any_depth_pool_and_hidden_layer_fit_together() -> None:
-    model = models.build("cnn", shape=CIFAR, classes=3, seed=0, widths=[4, 6, 8], pool=2, hidden=5, dropout=0.1)
+    model = networks.build("cnn", shape=CIFAR, classes=3, seed=0, widths=[4, 6, 8], pool=2, hidden=5, dropout=0.1)
     assert model(torch.rand(2, *CIFAR)).shape == (2, 3)
     assert model.features(torch.rand(2, *CIFAR)).shape == (2, 5)
     assert [name for name, _ in model.head.named_children()] == ["dropout", "linear"]
@@ -112,12 +112,12 @@ def test_impossible_knobs_are_refused_in_one_sentence(options: dict[str, object]
 
 def test_an_unknown_preset_lists_the_presets_and_the_nearest() -> None:
     with pytest.raises(UnfedError, match=r"cnn-wide.*package.module:factory.*Did you mean 'cnn-wide'"):
-        models.build("cnn-wid", shape=CIFAR, classes=10, seed=0)
+        networks.build("cnn-wid", shape=CIFAR, classes=10, seed=0)
 
 
 def test_a_preset_refuses_images_that_are_not_square() -> None:
     with pytest.raises(UnfedError, match="takes square images"):
-        models.build("cnn", shape=(3, 32, 16), classes=10, seed=0)
+        networks.build("cnn", shape=(3, 32, 16), classes=10, seed=0)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_a_users_factory_gets_only_the_facts_it_asks_for(mine: types.ModuleType)
     mine.by_both = lambda shape, classes, width=1: nn.Linear(shape[0], classes * width)
     mine.by_all = lambda **facts: nn.Linear(len(facts), 1)
     mine.by_none = lambda: nn.Linear(1, 1)
-    build = lambda name, **options: models.build(f"my_models:{name}", shape=(3, 4, 4), classes=5, seed=0, **options)  # noqa: E731
+    build = lambda name, **options: networks.build(f"my_models:{name}", shape=(3, 4, 4), classes=5, seed=0, **options)  # noqa: E731
     assert build("by_classes").out_features == 5
     assert build("by_both", width=2).weight.shape == (10, 3)
     assert build("by_all").in_features == 2
@@ -142,9 +142,9 @@ def test_a_users_factory_gets_only_the_facts_it_asks_for(mine: types.ModuleType)
 def test_a_users_factory_must_make_a_new_module_on_every_call(mine: types.ModuleType) -> None:
     only = nn.Linear(1, 1)
     mine.make = lambda: only
-    models.build("my_models:make", shape=(1,), classes=1, seed=0)
+    networks.build("my_models:make", shape=(1,), classes=1, seed=0)
     with pytest.raises(UnfedError, match="same module twice"):
-        models.build("my_models:make", shape=(1,), classes=1, seed=0)
+        networks.build("my_models:make", shape=(1,), classes=1, seed=0)
 
 
 def test_what_is_wrong_with_a_users_factory_is_said_in_one_sentence(mine: types.ModuleType) -> None:
@@ -160,7 +160,7 @@ def test_what_is_wrong_with_a_users_factory_is_said_in_one_sentence(mine: types.
         ("my_models:broken", {}, "failed .ZeroDivisionError"),
     ]:
         with pytest.raises(UnfedError, match=sentence):
-            models.build(name, shape=(1,), classes=1, seed=0, **options)
+            networks.build(name, shape=(1,), classes=1, seed=0, **options)
 
 
 class Named(nn.Module):
@@ -181,23 +181,23 @@ def with_child(**children: nn.Module) -> nn.Module:
 
 def test_the_head_is_found_by_declaration_then_by_name_then_as_the_last_linear() -> None:
     dropout_and_linear = nn.Sequential(nn.Dropout(), nn.Linear(2, 2))
-    assert models.head_of(cnn()) == "head"
-    assert models.head_of(Named()) == "body.1"
-    assert models.head_of(with_child(fc=nn.Linear(2, 2), last=nn.Linear(2, 2))) == "fc"
-    assert models.head_of(with_child(a=nn.Linear(2, 2), classifier=dropout_and_linear)) == "classifier"
-    assert models.head_of(with_child(heads=nn.Linear(2, 2))) == "heads"
-    assert models.head_of(with_child(a=nn.Linear(2, 2), b=nn.Linear(2, 2), c=nn.ReLU())) == "b"
-    assert models.head_of(with_child(a=nn.Linear(2, 2), tail=dropout_and_linear)) == "tail"
-    assert models.head_of(nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Linear(2, 2))) == "2"
+    assert networks.head_of(cnn()) == "head"
+    assert networks.head_of(Named()) == "body.1"
+    assert networks.head_of(with_child(fc=nn.Linear(2, 2), last=nn.Linear(2, 2))) == "fc"
+    assert networks.head_of(with_child(a=nn.Linear(2, 2), classifier=dropout_and_linear)) == "classifier"
+    assert networks.head_of(with_child(heads=nn.Linear(2, 2))) == "heads"
+    assert networks.head_of(with_child(a=nn.Linear(2, 2), b=nn.Linear(2, 2), c=nn.ReLU())) == "b"
+    assert networks.head_of(with_child(a=nn.Linear(2, 2), tail=dropout_and_linear)) == "tail"
+    assert networks.head_of(nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Linear(2, 2))) == "2"
 
 
 def test_a_model_without_a_head_is_told_to_declare_one() -> None:
     with pytest.raises(UnfedError, match="set the class attribute head_name"):
-        models.head_of(nn.Sequential(nn.Conv2d(1, 1, 1)))
+        networks.head_of(nn.Sequential(nn.Conv2d(1, 1, 1)))
     lost = type("Lost", (nn.Module,), {"head_name": "haed"})()
     lost.add_module("head", nn.Linear(1, 1))
     with pytest.raises(UnfedError, match=r"is no submodule.*Did you mean 'head'"):
-        models.head_of(lost)
+        networks.head_of(lost)
 
 
 class Token(nn.Module):
@@ -215,22 +215,22 @@ def test_reset_reinitialises_what_it_can_and_names_the_rest() -> None:
     module = Token()
     module.norm.running_mean.fill_(9.0)
     before = params_of(module)
-    assert models.reset(module, seed=3) == ("token",)
+    assert networks.reset(module, seed=3) == ("token",)
     after = params_of(module)
     assert torch.equal(after["token"], before["token"])
     assert not torch.equal(after["linear.weight"], before["linear.weight"])
     assert not torch.equal(after["attention.in_proj_weight"], before["attention.in_proj_weight"])
     assert torch.equal(after["attention.out_proj.bias"], torch.zeros(3)), "the composite's own rule wins"
     assert torch.equal(after["norm.running_mean"], torch.zeros(3))
-    assert models.reset(cnn(), seed=3) == ()
+    assert networks.reset(cnn(), seed=3) == ()
 
 
 def test_reset_is_a_function_of_its_seed() -> None:
     one, two = cnn(seed=1), cnn(seed=2)
-    models.reset(one, seed=7)
-    models.reset(two, seed=7)
+    networks.reset(one, seed=7)
+    networks.reset(two, seed=7)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-    models.reset(two, seed=8)
+    networks.reset(two, seed=8)
     assert not torch.equal(one.conv1.weight, two.conv1.weight)
 
 
@@ -243,12 +243,12 @@ def test_a_failing_reset_leaves_the_values_as_they_were() -> None:
     module[0].reset_parameters = fail
     before = params_of(module)
     with pytest.raises(RuntimeError):
-        models.reset(module, seed=0)
+        networks.reset(module, seed=0)
     assert all(torch.equal(before[name], value) for name, value in params_of(module).items())
 
 
 def test_patches_are_the_convolution_they_stand_for() -> None:
-    from unfed.models.vit import Patches
+    from unfed.model.networks.vit import Patches
 
     layer, x = Patches(3, 6, 4).double(), torch.randn(2, 3, 8, 12, dtype=torch.float64, requires_grad=True)
     plain = torch.nn.functional.conv2d(x, layer.weight, layer.bias, stride=4)

@@ -18,19 +18,21 @@ import typer
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from flower_grid import InProcessGrid
-from unfed import checkpoint, conformance, methods, models, plugins
-from unfed.cli import app, main
-from unfed.config import Config
+from unfed import methods, plugins, storage
+from unfed.cli.main import app, main
+from unfed.client.plan import Phase, Plan
 from unfed.data import datasets
 from unfed.errors import UnfedError
 from unfed.flower.post import Failure, Post
 from unfed.flower.shard import describe
 from unfed.flower.wire import CENSUS, TRAIN, Ask
 from unfed.methods import METHODS
-from unfed.mistakes import table_in
-from unfed.params import params_of
-from unfed.plan import Phase, Plan
-from unfed.run import Run
+from unfed.model import networks
+from unfed.model.params import params_of
+from unfed.runs.config import Config
+from unfed.runs.config_errors import table_in
+from unfed.runs.run import Run
+from unfed.testing import conformance
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -172,7 +174,7 @@ def test_commands_that_read_build_no_method_no_model_and_no_data(
     def built(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError(f"built {args}")
 
-    for module, name in ((plugins, "load"), (methods.base, "_load"), (models, "build"), (datasets, "load")):
+    for module, name in ((plugins, "load"), (methods.base, "_load"), (networks, "build"), (datasets, "load")):
         monkeypatch.setattr(module, name, built)
     for name in ("method", "recorded"):
         monkeypatch.setattr(Config, name, built)
@@ -250,7 +252,7 @@ def put(raw: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any
 
 
 def edit(file: Path, change: Callable[[Any], Any]) -> None:
-    checkpoint.write_json(file, change(checkpoint.read_json(file, "file")))
+    storage.write_json(file, change(storage.read_json(file, "file")))
 
 
 def write(file: Path, values: dict[str, Any]) -> None:
@@ -396,7 +398,7 @@ def test_what_run_json_says_beside_the_config_runs_nothing(canary: Path, unfed: 
     places = [path for path in strings(about) if path[0] != "config"]
     everywhere = functools.reduce(with_canary, places, about)
     for changed in (*(with_canary(about, path) for path in places), everywhere):
-        checkpoint.write_json(canary / "run/run.json", changed)
+        storage.write_json(canary / "run/run.json", changed)
         for words in (WORK | READ).values() if changed is everywhere else (READ["status"],):
             with contextlib.suppress(Exception):  # what is wrong with it is another matter
                 unfed(*words)
@@ -405,8 +407,8 @@ def test_what_run_json_says_beside_the_config_runs_nothing(canary: Path, unfed: 
 
 def test_what_a_model_file_says_of_itself_runs_nothing(canary: Path, unfed: Callable[..., tuple[int, str]]) -> None:
     file = canary / "run/models/0/train.safetensors"
-    params, about = checkpoint.load(file)
-    checkpoint.save(file, params, functools.reduce(with_canary, strings(about), about))
+    params, about = storage.load(file)
+    storage.save(file, params, functools.reduce(with_canary, strings(about), about))
     for words in (
         ["evaluate", "run", "--model", str(file), "--json"],
         ["negate", str(file), "-o", "negated.safetensors"],
@@ -435,7 +437,7 @@ def test_no_message_of_a_server_runs_anything_that_the_node_does_not_name(
     """Neither a census nor a plan, under no key of the experiment, those that a node does not read included. That the
     server may run code, as here, is no leave at a node."""
     plain = json.loads(describe(Config.parse(TINY), 0, (1, 8, 8), 10, 1))
-    params = params_of(models.build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=0))
+    params = params_of(networks.build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=0))
     unread = [(path, shape) for path, shape in KEYS if path[0] not in plain["config"]]
     messages = {key: put(plain["config"], at(key)[0], at(key)[1]("canary:run")) for key in SENT}
     rest = functools.reduce(lambda raw, key: put(raw, key[0], key[1]("canary:run")), unread, plain["config"])

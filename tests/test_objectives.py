@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from unfed.local import Batch
-from unfed.objectives import OBJECTIVES, distil, find
+from unfed.client.batch import Batch
+from unfed.client.objectives import OBJECTIVES, distil, find
 
 ROWS, CLASSES = 6, 5
 

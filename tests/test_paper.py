@@ -15,9 +15,9 @@ import pytest
 from torch import nn
 from typer.testing import CliRunner
 
-from unfed.cli import app
+from unfed.cli.main import app
 from unfed.errors import UnfedError
-from unfed.models import build
+from unfed.model.networks import build
 from unfed.paper import pictures
 from unfed.paper.catalogue import SCALES, chosen, items, published
 from unfed.paper.pictures import Line

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from unfed.ledger import Ledger
-from unfed.metrics import not_measured
-from unfed.models import build
+from unfed.federation.ledger import Ledger
+from unfed.model.networks import build
 from unfed.paper import units, views
 from unfed.paper.catalogue import items, published
 from unfed.paper.units import Costs, paper_units
 from unfed.paper.views import _published
+from unfed.values import not_measured
 
 VIT = 85_876_325  # ViT-B/16 with 101 classes, as tests of the networks hold it
 RESNET_FORWARD = 2 * 1_818_600_000  # FLOPs of one image of 224 × 224

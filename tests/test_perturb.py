@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unfed import models, perturb
 from unfed.errors import UnfedError
-from unfed.layers import Choice, choose
-from unfed.params import Params, params_of
+from unfed.model import networks, perturb
+from unfed.model.layers import Choice, choose
+from unfed.model.params import Params, params_of
 
 quick = settings(max_examples=30, deadline=None)
 seeds = st.integers(0, 2**31)
@@ -44,7 +44,7 @@ ISOMETRIES = [*SELF_INVERSE, "rotate-90", "rotate-270", "orthogonal"]
 
 
 def test_equation_3_negates_the_chosen_tensor_and_only_it() -> None:
-    model = models.build("cnn-tiny-bn", shape=(1, 8, 8), classes=10, seed=0)
+    model = networks.build("cnn-tiny-bn", shape=(1, 8, 8), classes=10, seed=0)
     params = params_of(model)
     negated = perturb.negate(params, choose(model, ["first"]))
     assert list(negated) == list(params)
@@ -153,7 +153,7 @@ def test_a_random_rotation_prefers_no_sign() -> None:
 
 
 def test_reinit_takes_the_models_own_initialisation_and_graft_any_models() -> None:
-    build = lambda seed: params_of(models.build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=seed))  # noqa: E731
+    build = lambda seed: params_of(networks.build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=seed))  # noqa: E731
     params, layer = build(0), [Choice("conv1.weight", None, "test")]
     again = perturb.perturb(params, layer, "reinit", seed=5, fresh=build)["conv1.weight"]
     assert not torch.equal(again, params["conv1.weight"])

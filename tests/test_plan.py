@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unfed.client.plan import Measure, Optimiser, Phase, Plan, term
 from unfed.errors import UnfedError
-from unfed.plan import Measure, Optimiser, Phase, Plan, term
 
 terms = st.builds(
     lambda name, numbers: term(name, **numbers),

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 import unfed
-from unfed import data, models, plugins
-from unfed.config import Config
+from unfed import data, plugins
 from unfed.errors import UnfedError
 from unfed.methods import METHODS, FineTune, find
 from unfed.methods import register as register_method
-from unfed.run import Run
+from unfed.model import networks
+from unfed.runs.config import Config
+from unfed.runs.run import Run
 
 METHOD = """
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ def own(tmp_path, monkeypatch):
 
 USERS = {
     "method": lambda name: find(name),
-    "model": lambda name: models.build(name, shape=(1, 8, 8), classes=10, seed=0),
+    "model": lambda name: networks.build(name, shape=(1, 8, 8), classes=10, seed=0),
     "data set": lambda name: data.load(name),
 }
 
@@ -137,7 +138,7 @@ def test_a_method_of_an_installed_package_needs_leave_too(monkeypatch, own, tmp_
 
 
 def test_methods_of_this_package_are_nobody_elses_code():
-    path = "unfed.analysis.optimality:NRFreeze"
+    path = "unfed.methods.nr_freeze:NRFreeze"
     assert Config.parse({"methods": {"run": ["retrain", path]}}).method(path).title == "NR-Freeze"
 
 

@@ -24,17 +24,17 @@ from hypothesis.stateful import (
 )
 
 from test_run import Crash, crash_at, outcome
-from unfed import checkpoint
+from unfed import storage
 from unfed.api import write_report
-from unfed.config import Config
 from unfed.data import Request
-from unfed.describe import status
 from unfed.errors import Halted, Refused, Unanswered, UnfedError, UnfedWarning
-from unfed.folder import Job, RunFolder
 from unfed.methods import METHODS, Method, State
-from unfed.run import Run
-from unfed.watching import Silence
-from unfed.world import World
+from unfed.runs.config import Config
+from unfed.runs.description import status
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.progress import Silence
+from unfed.runs.run import Run
+from unfed.runs.world import World
 
 SETS = [
     "partition.clients=4",
@@ -567,7 +567,7 @@ def test_a_request_not_begun_by_its_date_expires_and_stays_out(run, monkeypatch)
     with run.folder.lock():
         assert again(run).forget(client("a", 3), "fake", 1, expires="2099-01-31").status == "queued"
     assert run.folder.requests()[0].expires == "2099-01-31T23:59:59Z"
-    for where in ("unfed.folder.now", "unfed.serving.now"):
+    for where in ("unfed.runs.folder.now", "unfed.runs.serving.now"):
         monkeypatch.setattr(where, lambda: "2099-02-01T00:00:00Z")
     assert states(run) == {"a": "expired"} and status(run)["state"] == "finished"
     run.forget(client("b", 2), "fake", 1)
@@ -639,7 +639,7 @@ def test_a_request_file_cannot_name_a_file_elsewhere(run):
     queue(run, client("a", 3))
     (file,) = (run.folder.path / "requests").glob("*.json")
     raw = json.loads(file.read_text())
-    checkpoint.write_json(file, {**raw, "request": {**raw["request"], "id": "../../a"}})
+    storage.write_json(file, {**raw, "request": {**raw["request"], "id": "../../a"}})
     with pytest.raises(UnfedError, match="cannot be used as a file name"):
         run.folder.requests()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unfed
-from unfed.models import build
+from unfed.model.networks import build
 
 README = Path(__file__).parent.parent / "README.md"
 

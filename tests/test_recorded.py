@@ -12,15 +12,16 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_batched import BASE, another, answers, federation, model, plan_of
-from unfed import objectives
+from unfed.client import objectives
+from unfed.client.plan import Optimiser, Phase, Plan, term
 from unfed.data import ClientData, backdoor
-from unfed.engines import Batched, Sequential, convolution, kernels, recorded
+from unfed.engines import Batched, Sequential
 from unfed.engines.base import Context
+from unfed.engines.compiled import convolution, kernels, recorded
 from unfed.errors import UnfedWarning
-from unfed.models import build
-from unfed.params import Params, params_of
-from unfed.plan import Optimiser, Phase, Plan, term
-from unfed.template import Template
+from unfed.model.functional import Template
+from unfed.model.networks import build
+from unfed.model.params import Params, params_of
 
 aten = torch.ops.aten
 

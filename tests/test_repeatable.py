@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from unfed.repeatable import fixed_order
-from unfed.world import process_as_before
+from unfed.engines.determinism import fixed_order
+from unfed.runs.world import process_as_before
 
 
 def test_kernels_of_a_fixed_order_are_asked_for_on_cuda_only() -> None:

@@ -17,8 +17,9 @@ import matplotlib
 import pytest
 import torch
 
-from unfed import checkpoint, digest
+from unfed import storage
 from unfed.errors import UnfedError
+from unfed.model import digest
 from unfed.report import figures
 from unfed.report.html import render, unfinished
 from unfed.report.measures import HEADINGS, MEASURES
@@ -392,7 +393,7 @@ def test_the_recipe_on_the_page_gives_the_checksums_on_the_page(tmp_path: Path) 
     params = {"conv1.weight": torch.randn(4, 3), "b": torch.arange(3)}
     job = run["jobs"][0]
     job["came_out"] = digest.digests(params)
-    checkpoint.save(tmp_path / job["file"], params, {})
+    storage.save(tmp_path / job["file"], params, {})
     view, text = officer(run, lines), render(run, lines)
     (recipe,) = re.findall(r"<pre[^>]*>(python -c .*?)</pre>", text, flags=re.DOTALL)
     command = html.unescape(recipe).replace("python -c", f"{sys.executable} -c")

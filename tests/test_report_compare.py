@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from test_report import Page, fake_run
 from unfed.api import compare
-from unfed.cli import app
+from unfed.cli.main import app
 from unfed.errors import UnfedError
 from unfed.report.compare import Compared, compared_rows, differences, latex, markdown, names_of, render, warnings
-from unfed.run import Run
+from unfed.runs.run import Run
 
 
 def fake(name: str = "a", data: str = "digits", **more: Any) -> Compared:

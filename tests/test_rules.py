@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from unfed.errors import UnfedError
-from unfed.jobs import JobRunner
 from unfed.methods import State
 from unfed.report.rules import RULES, Row, rows, trajectories
+from unfed.runs.job import JobRunner
 
 
 def line(method: str, t: int, metrics: tuple[float | str, ...] = (90, 50, 80, 50), **more: Any) -> dict[str, Any]:

@@ -6,14 +6,14 @@ import os
 import pytest
 import torch
 
-from unfed import checkpoint
+from unfed import storage
 from unfed.data import Request
 from unfed.engines import Batched
 from unfed.errors import Refused, UnfedError
-from unfed.folder import Job
-from unfed.run import Run
-from unfed.watching import Silence
-from unfed.world import World
+from unfed.runs.folder import Job
+from unfed.runs.progress import Silence
+from unfed.runs.run import Run
+from unfed.runs.world import World
 from worlds import slow
 
 
@@ -36,7 +36,7 @@ def crash_at(monkeypatch, number):
     """Let the number-th write of the process fail to happen, as if the process had been killed just before it."""
     count = {"writes": 0}
     for name in ("write_bytes", "append_line"):
-        original = getattr(checkpoint, name)
+        original = getattr(storage, name)
 
         def guarded(*args, original=original):
             count["writes"] += 1
@@ -44,7 +44,7 @@ def crash_at(monkeypatch, number):
                 raise Crash
             return original(*args)
 
-        monkeypatch.setattr(checkpoint, name, guarded)
+        monkeypatch.setattr(storage, name, guarded)
     return count
 
 
@@ -182,7 +182,7 @@ def test_several_requests_come_one_after_another(small, tmp_path):
     where = ("b", "ft", 0)
     second_start = next(line for line in run.lines() if (line["request"], line["method"], line["round"]) == where)
     world = run.world(0)
-    from unfed.evaluation import Evaluator
+    from unfed.measures.evaluator import Evaluator
 
     requests = run.config.requests()
     seen = Evaluator(world, world.scoped(requests), requests)(first).numbers
@@ -379,9 +379,9 @@ def test_a_checkpoint_of_another_architecture_is_refused(small, tmp_path):
     path = run.folder.model_file(Job(0, None, "train"))
     with pytest.raises(UnfedError, match="another architecture|has shape|expects"):
         Run.create(small("model.name=cnn-small", f"model.initial='{path}'"), tmp_path / "b")
-    params, numbers = checkpoint.load(path)
+    params, numbers = storage.load(path)
     params["conv1.bias"][0] = float("nan")
-    checkpoint.save(tmp_path / "nan.safetensors", params, numbers)
+    storage.save(tmp_path / "nan.safetensors", params, numbers)
     with pytest.raises(UnfedError, match="NaN or infinite values in 'conv1.bias'"):
         Run.create(small(f"model.initial='{tmp_path / 'nan.safetensors'}'"), tmp_path / "b")
 

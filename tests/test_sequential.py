@@ -12,17 +12,18 @@ import pytest
 import torch
 
 from test_batched import BASE, CONTEXTS, SHAPE, another, answers, federation, model, plan_of
-from unfed import local
+from unfed.client import step
+from unfed.client.objectives import OBJECTIVES
+from unfed.client.plan import Phase, Plan, term
 from unfed.data import ClientData, DatasetSource
 from unfed.data.prefetch import ahead
-from unfed.engines import Sequential, recorded
+from unfed.engines import Sequential
 from unfed.engines.base import Context, PerClient
+from unfed.engines.compiled import recorded
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.models import build
-from unfed.objectives import OBJECTIVES
-from unfed.params import Params, cast, params_of
-from unfed.plan import Phase, Plan, term
-from unfed.template import Template
+from unfed.model.functional import Template
+from unfed.model.networks import build
+from unfed.model.params import Params, cast, params_of
 from worlds import slow
 
 
@@ -34,7 +35,7 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_replayed(
     plan: Plan, clients: dict[str, ClientData], made: tuple[Template, Params], context: Context | None = None
 ) -> None:
-    """The recorded path against `local.visit`, which must not be called by it."""
+    """The recorded path against `step.visit`, which must not be called by it."""
     template, params = made
     reference = answers(Sequential(template, clients), plan, params, clients, context or {})
     with pytest.MonkeyPatch.context() as patch:
@@ -211,7 +212,7 @@ def visited(pictures: Pictures, piped: bool, monkeypatch: pytest.MonkeyPatch, *p
     rows = torch.arange(len(pictures))
     client = ClientData("0", source, rows, rows, rows[:0])
     if piped:
-        monkeypatch.setattr(local, "pipelined", lambda template, phase, client: not client.source.resident)
+        monkeypatch.setattr(step, "pipelined", lambda template, phase, client: not client.source.resident)
     random.seed(9)
     pictures.seen.clear()
     params = cast(params_of(module), torch.float64, "cpu")
@@ -241,7 +242,7 @@ def test_an_error_in_the_data_set_surfaces_and_leaves_nothing_running(monkeypatc
 
 
 def test_an_error_in_the_step_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "advance", _never)
+    monkeypatch.setattr(step, "advance", _never)
     with pytest.raises(AssertionError, match="reference") as caught:
         visited(Pictures(), True, monkeypatch)
     assert caught.tb is not None and not at_work()
@@ -252,11 +253,11 @@ def test_on_a_cpu_and_where_a_rule_may_stop_nothing_is_made_ahead() -> None:
     template = Template(module, SHAPE).to("cpu", torch.float64)
     rows = torch.arange(22)
     client = ClientData("0", DatasetSource(Pictures(), classes=4, warn=False), rows, rows, rows[:0])
-    assert not local.pipelined(template, BASE, client)
+    assert not step.pipelined(template, BASE, client)
     template.like = {name: t.to("meta") for name, t in template.like.items()}
-    assert local.pipelined(template, BASE, client)
-    assert not local.pipelined(template, replace(BASE, stop=term("loss_above", limit=1.0)), client)
-    assert not local.pipelined(template, BASE, federation((4,))["0"])
+    assert step.pipelined(template, BASE, client)
+    assert not step.pipelined(template, replace(BASE, stop=term("loss_above", limit=1.0)), client)
+    assert not step.pipelined(template, BASE, federation((4,))["0"])
 
 
 def test_ahead_is_one_item_ahead_and_no_further() -> None:

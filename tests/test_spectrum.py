@@ -26,8 +26,8 @@ from unfed.analysis.spectrum import (
 )
 from unfed.data import TensorSource
 from unfed.errors import UnfedError
-from unfed.params import params_of
-from unfed.template import Template
+from unfed.model.functional import Template
+from unfed.model.params import params_of
 
 TOLERANCE = 0.08
 

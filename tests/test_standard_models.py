@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from unfed import checkpoint, models
-from unfed.config import Config
+from unfed import storage
 from unfed.errors import UnfedError
-from unfed.layers import choose
-from unfed.ledger import forward_flops
 from unfed.methods import METHODS
-from unfed.params import Params, params_of
-from unfed.run import Run
-from unfed.template import Template
-from unfed.world import World
+from unfed.model import networks
+from unfed.model.flops import forward_flops
+from unfed.model.functional import Template
+from unfed.model.layers import choose
+from unfed.model.params import Params, params_of
+from unfed.runs.config import Config
+from unfed.runs.run import Run
+from unfed.runs.world import World
 
 PHOTO = (3, 224, 224)
 TINY = ("resnet-tiny", "vit-tiny", "efficientnet-tiny")
@@ -27,13 +28,13 @@ FULL = ("resnet18", "vit-b-16", "efficientnet-b0")
 
 def bare(name: str, classes: int = 10) -> nn.Module:
     """The full model without its numbers: names and shapes cost nothing on the meta device."""
-    kind, knobs = models.MODELS[name]
+    kind, knobs = networks.MODELS[name]
     with torch.device("meta"):
         return kind(**knobs, classes=classes)
 
 
 def tiny(name: str, seed: int = 0, shape: tuple[int, ...] = (1, 8, 8), **options: object) -> nn.Module:
-    return models.build(name, shape=shape, classes=10, seed=seed, **options)
+    return networks.build(name, shape=shape, classes=10, seed=seed, **options)
 
 
 def names(module: nn.Module) -> list[str]:
@@ -108,7 +109,7 @@ def test_efficientnet_b0_has_torchvisions_names_in_its_order() -> None:
     shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
     assert shapes["features.2.0.block.1.0.weight"] == (96, 1, 3, 3), "depthwise"
     assert shapes["features.2.0.block.2.fc1.weight"] == (4, 96, 1, 1), "squeezed by the block's input"
-    drops = [m.p for m in module.modules() if isinstance(m, models.StochasticDepth)]
+    drops = [m.p for m in module.modules() if isinstance(m, networks.StochasticDepth)]
     assert drops == pytest.approx([0.2 * i / 16 for i in range(16)])
 
 
@@ -116,7 +117,11 @@ def test_efficientnet_b0_has_torchvisions_names_in_its_order() -> None:
 def test_the_tiny_variants_are_the_same_code(small: str, full: str) -> None:
     module = tiny(small)
     assert type(module) is type(bare(full)) and sum(p.numel() for p in module.parameters()) < 60_000
-    assert models.head_of(module) == models.head_of(bare(full)) == {"r": "fc", "v": "heads", "e": "classifier"}[full[0]]
+    assert (
+        networks.head_of(module)
+        == networks.head_of(bare(full))
+        == {"r": "fc", "v": "heads", "e": "classifier"}[full[0]]
+    )
     assert names(module)[:2] == names(bare(full))[:2]
     assert module(torch.rand(2, 1, 8, 8)).shape == (2, 10)
     assert tiny(small, shape=(3, 32, 32))(torch.rand(2, 3, 32, 32)).shape == (2, 10)
@@ -130,9 +135,9 @@ def close(value: Tensor, std: float) -> bool:
 
 
 def test_initialisation_follows_torchvisions_rules() -> None:
-    resnet = params_of(models.build("resnet-tiny", shape=PHOTO, classes=10, seed=0, widths=(32, 64), blocks=(1, 1)))
+    resnet = params_of(networks.build("resnet-tiny", shape=PHOTO, classes=10, seed=0, widths=(32, 64), blocks=(1, 1)))
     assert close(resnet["conv1.weight"], (2 / (32 * 49)) ** 0.5), "He over the outputs"
-    vit = params_of(models.build("vit-tiny", shape=(3, 32, 32), classes=10, seed=0, width=64, mlp=128))
+    vit = params_of(networks.build("vit-tiny", shape=(3, 32, 32), classes=10, seed=0, width=64, mlp=128))
     assert not vit["class_token"].any() and not vit["heads.head.weight"].any() and not vit["conv_proj.bias"].any()
     assert close(vit["encoder.pos_embedding"], 0.02) and close(vit["conv_proj.weight"], (1 / 48) ** 0.5)
     first = "encoder.layers.encoder_layer_0."
@@ -150,7 +155,7 @@ def test_reset_reaches_every_parameter_and_follows_the_same_rules(name: str) -> 
     with torch.no_grad():
         for p in module.parameters():
             p.fill_(7.0)
-    assert models.reset(module, seed=1) == ()
+    assert networks.reset(module, seed=1) == ()
     for key, value in params_of(module).items():
         assert not (value == 7.0).any(), key
         if value.numel() > 500:
@@ -251,7 +256,7 @@ def test_stochastic_depth_is_keyed_per_row_and_off_in_eval_mode() -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.drop = models.StochasticDepth(0.5)
+            self.drop = networks.StochasticDepth(0.5)
             self.head = nn.Linear(3, 3)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -266,9 +271,9 @@ def test_stochastic_depth_is_keyed_per_row_and_off_in_eval_mode() -> None:
     assert (net(5) == net(5)[:, :1]).all(), "a row is dropped as a whole"
     assert abs(float((net(5)[:, 0] == 0).float().mean()) - 0.5) < 0.05
     assert torch.equal(template.bind(template.like)(x), x)
-    plain = models.StochasticDepth(0.25).train()
+    plain = networks.StochasticDepth(0.25).train()
     assert abs(float((plain(torch.ones(4000, 1)) == 0).float().mean()) - 0.25) < 0.05
-    assert torch.equal(models.StochasticDepth(1.0).train()(x), torch.zeros_like(x))
+    assert torch.equal(networks.StochasticDepth(1.0).train()(x), torch.zeros_like(x))
 
 
 def test_efficientnet_trains_reproducibly_through_its_template() -> None:
@@ -300,10 +305,10 @@ def test_features_are_what_enters_the_head(name: str) -> None:
     template, x = Template(module, (1, 8, 8)), torch.rand(2, 1, 8, 8)
     params = shaken(module, 3)
     net = template.bind(params)
-    models_head = module.get_submodule(models.head_of(module))
+    models_head = module.get_submodule(networks.head_of(module))
     with torch.no_grad():
         for key, value in params.items():
-            if key.startswith(models.head_of(module) + "."):
+            if key.startswith(networks.head_of(module) + "."):
                 models_head.get_parameter(key.split(".", 1)[1]).copy_(value)
         assert torch.allclose(models_head(net.features(x)), net(x), atol=1e-6)
 
@@ -327,19 +332,19 @@ def test_old_names_and_missing_counters_of_torchvisions_files_are_understood(tmp
     path = tmp_path / "old.safetensors"
     vit = params_of(tiny("vit-tiny", seed=4))
     rename = lambda n: n.replace(".mlp.0.", ".mlp.linear_1.").replace(".mlp.3.", ".mlp.linear_2.")  # noqa: E731
-    checkpoint.save(path, {rename(n): t for n, t in vit.items()}, {})
+    storage.save(path, {rename(n): t for n, t in vit.items()}, {})
     loaded = world(path, "vit-tiny").initial
     assert loaded is not None and all(torch.equal(loaded[n], t) for n, t in vit.items())
     resnet = params_of(tiny("resnet-tiny", seed=4))
-    checkpoint.save(path, {n: t for n, t in resnet.items() if "num_batches" not in n}, {})
+    storage.save(path, {n: t for n, t in resnet.items() if "num_batches" not in n}, {})
     loaded = world(path, "resnet-tiny").initial
     assert loaded is not None and all(torch.equal(loaded[n], t) for n, t in resnet.items())
 
 
 def test_a_checkpoint_of_other_classes_needs_a_fresh_head(tmp_path: Path) -> None:
     path = tmp_path / "imagenet.safetensors"
-    other = params_of(models.build("resnet-tiny", shape=(1, 8, 8), classes=1000, seed=4))
-    checkpoint.save(path, other, {})
+    other = params_of(networks.build("resnet-tiny", shape=(1, 8, 8), classes=1000, seed=4))
+    storage.save(path, other, {})
     with pytest.raises(UnfedError, match=r"'fc.weight' with shape \(1000, 16\), the model expects \(10, 16\)"):
         world(path, "resnet-tiny")
     mine = world(path, "resnet-tiny", "model.fresh_head=true")

@@ -11,9 +11,9 @@ from torch import nn
 
 from unfed import rng
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.models import build, head_of
-from unfed.params import params_of
-from unfed.template import Template, WeightedBatchNorm, keyed_dropout
+from unfed.model.functional import Template, WeightedBatchNorm, keyed_dropout
+from unfed.model.networks import build, head_of
+from unfed.model.params import params_of
 
 KEY = rng.as_key(rng.key("test"))
 

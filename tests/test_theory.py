@@ -27,23 +27,15 @@ from unfed.analysis.theory.chains import (
     without,
 )
 from unfed.analysis.theory.compensation import Relation, compensated, relation_of
-from unfed.analysis.theory.distance import (
-    MANY,
-    activation_distance,
-    farthest,
-    imbalance,
-    lead,
-    reach,
-    redrawn_share,
-)
+from unfed.analysis.theory.distance import MANY, activation_distance, farthest, imbalance, lead, reach, redrawn_share
 from unfed.analysis.theory.grafting import are_coadapted, is_grafting, origins
 from unfed.analysis.theory.jacobian import asymmetry, jacobian_distance, jacobian_limit, jacobians
 from unfed.analysis.theory.noise import squared_gap_limit, stochasticity
 from unfed.analysis.theory.optimum import optimality_norm, stretch
 from unfed.analysis.theory.transport import norm, pushed_limit, steepest, total_variation, wasserstein
 from unfed.errors import UnfedError
-from unfed.layers import Choice
-from unfed.perturb import graft, negate
+from unfed.model.layers import Choice
+from unfed.model.perturb import graft, negate
 
 SEEDS = st.integers(0, 10_000)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from unfed.data import ClientData, Request, TensorSource, mark, public
-from unfed.run import Run
-from unfed.world import Seeds, World
+from unfed.runs.run import Run
+from unfed.runs.world import Seeds, World
 
 
 def test_every_request_and_every_repetition_has_draws_of_its_own(small):

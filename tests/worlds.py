@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from unfed.data import Request
-from unfed.federation import Server, Settings
-from unfed.history import History, Recorder
+from unfed.federation.history import History, Recorder
+from unfed.federation.server import Server, Settings
 from unfed.methods import Method, State
-from unfed.params import Params
-from unfed.world import World
+from unfed.model.params import Params
+from unfed.runs.world import World
 
 
 def slow(*cases: object) -> list[object]:

@@ -17,11 +17,11 @@ import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from unfed.cli import app
-from unfed.config import Config
+from unfed.cli.main import app
 from unfed.methods import METHODS
 from unfed.methods.base import NEEDS, Central
-from unfed.mistakes import table_in
+from unfed.runs.config import Config
+from unfed.runs.config_errors import table_in
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,7 +54,7 @@ def _table(path: str, model: type[BaseModel]) -> Iterator[str]:
 def _kind(annotation: Any) -> str:
     text = annotation.__name__ if isinstance(annotation, type) and "[" not in str(annotation) else str(annotation)
     text = re.sub(r"Annotated\[(\w+), .*?\]\)?\]", r"\1", text)
-    for noise in ("typing.", "pathlib.", "unfed.config_tables.", "FieldInfo", "NoneType"):
+    for noise in ("typing.", "pathlib.", "unfed.runs.config_tables.", "FieldInfo", "NoneType"):
         text = text.replace(noise, "None" if noise == "NoneType" else "")
     text = re.sub(r"Annotated\[(\w+)[^|]*", r"\1 ", text)
     text = re.sub(r"Optional\[(\w+)\]", r"\1 or None", text)

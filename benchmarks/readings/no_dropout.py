@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import nn
 
 from unfed.methods.mode import MoDE, stepping
-from unfed.template import Template
+from unfed.model.functional import Template
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from unfed import plugins
 def main() -> None:
     """Take the current folder off the path, then read the command line."""
     plugins.leave_current_folder()
-    from unfed.cli import main as command_line  # it imports much, and none of it may come from the current folder
+    from unfed.cli.main import main as command_line  # it imports much, and none of it may come from the current folder
 
     command_line()
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from unfed import checkpoint
+from unfed import storage
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.layers import Choice, cancellations, choose, frozen
-from unfed.params import load_into, params_of
-from unfed.perturb import negate as negated
+from unfed.model.layers import Choice, cancellations, choose, frozen
+from unfed.model.params import load_into, params_of
+from unfed.model.perturb import negate as negated
 from unfed.report import Row, rows
-from unfed.run import Run
+from unfed.runs.run import Run
 
 if TYPE_CHECKING:
     from unfed.report.compare import Compared
@@ -53,7 +53,7 @@ def write_report(run: Run, path: str | Path | None = None, rule: str = "best-gap
     from unfed.report.html import render  # matplotlib is slow to import, and only a report needs it
 
     target = Path(path) if path is not None else run.folder.path / "report.html"
-    checkpoint.write_bytes(target, render(run.info(), run.lines(), rule=rule).encode())
+    storage.write_bytes(target, render(run.info(), run.lines(), rule=rule).encode())
     return target
 
 
@@ -74,5 +74,5 @@ def compare(folders: Sequence[str | Path], path: str | Path = "compare.html", ru
     from unfed.report.compare import render
 
     target = Path(path)
-    checkpoint.write_bytes(target, render(compared(folders), rule=rule).encode())
+    storage.write_bytes(target, render(compared(folders), rule=rule).encode())
     return target

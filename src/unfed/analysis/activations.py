@@ -16,9 +16,9 @@ from torch.func import functional_call
 
 from unfed.data import Source
 from unfed.errors import UnfedError, listed, nearest
-from unfed.models import CNN, ResNet, VisionTransformer, head_of
-from unfed.params import Params
-from unfed.template import Template
+from unfed.model.functional import Template
+from unfed.model.networks import CNN, ResNet, VisionTransformer, head_of
+from unfed.model.params import Params
 
 
 def layers_of(module: nn.Module) -> tuple[str, ...]:

@@ -24,13 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unfed.client.measuring import score
 from unfed.data import Source
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.ledger import Flops
-from unfed.measuring import score
-from unfed.metrics import Value, loss_gap
-from unfed.params import Params
-from unfed.template import Template
+from unfed.measures.metrics import loss_gap
+from unfed.model.flops import Flops
+from unfed.model.functional import Template
+from unfed.model.params import Params
+from unfed.values import Value
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from torch import Tensor
 from unfed.analysis.activations import layers_of, paired
 from unfed.data import Source
 from unfed.errors import UnfedError
-from unfed.metrics import Value, is_measured, not_measured
-from unfed.params import Params
-from unfed.template import Template
+from unfed.model.functional import Template
+from unfed.model.params import Params
+from unfed.values import Value, is_measured, not_measured
 
 LEAST = 4
 """Samples in a batch: below, the unbiased estimate does not exist."""

@@ -30,11 +30,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unfed import measuring, rng
+from unfed import rng
+from unfed.client import measuring
 from unfed.data import Source
 from unfed.errors import UnfedError, nearest
-from unfed.params import Params
-from unfed.template import Template
+from unfed.model.functional import Template
+from unfed.model.params import Params
 
 Floats = NDArray[np.float64]
 

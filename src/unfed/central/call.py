@@ -23,19 +23,20 @@ from torch import nn
 from unfed.central.inputs import Data, chosen, read, refuse_overlap
 from unfed.central.result import Result
 from unfed.central.world import Factory, Given, OwnWorld, reachable
-from unfed.config import Config
 from unfed.data import Request
-from unfed.describe import describe_request, hardware, method_facts, now, rounds_of, versions
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.folder import Job, RunFolder
+from unfed.measures.metrics import Line
 from unfed.methods import Method, admit
-from unfed.metrics import Line, is_measured
-from unfed.params import Params, cast, check_like, load_into, params_of
+from unfed.model.params import Params, cast, check_like, load_into, params_of
 from unfed.report.rules import reference_line
 from unfed.report.tables import name_of
-from unfed.run import Run
-from unfed.watching import Silence, Watch
-from unfed.world import process_as_before
+from unfed.runs.config import Config
+from unfed.runs.description import describe_request, hardware, method_facts, now, rounds_of, versions
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.progress import Silence, Watch
+from unfed.runs.run import Run
+from unfed.runs.world import process_as_before
+from unfed.values import is_measured
 
 Progress = Callable[[int, int, Mapping[str, Any] | None], None]
 RETRAIN_EPOCHS = 200  # the paper's

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from unfed import checkpoint
-from unfed.metrics import GAP_METRICS, Line, Value, average_gap, is_measured, not_measured, reading
+from unfed import storage
+from unfed.measures.metrics import GAP_METRICS, Line, average_gap, reading
 from unfed.report.tables import DECIMALS, METRIC_NAMES, flops_text, seconds_text
+from unfed.values import Value, is_measured, not_measured
 
 NO_RETRAIN = not_measured("no Retrain")
 
@@ -45,7 +46,7 @@ class Result:
 
         page = render(self.info, self.lines, rule="last")
         if path is not None:
-            checkpoint.write_bytes(Path(path), page.encode())
+            storage.write_bytes(Path(path), page.encode())
         return page
 
     def __str__(self) -> str:

@@ -11,17 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unfed import models, rng
+from unfed import rng
 from unfed.central.inputs import Rows, row_sums, source
-from unfed.config import Config
 from unfed.data import ClientData, Request, Source
 from unfed.engines import Engine, Sequential
+from unfed.engines.determinism import fixed_order
 from unfed.errors import UnfedError
-from unfed.ledger import forward_flops
-from unfed.params import Params, cast, check_like, params_of
-from unfed.repeatable import fixed_order
-from unfed.template import Template
-from unfed.world import DTYPES, Seeds, World, pick_device
+from unfed.model import networks
+from unfed.model.flops import forward_flops
+from unfed.model.functional import Template
+from unfed.model.params import Params, cast, check_like, params_of
+from unfed.runs.config import Config
+from unfed.runs.world import DTYPES, Seeds, World, pick_device
 
 HOLDER = "all"
 Factory = Callable[[], nn.Module]
@@ -86,7 +87,7 @@ class OwnWorld(World):
             check_like(found, self.template.like, "The model that factory made")
             return cast({name: found[name] for name in self.template.like}, self.dtype, self.device)
         again = copy.deepcopy(self.given.model)
-        untouched = models.reset(again, seed)
+        untouched = networks.reset(again, seed)
         if untouched:
             raise UnfedError(_untouched(untouched))
         return cast(params_of(again), self.dtype, self.device)
@@ -115,7 +116,7 @@ def reachable(model: nn.Module, factory: Factory | None, title: str) -> None:
     """Refuse by name a method that needs a fresh model where there is no way to make one."""
     if factory is not None:
         return
-    untouched = models.reset(copy.deepcopy(model), 0)
+    untouched = networks.reset(copy.deepcopy(model), 0)
     if untouched:
         raise UnfedError(f"{title} needs a freshly initialised model. {_untouched(untouched)}")
 

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from unfed import plugins, rng
-from unfed.data import cifar, folders, idx
-from unfed.data.folders import Files
+from unfed.data.fetch import cifar, folders, idx
+from unfed.data.fetch.folders import Files
 from unfed.data.partition import portion
 from unfed.data.source import DatasetSource, Source, TensorSource, Transform
 from unfed.errors import UnfedError, listed, nearest

@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from unfed.params import Params
-from unfed.plan import Measure, Plan
+from unfed.client.plan import Measure, Plan
+from unfed.model.params import Params
 
 
 @dataclass(frozen=True)

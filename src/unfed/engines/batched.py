@@ -21,19 +21,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from unfed import objectives
+from unfed.client import objectives
+from unfed.client.batch import bounds, covered
+from unfed.client.measuring import score
+from unfed.client.plan import Measure, Phase, Plan
+from unfed.client.step import Carry, mean, start
 from unfed.data import ClientData
 from unfed.engines.base import Block, Context, PerClient
-from unfed.engines.capture import Untraceable
+from unfed.engines.compiled.capture import Untraceable
+from unfed.engines.compiled.recorded import Replay, recordable
 from unfed.engines.mapped import at, cut, expand, join, mappable_attention, stack, stacked_step
-from unfed.engines.recorded import Replay, recordable
 from unfed.engines.stack import Course, Dealer, Held, Integers, Stint
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.local import Carry, bounds, covered, mean, start
-from unfed.measuring import score
-from unfed.params import Params
-from unfed.plan import Measure, Phase, Plan
-from unfed.template import Template
+from unfed.model.functional import Template
+from unfed.model.params import Params
 
 # Memory for the activations and copies of one stack. A constant, not a reading of the machine: the number of clients
 # in a stack changes the last bits of a result, so it must be the same when a run is resumed elsewhere. More gains
@@ -159,7 +160,7 @@ class Batched:
         context: Context,
         optimiser: Mapping[str, Params] | None,
     ) -> Block:
-        """`local.visit` for a stack."""
+        """`step.visit` for a stack."""
         count = len(names)
         shared = {n: c for n, c in context.items() if not isinstance(c, PerClient)} | {"start": params}
         own = {n: stack([c.params[k] for k in names]) for n, c in context.items() if isinstance(c, PerClient)}

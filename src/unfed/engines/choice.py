@@ -17,8 +17,8 @@ from typing import Literal
 from unfed.data import Source
 from unfed.engines.batched import kept_bytes
 from unfed.errors import UnfedError
-from unfed.ledger import Flops
-from unfed.template import Template
+from unfed.model.flops import Flops
+from unfed.model.functional import Template
 
 CPU_BYTES = 1_300_000
 CUDA_FLOPS = 50_000_000_000

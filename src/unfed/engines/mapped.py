@@ -1,4 +1,4 @@
-"""The one step, mapped over a stack: both halves of `local.step`, for clients whose tensors lie one above the other."""
+"""The one step, mapped over a stack: both halves of `client.step`, for clients whose tensors lie stacked."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from unfed.local import Batch, Carry, Models, advance, autograd, gradients, loss_of
-from unfed.params import Params
-from unfed.plan import Phase
-from unfed.template import Template
+from unfed.client.batch import Batch, Models
+from unfed.client.plan import Phase
+from unfed.client.step import Carry, advance, autograd, gradients, loss_of
+from unfed.model.functional import Template
+from unfed.model.params import Params
 
 Step = Callable[[Carry, Mapping[str, Tensor], Mapping[str, Params], int], Carry]
 
 
 def stacked_step(template: Template, phase: Phase, shared: Mapping[str, Params], lr: Tensor | None = None) -> Step:
-    """`local.step` for a stack: (carry, batch, per-client context, number) -> carry."""
+    """`client.step` for a stack: (carry, batch, per-client context, number) -> carry."""
 
     def loss(weights: Params, state: Params, batch: dict[str, Tensor], own: dict[str, Params]) -> tuple[Tensor, Params]:
         rows = Batch(batch["x"], batch["y"], batch["forget"], batch["draws"], batch.get("weight"))

@@ -1,6 +1,6 @@
 """One client after another: the readable reference, and the right engine for large models.
 
-    local.visit                                 the reference: one step after another, in plain PyTorch
+    step.visit                                  the reference: one step after another, in plain PyTorch
     a stack of one, recorded and replayed       on CUDA: the same step, traced, compiled, captured in a CUDA graph
 
 A large model fills the device alone, so nothing is stacked: linear layers stay matrix products, attention stays fused,
@@ -15,17 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from unfed.client.measuring import measure
+from unfed.client.plan import Measure, Plan
+from unfed.client.step import visit
 from unfed.data import ClientData
 from unfed.engines.base import Block, Context, context_of
 from unfed.engines.batched import Batched
-from unfed.engines.capture import reason
-from unfed.engines.recorded import recordable
+from unfed.engines.compiled.capture import reason
+from unfed.engines.compiled.recorded import recordable
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.local import visit
-from unfed.measuring import measure
-from unfed.params import Params
-from unfed.plan import Measure, Plan
-from unfed.template import Template
+from unfed.model.functional import Template
+from unfed.model.params import Params
 
 
 class Sequential:

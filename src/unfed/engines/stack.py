@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from unfed import rng
+from unfed.client.batch import bounds, label_key
+from unfed.client.plan import VIEWS, Phase, Plan
 from unfed.data import ClientData, Source
-from unfed.local import bounds, label_key
-from unfed.params import Params
-from unfed.plan import VIEWS, Phase, Plan
-from unfed.template import Template
+from unfed.model.functional import Template
+from unfed.model.params import Params
 
 Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
 

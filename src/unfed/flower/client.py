@@ -19,15 +19,15 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from unfed import plugins
+from unfed.client.measuring import measure, score
+from unfed.client.plan import Measure, Plan
+from unfed.client.step import visit
 from unfed.data import ClientData
 from unfed.errors import UnfedError
 from unfed.flower import policy, wire
 from unfed.flower.shard import Node, Shard, on, own_code, own_name, shard_of
 from unfed.flower.wire import Ask, answer
-from unfed.local import visit
-from unfed.measuring import measure, score
-from unfed.params import check_like
-from unfed.plan import Measure, Plan
+from unfed.model.params import check_like
 
 log = logging.getLogger("flwr")  # a node's own record of what it was asked for
 

@@ -19,17 +19,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from unfed.client.measuring import Scores, score
+from unfed.client.plan import Measure, View
 from unfed.data import Request
-from unfed.digest import digests, fingerprint
-from unfed.engines.flower import Flower
 from unfed.errors import UnfedError
-from unfed.evaluation import Evaluation, Evaluator, sample_columns
+from unfed.flower.engine import Flower
 from unfed.flower.post import Failure
 from unfed.flower.wire import own_part
-from unfed.measuring import Scores, score
-from unfed.metrics import Value, loss_gap, not_measured
-from unfed.params import Params
-from unfed.plan import Measure, View
+from unfed.measures.evaluator import Evaluation, Evaluator, sample_columns
+from unfed.measures.metrics import loss_gap
+from unfed.model.digest import digests, fingerprint
+from unfed.model.params import Params
+from unfed.values import Value, not_measured
 
 if TYPE_CHECKING:
     from unfed.flower.world import FlowerWorld, Roster

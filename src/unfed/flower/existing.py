@@ -31,9 +31,9 @@ from torch import nn
 from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError
 from unfed.flower.wire import from_arrays
-from unfed.layers import choose
-from unfed.params import Params, params_of
-from unfed.perturb import negate as negated
+from unfed.model.layers import choose
+from unfed.model.params import Params, params_of
+from unfed.model.perturb import negate as negated
 
 log = logging.getLogger("flwr")
 

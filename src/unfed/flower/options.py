@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from unfed.config import Config, presets
 from unfed.data import Request, read_samples
-from unfed.describe import request_id
 from unfed.errors import UnfedError, listed, nearest
 from unfed.flower.nodes import parse_bound
+from unfed.runs.config import Config, presets
+from unfed.runs.description import request_id
 
 MODES = ("train", "unlearn", "both")
 PREFIX = "experiment."

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from unfed.client.plan import Measure, Plan
 from unfed.data import ClientData
 from unfed.errors import UnfedError, listed, nearest
-from unfed.plan import Measure, Plan
 
 KINDS = ("forget", "gradients", "samples")
 

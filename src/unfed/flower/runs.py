@@ -12,19 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unfed import checkpoint
-from unfed.config import Config
+from unfed import storage
 from unfed.data import Request
-from unfed.describe import now
 from unfed.errors import UnfedError
 from unfed.flower.nodes import Census
 from unfed.flower.world import FlowerWorld
-from unfed.folder import Job, RunFolder
 from unfed.methods import Method, State
-from unfed.params import Params, cast, check_like
-from unfed.run import Run
-from unfed.watching import Watch
-from unfed.world import World
+from unfed.model.params import Params, cast, check_like
+from unfed.runs.config import Config
+from unfed.runs.description import now
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.progress import Watch
+from unfed.runs.run import Run
+from unfed.runs.world import World
 
 Maker = Callable[[Config, int, Sequence[str], Mapping[str, Census]], FlowerWorld]
 """(config, seed, clients in their order, what they said before) -> the world over the nodes that are connected."""
@@ -60,7 +60,7 @@ class FlowerRun(Run):
         path = self.folder.path / "clients.json"
         if not path.exists():
             return tuple(self.description["clients"]), {}
-        raw = checkpoint.read_json(path, "client list")
+        raw = storage.read_json(path, "client list")
         return tuple(raw["order"]), {name: Census.from_json(held) for name, held in raw["held"].items()}
 
     def _note(self, world: FlowerWorld) -> None:
@@ -70,7 +70,7 @@ class FlowerRun(Run):
         """
         _, before = self._clients()
         held = {name: census.to_json() for name, census in {**before, **world.known}.items()}
-        checkpoint.write_json(self.folder.path / "clients.json", {"order": list(world.order), "held": held})
+        storage.write_json(self.folder.path / "clients.json", {"order": list(world.order), "held": held})
         world.noted = self._note
 
     # --- an existing model --------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class FlowerRun(Run):
             job, world = self._training_job(seed), self.world(seed)
             if self.folder.finished(job):
                 continue
-            params, _ = checkpoint.load(Path(file), "model")
+            params, _ = storage.load(Path(file), "model")
             check_like(params, world.template.like, f"The model {file}")
             own = {name: params[name] for name in world.template.like}
             params = cast(own, world.dtype, world.device)
@@ -117,10 +117,10 @@ class FlowerRun(Run):
 def mark(folder: Path, run_id: int, state: str, error: str = "") -> None:
     """Note which Flower run worked in a folder and how it ended: running, finished or failed."""
     path = folder / "flower.json"
-    before: dict[str, Any] = checkpoint.read_json(path, "list of Flower runs") if path.exists() else {"runs": []}
+    before: dict[str, Any] = storage.read_json(path, "list of Flower runs") if path.exists() else {"runs": []}
     runs = [run for run in before["runs"] if run["run"] != str(run_id)]
     found = {"run": str(run_id), "state": state, "at": now()} | ({"error": error} if error else {})
-    checkpoint.write_json(path, {"state": state, "runs": [*runs, found]})
+    storage.write_json(path, {"state": state, "runs": [*runs, found]})
 
 
 def settled(world: FlowerWorld, request: Request) -> Request:

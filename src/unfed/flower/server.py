@@ -25,7 +25,6 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from unfed import plugins
-from unfed.config import Config
 from unfed.data import ClientData, DatasetSource, Request, TensorSource, Unlabelled
 from unfed.errors import UnfedError
 from unfed.flower.nodes import Census, Directory
@@ -34,10 +33,11 @@ from unfed.flower.post import Post
 from unfed.flower.runs import FlowerRun, mark, settled
 from unfed.flower.shard import describe
 from unfed.flower.world import FlowerWorld
-from unfed.folder import Job, RunFolder
-from unfed.metrics import is_measured
-from unfed.watching import Silence
-from unfed.world import DTYPES, pick_device
+from unfed.runs.config import Config
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.progress import Silence
+from unfed.runs.world import DTYPES, pick_device
+from unfed.values import is_measured
 
 log = logging.getLogger("flwr")  # what is logged here is what `flwr log` and `flwr run --stream` show
 

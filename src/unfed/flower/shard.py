@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from unfed import plugins, rng
-from unfed.config import Config
 from unfed.data import ClientData, DatasetSource, Request, Source, TensorSource, load, split
 from unfed.data.scope import own_marks
 from unfed.errors import UnfedError
-from unfed.models import build
-from unfed.params import Params, cast, params_of
-from unfed.template import Template
-from unfed.world import DTYPES, Seeds, World, pick_device
+from unfed.model.functional import Template
+from unfed.model.networks import build
+from unfed.model.params import Params, cast, params_of
+from unfed.runs.config import Config
+from unfed.runs.world import DTYPES, Seeds, World, pick_device
 
 Node = Mapping[str, Any]
 """Flower's node config: what the one who runs a SuperNode wrote."""

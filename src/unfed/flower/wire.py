@@ -26,7 +26,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.params import Params
+from unfed.model.params import Params
 
 FORMAT = 2
 TRAIN, MEASURE, SCORES, CENSUS = "train", "measure", "scores", "census"

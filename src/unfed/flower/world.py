@@ -17,20 +17,20 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from unfed.config import Config
 from unfed.data import ClientData, Dataset, Request, Source
 from unfed.engines.base import Engine
-from unfed.engines.flower import Flower
 from unfed.errors import Refused, UnfedError
+from unfed.flower.engine import Flower
 from unfed.flower.evaluator import Memory, RemoteEvaluator
 from unfed.flower.nodes import Census, Directory
 from unfed.flower.post import Failure
 from unfed.flower.shard import describe
 from unfed.flower.wire import CENSUS, Ask, own_part
-from unfed.ledger import forward_flops
-from unfed.models import build
-from unfed.template import Template
-from unfed.world import DTYPES, Seeds, World, pick_device, small_step
+from unfed.model.flops import forward_flops
+from unfed.model.functional import Template
+from unfed.model.networks import build
+from unfed.runs.config import Config
+from unfed.runs.world import DTYPES, Seeds, World, pick_device, small_step
 
 log = logging.getLogger("flwr")
 

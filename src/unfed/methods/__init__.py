@@ -1,7 +1,8 @@
 """Unlearning methods, one file each. Importing this package makes them known by name."""
 
+from unfed.federation.state import State
 from unfed.methods.badt import BadTeacher
-from unfed.methods.base import METHODS, Central, Method, Recipe, State, admit, find, is_code, option, register
+from unfed.methods.base import METHODS, Central, Method, Recipe, admit, find, is_code, option, register
 from unfed.methods.fcu import FCU
 from unfed.methods.federaser import FedEraser
 from unfed.methods.finetune import FineTune

@@ -14,12 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from unfed.client.plan import term
 from unfed.errors import UnfedError
-from unfed.methods.base import Central, State, option, register
-from unfed.plan import term
+from unfed.federation.state import State
+from unfed.methods.base import Central, option, register
 
 if TYPE_CHECKING:
-    from unfed.federation import Server
+    from unfed.federation.server import Server
 
 
 @register

@@ -22,12 +22,13 @@ from torch import nn
 
 from unfed import plugins
 from unfed.errors import UnfedError, listed, nearest
-from unfed.history import History, Past
-from unfed.params import Params
+from unfed.federation.history import History, Past
+from unfed.federation.state import State
+from unfed.model.params import Params
 
 if TYPE_CHECKING:
     from unfed.data import Request
-    from unfed.federation import Server
+    from unfed.federation.server import Server
 
 Lineage = Literal["goes on", "carried", "moved", "anew", "ends"]
 CLIENT, CLASS, INSTANCE = "client", "class", "instance"
@@ -40,19 +41,6 @@ NEEDS = {
     "history": "history that was recorded during training",
     "public": "unlabelled data at the server",
 }
-
-
-@dataclass(frozen=True)
-class State:
-    """Everything a job needs to go on: what is saved is exactly this."""
-
-    params: Params
-    round: int = 0
-    tensors: Mapping[str, Params] = field(default_factory=dict)
-    numbers: Mapping[str, Any] = field(default_factory=dict)
-    done: bool = False
-    model: bool = True
-    """Whether params are a usable model yet."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +194,7 @@ class Central(Method):
 
 METHODS: dict[str, type[Method]] = {}
 
-SHIPPED = ("unfed.analysis.optimality:NRFreeze",)
+SHIPPED = ("unfed.methods.nr_freeze:NRFreeze",)
 """Methods of this package that lie elsewhere in it: known by where they lie, and nobody else's code."""
 
 

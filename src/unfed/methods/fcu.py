@@ -21,16 +21,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import nn
 
 from unfed import rng
+from unfed.client.plan import Phase, term
 from unfed.engines.base import Drawn
 from unfed.errors import UnfedError
-from unfed.layers import weights_of
-from unfed.ledger import Freight
-from unfed.methods.base import CLIENT, Lineage, Method, State, option, register
-from unfed.models import head_of
-from unfed.plan import Phase, term
+from unfed.federation.ledger import Freight
+from unfed.federation.state import State
+from unfed.methods.base import CLIENT, Lineage, Method, option, register
+from unfed.model.layers import weights_of
+from unfed.model.networks import head_of
 
 if TYPE_CHECKING:
-    from unfed.federation import Server
+    from unfed.federation.server import Server
 
 
 @register

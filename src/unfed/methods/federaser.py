@@ -25,16 +25,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from unfed.client.plan import Plan
 from unfed.engines.base import Block
 from unfed.errors import UnfedError
-from unfed.history import History, Past, Record
-from unfed.methods.base import CLIENT, Lineage, Method, State, option, register
-from unfed.params import Params, check_like
-from unfed.plan import Plan
+from unfed.federation.history import History, Past, Record
+from unfed.federation.state import State
+from unfed.methods.base import CLIENT, Lineage, Method, option, register
+from unfed.model.params import Params, check_like
 
 if TYPE_CHECKING:
     from unfed.data import Request
-    from unfed.federation import Server
+    from unfed.federation.server import Server
 
 
 def rescaled(new: Params, then: Tensor, granularity: str = "tensor") -> Params:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from unfed.methods.base import Lineage, Method, State, register
+from unfed.federation.state import State
+from unfed.methods.base import Lineage, Method, register
 
 if TYPE_CHECKING:
-    from unfed.federation import Server
+    from unfed.federation.server import Server
 
 
 @register

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
+from unfed.client.plan import Phase, term
 from unfed.errors import UnfedError
-from unfed.history import History, Past, Record
-from unfed.methods.base import CLIENT, Lineage, Method, State, option, register
-from unfed.params import Params
-from unfed.plan import Phase, term
+from unfed.federation.history import History, Past, Record
+from unfed.federation.state import State
+from unfed.methods.base import CLIENT, Lineage, Method, option, register
+from unfed.model.params import Params
 
 if TYPE_CHECKING:
-    from unfed.federation import Server
+    from unfed.federation.server import Server
 
 
 @register

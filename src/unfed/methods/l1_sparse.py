@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from unfed.client.plan import term
 from unfed.errors import UnfedError
-from unfed.methods.base import Central, Lineage, State, option, register
-from unfed.plan import term
+from unfed.federation.state import State
+from unfed.methods.base import Central, Lineage, option, register
 
 if TYPE_CHECKING:
-    from unfed.federation import Server
+    from unfed.federation.server import Server
 
 
 @register

@@ -23,14 +23,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from unfed.client.plan import Phase, term
 from unfed.errors import UnfedError
-from unfed.ledger import Freight
-from unfed.methods.base import Lineage, Method, State, option, register
-from unfed.params import Params
-from unfed.plan import Phase, term
+from unfed.federation.ledger import Freight
+from unfed.federation.state import State
+from unfed.methods.base import Lineage, Method, option, register
+from unfed.model.params import Params
 
 if TYPE_CHECKING:
-    from unfed.federation import Server
+    from unfed.federation.server import Server
 
 
 @register

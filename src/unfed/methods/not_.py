@@ -17,15 +17,16 @@ import torch
 from torch import nn
 
 from unfed.errors import UnfedWarning
-from unfed.layers import cancellations, choose, frozen
-from unfed.methods.base import Lineage, Method, Recipe, State, option, register
-from unfed.params import Params, params_of
-from unfed.perturb import perturb
+from unfed.federation.state import State
+from unfed.methods.base import Lineage, Method, Recipe, option, register
+from unfed.model.layers import cancellations, choose, frozen
+from unfed.model.params import Params, params_of
+from unfed.model.perturb import perturb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from unfed.federation import Server
+    from unfed.federation.server import Server
 
 
 @register

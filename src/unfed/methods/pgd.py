@@ -23,15 +23,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 
 from unfed import rng
+from unfed.client.plan import Phase, Plan, term
 from unfed.engines.base import PerClient
 from unfed.errors import Refused, UnfedError
-from unfed.history import History, Past, Record
-from unfed.methods.base import CLIENT, Lineage, Method, State, option, register
-from unfed.params import Params, check_like
-from unfed.plan import Phase, Plan, term
+from unfed.federation.history import History, Past, Record
+from unfed.federation.state import State
+from unfed.methods.base import CLIENT, Lineage, Method, option, register
+from unfed.model.params import Params, check_like
 
 if TYPE_CHECKING:
-    from unfed.federation import Server
+    from unfed.federation.server import Server
 
 
 @register

@@ -13,11 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from unfed.methods.base import Central, Lineage, State, option, register
-from unfed.plan import Phase, term
+from unfed.client.plan import Phase, term
+from unfed.federation.state import State
+from unfed.methods.base import Central, Lineage, option, register
 
 if TYPE_CHECKING:
-    from unfed.federation import Server
+    from unfed.federation.server import Server
 
 
 @register

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
+from unfed.client.plan import Measure, term
 from unfed.errors import UnfedError
-from unfed.methods.base import Lineage, State, option, register
+from unfed.federation.state import State
+from unfed.methods.base import Lineage, option, register
 from unfed.methods.randl import RandL
-from unfed.params import Params
-from unfed.plan import Measure, term
+from unfed.model.params import Params
 
 if TYPE_CHECKING:
-    from unfed.federation import Server
+    from unfed.federation.server import Server
 
 
 @register

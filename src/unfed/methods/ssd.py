@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from unfed.client.plan import Measure, View
 from unfed.errors import UnfedError
-from unfed.methods.base import Central, State, option, register
-from unfed.params import Params
-from unfed.plan import Measure, View
+from unfed.federation.state import State
+from unfed.methods.base import Central, option, register
+from unfed.model.params import Params
 
 if TYPE_CHECKING:
-    from unfed.federation import Server
+    from unfed.federation.server import Server
 
 
 @register

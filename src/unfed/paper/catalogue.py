@@ -19,8 +19,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from unfed.config import Config
 from unfed.errors import UnfedError, listed, nearest
+from unfed.runs.config import Config
 
 SCALES = ("digits", "paper")
 

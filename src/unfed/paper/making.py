@@ -16,16 +16,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from unfed import checkpoint
-from unfed.describe import now
+from unfed import storage
 from unfed.errors import UnfedError
 from unfed.paper import catalogue, views
 from unfed.paper.catalogue import Item, Spec
 from unfed.paper.views import Grid, Section
 from unfed.report import html, tables
 from unfed.report.words import date_text
-from unfed.run import Run
-from unfed.watching import Watch
+from unfed.runs.description import now
+from unfed.runs.progress import Watch
+from unfed.runs.run import Run
 
 Shown = Callable[[Run], AbstractContextManager[Watch]]
 """Who watches a run while it works."""
@@ -49,7 +49,7 @@ def make(
         done[item.id] = views.VIEWS[item.view].make(item, runs)
         write(done[item.id], folder)
     sections, about = _made(scale, folder, sets, done)
-    checkpoint.write_bytes(page, render(sections, scale, sets, about).encode())
+    storage.write_bytes(page, render(sections, scale, sets, about).encode())
     return page
 
 
@@ -98,11 +98,11 @@ def write(section: Section, folder: Path) -> None:
     name = section.item.id
     for ending, text in (("md", markdown(section)), ("tex", latex(section)), ("json", numbers(section))):
         if text:
-            checkpoint.write_bytes(folder / f"{name}.{ending}", text.encode())
+            storage.write_bytes(folder / f"{name}.{ending}", text.encode())
     for number, picture in enumerate(section.pictures, 1):
         suffix = f"-{number}" if len(section.pictures) > 1 else ""
         if picture.svg is not None:
-            checkpoint.write_bytes(folder / f"{name}{suffix}.svg", picture.file().encode())
+            storage.write_bytes(folder / f"{name}{suffix}.svg", picture.file().encode())
 
 
 def markdown(section: Section) -> str:

@@ -15,10 +15,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from unfed.metrics import GAP_METRICS, is_measured
+from unfed.measures.metrics import GAP_METRICS
 from unfed.report.drawing import DASHES, MARKERS, REFERENCE, SERIES, STYLE, svg_text
 from unfed.report.rules import Row
 from unfed.report.tables import METRIC_NAMES, bytes_text, flops_text, name_of
+from unfed.values import is_measured
 
 OURS = "NoT"
 

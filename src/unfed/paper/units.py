@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from unfed.metrics import Value, is_measured
+from unfed.values import Value, is_measured
 
 MEBI = 2**20 / 10**6
 CLIENTS = 9

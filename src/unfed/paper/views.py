@@ -22,20 +22,21 @@ import torch
 
 from unfed.analysis import bound, cka, spectrum
 from unfed.api import results as reported
-from unfed.config import Config
 from unfed.errors import UnfedError, listed
-from unfed.layers import choose
+from unfed.measures.metrics import GAP_METRICS, mean_std, reading
 from unfed.methods.not_ import NoT
-from unfed.metrics import GAP_METRICS, Value, is_measured, mean_std, reading
+from unfed.model.layers import choose
+from unfed.model.params import Params
+from unfed.model.perturb import graft, negate
 from unfed.paper import pictures, units
 from unfed.paper.catalogue import Item, Spec, published
 from unfed.paper.pictures import Line, Picture
 from unfed.paper.units import Costs
-from unfed.params import Params
-from unfed.perturb import graft, negate
 from unfed.report import tables
 from unfed.report.rules import Row, trajectories
-from unfed.run import Run
+from unfed.runs.config import Config
+from unfed.runs.run import Run
+from unfed.values import Value, is_measured
 
 BY = "Data and model"
 MOST = 2_000

@@ -20,10 +20,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from unfed.metrics import is_measured, mean_std, reading
+from unfed.measures.metrics import mean_std, reading
 from unfed.report.drawing import DASHES, INK, MARKERS, PAPER, REFERENCE, SERIES, STYLE, svg_text
 from unfed.report.rules import Row, Trajectory, is_model, results
 from unfed.report.tables import bytes_text, flops_text, name_of, seconds_text
+from unfed.values import is_measured
 
 BySeed = Mapping[int, Trajectory]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from unfed.metrics import Line, Spread, is_measured
+from unfed.measures.metrics import Line, Spread
 from unfed.report import drawing, figures, ranking, tables
 from unfed.report.measures import ATTACK, HEADINGS, MEASURES
 from unfed.report.officer import officer_view, refusals
@@ -36,6 +36,7 @@ from unfed.report.words import (
     several,
     subject_of,
 )
+from unfed.values import is_measured
 
 COST_NAMES = {
     "comm_bytes": ("Bytes exchanged", bytes_text),

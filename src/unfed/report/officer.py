@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unfed.digest import fingerprint, listing
-from unfed.metrics import Line
+from unfed.measures.metrics import Line
+from unfed.model.digest import fingerprint, listing
 from unfed.report.figures import BySeed
 from unfed.report.rules import Row
 from unfed.report.tables import name_of

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from unfed.metrics import Spread, is_measured
+from unfed.measures.metrics import Spread
 from unfed.report.rules import Row
 from unfed.report.tables import bytes_text, flops_text, name_of
+from unfed.values import is_measured
 
 LOST = 5.0
 MANY = 4  # methods; fewer are read off the table at a glance

@@ -19,20 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unfed.errors import UnfedError, listed, nearest
-from unfed.metrics import (
-    GAP_METRICS,
-    Line,
-    Spread,
-    Value,
-    average,
-    average_gap,
-    gap,
-    is_measured,
-    mean_std,
-    not_measured,
-    reading,
-    recovered,
-)
+from unfed.measures.metrics import GAP_METRICS, Line, Spread, average, average_gap, gap, mean_std, reading, recovered
+from unfed.values import Value, is_measured, not_measured
 
 METRICS = (*GAP_METRICS, "validation", "backdoor", "retain_loss", "forget_loss", "test_loss", "loss_gap")
 COSTS = (

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unfed.errors import UnfedError
-from unfed.metrics import GAP_METRICS, Spread, is_measured
+from unfed.measures.metrics import GAP_METRICS, Spread
 from unfed.report.rules import RULES, Row
+from unfed.values import is_measured
 
 NAMES = {
     "before": "Before",

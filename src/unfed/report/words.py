@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from unfed.metrics import is_measured
 from unfed.report import ranking
 from unfed.report.rules import Row
 from unfed.report.tables import bytes_text, name_of
+from unfed.values import is_measured
 
 # Which method the opening sentence speaks of, if there are several: NoT, then whatever unlearns, then plain FT.
 _LAST_CHOICE = ("ft", "before", "retrain")

@@ -18,7 +18,7 @@ What holds and what does not, each with a test. It is exact where weight *and* b
 negates one parameter, a weight, and keeps its bias: then nothing compensates exactly. For an even ψ negation changes
 nothing at all, so there is nothing to compensate and nothing is forgotten. A convolution with zero padding and c ≠ 0
 (sigmoid) is compensated inside the image and not at its border, where the padding stays 0. ReLU, GELU and SiLU have no
-such relation: for them the paper conjectures, and NR-Freeze (`unfed.analysis.optimality`) measures.
+such relation: for them the paper conjectures, and NR-Freeze (`unfed.methods.nr_freeze`) measures.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ negation is after: where −θ*_ℓ is a layer of another optimal model (`compen
 two optimal ones whose layers do not fit. In the demo's model (test accuracy 98.3 %) the first weight of Retrain leaves
 18.9 % and the negated one 9.2 %: negation breaks the fit as a stranger's layer does.
 
-`unfed.perturb.graft` makes a grafting; the functions here recognise one.
+`unfed.model.perturb.graft` makes a grafting; the functions here recognise one.
 """
 
 from __future__ import annotations

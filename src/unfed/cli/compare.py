@@ -1,0 +1,46 @@
+"""`unfed compare`: several runs in one report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from unfed import storage
+from unfed.api import compare as write_comparison
+from unfed.api import compared
+from unfed.errors import UnfedError
+from unfed.report.rules import named
+
+stdout = Console(highlight=False)
+
+
+def compare(
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN RUN …", help="Two run folders or more.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Default: compare.html here; tables to stdout.")
+    ] = None,
+    kind: Annotated[str, typer.Option("--format", help="html, md or latex.")] = "html",
+    rule: Annotated[str, typer.Option(help="best-gap, recovered or last.")] = "best-gap",
+) -> None:
+    """Put several runs into one report: their results side by side, and in what they differ."""
+    if kind not in ("html", "md", "latex"):
+        raise UnfedError(f"--format takes html, md or latex, not {kind!r}.")
+    named(rule)
+    if kind == "html":
+        stdout.print(f"Report: {write_comparison(runs or [], out or Path('compare.html'), rule)}", soft_wrap=True)
+        return
+    from unfed.report import compare as tables  # it can draw, and drawing is slow to import
+
+    text = (tables.markdown if kind == "md" else tables.latex)(compared(runs or []), rule)
+    if out is None:
+        typer.echo(text)
+    else:
+        storage.write_bytes(out, text.encode())
+        stdout.print(f"Report: {out}", soft_wrap=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(compare)

@@ -1,0 +1,79 @@
+"""The commands that work on model files: `negate`, `convert`, `export`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from unfed import storage
+from unfed.cli.options import Json
+from unfed.errors import UnfedError
+from unfed.model import files
+from unfed.runs.run import Run
+
+stdout = Console(highlight=False)
+
+LAYERS = ["first"]
+Layers = Annotated[list[str], typer.Option(help="first, a name, a glob, an index, NAME[a:b]. Repeatable.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Where the new file goes.")]
+
+
+def negate(
+    source: Annotated[Path, typer.Argument(metavar="IN.safetensors", help="A model file.")],
+    layers: Layers = LAYERS,
+    out: Out = None,
+    include_bias: Annotated[bool, typer.Option("--include-bias", help="Also the bias of each chosen weight.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which tensors, and why.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Negate layers of a model file (Eq. 3), tensor by tensor: memory does not grow with the file."""
+    if dry_run:
+        chosen = files.choose_in_file(source, layers, include_bias)
+    elif out is None:
+        raise UnfedError("Say where the negated model goes with -o FILE, or look first with --dry-run.")
+    else:
+        chosen = files.negate_file(source, out, layers, include_bias)
+    if as_json:
+        found = [{"name": c.name, "rows": c.rows, "why": c.why} for c in chosen]
+        typer.echo(json.dumps({"negated": found, "out": None if dry_run else str(out), "dry_run": dry_run}))
+        return
+    for choice in chosen:
+        rows = f"[{choice.rows[0]}:{choice.rows[1]}]" if choice.rows else ""
+        stdout.print(f"{'would negate' if dry_run else 'negated'} {escape(choice.name + rows)}: {escape(choice.why)}")
+    if not dry_run:
+        stdout.print(f"Wrote {out}", soft_wrap=True)
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="MODEL.pt", help="A file that torch.save wrote.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The safetensors file to write.")],
+) -> None:
+    """Turn a PyTorch state dict into safetensors. Loads with `weights_only=True` and nothing else."""
+    files.convert_file(source, out)
+    stdout.print(f"Wrote {out}", soft_wrap=True)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The safetensors file to write.")],
+    method: Annotated[str | None, typer.Option(help="The model that this method left; `train` for θ*.")] = None,
+    request: Annotated[str | None, typer.Option(help="Under this request, where there are several.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Which repetition, where a run has several.")] = None,
+) -> None:
+    """Write a model of a run to a file; by default the one in force."""
+    opened = Run.open(run)
+    params = opened.saved(seed, request, method)
+    model = opened.config.model
+    about = {"architecture": model.name, "options": model.options, "method": method, "request": request}
+    storage.save(out, params, about)
+    stdout.print(f"Wrote {out}", soft_wrap=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (negate, convert, export):
+        app.command()(command)

@@ -1,0 +1,81 @@
+"""`unfed methods`: what there is, one of them in full, and whether your own keeps the contract."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from unfed.cli.options import AllowCode, Json, Sets
+from unfed.errors import Refused
+from unfed.methods import METHODS, find
+
+app = typer.Typer(help="The methods: what they need, which scopes they serve, their hyperparameters.")
+stdout = Console(highlight=False)
+
+
+@app.callback(invoke_without_command=True)
+def methods(context: typer.Context, as_json: Json = False) -> None:
+    """All methods: which scopes they serve and what they need."""
+    if context.invoked_subcommand:
+        return
+    if as_json:
+        listed = {
+            name: {"title": m.title, "scopes": sorted(m.scopes), "needs": sorted(m.needs)}
+            for name, m in METHODS.items()
+        }
+        typer.echo(json.dumps(listed))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("name", "method", "scopes", "needs", "reference"):
+        table.add_column(column)
+    for name, method in METHODS.items():
+        table.add_row(
+            name, method.title, ", ".join(sorted(method.scopes)), ", ".join(sorted(method.needs)), method.cite
+        )
+    stdout.print(table)
+    stdout.print("\nHyperparameters of one: unfed methods show NAME")
+
+
+@app.command("show")
+def methods_show(
+    name: Annotated[str, typer.Argument(help="A method, or package.module:Class.")], allow_code: AllowCode = False
+) -> None:
+    """One method: what it is, what it needs, its hyperparameters and where their defaults come from."""
+    method = find(name, "NAME")
+    stdout.print(f"[bold]{escape(method.title)}[/bold] ({escape(name)}): {escape((method.__doc__ or '').strip())}")
+    stdout.print(f"Reference: {escape(method.cite)}")
+    stdout.print(f"Scopes: {', '.join(sorted(method.scopes))}.  Needs: {', '.join(sorted(method.needs))}.\n")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("hyperparameter", "default", "meaning", "source"):
+        table.add_column(column)
+    for option, default, says, source in method.options():
+        table.add_row(option, escape(str(default)), escape(says), source)
+    stdout.print(table if method.options() else "It has no hyperparameters.")
+
+
+@app.command("check")
+def methods_check(
+    where: Annotated[str, typer.Argument(metavar="FILE", help="A Python file, a name, or package.module:Class.")],
+    sets: Sets = [],  # noqa: B006
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Check a method against the contract, on digits: clean views, resume, honest needs, ledger, engines equal."""
+    from unfed.testing import conformance
+
+    claims = []
+    for claim in conformance.check(find(where, "FILE"), sets):
+        claims.append(claim)
+        if not as_json:
+            mark = "[green]✓[/green]" if claim.held else "[red]✗[/red]"
+            stdout.print(f"{mark} {escape(claim.name)}: {escape(claim.saw)}", soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps([vars(claim) for claim in claims]))
+    broken = sum(not claim.held for claim in claims)
+    if broken:
+        raise Refused(f"{broken} of {len(claims)} claims do not hold; mend the method and check again.")

@@ -1,0 +1,124 @@
+"""The commands for deletion requests: `unfed forget` files one and serves what waits, `unfed withdraw` lets one go."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from unfed.api import write_report
+from unfed.cli.display import percent, shown
+from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
+from unfed.data import Request, read_samples
+from unfed.errors import Refused, UnfedError
+from unfed.runs import description
+from unfed.runs.run import Run
+
+stdout = Console(highlight=False)
+
+
+def forget(
+    run: RunArgument,
+    client: Annotated[list[str], typer.Option(help="A client that leaves. Repeatable.")] = [],  # noqa: B006
+    classes: Annotated[list[int], typer.Option("--class", help="A class to forget. Repeatable.")] = [],  # noqa: B006
+    samples: Annotated[Path | None, typer.Option(help="A CSV file `client,position` of single samples.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Which method; see `unfed methods`. Default: not, or as last time.")
+    ] = None,
+    deleted: Annotated[bool, typer.Option("--deleted", help="The data is gone: ask nobody to train on it.")] = False,
+    until: Annotated[
+        str | None, typer.Option(help="`recovered`, or a number of rounds. Default: recovered, or as last time.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--id", help="The request's id; alone, it tries a known request again.")
+    ] = None,
+    expires: Annotated[str | None, typer.Option(help="A date by which it must be begun: `2026-01-31`.")] = None,
+    seed: Seed = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Take clients, classes or samples out of a trained run, and leave a new model in force.
+
+    The same id twice is served once; a request that was denied is tried again. Exit code 3 if this one is denied.
+    """
+    listed = read_samples(samples) if samples else ()
+    given = {"clients": client, "classes": classes, "samples": listed}
+    count = sum(bool(value) for value in given.values())
+    if count > 1 or (count == 0 and name is None):
+        raise UnfedError("Say what to forget by exactly one of --client, --class or --samples.")
+    opened = Run.open(run)
+    name = name or description.request_id(given)
+    known = opened.queue.find(name)
+    if count:
+        request = Request(name, tuple(client), tuple(classes), listed, deleted=deleted)
+    elif known is None:
+        raise UnfedError(
+            f"This run has no request {name!r} to try again; say what to forget by --client, --class or --samples."
+        )
+    else:
+        request = known.request
+    method = method or (known.method if known else "not")
+    until = until or (known.until if known else "recovered")
+    try:
+        with resumable(run), shown(opened, stdout, as_json or quiet) as display:
+            outcome = opened.forget(request, method, until, seed, display, expires)
+    except Refused:  # it is on record, so the report must not speak of the day before
+        write_report(opened)
+        raise
+    _tell_outcome(opened, outcome.status, request.id, as_json, quiet)
+
+
+def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: bool) -> None:
+    lines = [line for line in run.lines() if line["request"] == request]
+    last = lines[-1] if lines else {}
+    report = None if status == "queued" else write_report(run)
+    if as_json:
+        typer.echo(json.dumps({"request": request, "status": status, "last": last, "report": report and str(report)}))
+    elif quiet:
+        return
+    elif status == "queued":
+        stdout.print(
+            f"Request {request!r} is filed. Another process is at work in this run: from its next round on the"
+        )
+        stdout.print("leaver takes no part, and the request is served after what is running now.")
+    elif status == "already done":
+        stdout.print(f"Request {request!r} was served already (round {last.get('round')}); nothing was done.")
+    elif status == "withdrawn":
+        stdout.print(f"Request {request!r} was withdrawn while it was served; the model in force is the old one.")
+    else:
+        stdout.print(
+            f"Request {request!r} is served after {last['round']} rounds: validation {percent(last['validation'])}"
+            f" (before {percent(last['validation_before'])}), forget {percent(last['forget'])},"
+            f" test {percent(last['test'])}."
+        )
+        stdout.print(f"Report: {report}", soft_wrap=True)
+
+
+def withdraw(
+    run: RunArgument,
+    request: Annotated[str, typer.Argument(metavar="ID", help="The request's id; see `unfed status`.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Let a request go that is not fulfilled: its rows take part in training again.
+
+    Withdrawing twice is withdrawing once. What is fulfilled cannot be withdrawn.
+    """
+    entry = Run.open(run).withdraw(request)
+    if as_json:
+        typer.echo(json.dumps({"request": request, "state": entry.state, "changed": entry.changed}))
+    elif not quiet:
+        stdout.print(
+            f"Request {request!r} is withdrawn: unless another request names them, its rows take part again, from the"
+            " next round or the next request on.",
+            soft_wrap=True,
+        )
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (forget, withdraw):
+        app.command()(command)

@@ -1,0 +1,93 @@
+"""What a model does on rows, in eval mode: one score per row, or sums that clients can answer with.
+
+loss_i = −log softmax(z_i)_{y_i}     correct_i     confidence_i = max softmax     entropy_i = −Σ p log p
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unfed.client.batch import bounds
+from unfed.client.plan import Measure
+from unfed.data import ClientData, Source
+from unfed.data.prefetch import ahead
+from unfed.model.functional import Template
+from unfed.model.params import Params
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One entry per row."""
+
+    loss: Tensor
+    correct: Tensor
+    confidence: Tensor
+    entropy: Tensor
+    predicted: Tensor
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    def __getitem__(self, index: Tensor) -> Scores:
+        return Scores(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+
+    @property
+    def accuracy(self) -> float:
+        """In percent."""
+        return 100.0 * float(self.correct.double().mean())
+
+    @property
+    def mean_loss(self) -> float:
+        return float(self.loss.double().mean())
+
+
+def batches(
+    template: Template, source: Source, groups: Iterable[Tensor]
+) -> Generator[tuple[Tensor, Tensor], None, None]:
+    """(x, y) of each group of rows as evaluation sees them; read ahead where a data set on the host feeds a device."""
+    fetched = (source.fetch(rows, None) for rows in groups)
+    on_host = next(iter(template.like.values())).device.type == "cpu"
+    return fetched if source.resident or on_host else ahead(fetched)
+
+
+@torch.no_grad()
+def score(template: Template, params: Params, source: Source, rows: Tensor, batch: int = 1024) -> Scores:
+    """Score rows of a source, without augmentation, in large batches; the result lies on the CPU."""
+    net, parts = template.bind(params), []
+    with closing(batches(template, source, torch.split(rows, batch) if len(rows) else ())) as pairs:
+        for x, y in pairs:
+            log_p = net(x).log_softmax(-1)
+            top, predicted = log_p.max(-1)
+            loss, entropy = F.nll_loss(log_p, y, reduction="none"), -(log_p.exp() * log_p).sum(-1)
+            parts.append((loss, predicted == y, top.exp(), entropy, predicted))
+    if not parts:
+        empty = torch.empty(0)
+        return Scores(empty, empty.bool(), empty, empty, empty.long())
+    # Moved once, at the end: every move waits for the device.
+    return Scores(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
+
+
+def measure(template: Template, what: Measure, client: ClientData, params: Params) -> Mapping[str, Tensor]:
+    """One client's answer to a measuring plan: sums over its view, and how many rows and batches they are over."""
+    positions = client.view(what.view)
+    count = {"count": torch.tensor(float(len(positions)), dtype=torch.float64)}
+    if what.what == "correct":
+        scores = score(template, params, client.source, client.rows[positions], what.batch)
+        return count | {"correct": scores.correct.double().sum(), "loss": scores.loss.double().sum()}
+    sums = {name: torch.zeros_like(params[name]) for name in template.trainable}
+    steps = bounds(len(positions), what.batch)
+    for begin, end in steps:
+        x, y = client.source.fetch(client.rows[positions[begin:end]], None)
+        leaves = {name: params[name].detach().requires_grad_() for name in template.trainable}
+        loss = F.cross_entropy(template.bind(params | leaves)(x), y)
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        for name, grad in zip(leaves, found, strict=True):
+            if grad is not None:
+                sums[name] += grad if what.what == "gradient" else grad.square()
+    return count | {"batches": torch.tensor(float(len(steps)), dtype=torch.float64)} | sums

@@ -1,0 +1,176 @@
+"""Image folders: one folder per class, any mix of JPEG, PNG, WebP, BMP and GIF, decoded once into uint8.
+
+    root/train/CLASS/*  and  root/test/CLASS/*        split as it lies
+    root/CLASS/*                                      20 % held out by the partition seed
+    caltech101/101_ObjectCategories/CLASS/*           the same, without the background class
+
+Files are listed and split first and decoded afterwards, straight into the one tensor that goes to the device; each
+image is stretched to `resize` x `resize` on the way, so that one shape holds them all. Without `resize` all images must
+have one size already. Grey images become RGB, and a camera's orientation tag is applied.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from unfed.data.fetch.roots import find
+from unfed.errors import UnfedError, nearest
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
+CALTECH101_PLACES = (
+    "caltech101/101_ObjectCategories",
+    "caltech-101/101_ObjectCategories",
+    "101_ObjectCategories",
+)
+BACKGROUND = "BACKGROUND_Google"
+HELD_OUT = 0.2
+
+
+@dataclass(frozen=True)
+class Files:
+    """Images that are not decoded yet: what is split and pooled instead of pixels."""
+
+    paths: tuple[Path, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, rows: Tensor) -> Files:
+        return Files(tuple(self.paths[row] for row in rows.tolist()))
+
+    def __add__(self, others: Files) -> Files:
+        return Files(self.paths + others.paths)
+
+    def decode(self, side: int | None) -> Tensor:
+        """All images as uint8 [N, 3, H, W], stretched to `side` x `side`; without a side they must be of one size."""
+        first = _decoded(self.paths[0], side)
+        images = np.empty((len(self), *first.shape), np.uint8)
+        images[0] = first
+
+        def put(row: int) -> None:
+            image = _decoded(self.paths[row], side)
+            if image.shape != first.shape:
+                raise UnfedError(
+                    f"The image {self.paths[row]} has {image.shape[2]}x{image.shape[1]} pixels and {self.paths[0]} has"
+                    f" {first.shape[2]}x{first.shape[1]}; set data.resize, so that one shape fits all."
+                )
+            images[row] = image
+
+        # Pillow releases the interpreter lock while it decodes and resizes.
+        with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+            jobs = [pool.submit(put, row) for row in range(1, len(self))]
+            try:
+                for job in jobs:
+                    job.result()
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        return torch.from_numpy(images)
+
+
+Listing = tuple[Files, Tensor]
+
+
+def caltech101(root: Path | None) -> tuple[Listing, tuple[str, ...]]:
+    """The images of the 101 object categories and their names; `Faces` is class 0, `airplanes` is class 5."""
+    folder = find("caltech101", root, CALTECH101_PLACES)
+    names = [name for name in _class_names(folder) if name != BACKGROUND]
+    _check_some(names, folder)
+    return _listed(folder, names, least=2), tuple(names)
+
+
+def image_folder(root: Path | None) -> tuple[Listing, Listing | None, tuple[str, ...]]:
+    """(train, test or None, class names) of a user's own folder of images."""
+    if root is None:
+        raise UnfedError("The data set 'imagefolder' needs data.root: the folder that holds one folder per class.")
+    root = root.expanduser()
+    if not root.is_dir():
+        raise UnfedError(f"The image folder {root} is not there; set data.root to the folder with the classes.")
+    if not (root / "train").is_dir():
+        names = _class_names(root)
+        _check_some(names, root)
+        return _listed(root, names, least=2), None, tuple(names)
+    if not (root / "test").is_dir():
+        raise UnfedError(
+            f"The image folder {root} has a folder 'train' but no 'test'; add one, or set data.root to {root / 'train'}"
+            " to have a part held out."
+        )
+    names = _class_names(root / "train")
+    _check_some(names, root / "train")
+    for name in _class_names(root / "test"):
+        if name not in names:
+            raise UnfedError(
+                f"The class {name!r} is in {root / 'test'} but not in {root / 'train'}; remove or rename it."
+                f"{nearest(name, names)}"
+            )
+    test = _listed(root / "test", [name for name in names if (root / "test" / name).is_dir()], least=0, all_names=names)
+    if len(test[0]) == 0:
+        raise UnfedError(f"The folder {root / 'test'} holds no images; put each class's images into its own folder.")
+    return _listed(root / "train", names, least=2), test, tuple(names)
+
+
+def _class_names(folder: Path) -> list[str]:
+    """The class folders, sorted by name as torchvision does; hidden folders are no classes."""
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _check_some(names: Sequence[str], folder: Path) -> None:
+    if len(names) < 2:
+        raise UnfedError(
+            f"The folder {folder} holds {'one class folder' if names else 'no class folders'}; it needs at least two,"
+            " each with that class's images."
+        )
+
+
+def _listed(folder: Path, names: Sequence[str], least: int, all_names: Sequence[str] | None = None) -> Listing:
+    """The image files of all classes, class by class, and their labels."""
+    paths: list[Path] = []
+    labels: list[int] = []
+    for name in names:
+        # Classes may have folders inside; hidden files (a Mac's ._ companions) are no images.
+        found = sorted(
+            path
+            for path in (folder / name).rglob("*")
+            if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+        )
+        if len(found) < least:
+            raise UnfedError(
+                f"The class {name!r} in {folder} has {'only one image' if found else 'no images'}; give it at least"
+                f" {least}, one to train on and one to test with, or remove its folder."
+            )
+        paths += found
+        labels += [(all_names or names).index(name)] * len(found)
+    return Files(tuple(paths)), torch.tensor(labels, dtype=torch.int64)
+
+
+def _decoded(path: Path, side: int | None) -> npt.NDArray[np.uint8]:
+    """One image as uint8 [3, H, W]."""
+    from PIL import Image, ImageOps  # here, because a client without image folders need not load it
+
+    try:
+        with Image.open(path) as image:
+            deep = image.mode in ("I", "F") or image.mode.startswith("I;")
+            if not deep:
+                upright = ImageOps.exif_transpose(image)
+                # A palette may carry transparency, which only RGBA can take over.
+                colours = upright.convert("RGBA" if upright.mode in ("P", "PA", "LA") else "RGB").convert("RGB")
+                if side is not None and colours.size != (side, side):
+                    colours = colours.resize((side, side), Image.Resampling.BILINEAR)
+                pixels = np.asarray(colours)
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise UnfedError(
+            f"The image {path} cannot be decoded ({(str(error).splitlines() or [type(error).__name__])[0]});"
+            " replace it, or remove it from the folder."
+        ) from error
+    if deep:
+        raise UnfedError(f"The image {path} has more than 8 bits per channel; convert it to 8 bits.")
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))

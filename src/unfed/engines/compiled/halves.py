@@ -1,0 +1,84 @@
+"""The weights that a step rounds to half precision, all rounded by one kernel.
+
+    w₁, w₂, … (float32)  ─►  bf16(w₁), bf16(w₂), …
+
+Autocast rounds each weight where it is used, and each becomes a kernel of a few microseconds: a hundred of them in a
+vision transformer's step, with a pause before each. `rewrite` finds those of linear layers in a traced step and moves
+them to its start; a convolution's weights are brought into another layout anyway, and rounded on the way.
+"""
+
+from __future__ import annotations
+
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from unfed.engines.compiled.kernels import HALVES
+
+aten: Any = torch.ops.aten
+VIEWS = (aten.select.int, aten.view.default, aten.detach.default, aten.alias.default)
+MANY = 16
+"""Fewer than this are left where they are: the compiler may round them on the way to something else."""
+
+enabled = True
+"""Set to False to measure the same step with one kernel per weight."""
+
+
+@torch.library.custom_op("unfed::halves", mutates_args=())
+def halves(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Every tensor in another type."""
+    found = [torch.empty_like(t, dtype=dtype, memory_format=torch.contiguous_format) for t in tensors]
+    torch._foreach_copy_(found, tensors)
+    return found
+
+
+@halves.register_fake
+def _(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    return [torch.empty_like(t, dtype=dtype, memory_format=torch.contiguous_format) for t in tensors]
+
+
+def rewrite(module: GraphModule) -> int:
+    """Round at the start what the step reads in float32 and uses as a half; how many tensors that are."""
+    changed = 0
+    for dtype in HALVES if enabled else ():
+        casts = [node for node in module.graph.nodes if _rounds_an_input(node, dtype)]
+        if len(casts) < MANY:
+            continue
+        computed = next(node for node in module.graph.nodes if node.op != "placeholder")
+        with module.graph.inserting_before(computed):
+            inputs = [_moved(module, node.args[0]) for node in casts]
+            made = module.graph.call_function(torch.ops.unfed.halves.default, (inputs, dtype))
+            made.meta["val"] = [node.meta["val"] for node in casts]
+            for place, node in enumerate(casts):
+                half = module.graph.call_function(getitem, (made, place))
+                half.meta["val"] = node.meta["val"]
+                node.replace_all_uses_with(half)
+                module.graph.erase_node(node)
+        changed += len(casts)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return changed
+
+
+def _rounds_an_input(node: Node, dtype: torch.dtype) -> bool:
+    if node.target is not aten._to_copy.default or node.kwargs.get("dtype") != dtype:
+        return False
+    source: Any = node.args[0]
+    given, made = source.meta["val"], node.meta["val"]
+    if given.dtype != torch.float32 or given.dim() > 2 or not made.is_contiguous():
+        return False
+    while source.target in VIEWS:
+        source = source.args[0]
+    return bool(source.op == "placeholder")
+
+
+def _moved(module: GraphModule, node: Any) -> Node:
+    """The views between an input and its use, once more at the start."""
+    if node.op == "placeholder":
+        found: Node = node
+        return found
+    before = _moved(module, node.args[0])
+    return module.graph.node_copy(node, lambda n: before if n is node.args[0] else n)

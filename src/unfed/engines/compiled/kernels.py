@@ -1,0 +1,327 @@
+"""How the kernels of `triton_kernels.py` and `triton_transformer.py` are called: grids, tiles, buffers.
+
+`fused.py` has the formulas of a whole block, `convolution.py` those of a convolution alone; both are tested against
+their readable lines.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HALVES = (torch.bfloat16, torch.float16)
+HERE = importlib.util.find_spec("triton") is not None
+
+enabled = True
+"""Set to False to measure the same step with the readable operators instead."""
+
+# How many rows of an activation's gradient go into one partial sum.
+SHARE = 64
+
+# How many programs keep every multiprocessor busy. A constant: the number of partial sums changes the last bits.
+BUSY = 512
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles of one kernel: rows (pixels, windows), the kernel's entries, channels; warps and stages of the pipeline."""
+
+    rows: int
+    entries: int = 0
+    channels: int = 64
+    warps: int = 4
+    stages: int = 3
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What the sweep in `benchmarks/blocks.py` found best on an H200."""
+
+    conv: Tiles = Tiles(rows=256, entries=32, warps=8, stages=4)
+    conv_flat: Tiles = Tiles(rows=256, entries=16, warps=4, stages=3)
+    pool: Tiles = Tiles(rows=128, warps=2)
+    sums: Tiles = Tiles(rows=16)
+    spread: Tiles = Tiles(rows=16, warps=2)
+    weight: Tiles = Tiles(rows=128, entries=64, warps=4, stages=2)
+    at_once: Tiles = Tiles(rows=16, entries=128, warps=4, stages=2)
+    gelu: Tiles = Tiles(rows=2048)
+    gelu_backward: Tiles = Tiles(rows=16, channels=128)
+    attend: Tiles = Tiles(rows=64, warps=4, stages=1)
+    attend_backward: Tiles = Tiles(rows=32, warps=8, stages=2)
+
+
+tuning = Tuning()
+
+
+def usable(x: Tensor) -> bool:
+    """Whether the kernels serve this tensor: Triton is there, and it is float32 or a half on a CUDA device."""
+    return enabled and HERE and x.is_cuda and x.dtype in (torch.float32, *HALVES)
+
+
+def sums_in(x: Tensor) -> torch.dtype:
+    """What sums are kept in."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def precision(x: Tensor) -> str:
+    """float32 products follow PyTorch's own switch for convolutions."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 or x.dtype != torch.float32 else "ieee"
+
+
+def affordable(tiles: Tiles, per_row: int, once: int, memory: int) -> Tiles:
+    """The same tiles with fewer stages, then fewer rows, until the pipeline fits into a multiprocessor's shared memory.
+
+    A stage holds `per_row` bytes for every row and `once` bytes besides; the last one is being computed on.
+    """
+    while tiles.stages > 1 and tiles.stages * (tiles.rows * per_row + once) > memory:
+        tiles = replace(tiles, stages=tiles.stages - 1)
+    while tiles.rows > 16 and tiles.stages * (tiles.rows * per_row + once) > memory:
+        tiles = replace(tiles, rows=tiles.rows // 2)
+    return tiles
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have; without a device (Triton's interpreter) as much as it likes."""
+    if device.type != "cuda":
+        return 1 << 40
+    import triton
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
+def forward(
+    x: Tensor, w: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, kh: int, kw: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `fused.forward`."""
+    clients, images, height, width, _ = x.shape
+    leaving, oh, ow = w.shape[2], height - kh + 1, width - kw + 1
+    y = x.new_empty((clients, images, oh, ow, leaving))
+    stats, sizes = convolve(x, w, y, kh, kw, bias.contiguous())
+    p = x.new_empty((clients, images, oh // 2, ow // 2, leaving))
+    winners, moments = torch.empty_like(p), x.new_empty((2, clients, images), dtype=torch.float32)
+    t, count = tuning.pool, (oh // 2) * (ow // 2)
+    parts = stats.shape[2]
+    rows = min(t.rows, _power(count))
+    _jit().pool[(-(-count // rows), images, clients)](
+        y, stats, gamma.contiguous(), beta.contiguous(), p, winners, moments, eps,
+        PARTS=parts, PARTS2=_power(parts, 1), NT=sizes["NT"], BM=sizes["BM"], BN=sizes["BN"], PIXELS=oh * ow, OW=ow,
+        PW=ow // 2, WINDOWS=count, COUT=leaving, BQ=rows, BO=_power(leaving), num_warps=t.warps,
+    )  # fmt: skip
+    return p, winners, y, moments
+
+
+def convolve(x: Tensor, w: Tensor, y: Tensor, kh: int, kw: int, bias: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
+    """y = conv(x, w) + bias with the statistics of its tiles, or without bias the product alone; and the sizes used.
+
+    Statistics belong to one image, so a tile then lies within one. Without them, images smaller than a tile share it.
+    """
+    clients, images, _, width, entering = x.shape
+    oh, ow, leaving = y.shape[2], y.shape[3], y.shape[4]
+    run, t = kw * entering, tuning.conv
+    entries = next((e for e in (t.entries, 64, 32) if e <= t.entries and run % e == 0), 0)
+    if not entries:  # short runs: the whole kernel in large pieces
+        t = tuning.conv_flat
+        entries = min(t.entries, _power(kh * run))
+    channels, size = min(t.channels, _power(leaving)), x.element_size()
+    t = affordable(t, entries * size, entries * channels * size, shared_memory(x.device))
+    units, per_image = images, oh * ow
+    if bias is None and per_image % t.rows:
+        units = 1
+    pixels = images // units * per_image
+    sizes: dict[str, Any] = {
+        "x_unit": x[0].numel() // units, "x_image": x[0, 0].numel(), "x_row": width * entering, "OW": ow,
+        "IMAGE": per_image, "PIXELS": pixels, "CIN": entering, "COUT": leaving, "RUN": run, "K": kh * run,
+        "BM": min(t.rows, _power(pixels)), "BN": channels, "BK": entries, "VEC": math.gcd(entering, 8),
+        "STAGES": t.stages, "PRECISION": precision(x), "NT": -(-leaving // channels),
+    }  # fmt: skip
+    tiles = -(-pixels // sizes["BM"]) * sizes["NT"]
+    stats = torch.empty((clients, units, tiles, 2) if bias is not None else 0, dtype=torch.float32, device=x.device)
+    _jit().conv[(tiles, units, clients)](
+        x, w, y if bias is None else bias, y, stats, STATS=bias is not None, num_warps=t.warps, **sizes
+    )  # fmt: skip
+    return stats, sizes
+
+
+def backward(
+    dp: Tensor,
+    x: Tensor,
+    turned: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    winners: Tensor,
+    y: Tensor,
+    moments: Tensor,
+    kh: int,
+    kw: int,
+    padding: int,
+    wants_x: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `fused.backward`."""
+    clients, images, oh, ow, leaving = y.shape
+    gamma, beta, jit = gamma.contiguous(), beta.contiguous(), _jit()
+    per_image = torch.empty((2, clients, images, leaving), dtype=torch.float32, device=x.device)
+    levels = torch.empty((2, clients, images), dtype=torch.float32, device=x.device)
+    sizes = {"WINDOWS": oh * ow // 4, "COUT": leaving, "BO": _power(leaving)}
+    t = tuning.sums
+    jit.sums[(images, clients)](
+        dp, winners, moments, gamma, beta, per_image, levels, PIXELS=oh * ow, BQ=min(t.rows, _power(oh * ow // 4)),
+        num_warps=t.warps, **sizes,
+    )  # fmt: skip
+    if not wants_x:
+        return x.new_empty(0), _at_once(x, y, dp, moments, levels, gamma, beta, kh, kw), per_image
+    margin = kh - 1 - padding
+    lines, wide = oh + 2 * margin, ow + 2 * margin
+    dy = x.new_empty((clients, images, lines, wide, leaving))
+    t = tuning.spread
+    rows = min(t.rows, _power(oh * ow // 4))
+    tiles = -(-(oh * ow // 4) // rows)
+    jit.spread[(tiles, images, clients)](
+        y, dp, moments, levels, gamma, beta, dy, PW=ow // 2, OW=ow, MARGIN=margin, LINES=lines, WIDE=wide,
+        SHARE=-(-lines * wide // tiles) if margin else 0, BQ=rows, num_warps=t.warps, **sizes,
+    )  # fmt: skip
+    sums = weight(x, dy, kh, kw, margin, oh, ow)
+    shape = (clients, images, x.shape[2] - 2 * padding, x.shape[3] - 2 * padding, x.shape[4])
+    dx = x.new_empty(shape)
+    convolve(dy, turned.contiguous(), dx, kh, kw, None)
+    return dx, sums, per_image
+
+
+def weight(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int, oh: int, ow: int) -> Tensor:
+    """See `convolution.stacked_conv_weight`."""
+    clients, images, _, width, entering = x.shape
+    leaving, entries, t = dy.shape[4], kh * kw * entering, _weight_tiles(x)
+    bk, bn = min(t.entries, _power(entries)), min(t.channels, _power(leaving))
+    columns = -(-leaving // bn)
+    tiles, pixels = -(-entries // bk) * columns, images * oh * ow
+    splits = parts(x, leaving, kh * kw, oh * ow, True)
+    share = -(-pixels // (splits * t.rows)) * t.rows
+    out = torch.empty((splits, clients, entries + 1, leaving), dtype=torch.float32, device=x.device)
+    _jit().weight[(tiles, splits, clients)](
+        x, dy, out, images, SHARE=share, x_image=x[0, 0].numel(), x_row=width * entering, OW=ow, PIXELS=oh * ow,
+        CIN=entering, COUT=leaving, RUN=kw * entering, K=entries, NT=columns, MARGIN=margin, LINES=dy.shape[2],
+        WIDE=dy.shape[3], BM=t.rows, BN=bn, BK=bk, VEC=math.gcd(entering, 8), STAGES=t.stages,
+        PRECISION=precision(x), num_warps=t.warps,
+    )  # fmt: skip
+    return out
+
+
+def _at_once(
+    x: Tensor, y: Tensor, dp: Tensor, moments: Tensor, levels: Tensor, gamma: Tensor, beta: Tensor, kh: int, kw: int
+) -> Tensor:
+    clients, images, _, width, entering = x.shape
+    oh, ow, leaving = y.shape[2:]
+    entries, t, count = kh * kw * entering, tuning.at_once, oh * ow // 4
+    bk = min(t.entries, _power(entries))
+    tiles = -(-entries // bk)
+    splits = parts(x, leaving, kh * kw, oh * ow, False)
+    out = torch.empty((splits, clients, entries + 1, leaving), dtype=torch.float32, device=x.device)
+    _jit().weight_at_once[(tiles, splits, clients)](
+        x, y, dp, moments, levels, gamma, beta, out, images, SHARE=-(-images // splits), x_image=x[0, 0].numel(),
+        x_row=width * entering, PW=ow // 2, OW=ow, WINDOWS=count, CIN=entering, COUT=leaving, RUN=kw * entering,
+        K=entries, BQ=min(t.rows, _power(count)), BO=_power(leaving), BK=bk, VEC=math.gcd(entering, 8),
+        STAGES=t.stages, PRECISION=precision(x), num_warps=t.warps,
+    )  # fmt: skip
+    return out
+
+
+def laid_out(x: Tensor, kw: int, padding: int, to: int) -> Tensor:
+    """See `fused.laid_out`."""
+    if kw == 1 and padding == 0 and to == x.shape[4]:
+        return x.clone()  # an operator's output must not be its input
+    clients, images, height, width, channels = x.shape
+    out = x.new_empty((clients, images, height + 2 * padding, width + 2 * padding - kw + 1, to))
+    line = out.shape[3] * to
+    block = min(1024, _power(line))
+    _jit().spread_out[(clients * images, out.shape[2], -(-line // block))](
+        x, out, HEIGHT=height, WIDTH=width, CIN=channels, PADDING=padding, COLUMNS=kw, WIDE=out.shape[3], TO=to,
+        BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def gelu(x: Tensor) -> Tensor:
+    """See `gelu.gelu`."""
+    y, t = torch.empty_like(x), tuning.gelu
+    _jit("triton_transformer").gelu[(-(-x.numel() // t.rows),)](x, y, x.numel(), BLOCK=t.rows, num_warps=t.warps)
+    return y
+
+
+def gelu_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """See `gelu.gelu_backward`."""
+    (rows, columns), t = x.shape, tuning.gelu_backward
+    dx, sums = torch.empty_like(x), torch.empty((gelu_parts(x), columns), dtype=torch.float32, device=x.device)
+    _jit("triton_transformer").gelu_backward[(-(-columns // t.channels), len(sums))](
+        dy, x, dx, sums, rows, COLUMNS=columns, SHARE=SHARE, BM=t.rows, BN=t.channels, STAGES=t.stages,
+        num_warps=t.warps,
+    )  # fmt: skip
+    return dx, sums
+
+
+def gelu_parts(x: Tensor) -> int:
+    """In how many partial sums the gradient of the bias comes."""
+    return -(-x.shape[0] // SHARE)
+
+
+def attend(x: Tensor) -> tuple[Tensor, Tensor]:
+    """See `attention.forward`."""
+    images, length, _, heads, width = x.shape
+    out = x.new_empty((images, length, heads * width))
+    level = torch.empty((images, heads, length), dtype=torch.float32, device=x.device)
+    t = tuning.attend
+    _jit("triton_transformer").attend[(heads, images)](
+        x, out, level, math.log2(math.e) / math.sqrt(width), LENGTH=length, HEADS=heads, D=width, LP=_power(length),
+        BM=min(t.rows, _power(length)), STAGES=t.stages, num_warps=t.warps,
+    )  # fmt: skip
+    return out, level
+
+
+def attend_backward(dout: Tensor, x: Tensor, out: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """See `attention.backward`; the sums come image by image."""
+    images, length, _, heads, width = x.shape
+    dx, sums = torch.empty_like(x), torch.empty((images, 3 * heads * width), dtype=torch.float32, device=x.device)
+    t, scale = tuning.attend_backward, 1 / math.sqrt(width)
+    _jit("triton_transformer").attend_backward[(heads, images)](
+        x, out, level, dout, dx, sums, scale, scale * math.log2(math.e), LENGTH=length, HEADS=heads, D=width,
+        LP=_power(length), BM=min(t.rows, _power(length)), STAGES=t.stages, num_warps=t.warps,
+    )  # fmt: skip
+    return dx, sums
+
+
+def parts(x: Tensor, leaving: int, places: int, pixels: int, wants_x: bool) -> int:
+    """In how many partial sums dw comes, so that every multiprocessor has work."""
+    clients, images, entries = x.shape[0], x.shape[1], places * x.shape[4]
+    t = _weight_tiles(x) if wants_x else tuning.at_once
+    tiles = -(-entries // min(t.entries, _power(entries)))
+    if wants_x:
+        tiles *= -(-leaving // min(t.channels, _power(leaving)))
+    programs, most = clients * tiles, images * pixels // (8 * t.rows) if wants_x else images
+    splits = 1
+    while programs * splits < BUSY and 2 * splits <= most:
+        splits *= 2
+    return splits
+
+
+def _weight_tiles(x: Tensor) -> Tiles:
+    """Long numbers take half the rows; what does not fit then is made smaller."""
+    t, size = tuning.weight, x.element_size()
+    t = t if size < 4 else replace(t, rows=t.rows // 2)
+    return affordable(t, (t.entries + t.channels) * size, 0, shared_memory(x.device))
+
+
+def _power(n: int, least: int = 16) -> int:
+    """The next power of two, at least what a matrix unit takes."""
+    return max(least, 1 << (n - 1).bit_length())
+
+
+def _jit(module: str = "triton_kernels") -> Any:
+    """The kernels themselves, imported on first use."""
+    return importlib.import_module(f"unfed.engines.compiled.{module}")

@@ -1,0 +1,348 @@
+"""A step of a stack, recorded once and replayed: traced, rewritten, compiled, captured in a CUDA graph.
+
+    batch(t) ─► loss ─► ∇ ─► advance ─► carry, t + 1          everything on the device; nothing comes from the host
+
+The recorded step reads its place from a counter on the device and picks its own rows, so a whole epoch is the same
+graph replayed, with no launch, no copy and no Python in between. Rates and penalties are tensors, so a schedule does
+not record anew. A client that has finished while others go on is frozen by `where`; when half of the stack has
+finished, a graph of half the width takes over.
+
+Tracing happens below Python (`make_fx`): whatever the step calls, objectives, `vmap`, autograd, arrives as one flat
+list of tensor operations, and the compiler never sees a Python object that it could trip over.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from unfed.client import objectives
+from unfed.client.plan import Phase, Term
+from unfed.client.step import Carry
+from unfed.engines.compiled import attention, convolution, gelu, halves
+from unfed.engines.compiled.attention import short_attention
+from unfed.engines.compiled.capture import Backend, Untraceable, as_traced, ready, reason
+from unfed.engines.compiled.fused import fused_block
+from unfed.engines.compiled.rewriting import lift
+from unfed.engines.mapped import at, copied, cut, stacked_step
+from unfed.engines.stack import Course, Held, Integers, Stint, labels_of, shuffled, visits
+from unfed.errors import UnfedError
+from unfed.model.functional import Template
+from unfed.model.networks.blocks import computed_by
+
+# A stack narrower than this many rows per step leaves an H200 idle, so shrinking it further would gain nothing.
+BUSY_ROWS = 256
+# Recorded steps kept per template; each holds its own buffers.
+KEPT = 8
+
+# Tables of rows are at least this wide, and a power of two: clients of different sizes share a recording.
+TABLE = 1024
+
+Options = dict[str, str | int | bool | Callable[..., Any]]
+
+# What the compiler is told; the graph around the step is captured here, so it must not make its own.
+OPTIONS: Options = {"triton.cudagraphs": False}
+# And where layer norms are trained: their gradients are faster in two kernels than in one with a slow sum behind it.
+WITH_LAYER_NORMS: Options = {"triton.mix_order_reduction": False}
+
+
+def recordable(phase: Phase) -> bool:
+    """Whether every step of the phase is the same. A rule that acts every n-th step, or that may stop a client early,
+    makes a visit that happens once: it is not worth a recording."""
+    rules = (*phase.after, *phase.penalties)
+    return phase.stop is None and phase.optimiser.plateau is None and all(r.get("every", 1) == 1 for r in rules)
+
+
+def signature(phase: Phase) -> Phase:
+    """The phase without what may change from round to round: its rate and the strength of its penalties."""
+    bare = tuple(
+        Term(rule.name, tuple((n, v) for n, v in rule.numbers if n not in dials(rule))) for rule in phase.penalties
+    )
+    return replace(phase, penalties=bare, optimiser=replace(phase.optimiser, lr=0.0), epochs=0, steps=None, cap=None)
+
+
+def dials(rule: Term) -> dict[str, float]:
+    """The numbers of a penalty that a server may change from round to round."""
+    return {n: float(v) for n, v in rule.numbers if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def inductor(module: Any, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """PyTorch's compiler, with static shapes and without graphs of its own."""
+    return torch.compile(module, fullgraph=True, dynamic=False, options=options_for(module))
+
+
+def options_for(module: Any) -> Options:
+    """What the compiler is told about this step, as far as its version knows of it."""
+    from torch._inductor import list_options
+
+    normed = any(n.target is torch.ops.aten.native_layer_norm_backward.default for n in module.graph.nodes)
+    known = set(list_options())
+    wanted = OPTIONS if not normed else WITH_LAYER_NORMS | OPTIONS
+    return {name: value for name, value in wanted.items() if name in known}
+
+
+compiler: Backend = inductor
+"""What turns a traced step into what is captured; set it to `as_traced` to test or to measure without one."""
+
+
+class Shape(NamedTuple):
+    """What a recorded step was recorded for."""
+
+    clients: int
+    rows: int
+    """Rows in the widest batch."""
+    weighted: bool
+    """Whether some of them may be padding."""
+
+
+class Deck:
+    """The buffers that recorded steps read and write, for one kind of phase on stacks of one size."""
+
+    def __init__(self, template: Template, phase: Phase, held: Held, tree: dict[str, Any], backend: Backend) -> None:
+        self._template, self._phase, self._source, self._backend = template, phase, held.source, backend
+        self.buffers: dict[str, Any] = pytree.tree_map(torch.zeros_like, tree)
+        self._steps: dict[Shape, Callable[[], object]] = {}
+        self._deal: Callable[[], object] | None = None
+        self._constants: list[Tensor] = []
+        self._seated: tuple[Held, bytes] | None = None
+        self.shapes: tuple[bytes, list[Shape]] = (b"", [])
+        """The steps of the last visit, and the course that they belong to."""
+
+    def record(self, shape: Shape) -> Callable[[], object]:
+        """The step of this shape; recording it writes into the buffers."""
+        if shape not in self._steps:
+            self._steps[shape] = self._record(shape.clients, lambda now: self._step(now, shape), self._backend)
+        return self._steps[shape]
+
+    def dealing(self) -> Callable[[], object]:
+        """Shuffles anew for the clients that begin a pass, as `visit` says; recording it writes into the buffers."""
+        if self._deal is None:
+            # Not compiled: it runs once a pass, and the compiler puts 32-bit numbers where a hash needs 64.
+            self._deal = self._record(len(self.buffers["held"][0]), self._shuffle, as_traced)
+        return self._deal
+
+    def seat(self, held: Held, places: Tensor, course: Course) -> None:
+        """Take in which rows the clients hold; nothing happens for those who sat here in the round before."""
+        who = (held, course.bytes)
+        if self._seated is not None and self._seated[0] is held and self._seated[1] == who[1]:
+            return
+        for buffer, table in zip(self.buffers["held"], (held.positions, held.rows, held.forget), strict=True):
+            buffer[:, : table.shape[1]].copy_(table[places])
+        for name, buffer in self.buffers["course"].items():
+            buffer.copy_(torch.from_numpy(getattr(course, name)), non_blocking=True)
+        self._seated = who
+
+    def load(self, lr: float, penalties: Sequence[Term], values: Mapping[str, Any]) -> None:
+        """Fill what differs from visit to visit; what is one for all clients is spread over them."""
+        self.buffers["t"].zero_()
+        self.buffers["lr"].fill_(lr)
+        for buffers, rule in zip(self.buffers["penalties"], penalties, strict=True):
+            for name, value in dials(rule).items():
+                buffers[name].fill_(value)
+        if "marked" in self.buffers:
+            self.buffers["marked"].zero_()
+        for name, value in values.items():
+            into, new = pytree.tree_leaves(self.buffers[name]), pytree.tree_leaves(value)
+            torch._foreach_copy_(into, [t.expand_as(b) for t, b in zip(new, into, strict=True)]) if into else None
+
+    def _record(self, width: int, function: Callable[[dict[str, Any]], None], backend: Backend) -> Callable[[], object]:
+        view = {name: part if name in _SHARED else cut(part, 0, width) for name, part in self.buffers.items()}
+        leaves, spec = pytree.tree_flatten(view)
+
+        def flat(*tensors: Tensor) -> None:
+            function(pytree.tree_unflatten(list(tensors), spec))
+
+        with torch.no_grad(), computed_by(block=fused_block, attend=short_attention):
+            try:
+                module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+            except UnfedError:
+                raise
+            except Exception as error:
+                raise Untraceable(reason(error)) from error
+            if width > 1:  # a client alone has ungrouped convolutions, which the libraries do well
+                convolution.rewrite(module, width)
+            gelu.rewrite(module)
+            attention.rewrite(module)
+            halves.rewrite(module)
+            constants = lift(module, leaves[0].device)
+            self._constants += constants  # a captured graph reads them where they lie, so they must stay
+            return ready(module, [*leaves, *constants], backend, _said.setdefault(self._template, set()))
+
+    def _shuffle(self, now: dict[str, Any]) -> None:
+        """`Dealer.turn`, for whoever begins a pass."""
+        keys, epochs, begins, labels = now["visit"]
+        once = labels if self._phase.objective.get("once", False) else None
+        fresh = shuffled(keys, epochs, now["course"]["rows"], now["held"], now["tables"][4].shape[1], once)
+        for table, new in zip(now["tables"], fresh, strict=True):
+            table.copy_(torch.where((begins > 0)[:, None], new, table))
+
+    def _step(self, now: dict[str, Any], shape: Shape) -> None:
+        """The step itself, writing its results where it found its inputs."""
+        t, course, carry = now["t"], now["course"], now["carry"]
+        batch, valid = self._batch(t, course, now["tables"], shape.rows)
+        numbers = zip(self._phase.penalties, now["penalties"], strict=True)
+        live = tuple(Term(rule.name, tuple({**dict(rule.numbers), **values}.items())) for rule, values in numbers)
+        phase = replace(self._phase, penalties=live)
+        dtype = next(iter(carry["params"].values())).dtype
+        step = stacked_step(self._template, phase, now["shared"], now["lr"])
+        weights = {"weight": valid.to(dtype)} if shape.weighted else {}
+        after = step(carry, batch | weights, now["own"], 1)
+        going = t < course["total"]
+
+        def put(old: Tensor, new: Tensor) -> None:
+            old.copy_(torch.where(going.view(-1, *[1] * (new.dim() - 1)), new, old))
+
+        pytree.tree_map(put, carry, after)
+        if "marked" in now:
+            now["marked"].add_((batch["forget"] & going[:, None]).sum(1))
+        t.add_(1)
+
+    def _batch(
+        self, t: Tensor, course: Mapping[str, Tensor], tables: Sequence[Tensor], rows: int
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """`Dealer.batch`, with the place in the pass computed on the device."""
+        place = t % course["per_pass"].clamp(min=1)
+        begin = place * self._phase.batch
+        end = torch.where(place == course["batches"] - 1, course["rows"], begin + self._phase.batch)
+        places = torch.arange(rows, device=t.device)
+        valid = places < (end - begin)[:, None]
+        index = begin[:, None] + torch.where(valid, places, 0)
+        row, forget, augment, labels = (table.gather(1, index) for table in tables[:4])
+        x, y = self._source.fetch(row, augment)
+        key = tables[4].gather(1, place[:, None])[:, 0]
+        return {"x": x, "y": y, "forget": forget & valid, "draws": labels, "key": key}, valid
+
+
+_SHARED = ("t", "lr", "penalties", "shared", "visit")
+_decks: WeakKeyDictionary[Template, OrderedDict[Any, Deck]] = WeakKeyDictionary()
+_said: WeakKeyDictionary[Template, set[str]] = WeakKeyDictionary()
+"""What was said about steps that could not be compiled."""
+
+
+class Replay(Stint):
+    """One phase on one stack, by replaying recorded steps."""
+
+    def __call__(self, carry: Carry, done: Integers) -> tuple[Carry, list[int], list[int]]:
+        """The carry after the phase, and per client: the steps taken, and the D_u rows seen where those are counted."""
+        total, done = self.course.total, done[self.order]
+        steps = int(total[0])
+        if steps == 0:
+            return carry, [0] * len(total), [0] * len(total)
+        deck = self._deck(carry)
+        if deck.shapes[0] != self.course.bytes:
+            deck.shapes = self.course.bytes, [self._shape(t) for t in range(steps)]
+        shapes, deal = deck.shapes[1], deck.dealing()
+        for shape in dict.fromkeys(shapes):
+            deck.record(shape)
+        deck.seat(self.held, self.places, self.course)
+        now = {"shared": self.shared, "own": self._sorted(self.own), "carry": self._sorted(carry)}
+        deck.load(self.phase.optimiser.lr, self.phase.penalties, now)
+        visit = self._visit()
+        for t, shape in enumerate(shapes):
+            begins = self.course.begins(t, self.running(t))
+            if len(begins):
+                visit[1:3] = 0
+                visit[1, begins] = torch.from_numpy(done[begins] + self.course.turn(t, begins))
+                visit[2, begins] = 1
+                # From ordinary memory the driver takes its own copy first, so nobody waits and `visit` can be reused.
+                deck.buffers["visit"].copy_(visit, non_blocking=True)
+                deal()
+            deck.record(shape)()
+        if len(total) == 1:
+            marked = deck.buffers["marked"].tolist() if "marked" in deck.buffers else [0]
+            return copied(deck.buffers["carry"]), [steps], marked
+        back = torch.argsort(self.places)
+        marked = deck.buffers["marked"][back].tolist() if "marked" in deck.buffers else [0] * len(total)
+        return at(deck.buffers["carry"], back), total[np.argsort(self.order)].tolist(), marked
+
+    def _sorted(self, tree: Any) -> Any:
+        """In the order of the stack; what is spread over all clients stays as it is, and so does a stack of one."""
+        if len(self.order) == 1:
+            return tree
+        return pytree.tree_map(lambda t: t if t.stride(0) == 0 else t[self.places], tree)
+
+    def _visit(self) -> Tensor:
+        """Keys, passes, who begins one, and the keys of labels that are drawn once; passes change from turn to turn."""
+        visit = torch.zeros((4, len(self.names)), dtype=torch.int64)
+        visit[0] = torch.tensor(visits(self.plan, self.phase, self.names))
+        if (labels := labels_of(self.plan, self.phase, self.names)) is not None:
+            visit[3] = torch.tensor(labels)
+        return visit
+
+    def _shape(self, t: int) -> Shape:
+        """Which recorded step serves step t: the stack's width, halved while that saves work, and the batch's.
+
+        Row weights let one recording serve batches of any size up to its own. Only batch statistics pay for weights, so
+        full batches have a recording without them where a model has such statistics, and nowhere else.
+        """
+        running, width = self.running(t), len(self.course.total)
+        most = max(1, min(self.phase.batch, int(self.course.rows.max())))
+        if width == 1:  # other clients come to this deck later, with other numbers of rows
+            most = min(self.phase.batch, _power_of_two(most))
+        while width > 1 and (half := -(-width // 2)) >= running and half * most >= BUSY_ROWS:
+            width = half
+        sizes = self.course.spans(t, running)[1]
+        rows = max(int(sizes.max()), most)
+        return Shape(width, rows, not self.template.batch_normed or bool((sizes < rows).any()))
+
+    def _tree(self, carry: Carry) -> dict[str, Any]:
+        """Everything a step reads, in the shapes that the buffers need; rectangles are padded so that cohorts share a
+        recording."""
+        device, count = self.places.device, len(self.course.total)
+        dtype = next(iter(carry["params"].values())).dtype
+        width, steps = self._rectangle()
+
+        def number(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        word, mark = torch.int64, torch.bool
+        tree: dict[str, Any] = {
+            "t": number(word),
+            "lr": number(dtype),
+            "penalties": [{n: number(dtype) for n in dials(rule)} for rule in self.phase.penalties],
+            "shared": self.shared,
+            "own": self.own,
+            "course": {n: number(word, count) for n in _COURSE},
+            "held": [number(kind, count, width) for kind in (word, word, mark)],
+            "visit": number(word, 4, count),
+            "tables": [number(kind, count, width) for kind in (word, mark, word, word)] + [number(word, count, steps)],
+            "carry": pytree.tree_map(lambda t: number(t.dtype, *t.shape), carry),
+        }
+        if objectives.find(self.phase.objective.name).forget_forwards:
+            tree["marked"] = number(word, count)
+        return tree
+
+    def _rectangle(self) -> tuple[int, int]:
+        """How many rows a client, and how many steps a pass, may have."""
+        longest = int(self.course.rows.max()), int(self.course.per_pass.max())
+        return max(TABLE, _power_of_two(longest[0])), max(TABLE, _power_of_two(longest[1]))
+
+    def _deck(self, carry: Carry) -> Deck:
+        """The buffers for this kind of phase, made on first use and kept with the template."""
+        leaves, spec = pytree.tree_flatten((self.shared, self.own, carry))
+        shapes = tuple((t.shape, t.dtype) for t in leaves)
+        kept = _decks.setdefault(self.template, OrderedDict())
+        kind = (signature(self.phase), self._rectangle(), id(self.held.source), compiler, self.template.autocast)
+        key = (*kind, shapes, str(spec))
+        if key not in kept:
+            kept[key] = Deck(self.template, self.phase, self.held, self._tree(carry), compiler)
+        kept.move_to_end(key)
+        while len(kept) > KEPT:
+            kept.popitem(last=False)
+        return kept[key]
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+_COURSE = ("rows", "batches", "per_pass", "total")

@@ -1,0 +1,117 @@
+"""Averaging, and what may be averaged at all.
+
+    θ ← θ + Σ_k n_k (θ_k − θ) / Σ_k n_k          in client order
+
+The delta form keeps what nobody changed bit-equal (a plain weighted mean of nine equal float32 tensors changes a third
+of their entries within a hundred rounds). Every floating-point entry is averaged, BatchNorm's running statistics
+included; integer counters are copied. An update is refused, and named, if its keys, shapes or types are wrong, if it
+holds NaN or infinity, or if its weight is not positive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from unfed.engines.base import Block, Refusal
+from unfed.errors import Refused
+from unfed.model.params import Params
+
+
+def average(params: Params, blocks: Iterable[Block]) -> Params:
+    """The weighted mean of the clients' models, in the order in which they come (Algorithm 1, line 14)."""
+    total = 0
+    names = [name for name, old in params.items() if old.is_floating_point()]
+    start, sums = [params[name] for name in names], list[Tensor]()
+    counters: Params = {}
+    for block in blocks:
+        total += sum(block.samples)
+        deltas = _weighted(block, names, start)
+        if sums:
+            torch._foreach_add_(sums, deltas)
+        else:
+            sums = deltas
+        counters = {name: block.params[name][-1] for name, old in params.items() if not old.is_floating_point()}
+    if total == 0:
+        raise Refused("There is no update to average; at least one client must answer.")
+    means = torch._foreach_add(start, torch._foreach_div(sums, total))
+    return {name: (counters | dict(zip(names, means, strict=True)))[name] for name in params}
+
+
+def _weighted(block: Block, names: list[str], start: list[Tensor]) -> list[Tensor]:
+    """Σ_k n_k (θ_k − θ) of a block. A block of one client needs no sum, and all its tensors go in one call."""
+    if len(block.clients) == 1:
+        deltas = list(torch._foreach_sub([block.params[name][0] for name in names], start))
+        torch._foreach_mul_(deltas, float(block.samples[0]))
+        return deltas
+    found, weights = [], {}
+    for name, old in zip(names, start, strict=True):
+        if old.dtype not in weights:
+            weights[old.dtype] = torch.tensor(block.samples, dtype=old.dtype, device=old.device)
+        found.append(torch.tensordot(weights[old.dtype], block.params[name] - old, dims=1))
+    return found
+
+
+class Check:
+    """Which updates of a block may be averaged, in two halves: the device is asked at once, the answer is read later,
+    so that the device can go on with the next client in between."""
+
+    def __init__(self, block: Block, like: Params, round: int) -> None:
+        self.block, self._round = block, round
+        self._malformed = _malformed(block.params, like)
+        self._answer: Tensor | None = None
+        self.event: torch.cuda.Event | None = None
+        """When the answer will be there; None if it is."""
+        if self._malformed:
+            return
+        floating = [stack for stack in block.params.values() if stack.is_floating_point()]
+        # Sums of all entries' sizes: one with a NaN or an infinity in it is not finite. A sum of finite numbers may be
+        # too large, so whoever is suspected is looked at again.
+        if len(block.clients) == 1:
+            sums = torch.stack(torch._foreach_norm(floating, 1)).sum()[None]
+        else:
+            sums = torch.stack([torch.linalg.vector_norm(t.flatten(1), 1, dim=1) for t in floating]).sum(0)
+        # Into pinned memory: a copy into any other would wait for the device.
+        self._answer = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=sums.is_cuda)
+        self._answer.copy_(sums, non_blocking=True)
+        if sums.is_cuda:
+            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.event.record()
+
+    def result(self) -> tuple[Block, list[Refusal]]:
+        """What is left of the block, and why the rest is not."""
+        if self._answer is None:
+            return self.block.pick([]), [Refusal(self._round, name, self._malformed) for name in self.block.clients]
+        if self.event is not None:
+            self.event.synchronize()
+        keep, refusals = [], []
+        for index, (client, size) in enumerate(zip(self.block.clients, self._answer.tolist(), strict=True)):
+            reason = self._unusable(index, math.isfinite(size))
+            if reason:
+                refusals.append(Refusal(self._round, client, reason))
+            else:
+                keep.append(index)
+        return self.block.pick(keep), refusals
+
+    def _unusable(self, index: int, finite: bool) -> str:
+        samples = self.block.samples[index]
+        if samples <= 0:
+            return f"its weight is {samples}, which is not positive"
+        floating = {name: t for name, t in self.block.params.items() if t.is_floating_point() and not finite}
+        bad = next((name for name, t in floating.items() if not bool(torch.isfinite(t[index]).all())), None)
+        return "" if bad is None else f"its update has NaN or infinite values in {bad!r}"
+
+
+def _malformed(params: Params, like: Params) -> str:
+    if params.keys() != like.keys():
+        odd = sorted(params.keys() ^ like.keys())[0]
+        return f"its update {'has an unknown' if odd in params else 'lacks the'} tensor {odd!r}"
+    for name, old in like.items():
+        if params[name].shape[1:] != old.shape:
+            return f"its {name!r} has shape {tuple(params[name].shape[1:])}, not {tuple(old.shape)}"
+        if params[name].dtype != old.dtype:
+            return f"its {name!r} is {params[name].dtype}, not {old.dtype}"
+    return ""

@@ -1,0 +1,153 @@
+"""What a server keeps from training, because a method will need it once somebody leaves.
+
+    past     = one round as it happened: plan, θ^{t−1}, the accepted updates, the requests in force
+    history  = record(history, past), round after round
+
+A history is tensors and numbers, like a state, and is saved in the same file as the state it belongs to: a killed run
+goes on with the history of the very round it goes on with. What belongs to one client stands under its name, so that
+purging a leaver is leaving out its record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from unfed.errors import UnfedError
+from unfed.model.params import Params, tensor_bytes
+
+if TYPE_CHECKING:
+    from unfed.client.plan import Plan
+    from unfed.engines.base import Block
+
+
+@dataclass(frozen=True)
+class Past:
+    """One round as it happened, before its updates are averaged."""
+
+    plan: Plan
+    params: Params
+    """θ^{t−1}, from which every client started."""
+    blocks: Sequence[Block]
+    """The updates that were accepted, in the federation's order."""
+    trainable: tuple[str, ...]
+    scope: tuple[Mapping[str, Any], ...] = ()
+    """The requests in force in that round, as JSON, the one at work last: who replays it must see the same rows."""
+
+    def models(self) -> Iterator[tuple[str, int, Params]]:
+        """(client, n_k, θ_k) of every accepted update."""
+        for block in self.blocks:
+            for index, client in enumerate(block.clients):
+                yield client, block.samples[index], block.of(index)
+
+    def update(self, params: Params) -> Params:
+        """U_k = θ_k − θ^{t−1}, the trainable tensors only."""
+        return {name: params[name] - self.params[name] for name in self.trainable}
+
+    @property
+    def samples(self) -> int:
+        """Σ n_k over the accepted updates."""
+        return sum(sum(block.samples) for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What belongs to one client."""
+
+    tensors: Params = field(default_factory=dict)
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class History:
+    """A method's memory of training."""
+
+    rounds: int = 0
+    """How many rounds were recorded."""
+    shared: Mapping[str, Params] = field(default_factory=dict)
+    """Models that belong to nobody in particular."""
+    own: Mapping[str, Record] = field(default_factory=dict)
+    """What belongs to a client, by its name."""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    purged: tuple[str, ...] = ()
+    """Clients whose records were taken out; not the same as clients who never took part."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """What this takes on the server: its tensors, and its numbers as text."""
+        tensors, numbers = self.pack()
+        return tensor_bytes(tensors) + len(json.dumps(numbers, separators=(",", ":")))
+
+    def without(self, clients: Collection[str]) -> History:
+        """The history without these clients' records."""
+        kept = {client: record for client, record in self.own.items() if client not in clients}
+        out = tuple(client for client in self.own if client in clients)
+        return replace(self, own=kept, purged=self.purged + out)
+
+    def mapped(self, change: Callable[[Params], Params]) -> History:
+        """The history with a change made to the tensors of every client's record."""
+        return replace(self, own={c: replace(r, tensors=change(r.tensors)) for c, r in self.own.items()})
+
+    def to(self, device: torch.device) -> History:
+        def moved(tensors: Mapping[str, Tensor]) -> Params:
+            return {name: t.to(device) for name, t in tensors.items()}
+
+        shared = {group: moved(tensors) for group, tensors in self.shared.items()}
+        own = {client: Record(moved(record.tensors), record.numbers) for client, record in self.own.items()}
+        return replace(self, shared=shared, own=own)
+
+    def pack(self) -> tuple[Params, dict[str, Any]]:
+        """One flat dictionary of tensors, and the numbers; clients' names stay out of the tensors' names."""
+        groups, clients = list(self.shared), list(self.own)
+        tensors = {f"shared/{i}/{n}": t for i, group in enumerate(groups) for n, t in self.shared[group].items()}
+        tensors |= {f"own/{i}/{n}": t for i, c in enumerate(clients) for n, t in self.own[c].tensors.items()}
+        numbers = {
+            "rounds": self.rounds,
+            "groups": groups,
+            "clients": clients,
+            "own": [dict(self.own[c].numbers) for c in clients],
+            "numbers": dict(self.numbers),
+            "purged": list(self.purged),
+        }
+        return tensors, numbers
+
+    @staticmethod
+    def unpack(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> History:
+        try:
+            shared: dict[str, Params] = {group: {} for group in numbers["groups"]}
+            own: dict[str, Params] = {client: {} for client in numbers["clients"]}
+            for name, t in tensors.items():
+                where, index, inner = name.split("/", 2)
+                table, key = (shared, "groups") if where == "shared" else (own, "clients")
+                table[numbers[key][int(index)]][inner] = t
+            records = {c: Record(own[c], n) for c, n in zip(numbers["clients"], numbers["own"], strict=True)}
+            return History(numbers["rounds"], shared, records, numbers["numbers"], tuple(numbers["purged"]))
+        except (KeyError, ValueError, IndexError, TypeError) as error:
+            raise UnfedError(
+                f"The recorded history cannot be read ({error!r}): it is damaged or of another version; restore the"
+                " state file it came from, or train again."
+            ) from error
+
+
+class Records(Protocol):
+    """A method that keeps history of the rounds it is shown."""
+
+    def record(self, history: History, past: Past) -> History: ...
+
+    def original_bytes(self, history: History, model_bytes: int) -> int: ...
+
+
+@dataclass
+class Recorder:
+    """Called after every round, it keeps one method's history."""
+
+    method: Records
+    history: History = field(default_factory=History)
+
+    def __call__(self, past: Past) -> None:
+        self.history = self.method.record(self.history, past)

@@ -1,0 +1,366 @@
+"""Rounds: who takes part, what they are asked, what is averaged. Algorithm 1 of the paper in its general form.
+
+    θ ← begin(server)                                 the request arrives: NoT negates
+    for r = 1, 2, …                                    the default round, `recover`
+        P_r ← participants(r) of the retained clients
+        θ   ← average(θ, train(plan(r), θ, P_r))       each k ∈ P_r trains one epoch on D_r^k
+
+A `Server` is what a method sees. It never sees data: it asks the engine, which asks the clients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from unfed import rng
+from unfed.client.plan import Measure, Phase, Plan
+from unfed.data import ClientData
+from unfed.engines.base import Block, Context, Engine, Messenger, Refusal, context_of
+from unfed.engines.sequential import Sequential
+from unfed.errors import Refused, Unanswered, UnfedError
+from unfed.federation.aggregate import Check, average
+from unfed.federation.history import History, Past, Recorder
+from unfed.federation.ledger import Freight, Ledger
+from unfed.federation.state import State
+from unfed.model.flops import Flops
+from unfed.model.functional import Template
+from unfed.model.params import Params, tensor_bytes
+
+# Where a state carries the optimiser of a centralised run.
+OPTIMISER = "optimiser"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate of round r of T, written into the round's plan by the server."""
+
+    kind: str = "constant"
+    minimum: float = 0.0
+    every: int = 1
+    factor: float = 0.1
+    warmup: int = 0
+    over: int | None = None
+    """After how many rounds a cosine is at its minimum, if not after the last; it stays there."""
+
+    def rate(self, base: float, round: int, rounds: int) -> float:
+        """constant: η · cosine: from η down to the minimum, where round T + 1 would be · step: η·factor^⌊(r−1)/every⌋.
+
+        The cosine is PyTorch's `CosineAnnealingLR(T)`: with a minimum in round T that round would do nothing.
+        """
+        round = max(round, 1)  # what a method does before its first round runs at the first round's rate
+        if round <= self.warmup:
+            return base * round / self.warmup
+        if self.kind == "constant":
+            return base
+        if self.kind == "step":
+            return max(self.minimum, base * self.factor ** ((round - 1 - self.warmup) // self.every))
+        if self.kind == "cosine":
+            span = max(1, (self.over or rounds) - self.warmup)
+            progress = min(1.0, (round - 1 - self.warmup) / span)
+            return self.minimum + (base - self.minimum) * (1 + math.cos(math.pi * progress)) / 2
+        raise UnfedError(f"The schedule {self.kind!r} is not known; use constant, cosine or step.")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a federation runs its rounds."""
+
+    phase: Phase = field(default_factory=Phase)
+    rounds: int = 60
+    schedule: Schedule = field(default_factory=Schedule)
+    participation: float = 1.0
+    """The share of the clients that is asked in a round, at least one."""
+    drop_out: float = 0.0
+    """The probability that a client that was asked does not answer."""
+    quorum: float = 0.5
+    """The share of those asked whose updates must be accepted, at least one."""
+    keep: bool = False
+    """Whether the optimiser goes on from round to round, as it does where one place holds all data."""
+
+
+@runtime_checkable
+class Roll(Protocol):
+    """A federation too large to look through: it says who holds rows without making every client."""
+
+    def holding(self, view: str) -> Sequence[str]:
+        """The names of the clients with rows in a view, in the federation's order."""
+        ...
+
+    def place(self, name: str) -> int:
+        """Where in that order a client stands."""
+        ...
+
+
+class Server:
+    """What a method can ask for. One server serves one job: a training, or one method on one request."""
+
+    def __init__(
+        self,
+        template: Template,
+        engine: Engine,
+        clients: Mapping[str, ClientData],
+        params: Params,
+        settings: Settings,
+        seed: int,
+        fresh: Callable[[int], Params],
+        forward_flops: Flops,
+        wired: bool = True,
+        history: History | None = None,
+        public: ClientData | None = None,
+        as_it_was: Callable[[Sequence[Mapping[str, Any]]], Engine] | None = None,
+    ) -> None:
+        self.template, self.engine, self.settings, self.seed = template, engine, settings, seed
+        self.params = params
+        self.ledger = Ledger()
+        self._wired = wired
+        """Whether clients are elsewhere: without a wire (one model, one data set) no byte is counted."""
+        self._history, self._public, self._as_it_was = history, public, as_it_was
+        self.recorders: dict[str, Recorder] = {}
+        """Who keeps history of the rounds from now on, by label."""
+        self.scope: tuple[Mapping[str, Any], ...] = ()
+        """The requests in force, as JSON: what a recorded round is replayed under."""
+        self.asked: dict[int, list[str]] = {}
+        self.refusals: list[Refusal] = []
+        self.attempt = 0
+        """How often the round at hand has failed for want of answers: who did not answer then may answer now."""
+        self.fresh, self._forward_flops = fresh, forward_flops
+        self._parameters = sum(template.like[name].numel() for name in template.trainable)
+        self.look_at(clients, engine)
+
+    def look_at(self, clients: Mapping[str, ClientData], engine: Engine, public: ClientData | None = None) -> None:
+        """Take note of who holds what; called again when a further request marks more rows, or somebody joined."""
+        self.engine = engine
+        self._public = public or self._public
+        self.clients: Sequence[str]
+        self.retained: Sequence[str]
+        self.owners: Sequence[str]
+        self._place: Callable[[str], int]
+        if isinstance(clients, Roll):
+            self._place = clients.place
+            self.clients, self.retained, self.owners = (clients.holding(view) for view in ("all", "retain", "forget"))
+        else:
+            self._place = {name: place for place, name in enumerate(clients)}.__getitem__
+            self.clients = tuple(n for n, c in clients.items() if c.holds("all"))
+            self.retained = tuple(n for n, c in clients.items() if c.holds("retain"))
+            self.owners = tuple(n for n, c in clients.items() if c.holds("forget"))
+        if not self.retained:
+            raise UnfedError("Every client would be forgotten, so nobody is left to train; ask for fewer.")
+
+    # --- what a plan is made of -----------------------------------------------------------------------------------
+
+    @property
+    def base(self) -> Phase:
+        """The configured phase: cross-entropy on retained data, one local epoch."""
+        return self.settings.phase
+
+    def plan(self, round: int, *phases: Phase, keep: bool = False) -> Plan:
+        """The plan of round r; without phases the base phase at the round's learning rate."""
+        return Plan(self.seed, round, phases or (self.scheduled(self.base, round),), keep)
+
+    def scheduled(self, phase: Phase, round: int) -> Phase:
+        """The phase at the learning rate of round r."""
+        rate = self.settings.schedule.rate(phase.optimiser.lr, round, self.settings.rounds)
+        return phase.with_optimiser(lr=rate)
+
+    def init(self, purpose: str = "init") -> Params:
+        """A fresh random initialisation, a function of this job's seed."""
+        return self.fresh(rng.key(self.seed, purpose))
+
+    @property
+    def history(self) -> History:
+        """What this job's method recorded on the way to `params`."""
+        if self._history is None:
+            raise UnfedError("No history came with this job; record it with training.record and train again.")
+        return self._history
+
+    # --- asking ---------------------------------------------------------------------------------------------------
+
+    def participants(self, round: int, among: Sequence[str]) -> tuple[str, ...]:
+        """Who is asked in round r: a seeded share of the clients, in the federation's order."""
+        if self.settings.participation >= 1.0:
+            return tuple(among)
+        count = max(1, round_half_up(self.settings.participation * len(among)))
+        picked = rng.first(rng.key(self.seed, "participants", round), len(among), count)
+        return tuple(among[i] for i in picked.tolist())
+
+    def train(
+        self,
+        plan: Plan,
+        params: Params,
+        clients: Sequence[str],
+        context: Context | None = None,
+        optimiser: Mapping[str, Params] | None = None,
+        *,
+        freight: Freight = Freight(),  # noqa: B008  (frozen)
+        patient: bool = False,
+        engine: Engine | None = None,
+    ) -> Iterator[Block]:
+        """Ask clients to run a plan. What cannot be averaged is refused and named; below the quorum the round fails.
+
+        A `patient` server waits until everybody has answered: a leaver's own phase cannot go on without the leaver.
+        """
+        context, engine = context or {}, engine or self.engine
+        asked = sorted(clients, key=self._place)
+        self.asked.setdefault(plan.round, []).extend(asked)
+        messages = isinstance(engine, Messenger)
+        if self._wired:
+            model = 0 if messages else tensor_bytes(params)
+            for name in asked:
+                crossing = () if messages else context_of(context, name).items()
+                own = sum(tensor_bytes(c) for n, c in crossing if n not in freight.seeded)
+                self.ledger.sent(freight.down, self._parameters, model + own)
+        answering = [name for name in asked if patient or not self._drops_out(name, plan.round)]
+        there = set(answering)
+        silent = [Refusal(plan.round, name, "it did not answer") for name in asked if name not in there]
+        self.refusals += silent
+        refused, accepted = list(silent), 0
+        for found in _checked(engine.train(plan, params, answering, context, optimiser), params, plan.round):
+            if isinstance(found, Refusal):
+                self.refusals.append(found)
+                refused.append(found)
+                continue
+            block = found.block
+            self.ledger.worked(self._forward_flops, sum(block.trained), sum(block.forwarded))
+            if self._wired:
+                uploads = freight.up * len(block.clients)
+                self.ledger.sent(uploads, self._parameters, 0 if messages else tensor_bytes(block.params))
+            good, bad = found.result()
+            self.refusals += bad
+            refused += bad
+            accepted += len(good.clients)
+            if good.clients:
+                yield good
+        self._settle(engine)
+        need = max(1, math.ceil(self.settings.quorum * len(asked)))
+        if accepted < need:
+            if not self._wired:
+                reason = refused[0].reason.removeprefix("its update ") if refused else "holds no row to train on"
+                raise UnfedError(
+                    f"After epoch {plan.round} the model {reason}, because its loss is not finite any more; lower the"
+                    " learning rate (or the method's own strength) and start again."
+                )
+            why = "; ".join(f"client {r.client}: {r.reason}" for r in refused[:3]) or "nobody was asked"
+            raise (Unanswered if asked else Refused)(
+                f"Round {plan.round} got {accepted} usable updates of {len(asked)} asked, the quorum is {need} ({why});"
+                " mend these clients or lower training.quorum, then resume: all of them are asked again."
+            )
+
+    def replay(
+        self, plan: Plan, params: Params, clients: Sequence[str], scope: Sequence[Mapping[str, Any]]
+    ) -> Iterator[Block]:
+        """Have clients repeat a recorded round, on the rows they held in it: bit-equal, because draws have addresses.
+
+        It stands for a model that a client with a memory would simply still have, so it counts in `flops` and
+        `wire_bytes` and not among the paper's transfers.
+        """
+        if self._as_it_was is None:
+            raise UnfedError("This server cannot repeat a round that is over; run the method inside a run folder.")
+        engine = self._as_it_was(scope)
+        return self.train(plan, params, clients, freight=Freight(down=0, up=0), patient=True, engine=engine)
+
+    def train_at_home(self, plan: Plan, params: Params, context: Mapping[str, Params]) -> Params:
+        """Run a plan on the server's own unlabelled data: one more client, without messages."""
+        if self._public is None:
+            raise UnfedError("The server holds no data of its own; set partition.validation above 0.")
+        home = Sequential(self.template, {self._public.name: self._public})
+        (block,) = home.train(plan, params, [self._public.name], context)
+        self.ledger.worked(self._forward_flops, sum(block.trained), sum(block.forwarded))
+        return block.of(0)
+
+    def measure(self, what: Measure, params: Params, clients: Sequence[str]) -> dict[str, Tensor]:
+        """Sums over the clients' views. Gradients cost what a training pass costs; counting correct answers is free."""
+        total: dict[str, Tensor] = {}
+        for answer in self.engine.measure(what, params, clients):
+            if isinstance(answer, Refusal):
+                # A sum over some of those who were asked would pass for the sum over all of them.
+                raise Unanswered(f"Client {answer.client} did not answer with its {what.what}: {answer.reason}.")
+            _, sums = answer
+            total = {n: total[n] + t if total else t for n, t in sums.items()}
+            if what.what != "correct":
+                self.ledger.worked(self._forward_flops, int(sums["count"]))
+                self._send(self.engine, params)
+                self._send(self.engine, dict(sums))
+        self._settle(self.engine)
+        return total
+
+    def average(self, params: Params, updates: Iterable[Block]) -> Params:
+        """θ + Σ p_k (θ_k − θ), in the federation's order whatever order the answers came in."""
+        return average(params, self._in_order(updates))
+
+    def _in_order(self, updates: Iterable[Block]) -> list[Block]:
+        return sorted(updates, key=lambda block: self._place(block.clients[0]))
+
+    def _record(self, plan: Plan, params: Params, updates: Sequence[Block]) -> None:
+        for recorder in self.recorders.values():
+            recorder(Past(plan, params, updates, self.template.trainable, self.scope))
+
+    def fedavg(self, params: Params, plan: Plan, clients: Sequence[str], context: Context | None = None) -> Params:
+        """One round: train, then average."""
+        return self.average(params, self.train(plan, params, clients, context))
+
+    def recover(self, state: State) -> State:
+        """The default round: FedAvg over the retained data (Algorithm 1, lines 11 to 14)."""
+        return self.advance(state, self.participants(state.round + 1, self.retained))
+
+    def advance(self, state: State, clients: Sequence[str], *phases: Phase, context: Context | None = None) -> State:
+        """One round further: these phases (without any, the base phase), at these clients, at the round's rate."""
+        r = state.round + 1
+        scheduled = tuple(self.scheduled(phase, r) for phase in phases)
+        plan = self.plan(r, *scheduled, keep=self.settings.keep)
+        if not self.settings.keep:
+            updates = self._in_order(self.train(plan, state.params, clients, context))
+            if not context:  # a round with context could not be repeated from its plan alone
+                self._record(plan, state.params, updates)
+            return replace(state, params=average(state.params, updates), round=r)
+        (name,) = clients  # only one place can go on with its own optimiser
+        kept = {name: state.tensors[OPTIMISER]} if OPTIMISER in state.tensors else None
+        (block,) = self.train(plan, state.params, clients, context, kept)
+        # Taken as it is: θ + (θ_1 − θ) would round, and a centralised run would not be the plain loop any more.
+        tensors = {**state.tensors, OPTIMISER: {n: t[0] for n, t in (block.optimiser or {}).items()}}
+        return replace(state, params=block.of(0), round=r, tensors=tensors)
+
+    def _send(self, engine: Engine, params: Params, *context: Params, models: int = 1) -> None:
+        """Count what crosses: models by the paper's rule, tensors only where no messenger knows better."""
+        if self._wired:
+            tensors = () if isinstance(engine, Messenger) else (params, *context)
+            self.ledger.sent(models, self._parameters, sum(tensor_bytes(p) for p in tensors))
+
+    def _settle(self, engine: Engine) -> None:
+        """Take over what a messenger's messages really carried."""
+        if isinstance(engine, Messenger):
+            crossed = engine.settle()
+            self.ledger.wire_bytes += crossed.wire_bytes
+            self.ledger.serialised_bytes += crossed.serialised_bytes
+
+    def _drops_out(self, client: str, round: int) -> bool:
+        if self.settings.drop_out == 0.0:
+            return False
+        again = ("attempt", self.attempt) if self.attempt else ()
+        key = rng.as_key(rng.key(self.seed, "drop-out", round, client, *again))
+        return bool(rng.chance(rng.words(key, torch.zeros((), dtype=torch.int64)), self.settings.drop_out))
+
+
+def _checked(answers: Iterator[Block | Refusal], like: Params, round: int) -> Iterator[Check | Refusal]:
+    """What comes back, under examination. An answer that a device is still working on is handed on when the next client
+    is at work there, so that the device never waits for the server."""
+    waiting: Check | None = None
+    for answer in answers:
+        found = answer if isinstance(answer, Refusal) else Check(answer, like, round)
+        if waiting is not None:
+            yield waiting
+        waiting = found if isinstance(found, Check) and found.event is not None else None
+        if waiting is None:
+            yield found
+    if waiting is not None:
+        yield waiting
+
+
+def round_half_up(value: float) -> int:
+    """3.5 → 4, also where Python's banker's rounding would not."""
+    return math.floor(value + 0.5)

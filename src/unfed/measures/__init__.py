@@ -1,0 +1,1 @@
+"""What a model does on D_r, D_u and test data: metrics, membership inference, the evaluator of a round."""

@@ -1,0 +1,172 @@
+"""Can an attacker tell that the forgotten data was ever there?
+
+Membership inference, as in the NeurIPS 2023 unlearning challenge: one feature per sample, its loss under the model;
+label 1 for D_u, label 0 for test data; the larger set sub-sampled so that both weigh the same. A logistic regression
+
+    min over w, b of   w²/2 + Σ_i [ log(1 + e^{z_i}) - y_i z_i ],     z_i = w · loss_i + b
+
+is fitted on 90 % and scored on the held-out 10 %, ten times; the mean accuracy in percent is the number. 50 means that
+losses do not tell; an ideal method matches *Retrain's* value, which is not 50 where D_u differs from the test data.
+
+`method="sklearn"` is the readable reference. `method="newton"` solves the same two-parameter problem on the same
+splits, all of them at once, and agrees with it on every split.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from unfed import rng
+from unfed.errors import UnfedError
+from unfed.values import Value, not_measured
+
+Losses = Tensor | ArrayLike
+Floats = NDArray[np.float64]
+Method = Literal["newton", "sklearn"]
+
+MIN_SAMPLES = 10  # per side: the smallest number of which a stratified 10 % holds one of each
+HELD_OUT = 0.1
+
+
+def membership_inference(
+    forget_losses: Losses, test_losses: Losses, *, seed: int, folds: int = 10, method: Method = "newton"
+) -> float:
+    """MIA: the accuracy in percent of the loss attack that tells D_u from test data."""
+    return 100.0 * float(np.mean(split_accuracies(forget_losses, test_losses, seed=seed, folds=folds, method=method)))
+
+
+def try_membership_inference(
+    forget_losses: Losses, test_losses: Losses, *, seed: int, folds: int = 10, method: Method = "newton"
+) -> Value:
+    """The same, but where the attack cannot run the value says why, and the run goes on."""
+    try:
+        return membership_inference(forget_losses, test_losses, seed=seed, folds=folds, method=method)
+    except UnfedError as error:
+        return not_measured(str(error).rstrip("."))
+
+
+def split_accuracies(
+    forget_losses: Losses, test_losses: Losses, *, seed: int, folds: int = 10, method: Method = "newton"
+) -> Floats:
+    """The attack's held-out accuracy on each split, as fractions."""
+    if method not in ("newton", "sklearn"):
+        raise UnfedError(f"There is no attack method {method!r}; use 'newton' or 'sklearn'.")
+    if folds < 1:
+        raise UnfedError(f"The attack needs at least one split, not {folds}; leave folds at 10.")
+    losses, labels = _balanced(_checked(forget_losses, "forget"), _checked(test_losses, "test"), seed)
+    train, held_out = _splits(labels.size // 2, seed, folds)
+    fit = _fit_newton if method == "newton" else _fit_sklearn
+    weight, bias = fit(losses[train], labels[train])
+    called_member = weight[:, None] * losses[held_out] + bias[:, None] > 0
+    accuracies: Floats = np.mean(called_member == (labels[held_out] == 1), axis=1)
+    return accuracies
+
+
+def backdoor_success(predicted: Losses, target_class: int) -> float:
+    """Share in percent of stamped test images (none of them of the target class) that the model calls the target."""
+    classes = _numpy(predicted).reshape(-1)
+    if classes.size == 0:
+        raise UnfedError("Backdoor success needs at least one stamped test image that is not of the target class.")
+    return 100.0 * float(np.mean(classes == target_class))
+
+
+def _numpy(values: Losses) -> NDArray[Any]:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+
+
+def _checked(losses: Losses, name: str) -> Floats:
+    array: Floats = _numpy(losses).astype(np.float64).reshape(-1)
+    if array.size < MIN_SAMPLES:
+        samples = "sample" if array.size == 1 else "samples"
+        raise UnfedError(f"only {array.size} {name} {samples}; the attack needs at least {MIN_SAMPLES}")
+    bad = int(np.count_nonzero(~np.isfinite(array)))
+    if bad:
+        raise UnfedError(f"{bad} of {array.size} {name} losses are NaN or infinite; lower the learning rate")
+    return array
+
+
+def _balanced(forget: Floats, test: Floats, seed: int) -> tuple[Floats, NDArray[np.int64]]:
+    """Equally many of both. Sorted, and with the sets in an order of their own, so that neither the order of the
+    samples nor the names of the two sets can change the result (accuracy does not care which label is called 1)."""
+    n = min(forget.size, test.size)
+    chosen = rng.as_key(rng.key("membership", "balance", seed))
+    halves = [np.sort(s)[rng.order(chosen, s.size)[:n].sort().values.numpy()] for s in (forget, test)]
+    halves.sort(key=lambda half: half.tolist())
+    return np.concatenate(halves), np.repeat(np.array([0, 1]), n)
+
+
+@lru_cache(maxsize=8)
+def _splits(n: int, seed: int, folds: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row numbers to train on and to hold out, one line per split; cached: every evaluated round asks again."""
+    # Imported where it is used: it takes a second, and a Flower client's process starts anew for every message.
+    from sklearn.model_selection import StratifiedShuffleSplit  # type: ignore[import-untyped, unused-ignore]
+
+    labels = np.repeat(np.array([0, 1]), n)
+    state = rng.key("membership", "splits", seed) % rng.WORD
+    splitter = StratifiedShuffleSplit(n_splits=folds, test_size=HELD_OUT, random_state=state)
+    train, held_out = zip(*splitter.split(np.zeros((labels.size, 1)), labels), strict=True)
+    return np.stack(train), np.stack(held_out)
+
+
+def _fit_sklearn(losses: Floats, labels: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """One sklearn fit per split: default regularisation, iterated to convergence so that the answer is *the* answer
+    (at the default tolerance lbfgs stops so early that samples near the boundary change sides)."""
+    from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped, unused-ignore]
+
+    fits = [
+        LogisticRegression(tol=1e-10, max_iter=10_000).fit(x[:, None], y) for x, y in zip(losses, labels, strict=True)
+    ]
+    return np.array([fit.coef_[0, 0] for fit in fits]), np.array([fit.intercept_[0] for fit in fits])
+
+
+def _fit_newton(losses: Floats, labels: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Damped Newton on (w, b) for all splits together. Centring only moves b, which is not regularised."""
+    centre = losses.mean(axis=1)
+    x, y = losses - centre[:, None], labels.astype(np.float64)
+    w, b = np.zeros(len(x)), np.zeros(len(x))
+    for _ in range(200):
+        step_w, step_b, decrease = _newton_step(x, y, w, b)
+        t = _damping(x, y, w, b, step_w, step_b, decrease)
+        w, b = w - t * step_w, b - t * step_b
+        if np.max(decrease) < 1e-18:
+            break
+    return w, b - w * centre
+
+
+def _newton_step(x: Floats, y: Floats, w: Floats, b: Floats) -> tuple[Floats, Floats, Floats]:
+    """H⁻¹g and gᵀH⁻¹g, with the 2-by-2 inverse written out."""
+    p = 0.5 * (1.0 + np.tanh(0.5 * (w[:, None] * x + b[:, None])))  # the logistic function, without overflow
+    r = p * (1.0 - p)
+    g_w, g_b = w + ((p - y) * x).sum(axis=1), (p - y).sum(axis=1)
+    h_ww, h_wb, h_bb = 1.0 + (r * x * x).sum(axis=1), (r * x).sum(axis=1), r.sum(axis=1) + 1e-300
+    det = h_ww * h_bb - h_wb * h_wb
+    det = np.where(det > 0, det, h_bb)  # h_ww ≥ 1 makes det ≥ h_bb in exact arithmetic
+    step_w, step_b = (h_bb * g_w - h_wb * g_b) / det, (h_ww * g_b - h_wb * g_w) / det
+    return step_w, step_b, g_w * step_w + g_b * step_b
+
+
+def _damping(x: Floats, y: Floats, w: Floats, b: Floats, step_w: Floats, step_b: Floats, decrease: Floats) -> Floats:
+    """The largest of 1, ½, ¼, … that lowers the objective; near the optimum, where rounding blurs it, the full step."""
+    t = np.ones_like(w)
+    if np.max(decrease) <= 1e-6:
+        return t
+    start = _objective(x, y, w, b)
+    for _ in range(60):
+        now = _objective(x, y, w - t * step_w, b - t * step_b)
+        too_far = (decrease > 1e-6) & ~(now <= start - 1e-4 * t * decrease)
+        if not too_far.any():
+            break
+        t = np.where(too_far, 0.5 * t, t)
+    return t
+
+
+def _objective(x: Floats, y: Floats, w: Floats, b: Floats) -> Floats:
+    z = w[:, None] * x + b[:, None]
+    value: Floats = 0.5 * w * w + (np.maximum(z, 0.0) + np.log1p(np.exp(-np.abs(z))) - y * z).sum(axis=1)
+    return value

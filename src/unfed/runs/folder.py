@@ -1,0 +1,293 @@
+"""A run folder: one documented, versioned layout, from which every table and report is computed afterwards.
+
+    run.json                                   schema, config, versions, seeds, clients, model size
+    trajectory.jsonl                           one line per evaluated round: all metrics, all ledger columns
+    samples/SEED/JOB/ROUND.safetensors         per-sample loss, correctness, confidence, entropy of D_u and test
+    state/SEED/JOB.safetensors                 what a job needs to go on, and the histories that were recorded with it
+    models/SEED/JOB.safetensors                what came out of it
+    requests/NUMBER-ID.json                    deletion requests in the order in which they came, and where each stands
+    progress.json                              where a running process is (a hint for `status`, nothing depends on it)
+
+JOB is `train`, or REQUEST/METHOD. Every saved state says how long the trajectory was when it was saved; what no state
+vouches for is cut off when work goes on, so a resumed run writes the same bytes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from unfed import storage
+from unfed.errors import UnfedError
+from unfed.federation.history import History
+from unfed.methods import Method, State
+from unfed.runs.names import check_id, check_label
+from unfed.model.params import Params
+from unfed.runs.requests import Entry, now
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One stretch of rounds: the training of a seed, or one method on one request."""
+
+    seed: int
+    request: str | None
+    label: str
+
+    def __post_init__(self) -> None:
+        """Each of these becomes a file or a folder, wherever it was read, and stays inside."""
+        check_label(self.label)
+        if self.request is not None:
+            check_id(self.request, "request id")
+        if not isinstance(self.seed, int):
+            raise UnfedError(f"The seed {self.seed!r} is no whole number; restore the file that has it.")
+
+    @property
+    def path(self) -> Path:
+        if self.request is None:
+            return Path(str(self.seed), self.label)
+        return Path(str(self.seed), self.request, self.label.replace(":", "."))
+
+
+_HISTORY = "history:"
+
+
+def _pack(histories: Mapping[str, History]) -> tuple[Params, dict[str, Any]]:
+    """Histories as tensors whose group is `history:LABEL`, and their numbers by label."""
+    packed = {label: history.pack() for label, history in histories.items()}
+    tensors = storage.join({f"{_HISTORY}{label}": tensors for label, (tensors, _) in packed.items()})
+    return tensors, {label: numbers for label, (_, numbers) in packed.items()}
+
+
+def _unpack(tensors: Params, numbers: Mapping[str, Any]) -> dict[str, History]:
+    groups = storage.part({n: t for n, t in tensors.items() if n.startswith(_HISTORY)})
+    kept = numbers.get("histories", {})
+    return {label: History.unpack(groups.get(f"{_HISTORY}{label}", {}), own) for label, own in kept.items()}
+
+
+class RunFolder:
+    """Reads and writes the layout; knows nothing of training."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    # --- run.json -------------------------------------------------------------------------------------------------
+
+    def create(self, description: Mapping[str, Any]) -> None:
+        """Begin a run in a new or empty folder."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UnfedError(
+                f"{self.path} is there already and not empty; choose another folder with --out, or go on with"
+                f" `unfed resume {self.path}`."
+            )
+        storage.write_json(self.path / "run.json", {"schema": SCHEMA, **description})
+
+    def description(self) -> dict[str, Any]:
+        if not (self.path / "run.json").exists():
+            raise UnfedError(f"{self.path} is not a run folder (it has no run.json); `unfed run` makes one.")
+        found: dict[str, Any] = storage.read_json(self.path / "run.json", "run description")
+        if found.get("schema") != SCHEMA:
+            raise UnfedError(
+                f"{self.path} was written in layout {found.get('schema')}, this version reads layout {SCHEMA};"
+                " use the version of unfed that wrote it."
+            )
+        return found
+
+    # --- trajectory -----------------------------------------------------------------------------------------------
+
+    @property
+    def trajectory(self) -> Path:
+        return self.path / "trajectory.jsonl"
+
+    def append(self, line: Mapping[str, Any]) -> int:
+        return storage.append_line(self.trajectory, json.dumps(line, separators=(",", ":")))
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All whole lines; the last one may be torn if a process died while writing it."""
+        if not self.trajectory.exists():
+            return []
+        found = []
+        whole, _, _ = self.trajectory.read_bytes().rpartition(b"\n")
+        for number, text in enumerate(whole.splitlines(), 1):
+            try:
+                found.append(json.loads(text))
+            except ValueError as error:
+                raise UnfedError(
+                    f"Line {number} of {self.trajectory} is damaged ({error}); restore the file."
+                ) from error
+        return found
+
+    def length(self) -> int:
+        """How long the trajectory is, in bytes."""
+        return self.trajectory.stat().st_size if self.trajectory.exists() else 0
+
+    def cut_back(self) -> None:
+        """Cut the trajectory to what a saved state vouches for."""
+        storage.cut(self.trajectory, max((int(numbers["offset"]) for _, numbers in self.states()), default=0))
+
+    # --- jobs -----------------------------------------------------------------------------------------------------
+
+    def state_file(self, job: Job) -> Path:
+        return self._file("state", job)
+
+    def model_file(self, job: Job) -> Path:
+        return self._file("models", job)
+
+    def _file(self, folder: str, job: Job) -> Path:
+        path = self.path / folder / job.path
+        return path.with_name(path.name + ".safetensors")
+
+    def states(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Every saved state's numbers."""
+        for path in sorted((self.path / "state").rglob("*.safetensors")):
+            yield path, storage.numbers_of(path)
+
+    def save_state(
+        self, job: Job, state: State, numbers: Mapping[str, Any], histories: Mapping[str, History] | None = None
+    ) -> None:
+        """A state and the histories that belong to it: one file, so they can never come from two different rounds."""
+        whole = {"round": state.round, "done": state.done, "model": state.model, "numbers": dict(state.numbers)}
+        tensors = storage.join({"params": state.params, **state.tensors})
+        packed = _pack(histories or {})
+        storage.save(self.state_file(job), tensors | packed[0], {**whole, **numbers, "histories": packed[1]})
+
+    def load_state(self, job: Job) -> tuple[State, dict[str, Any]] | None:
+        path = self.state_file(job)
+        if not path.exists():
+            return None
+        tensors, numbers = storage.load(path, "saved state")
+        groups = {n: g for n, g in storage.part(tensors).items() if not n.startswith(_HISTORY)}
+        state = State(
+            params=groups.pop("params", {}),
+            round=numbers["round"],
+            tensors=groups,
+            numbers=numbers["numbers"],
+            done=numbers["done"],
+            model=numbers["model"],
+        )
+        return state, numbers
+
+    def load_histories(self, job: Job) -> dict[str, History]:
+        """What was recorded up to a job's saved state, by label; nothing where there is no state."""
+        path = self.state_file(job)
+        return _unpack(*storage.load(path, "saved state")) if path.exists() else {}
+
+    def purge(self, seed: int, clients: Collection[str], methods: Mapping[str, Method]) -> None:
+        """Take these clients' records out of every history in the folder; done twice, it does nothing."""
+        for path in sorted((self.path / "state" / str(seed)).rglob("*.safetensors")):
+            kept = storage.numbers_of(path).get("histories", {})
+            if not any(set(clients) & set(history["clients"]) for history in kept.values()):
+                continue
+            tensors, numbers = storage.load(path, "saved state")
+            left = {label: methods[label].purge(h, clients) for label, h in _unpack(tensors, numbers).items()}
+            packed, own = _pack(left), {n: t for n, t in tensors.items() if not n.startswith(_HISTORY)}
+            storage.save(path, own | packed[0], {**numbers, "histories": packed[1]})
+
+    def numbers(self, job: Job) -> dict[str, Any] | None:
+        path = self.state_file(job)
+        return storage.numbers_of(path) if path.exists() else None
+
+    def finished(self, job: Job) -> bool:
+        return bool((self.numbers(job) or {}).get("finished"))
+
+    def save_model(self, job: Job, params: Params, numbers: Mapping[str, Any]) -> None:
+        storage.save(self.model_file(job), params, numbers)
+
+    def load_model(self, job: Job) -> Params:
+        return storage.load(self.model_file(job), "model")[0]
+
+    def drop_samples(self, job: Job) -> None:
+        """Take away what an attempt that is given up scored, before the next one scores."""
+        shutil.rmtree(self.path / "samples" / job.path, ignore_errors=True)
+
+    def save_samples(self, job: Job, round: int, samples: Mapping[str, Tensor]) -> None:
+        if samples:
+            storage.save(self.path / "samples" / job.path / f"{round:06d}.safetensors", samples, {"round": round})
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def requests(self) -> list[Entry]:
+        """Every deletion request as it stands now, in the order in which they were filed."""
+        files = sorted((self.path / "requests").glob("*.json"))
+        found: list[tuple[Entry, bool]] = []
+        for file in files:
+            raw = storage.read_json(file, "request")
+            entry = Entry.from_json(raw, f"The request file {file}")
+            check_id(entry.request.id, f"request id in {file}")
+            check_label(entry.method, f"method in {file}")
+            found.append((entry, "state" in raw))
+        found.sort(key=lambda pair: pair[0].number)
+        entries, moment = [entry for entry, _ in found], now()
+        return [entry.at(moment) if told else self._of_before(entry, entries) for entry, told in found]
+
+    def _of_before(self, entry: Entry, entries: Sequence[Entry]) -> Entry:
+        """A request of the time before states: served in its order if its job has ended, else waiting."""
+        earlier = tuple(e.request.id for e in entries if e.number < entry.number and e.seed == entry.seed)
+        job = Job(entry.seed, entry.request.id, entry.method)
+        if not (self.finished(job) and self.model_file(job).exists()):
+            return entry
+        return replace(entry, state="fulfilled", served=entry.number, earlier=earlier)
+
+    def put_request(self, entry: Entry) -> None:
+        storage.write_json(self.request_file(entry), entry.to_json())
+
+    def request_file(self, entry: Entry) -> Path:
+        return self.path / "requests" / f"{entry.number:04d}-{check_id(entry.request.id, 'request id')}.json"
+
+    # --- who is at work -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def lock(self, name: str = "work", wait: bool = False) -> Iterator[bool]:
+        """Hold a lock of the folder: True if it was free, or waited for. It ends with the process, however it ends."""
+        # The system's own lock, never a mark that a killed process would leave behind.
+        lock = FileLock(self.path / f".{name}.lock", fallback_to_soft=False)
+        with storage.disk_errors(self.path):
+            if not self.path.is_dir():  # the lock would make it
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            try:
+                lock.acquire(blocking=wait)
+            except Timeout:
+                pass
+            except OSError as error:
+                if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                    raise UnfedError(
+                        f"The file system of {self.path} has no locks ({error.strerror}), so two processes could spoil"
+                        " the run for each other; keep runs on another disk."
+                    ) from error
+                raise
+        try:
+            yield lock.is_locked
+        finally:
+            lock.release()
+
+    def busy(self) -> bool:
+        """Whether a process is at work here now."""
+        with self.lock() as free:
+            return not free
+
+    def beat(self, progress: Mapping[str, Any]) -> None:
+        """Say where the work is. Only a hint, so it is neither synced nor an error when it fails."""
+        file = self.path / "progress.json"
+        temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps({**progress, "pid": os.getpid(), "at": time.time()}), encoding="utf-8")
+            os.replace(temporary, file)
+
+    def heard(self) -> dict[str, Any] | None:
+        with contextlib.suppress(OSError, ValueError):
+            found: dict[str, Any] = json.loads((self.path / "progress.json").read_text(encoding="utf-8"))
+            return found
+        return None

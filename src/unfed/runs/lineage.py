@@ -1,0 +1,195 @@
+"""What a run can offer a method, and which history leads to the model it starts from.
+
+    train ──► request 1 ──► request 2 ──► …          each job's state holds the histories up to its model
+
+FedEraser replays the training, so it reads the training's history whatever came since. FUKD and PGD start at the model
+in force, so their histories must keep up with whoever makes it: each method says by its `lineage` what it does to them.
+
+    lineage                             sums: θ = θ⁰ + Σ_k S_k (FUKD)    rounds: θ is the last one's mean (PGD)
+    goes on   FT, GA, ℓ1-sparse, RandL  go on                            go on
+    carried   NoT, FUKD                 go on, moved as the model was    begin anew with its recovery
+    moved     PGD, MoDE, FCU            end                              begin anew with its recovery
+    anew      Retrain                   begin anew                       begin anew
+    ends      all others                end                              end
+
+A method whose history has ended is refused until Retrain (or, for PGD, any recovery that is recorded) begins another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from unfed.runs.config import Config
+from unfed.data import Request
+from unfed.errors import UnfedError, listed
+from unfed.runs.folder import Job, RunFolder
+from unfed.federation.history import History, Recorder
+from unfed.methods import Method, admit
+from unfed.methods.base import Lineage
+from unfed.runs.requests import Entry
+from unfed.runs.world import World
+
+
+def offers(config: Config, label: str, request: Request) -> tuple[frozenset[str], dict[str, str]]:
+    """What a run has for a method on a request, and why it lacks the rest."""
+    there, missing = {"retain", "init"}, {}
+    if config.setting == "central":
+        there.add("central")
+    if request.deleted:
+        missing["forget"] = f"{_owners(request)} deleted it"
+    else:
+        there.add("forget")
+    if label in config.recorded() and config.training.keep_model == "last":
+        there.add("history")
+    elif label in config.recorded():
+        missing["history"] = "training.keep_model keeps another model than the one its record leads to"
+    else:
+        missing["history"] = f'this run recorded none for it: set training.record = ["{label}"] and train again'
+    if config.partition.validation > 0:
+        there.add("public")
+    else:
+        missing["public"] = "partition.validation is 0, so no images are held out"
+    return frozenset(there), missing
+
+
+def _owners(request: Request) -> str:
+    if not request.clients:
+        return "its owners have"
+    if len(request.clients) == 1:
+        return f"client {request.clients[0]} has"
+    return f"clients {', '.join(request.clients[:-1])} and {request.clients[-1]} have"
+
+
+def welcome(config: Config, label: str, request: Request, earlier: Sequence[Request]) -> Method:
+    """The method, if it can serve the request after the earlier ones; else the sentence that says why not."""
+    method = config.method(label)
+    admit(label, method, request.kind, *offers(config, label, request))
+    method.after(earlier)
+    return method
+
+
+# What becomes of a history that follows sums or rounds, by the lineage of the method that makes the model in force.
+FATES: dict[tuple[str, Lineage], Literal["goes on", "anew", "ends"]] = {
+    ("sums", "goes on"): "goes on",
+    ("sums", "carried"): "goes on",
+    ("sums", "moved"): "ends",
+    ("sums", "anew"): "anew",
+    ("sums", "ends"): "ends",
+    ("rounds", "goes on"): "goes on",
+    ("rounds", "carried"): "anew",
+    ("rounds", "moved"): "anew",
+    ("rounds", "anew"): "anew",
+    ("rounds", "ends"): "ends",
+}
+
+
+def unbroken(config: Config, label: str, queue: Sequence[Entry]) -> None:
+    """Refuse a method whose history would have ended before its turn comes."""
+    _unbroken(config, label, [(entry.request.id, entry.method) for entry in queue])
+
+
+def unbroken_by_itself(config: Config, label: str, earlier: Sequence[Request]) -> None:
+    """Refuse a method that cannot go on, in a comparison of several requests, with what it leaves itself."""
+    _unbroken(config, label, [(request.id, label) for request in earlier])
+
+
+def _unbroken(config: Config, label: str, before: Sequence[tuple[str, str]]) -> None:
+    method, ended = config.method(label), ""
+    if not method.follows:
+        return
+    for request, other in before:
+        maker = config.method(other)
+        fate = FATES[method.follows, maker.lineage]
+        ended = {"goes on": ended, "anew": "", "ends": f"request {request!r} ({maker.title})"}[fate]
+    if ended:
+        raise UnfedError(
+            f"{method.title} needs history of the way to the model in force, but that model was rebuilt by {ended},"
+            " which leaves none; use not, ft or retrain."
+        )
+
+
+def recordable(config: Config) -> None:
+    """Refuse to record rounds that do not lead to θ*."""
+    if (recorded := config.recorded()) and config.training.keep_model != "last":
+        raise UnfedError(
+            f"The history for {listed(recorded).replace(' or ', ' and ')} leads to the model of the last round, but"
+            f" training.keep_model = {config.training.keep_model!r} keeps an earlier one; set it to 'last', or use"
+            " methods that need no history."
+        )
+
+
+def history_of(folder: RunFolder, label: str, method: Method, training: Job, previous: Job) -> History | None:
+    """What a method starts from, if it needs history at all."""
+    if "history" not in method.needs:
+        return None
+    job = previous if method.follows else training
+    found = folder.load_histories(job)
+    if label not in found and job != training:
+        raise UnfedError(
+            f"{method.title} needs history of the way to the model in force, but request {job.request!r}"
+            f" ({job.label}) left none; use not, ft or retrain."
+        )
+    if label not in found:
+        raise UnfedError(
+            f"{folder.state_file(job)} holds no history for {label}; it was trained without, so set"
+            f' training.record = ["{label}"] and train again.'
+        )
+    return found[label]
+
+
+def recorders(
+    folder: RunFolder, config: Config, method: Method, previous: Job, world: World, request: Request
+) -> dict[str, Recorder]:
+    """Who goes on recording, and from what, while `method` makes the next model in force."""
+    kept = {label: recorded for label, recorded in config.recorded().items() if recorded.follows}
+    known = folder.load_histories(previous) if kept else {}
+    module, seed = world.template.module, world.seeds.request(request.id)
+    found: dict[str, Recorder] = {}
+    for label, recorded in kept.items():
+        fate = FATES[recorded.follows, method.lineage]
+        if fate == "anew":
+            found[label] = Recorder(recorded)
+        elif fate == "goes on" and label in known:
+            history = known[label].to(world.device)
+            if method.lineage == "carried":
+                history = history.mapped(lambda own: method.carry(module, own, seed))
+            found[label] = Recorder(recorded, history)
+    return found
+
+
+def influence(folder: RunFolder, config: Config) -> list[dict[str, str]]:
+    """Every file that still carries what a request takes out, and how: {request, file, what}."""
+    found: list[dict[str, str]] = []
+    entries = [entry for entry in folder.requests() if entry.accepted]
+    for entry in entries:
+        # What was filed later never knew it; what was filed before may have been taken up, or tried again, after it.
+        without = [e for e in entries if e.number >= entry.number or entry.request.id in e.earlier]
+        later = [Job(e.seed, e.request.id, label) for e in without for label in e.methods]
+        found += _carriers(folder, entry.seed, entry.request, later)
+    compared = config.requests()
+    for i, request in enumerate(compared):
+        for seed in config.seed_list:
+            later = [Job(seed, r.id, label) for r in compared[i:] for label in config.methods.run]
+            found += _carriers(folder, seed, request, later)
+    return found
+
+
+def _carriers(folder: RunFolder, seed: int, request: Request, clean: Sequence[Job]) -> list[dict[str, str]]:
+    """`clean` are the jobs that left it out."""
+    found: list[tuple[str, str]] = []
+    kinds = {"models": "a model that was trained with it", "state": "the state of a job that trained with it"}
+    for kind, what in kinds.items():
+        for path in sorted((folder.path / kind / str(seed)).rglob("*.safetensors")):
+            job = path.relative_to(folder.path / kind).with_suffix("")
+            if job.name != "before" and job not in {own.path for own in clean}:
+                found.append((f"{kind}/{job}.safetensors", what))
+    for path, numbers in folder.states():
+        if path.is_relative_to(folder.path / "state" / str(seed)):
+            for label, history in numbers.get("histories", {}).items():
+                own = [client for client in request.clients if client in history["clients"]]
+                what = f"records of client {', '.join(own)}" if own else "records of others, made beside it"
+                found.append((str(path.relative_to(folder.path)), f"history for {label}: {what}"))
+    if (folder.path / "samples" / str(seed)).exists():
+        found.append((f"samples/{seed}", "how models score its rows, kept as evidence"))
+    return [{"request": request.id, "file": file, "what": what} for file, what in found]

@@ -1,0 +1,101 @@
+"""Looking on while a run works: a progress display, a heartbeat for `unfed status`, or nobody.
+
+A watch is told when a job begins, after each of its rounds, and when it ends. It can change nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from unfed.runs.folder import Job, RunFolder
+
+
+class Watch(Protocol):
+    """Somebody who looks on."""
+
+    def begins(self, job: Job, round: int, rounds: int) -> None: ...
+
+    def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None: ...
+
+    def ends(self, job: Job, outcome: str) -> None: ...
+
+
+class Silence:
+    """Nobody looks on."""
+
+    def begins(self, job: Job, round: int, rounds: int) -> None:
+        """Nothing."""
+
+    def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
+        """Nothing."""
+
+    def ends(self, job: Job, outcome: str) -> None:
+        """Nothing."""
+
+
+class Clock:
+    """How long the rest will take: rounds left × seconds per round, measured over this process's own rounds."""
+
+    def __init__(self, jobs: Sequence[tuple[Job, int]]) -> None:
+        self._rounds = dict(jobs)
+        self._done: dict[Job, int] = {}
+        self._began = time.monotonic()
+        self._counted = 0
+
+    def at(self, job: Job, round: int, rounds: int, counted: bool) -> None:
+        """The job stands at this round; `counted` if the round was done just now."""
+        self._rounds[job], self._done[job] = rounds, round
+        self._counted += counted
+
+    def ended(self, job: Job) -> None:
+        self._done[job] = self._rounds.get(job, 0)
+
+    @property
+    def left(self) -> int:
+        """Rounds that are still to do."""
+        return sum(max(0, rounds - self._done.get(job, 0)) for job, rounds in self._rounds.items())
+
+    @property
+    def total(self) -> int:
+        return sum(self._rounds.values())
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None until a round was done."""
+        if self._counted == 0:
+            return None
+        return self.left * (time.monotonic() - self._began) / self._counted
+
+
+class Heart:
+    """Tells the folder, once a second, where the work is, and passes everything on."""
+
+    def __init__(self, folder: RunFolder, jobs: Sequence[tuple[Job, int]], watch: Watch) -> None:
+        self._folder, self._watch = folder, watch
+        self._clock = Clock(jobs)
+        for job, _ in jobs:
+            if folder.finished(job):
+                self._clock.ended(job)
+        self._last = 0.0
+
+    def begins(self, job: Job, round: int, rounds: int) -> None:
+        self._clock.at(job, round, rounds, counted=False)
+        self._beat(job, round, rounds, force=True)
+        self._watch.begins(job, round, rounds)
+
+    def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
+        self._clock.at(job, round, rounds, counted=True)
+        self._beat(job, round, rounds)
+        self._watch.goes_on(job, round, rounds, line)
+
+    def ends(self, job: Job, outcome: str) -> None:
+        self._clock.ended(job)
+        self._watch.ends(job, outcome)
+
+    def _beat(self, job: Job, round: int, rounds: int, force: bool = False) -> None:
+        if force or time.monotonic() - self._last >= 1.0:
+            self._last = time.monotonic()
+            where = {"seed": job.seed, "request": job.request, "method": job.label, "round": round, "rounds": rounds}
+            self._folder.beat({**where, "rounds_left": self._clock.left, "seconds_left": self._clock.seconds_left})

@@ -1,0 +1,435 @@
+"""A run: train θ*, then let methods forget, one after another; or serve deletion requests as they come.
+
+    run = Run.create(Config.preset("demo"), "runs/demo")
+    run.execute()                                          # again after a crash: it goes on where it was
+    run.forget(Request("r1", clients=("3",)))              # the operator's way: one request, one method, a new model
+
+`execute` compares: every method starts from θ* and takes the config's requests one after another; nothing is purged.
+`forget` serves: each request starts from what the one before it left. A request that arrives while another is at work
+is left out of every round from the next on, and its turn comes after; one that fails is denied and stays owed, and the
+next has its turn (`serving.py`). Once a request is served, the leaver's records are taken out of every history in the
+folder; what still carries its influence is listed in `info`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from unfed.runs import description, lineage
+from unfed import plugins
+from unfed.runs.config import Config
+from unfed.data import Request
+from unfed.errors import Refused, UnfedError, UnfedWarning, listed
+from unfed.runs.folder import Job, RunFolder
+from unfed.federation.history import Recorder
+from unfed.runs.job import JobRunner, began, last_starts, start_on
+from unfed.methods import Method, Retrain, State
+from unfed.model.params import Params, cast, check_like
+from unfed.runs.requests import Entry
+from unfed.runs.serving import STOPS, Queue, gone_already, left_by
+from unfed.runs.progress import Heart, Silence, Watch
+from unfed.runs.world import World, process_as_before
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What `forget` did with a request."""
+
+    entry: Entry
+    status: str
+    """`done`, `already done`, `withdrawn`, or `queued`: another process is at work and will take it up."""
+
+
+class Run:
+    """A run folder with the work that belongs to it."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.description = folder.description()
+        self.config = Config.kept(self.description["config"])  # reading a run builds nothing that it names
+        self.queue = Queue(self)
+        self._worlds: dict[int, World] = {}
+        self._at_work = False
+
+    # --- beginning ------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    @process_as_before()
+    def create(config: Config, folder: str | Path, world: World | None = None) -> Run:
+        """A new run folder, once everything that can be known beforehand was found right."""
+        where = RunFolder(folder)
+        plugins.permit(config.code())
+        world = world or World(config, config.seed_list[0])
+        requests = config.requests()
+        lineage.recordable(config)
+        methods = {label: config.method(label) for label in config.methods.build()} if requests else {}
+        for label, method in methods.items():
+            method.check(world.template.module)
+            for i, request in enumerate(requests):
+                lineage.welcome(config, label, request, requests[:i])
+                lineage.unbroken_by_itself(config, label, requests[:i])
+        for i, request in enumerate(requests):
+            if by := left_by(world, request, requests[:i]):
+                raise UnfedError(f"{gone_already(request, by)} Leave it out of the config.")
+        where.create(description.beginning(config, world, requests, methods))
+        run = Run(where)
+        run._worlds[world.seed] = world
+        return run
+
+    @staticmethod
+    def open(folder: str | Path) -> Run:
+        return Run(RunFolder(folder))
+
+    def permit(self) -> None:
+        """Refuse, before any work is begun, code that the config or a request names and nobody allowed."""
+        plugins.permit(self.config.code(), self.folder.path / "run.json")
+        for entry in self.folder.requests():
+            named = self.config.methods.code([entry.method], "method") if entry.accepted else ()
+            plugins.permit(named, self.folder.request_file(entry))
+
+    def world(self, seed: int) -> World:
+        if seed not in self._worlds:
+            self.permit()
+            self._worlds.clear()  # one at a time: a world holds the whole data set
+            with process_as_before():
+                self._worlds[seed] = self._build(seed)
+        if self._at_work:
+            self._worlds[seed].settle()
+        return self._worlds[seed]
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """While work goes on the process is set as the world at hand needs it, and afterwards as it was."""
+        with process_as_before():
+            self._at_work = True
+            try:
+                yield
+            finally:
+                self._at_work = False
+
+    def _build(self, seed: int) -> World:
+        if self.description["engine"] == "flower":
+            raise UnfedError(
+                "The clients of this run are Flower nodes, so it cannot go on here; go on with `flwr run DIR"
+                f" --run-config 'resume-from=\"{self.folder.path.resolve()}\"'`."
+            )
+        return World(self.config, seed, self.description)
+
+    # --- comparing ------------------------------------------------------------------------------------------------
+
+    def execute(self, watch: Watch | None = None) -> None:
+        """Do whatever is not done yet: train, compare, serve. Which requests failed here is said at the end."""
+        failed = self._at_the_desk(watch, self._train_and_compare)
+        if failed is None:
+            where = self.folder.path
+            raise UnfedError(f"Another process is at work in {where}; see `unfed status {where}`.")
+        for entry in failed[1:]:
+            warnings.warn(self.queue.still_owed(entry), UnfedWarning, stacklevel=2)
+        if failed:
+            raise Refused(self.queue.still_owed(failed[0])) from self.queue.errors[failed[0].request.id]
+
+    def _train_and_compare(self, watch: Watch) -> None:
+        for seed in self.config.seed_list:
+            trained = self._train(seed, watch)
+            self._compare(seed, trained, watch)
+
+    def _at_the_desk(self, watch: Watch | None, first: Callable[[Watch], None] | None = None) -> list[Entry] | None:
+        """Do something first, then serve the queue; the requests that failed, or None if another is at work.
+
+        Whoever files a request while this works is told that it is queued, so nobody may go before it is served: what
+        came in between the last look and letting go of the lock is seen here.
+        """
+        failed: list[Entry] | None = None
+        self.permit()
+        self.queue.put_off.clear()
+        while failed is None or self.queue.waits():
+            with self._working(), self.folder.lock() as free:
+                if not free:
+                    break
+                self.folder.cut_back()
+                heart = Heart(self.folder, self.ahead(), watch or Silence())
+                try:
+                    if first is not None:
+                        first(heart)
+                except STOPS:
+                    raise
+                except Exception:  # requests do not wait until a comparison is mended
+                    self.folder.cut_back()
+                    for entry in self.queue.serve(heart):
+                        warnings.warn(self.queue.still_owed(entry), UnfedWarning, stacklevel=3)
+                    raise
+                failed, first = [*(failed or []), *self.queue.serve(heart)], None
+        return failed
+
+    def jobs(self) -> list[tuple[Job, int]]:
+        """Every job of this run in its order, with its number of rounds."""
+        found: list[tuple[Job, int]] = []
+        for seed in self.config.seed_list:
+            found.append((self._training_job(seed), self._training_rounds()))
+            for label in self.config.methods.run:
+                for request in self.config.requests():
+                    found.append((Job(seed, request.id, label), self.about(label)["rounds"]))
+        for entry in self.folder.requests():
+            rounds = self.about(entry.method, entry)["rounds"] if entry.until == "recovered" else int(entry.until)
+            found.append((Job(entry.seed, entry.request.id, entry.method), rounds))
+        return found
+
+    def about(self, label: str, entry: Entry | None = None) -> dict[str, Any]:
+        """Title, needs and rounds of a method as they were written down when it was chosen; nothing is built for it."""
+        known = ((entry and entry.described) or {}).get("served_by") or self.description.get("methods", {}).get(label)
+        return known or description.plain_facts(self.config, label)
+
+    def ahead(self) -> list[tuple[Job, int]]:
+        """The jobs without those of requests on which nobody works any more."""
+        over = {Job(e.seed, e.request.id, e.method) for e in self.folder.requests() if e.owed or not e.accepted}
+        return [(job, rounds) for job, rounds in self.jobs() if job not in over]
+
+    def trained(self, seed: int) -> bool:
+        """Whether θ* of a repetition is there."""
+        job = self._training_job(seed)
+        return self.folder.finished(job) and self.folder.model_file(job).exists()
+
+    def _training_rounds(self) -> int:
+        return self.config.training.rounds
+
+    def _training_job(self, seed: int) -> Job:
+        return Job(seed, None, "train")
+
+    def _train(self, seed: int, watch: Watch) -> Params:
+        """θ*: Retrain on an empty scope, under the training seed."""
+        job = self._training_job(seed)
+        if self.trained(seed):
+            return self._model(job)
+        world = self.world(seed)
+        method: Method = Retrain() if world.initial is None else _Continue()
+        runner = JobRunner(
+            self.folder,
+            world,
+            job,
+            method,
+            world.training_settings(),
+            world.seeds.training,
+            (),
+            world.initial or world.template.like,
+            patience=self.config.training.patience,
+            pending=lambda: self.queue.besides(seed),
+            watch=watch,
+            recorders={label: Recorder(recorded) for label, recorded in self.config.recorded().items()},
+        )
+        return runner.run().params
+
+    def _compare(self, seed: int, trained: Params, watch: Watch) -> None:
+        requests = self.config.requests()
+        for i in range(len(requests)):
+            self._score_before(seed, requests[: i + 1], trained)
+        for label in self.config.methods.run if requests else ():
+            params, method, previous = trained, self.config.method(label), self._training_job(seed)
+            for i in range(len(requests)):
+                params = self._unlearn(seed, requests[: i + 1], label, method, params, watch, previous=previous).params
+                previous = Job(seed, requests[i].id, label)
+
+    def _unlearn(
+        self,
+        seed: int,
+        requests: Sequence[Request],
+        label: str,
+        method: Method,
+        params: Params,
+        watch: Watch,
+        entry: Entry | None = None,
+        previous: Job | None = None,
+        base: Mapping[str, Any] | None = None,
+    ) -> State:
+        """One method on the last of these requests, the ones before it being out already.
+
+        `previous` is the job that made `params`, if not the training; `base` is what a saved state must have begun at.
+        """
+        previous = previous or self._training_job(seed)
+        world, retrain = self.world(seed), isinstance(method, Retrain)
+        rounds = description.rounds_of(self.config, label, method)
+        settings = replace(world.unlearning_settings(retrain, label), rounds=rounds)
+        history = lineage.history_of(self.folder, label, method, self._training_job(seed), previous)
+        going_on = lineage.recorders(self.folder, self.config, method, previous, world, requests[-1])
+        if entry is None:  # a comparison records for its own next request only; what is served, for whoever comes next
+            more = len(requests) < len(self.config.requests())
+            going_on = {own: recorder for own, recorder in going_on.items() if own == label and more}
+        runner = JobRunner(
+            self.folder,
+            world,
+            Job(seed, requests[-1].id, label),
+            method,
+            settings,
+            world.seeds.request(requests[-1].id),
+            requests,
+            params,
+            patience=self.config.unlearning.patience,
+            until=None if entry is None else entry.until,
+            pending=lambda: self.queue.besides(seed) if entry is None else self.queue.aside(entry),
+            watch=watch,
+            history=history,
+            recorders=going_on,
+            base=base,
+        )
+        return runner.run()
+
+    def _score_before(
+        self,
+        seed: int,
+        requests: Sequence[Request],
+        params: Params,
+        label: str = "before",
+        base: Mapping[str, Any] | None = None,
+    ) -> None:
+        """One line for θ as it was, under the scope of the request."""
+        job, start = Job(seed, requests[-1].id, label), 1
+        if (saved := self.folder.numbers(job)) is not None:
+            start = start_on(base, saved)
+            if saved["finished"] and start == saved.get("start", 1):
+                return
+        world = self.world(seed)
+        seen = world.evaluator(requests)(params)
+        line: dict[str, Any] = {"seed": seed, "request": job.request, "method": job.label, "round": 0}
+        line |= {"done": True, "model": True} | seen.numbers | {"validation_before": seen.numbers["validation"]}
+        line |= ({"earlier": seen.earlier} if seen.earlier else {}) | ({"start": start} if start > 1 else {})
+        self.folder.save_samples(job, 0, seen.samples)
+        numbers = {"offset": self.folder.append(line), "finished": "done"} | began(base, start)
+        self.folder.save_state(job, State({}, done=True), numbers)
+
+    # --- serving --------------------------------------------------------------------------------------------------
+
+    def forget(
+        self,
+        request: Request,
+        method: str = "not",
+        until: str | int = "recovered",
+        seed: int | None = None,
+        watch: Watch | None = None,
+        expires: str | None = None,
+    ) -> Outcome:
+        """Take a client, a class or samples out. Asked twice it is done once; one that was denied is tried again.
+
+        Everything that waits is served. What becomes of the others is a warning at most; only this one's own refusal is
+        raised.
+        """
+        self.permit()
+        plugins.permit(self.config.methods.code([method], "--method"))
+        known = self.queue.find(request.id)
+        seed = known.seed if known is not None and seed is None else self.one_seed(seed)
+        entry, finished = self.queue.file(request, method, str(until), seed, expires)
+        if finished:
+            return Outcome(entry, "already done")
+        failed = self._at_the_desk(watch)
+        if failed is None:
+            return Outcome(entry, "queued")
+        for other in failed:
+            if other.request.id != request.id:
+                warnings.warn(self.queue.still_owed(other), UnfedWarning, stacklevel=2)
+        found = self.queue.find(request.id)
+        assert found is not None
+        if found.owed or found.number in self.queue.put_off:
+            raise Refused(self.queue.still_owed(found)) from self.queue.errors.get(request.id)
+        return Outcome(found, "queued" if found.waiting else "done" if found.accepted else "withdrawn")
+
+    def withdraw(self, request: str) -> Entry:
+        """Let a request go, by its id: its rows take part again, from the next round on."""
+        return self.queue.withdraw(request)
+
+    def way_out(self, entry: Entry) -> str:
+        """How a request that is owed can be settled."""
+        where, name = self.folder.path, entry.request.id
+        rounds = self.config.unlearning.retrain_rounds or self.config.training.rounds
+        again = f"`unfed forget {where} --id {name} --method retrain --until {rounds}`"
+        if self.description["engine"] == "flower":
+            again = f'the same run config with mode="unlearn" methods="retrain" until="{rounds}"'
+        return f"{again} settles it for certain, `unfed withdraw {where} {name}` lets it go"
+
+    def one_seed(self, seed: int | None) -> int:
+        """The repetition that is meant; a run with several must be told."""
+        seeds = self.config.seed_list
+        if seed is None and len(seeds) > 1:
+            raise UnfedError(f"This run has {len(seeds)} repetitions; say which one with --seed, {listed(seeds)}.")
+        if seed is not None and seed not in seeds:
+            raise UnfedError(f"This run has no seed {seed}; use {listed(seeds)}.")
+        return seeds[0] if seed is None else seed
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def current_job(self, seed: int) -> Job:
+        """The job whose model is in force: that of the request that was served last, else the training."""
+        return self.queue.job_in_force(seed) or self._training_job(seed)
+
+    def current(self, seed: int) -> Params:
+        """The model in force."""
+        return self._model(self.current_job(seed))
+
+    def _model(self, job: Job) -> Params:
+        world, params = self.world(job.seed), self._saved(job)
+        check_like(params, world.template.like, f"The model {self.folder.model_file(job)}")
+        return cast(params, world.dtype, world.device)
+
+    def _saved(self, job: Job) -> Params:
+        if not self.folder.model_file(job).exists():
+            raise UnfedError(f"This run has no model {job.path} yet; `unfed resume {self.folder.path}` makes it.")
+        return self.folder.load_model(job)
+
+    def model(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params:
+        """The model that a method left, or the one in force, ready to be used in this run's world."""
+        return self._model(self._job(seed, request, method))
+
+    def saved(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params:
+        """The same as it lies in its file: neither the data nor the network is built for it."""
+        return self._saved(self._job(seed, request, method))
+
+    def _job(self, seed: int | None, request: str | None, method: str | None) -> Job:
+        seed = self.one_seed(seed)
+        if method is None and request is None:
+            return self.current_job(seed)
+        if method == "train":
+            return self._training_job(seed)
+        ids = [r.id for r in self.config.requests()] + [e.request.id for e in self.folder.requests()]
+        if request is None and len(ids) != 1:
+            raise UnfedError(f"This run has {len(ids)} requests; say which one with --request, {listed(ids)}.")
+        return Job(seed, request or ids[0], method or "not")
+
+    def scope(self, seed: int) -> tuple[Request, ...]:
+        """What was asked to leave, but for what was withdrawn; in a mere comparison, the compared requests."""
+        return tuple(self.queue.besides(seed)) or self.config.requests()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The trajectory; the last line of a job that has ended says `done`, whatever made it end.
+
+        Of a job that was begun anew, only what came since; the file has it all.
+        """
+        lines = last_starts(self.folder.lines())
+        last = {(line["seed"], line["request"], line["method"]): line for line in lines}
+        for job, _ in self.jobs():
+            if self.folder.finished(job) and (job.seed, job.request, job.label) in last:
+                last[job.seed, job.request, job.label]["done"] = True
+        return lines
+
+    def info(self) -> dict[str, Any]:
+        """`run.json` with the requests that came later."""
+        entries = self.folder.requests()
+        extra = []
+        for entry in entries:
+            described = entry.described or description.plain_request(entry.request)
+            extra.append({**described, **description.entry(self, entry)})
+        return {
+            **self.description,
+            "requests": [*self.description["requests"], *extra],
+            "methods": self.description.get("methods", {}) | {e.method: self.about(e.method, e) for e in entries},
+            "influence": lineage.influence(self.folder, self.config),
+            "jobs": description.jobs(self),
+        }
+
+
+class _Continue(Retrain):
+    """Training that starts from an existing checkpoint (`model.initial`)."""
+
+    def begin(self, server: Any) -> State:
+        return State(server.params)

@@ -1,0 +1,166 @@
+"""Files that are whole or not there: safetensors and JSON, written atomically, read without pickle.
+
+    write to a temporary file beside the target → fsync → rename over the target → fsync the folder
+
+A process killed at any moment leaves the old file or the new one. A checkpoint is one safetensors file whose header
+carries the numbers as JSON, so tensors and numbers can never come from two different rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from unfed.errors import Halted, UnfedError
+
+Tensors = dict[str, Tensor]
+
+_NUMBERS = "unfed"
+_ORDER = "order"
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace a file's content, all of it or nothing."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+            raise
+        sync(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+def read_json(path: Path, what: str) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UnfedError(f"There is no {what} at {path}; check the path.") from error
+    except (OSError, ValueError) as error:
+        raise UnfedError(f"The {what} at {path} is damaged ({error}); restore it from a copy.") from error
+
+
+def append_line(path: Path, line: str) -> int:
+    """Add a line and give the file's new length, once it is on the disk."""
+    with disk_errors(path), open(path, "ab") as file:
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def cut(path: Path, length: int) -> None:
+    """Shorten a file to what a saved state vouches for."""
+    if path.exists() and path.stat().st_size > length:
+        with disk_errors(path), open(path, "r+b") as file:
+            file.truncate(length)
+            os.fsync(file.fileno())
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+    """One file with tensors and numbers; the tensors' order is kept in the header."""
+    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    header = {_NUMBERS: json.dumps(numbers), _ORDER: json.dumps(list(plain))}
+    write_bytes(path, _in_order(safetensors.torch.save(plain, header)))
+
+
+def load(path: Path, what: str = "checkpoint") -> tuple[Tensors, dict[str, Any]]:
+    """The tensors in their own order, and the numbers (empty for a file of other makers)."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            names = json.loads(header.get(_ORDER, "null")) or list(file.keys())
+            # Copies: a mapped file would change under them, and where a mapped file cannot be replaced (Windows) a
+            # job could not save over the state that it went on from.
+            return {name: file.get_tensor(name).clone() for name in names}, json.loads(header.get(_NUMBERS, "{}"))
+    except FileNotFoundError as error:
+        raise UnfedError(f"There is no {what} at {path}; check the path.") from error
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise UnfedError(
+            f"The {what} at {path} cannot be read as safetensors ({_short(error)}): it is truncated, damaged or of"
+            " another format; restore it, or turn a .pt file into safetensors with `unfed convert`."
+        ) from error
+
+
+def numbers_of(path: Path) -> dict[str, Any]:
+    """Only the numbers, without reading the tensors."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            found: dict[str, Any] = json.loads((file.metadata() or {}).get(_NUMBERS, "{}"))
+            return found
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise UnfedError(f"The state file {path} is damaged ({_short(error)}); delete it to redo its job.") from error
+
+
+def join(groups: Mapping[str, Tensors]) -> Tensors:
+    """Several groups of tensors as one, `group/name`."""
+    return {f"{group}/{name}": t for group, tensors in groups.items() for name, t in tensors.items()}
+
+
+def part(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
+    """The groups back."""
+    groups: dict[str, Tensors] = {}
+    for name, t in tensors.items():
+        group, _, own = name.partition("/")
+        groups.setdefault(group, {})[own] = t
+    return groups
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn what a disk can say into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Halted(
+                f"The disk is full, so {path} could not be written; what was saved before is untouched."
+                " Free some space and resume."
+            ) from error
+        raise Halted(f"{path} could not be written ({error.strerror or error}); check the path.") from error
+
+
+def _in_order(data: bytes) -> bytes:
+    """The same file with its header sorted: safetensors writes metadata in any order, and equal states must give equal
+    bytes, or a hash of the file would say nothing."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = header.encode()
+    text += b" " * (-len(text) % 8)  # tensors stay aligned
+    return len(text).to_bytes(8, "little") + text + data[8 + size :]
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    folder = path.is_dir()  # Windows syncs no folders, and files only if they were opened for writing
+    if folder and sys.platform == "win32":
+        return
+    descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _short(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,1 @@
+"""For method authors: the conformance kit behind `unfed methods check`."""

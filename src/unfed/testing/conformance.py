@@ -1,0 +1,342 @@
+"""Does a method keep the contract? A kit for method authors: claims, each checked on digits in a few seconds.
+
+unfed methods check my_method.py
+
+declares     name, title, reference, known needs and scopes, every hyperparameter explained and sourced
+runs         on each scope it claims, and leaves a finite model of the same architecture
+needs        touches forgotten rows in training only if its needs say `forget`
+resumes      stopped after any save, it goes on to the same bits
+lineage      what it says of recorded histories is so: FUKD after it would subtract what is in the model
+ledger       flops and bytes agree with what an onlooker counted
+engines      sequential and batched agree in float64
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from unfed.client.plan import Measure, Plan
+from unfed.data import Request, Source
+from unfed.engines import Block, Engine, Refusal
+from unfed.engines.base import Context, context_of
+from unfed.errors import UnfedError
+from unfed.federation.history import History
+from unfed.federation.state import State
+from unfed.methods.base import ALL_SCOPES, METHODS, NEEDS, Central, Lineage, Method, register
+from unfed.model.params import Params, tensor_bytes
+from unfed.runs.config import Config
+from unfed.runs.folder import Job
+from unfed.runs.run import Run
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "client": {"id": "check", "clients": ["0"]},
+    "class": {"id": "check", "classes": [3]},
+    "instance": {"id": "check", "fraction": 0.1},
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One thing that must hold, and what was seen."""
+
+    name: str
+    held: bool
+    saw: str
+
+
+def check(kind: type[Method], sets: Sequence[str] = ()) -> Iterator[Claim]:
+    """Every claim, one after another; a claim about running is not made when the declaration is wrong."""
+    wrong = list(_misdeclared(kind))
+    yield Claim("declares what it is", not wrong, "; ".join(wrong) or f"{kind.title}, {_said(kind.needs)}")
+    if wrong:
+        return
+    if METHODS.get(kind.name) is not kind:
+        register(kind)
+    served = [scope for scope in sorted(kind.scopes) if not (issubclass(kind, Central) and scope == "client")]
+    for scope in served:
+        for name, claim in (
+            ("runs", _runs),
+            ("touches forgotten rows only if its needs say so", _keeps_to_its_needs),
+            ("resumes to the same bits", _resumes),
+            ("is counted by the ledger", _is_counted),
+            ("is the same on both engines", _same_on_engines),
+        ):
+            yield _claimed(f"{name} ({scope})", claim, kind, scope, sets)
+    for scope in served[:1]:  # what becomes of histories does not depend on who leaves
+        yield _claimed(f"keeps what its lineage promises ({scope})", _keeps_its_lineage, kind, scope, sets)
+
+
+def _claimed(name: str, claim: Callable[..., str], kind: type[Method], scope: str, sets: Sequence[str]) -> Claim:
+    try:
+        return Claim(name, True, claim(kind, scope, sets))
+    except (AssertionError, UnfedError) as error:
+        return Claim(name, False, str(error))
+    except Exception as error:  # a method under test may do anything
+        return Claim(name, False, f"{type(error).__name__}: {error}")
+
+
+def _misdeclared(kind: type[Method]) -> Iterator[str]:
+    for name in ("name", "title", "cite"):
+        if not isinstance(getattr(kind, name, None), str) or not getattr(kind, name):
+            yield f"it has no {name}"
+    for need in sorted(kind.needs - NEEDS.keys()):
+        yield f"its need {need!r} is not known ({_said(NEEDS)})"
+    if not kind.scopes or not kind.scopes <= ALL_SCOPES:
+        yield f"its scopes must be some of {_said(ALL_SCOPES)}"
+    if kind.lineage not in get_args(Lineage):
+        yield f"its lineage must be one of {_said(get_args(Lineage))}, not {kind.lineage!r}"
+    if kind.follows not in ("", "sums", "rounds"):
+        yield f"it follows 'sums', 'rounds' or, by default, nothing, not {kind.follows!r}"
+    for option in fields(kind):
+        if not option.metadata.get("says") or not option.metadata.get("source"):
+            yield f"its hyperparameter {option.name!r} lacks a meaning or a source; declare it with option(…)"
+
+
+def _said(words: Any) -> str:
+    return ", ".join(sorted(words))
+
+
+# --- the claims -------------------------------------------------------------------------------------------------------
+
+
+def _config(kind: type[Method], scope: str, sets: Sequence[str], engine: str = "sequential") -> Config:
+    """Digits, a tiny network, few rounds, in float64."""
+    central = issubclass(kind, Central)
+    raw = {
+        "name": "check",
+        "setting": "central" if central else "federated",
+        "partition": {} if central else {"clients": 4},
+        "model": {"name": "cnn-tiny"},
+        "training": {"rounds": 3, "batch": 128, "lr": 0.05},
+        "unlearning": {"rounds": 2},
+        "request": REQUESTS[scope],
+        "methods": {"run": [kind.name]},
+        "evaluation": {"attack": False, "samples": False, "every": 100},
+        "checkpoint": {"rounds": 1},
+        "engine": {"name": engine, "precision": "float64"},
+        "device": "cpu",
+    }
+    return Config.parse(raw, sets)
+
+
+def _executed(config: Config, spy: Spy | None = None) -> tuple[Run, Params, dict[str, Any]]:
+    """The run, the method's model, its last line."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.create(config, Path(folder, "run"))
+        if spy is not None:
+            spy.watch(run)
+        run.execute()
+        job = Job(0, "check", config.methods.run[0])
+        return run, run.folder.load_model(job), [line for line in run.lines() if line["method"] == job.label][-1]
+
+
+def _runs(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
+    run, params, line = _executed(_config(kind, scope, sets))
+    like = run.world(0).template.like
+    assert list(params) == list(like), "its model has other tensors than the architecture"
+    bad = [name for name, t in params.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
+    assert not bad, f"its model has NaN or infinite values in {bad[0]!r}"
+    return f"{line['round']} rounds, test accuracy {line['test']:.1f} %"
+
+
+def _keeps_to_its_needs(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
+    spy = Spy()
+    run, _, _ = _executed(_config(kind, scope, sets), spy)
+    clients = run.world(0).scoped(run.config.requests())
+    forgotten = {int(row) for c in clients.values() for row in c.rows[c.forget].tolist()}
+    touched = forgotten & spy.trained_rows
+    if "forget" in kind.needs:
+        return f"its needs say forget; it touched {len(touched)} of {len(forgotten)} forgotten rows"
+    assert not touched, f"it trained on {len(touched)} forgotten rows, but its needs do not say forget"
+    return f"none of {len(forgotten)} forgotten rows was touched"
+
+
+def _resumes(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
+    config = _config(kind, scope, sets)
+    _, truth, _ = _executed(config)
+    stops = 0
+    while True:
+        with tempfile.TemporaryDirectory() as folder:
+            run = Run.create(config, Path(folder, "run"))
+            if not _stopped_at(run, kind.name, stops):
+                return f"stopped after each of {stops} saves"
+            again = Run.open(run.folder.path)
+            again.execute()
+            model = again.folder.load_model(Job(0, "check", kind.name))
+            unequal = [name for name, t in truth.items() if not torch.equal(t, model[name])]
+            assert not unequal, f"stopped after save {stops + 1} it ends with another {unequal[0]!r}"
+        stops += 1
+
+
+class _Stop(Exception):
+    pass
+
+
+def _stopped_at(run: Run, label: str, number: int) -> bool:
+    """Run until just after the number-th save of the method's state; False if there are not so many."""
+    save, seen = run.folder.save_state, 0
+
+    def stopping(job: Job, *rest: Any) -> None:
+        nonlocal seen
+        save(job, *rest)
+        if job.label == label:
+            if seen == number:
+                raise _Stop
+            seen += 1
+
+    run.folder.save_state = stopping  # type: ignore[method-assign, assignment]
+    try:
+        run.execute()
+    except _Stop:
+        return True
+    return False
+
+
+def _keeps_its_lineage(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
+    if kind.lineage == "ends":
+        return "it promises nothing, so FUKD and PGD are refused after it"
+    if issubclass(kind, Central):
+        return "not looked at: one place that holds all data records nothing"
+    recorded = sorted({"fukd", "pgd", *([kind.name] if "history" in kind.needs else [])})
+    config = _config(kind, scope, ("request=[]", f"training.record={recorded}", *sets))
+    method = config.method(kind.name)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.create(config, Path(folder, "run"))
+        run.execute()
+        theta, before = run.current(0), run.folder.load_histories(Job(0, None, "train"))["fukd"]
+        begun: list[Params] = []
+        save, job = run.folder.save_state, Job(0, "check", kind.name)
+
+        def seeing(of: Job, state: State, *rest: Any) -> None:
+            begun.extend([state.params] if of == job else [])
+            save(of, state, *rest)
+
+        run.folder.save_state = seeing  # type: ignore[method-assign, assignment]
+        run.folder.purge = lambda *_: None  # type: ignore[method-assign]  # the leaver's part is counted too
+        run.forget(Request.from_json(REQUESTS[scope]), kind.name, until=method.rounds(2, 3))
+        after, end, world = run.folder.load_histories(job), run.current(0), run.world(0)
+        assert after["pgd"].rounds, "none of its rounds is recorded; say ends, or make them by server.advance"
+        if kind.lineage == "moved":
+            return f"{after['pgd'].rounds} of its rounds were recorded"
+        if kind.lineage == "carried":
+            seed = world.seeds.request("check")
+            before = before.mapped(lambda own: method.carry(world.template.module, own, seed))
+        start, old = begun[0] if kind.lineage != "goes on" else theta, before if kind.lineage != "anew" else History()
+        worst = 0.0
+        for name in world.template.trainable:
+            sums = sum((r.tensors[name] for r in after["fukd"].own.values()), torch.zeros_like(start[name]))
+            sums = sum((-r.tensors[name] for r in old.own.values()), sums)
+            worst = max(worst, float((start[name] + sums - end[name]).abs().max()))
+        assert worst < 1e-9, f"the recorded updates lead to a model {worst:.1e} away from its own; say moved or ends"
+        return f"the recorded updates lead to its model, to {worst:.0e}"
+
+
+def _is_counted(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
+    spy = Spy()
+    run, _, line = _executed(_config(kind, scope, sets), spy)
+    forward = run.world(0).forward_flops
+    flops = forward if isinstance(forward, str) else forward * spy.work
+    counted = line["flops"] == flops if isinstance(flops, str) else line["flops"] >= flops
+    assert counted, f"its clients worked {flops} FLOPs, the ledger says {line['flops']}"
+    if run.config.setting == "central":
+        assert line["wire_bytes"] == 0, "nothing crosses a wire where one place holds all data"
+    else:
+        least, most = spy.wire_least, spy.wire_most
+        assert least <= line["wire_bytes"] <= most, f"{least} to {most} bytes crossed, it says {line['wire_bytes']}"
+    return f"{line['wire_bytes']:,} bytes, {line['flops']:,} FLOPs"
+
+
+def _same_on_engines(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
+    _, slow, _ = _executed(_config(kind, scope, sets))
+    _, fast, _ = _executed(_config(kind, scope, sets, "batched"))
+    worst = max(float((slow[n] - fast[n]).abs().max()) for n in slow if slow[n].is_floating_point())
+    assert worst < 1e-9, f"they differ by {worst:.1e}"
+    return f"largest difference {worst:.1e}"
+
+
+# --- looking on -------------------------------------------------------------------------------------------------------
+
+
+class Spy:
+    """An onlooker: which rows are trained on, what is sent, how much work is done, once the training is over."""
+
+    def __init__(self) -> None:
+        self.trained_rows: set[int] = set()
+        self.work = self.wire_least = self.wire_most = 0
+        self.on = False
+
+    def watch(self, run: Run) -> None:
+        world = run.world(0)
+        world.clients = tuple(replace(c, source=_SeenSource(c.source, self)) for c in world.clients)
+        engine = world.engine
+        world.engine = lambda clients: _SeenEngine(engine(clients), self)  # type: ignore[method-assign]
+        unlearn = run._unlearn
+
+        def unlearning(*args: Any, **kwargs: Any) -> Any:
+            self.on = True
+            return unlearn(*args, **kwargs)
+
+        run._unlearn = unlearning  # type: ignore[method-assign]
+
+
+class _SeenSource:
+    """A source that tells which rows were fetched for training."""
+
+    def __init__(self, source: Source, spy: Spy) -> None:
+        self._source, self._spy = source, spy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def fetch(self, rows: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if self._spy.on and draws is not None:
+            self._spy.trained_rows.update(rows.flatten().tolist())
+        return self._source.fetch(rows, draws)
+
+
+class _SeenEngine:
+    """An engine that tells what went through it."""
+
+    def __init__(self, engine: Engine, spy: Spy) -> None:
+        self._engine, self._spy, self.name = engine, spy, engine.name
+
+    def train(
+        self,
+        plan: Plan,
+        params: Params,
+        clients: Sequence[str],
+        context: Context,
+        optimiser: Mapping[str, Params] | None = None,
+    ) -> Iterator[Block | Refusal]:
+        for block in self._engine.train(plan, params, clients, context, optimiser):
+            if self._spy.on and not isinstance(block, Refusal):
+                for name in block.clients:
+                    own = sum(tensor_bytes(c) for c in context_of(context, name).values())
+                    self._spy.wire_least += tensor_bytes(params)
+                    self._spy.wire_most += tensor_bytes(params) + own
+                self._spy.wire_least += tensor_bytes(block.params)
+                self._spy.wire_most += tensor_bytes(block.params)
+                self._spy.work += 3 * sum(block.trained) + sum(block.forwarded)
+            yield block
+
+    def measure(
+        self, what: Measure, params: Params, clients: Sequence[str]
+    ) -> Iterator[tuple[str, Mapping[str, Tensor]] | Refusal]:
+        for answer in self._engine.measure(what, params, clients):
+            if self._spy.on and what.what != "correct" and not isinstance(answer, Refusal):
+                _, sums = answer
+                crossed = tensor_bytes(params) + tensor_bytes(dict(sums))
+                self._spy.wire_least += crossed
+                self._spy.wire_most += crossed
+                self._spy.work += 3 * int(sums["count"])
+            yield answer
