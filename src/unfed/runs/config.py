@@ -20,10 +20,24 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from unfed import methods as all_methods
 from unfed import plugins
-from unfed.runs.config_tables import CheckpointConfig, DataConfig, EngineConfig, EvaluationConfig, ModelConfig, PartitionConfig, PoisonConfig, RecoveryConfig, RequestConfig, SeedsConfig, Table, TrainingConfig, UnlearningConfig
 from unfed.data import Request
 from unfed.errors import UnfedError, listed, nearest
 from unfed.runs.config_errors import explained
+from unfed.runs.config_tables import (
+    CheckpointConfig,
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    ModelConfig,
+    PartitionConfig,
+    PoisonConfig,
+    RecoveryConfig,
+    RequestConfig,
+    SeedsConfig,
+    Table,
+    TrainingConfig,
+    UnlearningConfig,
+)
 from unfed.runs.names import check_folder, check_id, check_label
 
 

@@ -14,10 +14,10 @@ import torch
 
 import unfed
 from unfed import storage
-from unfed.runs.config import Config
 from unfed.data import Request
-from unfed.runs.folder import Job
 from unfed.methods import METHODS, Method, Retrain
+from unfed.runs.config import Config
+from unfed.runs.folder import Job
 from unfed.runs.requests import Entry
 from unfed.runs.requests import now as now
 from unfed.runs.world import World

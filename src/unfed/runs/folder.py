@@ -32,8 +32,8 @@ from unfed import storage
 from unfed.errors import UnfedError
 from unfed.federation.history import History
 from unfed.methods import Method, State
-from unfed.runs.names import check_id, check_label
 from unfed.model.params import Params
+from unfed.runs.names import check_id, check_label
 from unfed.runs.requests import Entry, now
 
 SCHEMA = 1

@@ -20,20 +20,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from unfed.model import digest
 from unfed.data import ClientData, Request
 from unfed.engines.base import Refusal
 from unfed.errors import NotRecovered, Refused, UnfedError
-from unfed.federation.server import Server, Settings
-from unfed.runs.folder import Job, RunFolder
 from unfed.federation.history import History, Recorder
 from unfed.federation.ledger import Ledger
-from unfed.methods import Method, Retrain, State
-from unfed.values import Value, is_measured
+from unfed.federation.server import Server, Settings
 from unfed.measures.metrics import recovered
+from unfed.methods import Method, Retrain, State
+from unfed.model import digest
 from unfed.model.params import Params, cast, tensor_bytes
+from unfed.runs.folder import Job, RunFolder
 from unfed.runs.progress import Silence, Watch
 from unfed.runs.world import World
+from unfed.values import Value, is_measured
 
 # Where a saved state keeps the params of the best epoch, where that is the model that counts.
 BEST = "best"

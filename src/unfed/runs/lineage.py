@@ -20,13 +20,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from unfed.runs.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
-from unfed.runs.folder import Job, RunFolder
 from unfed.federation.history import History, Recorder
 from unfed.methods import Method, admit
 from unfed.methods.base import Lineage
+from unfed.runs.config import Config
+from unfed.runs.folder import Job, RunFolder
 from unfed.runs.requests import Entry
 from unfed.runs.world import World
 

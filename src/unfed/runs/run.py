@@ -20,19 +20,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unfed.runs import description, lineage
 from unfed import plugins
-from unfed.runs.config import Config
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError, UnfedWarning, listed
-from unfed.runs.folder import Job, RunFolder
 from unfed.federation.history import Recorder
-from unfed.runs.job import JobRunner, began, last_starts, start_on
 from unfed.methods import Method, Retrain, State
 from unfed.model.params import Params, cast, check_like
+from unfed.runs import description, lineage
+from unfed.runs.config import Config
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.job import JobRunner, began, last_starts, start_on
+from unfed.runs.progress import Heart, Silence, Watch
 from unfed.runs.requests import Entry
 from unfed.runs.serving import STOPS, Queue, gone_already, left_by
-from unfed.runs.progress import Heart, Silence, Watch
 from unfed.runs.world import World, process_as_before
 
 

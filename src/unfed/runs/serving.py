@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from unfed.runs import lineage
 from unfed.data import Request
-from unfed.runs.description import describe_request, method_facts
 from unfed.errors import Halted, NotRecovered, Refused, Unanswered, UnfedError, listed
+from unfed.model.params import Params
+from unfed.runs import lineage
+from unfed.runs.description import describe_request, method_facts
 from unfed.runs.folder import Job
 from unfed.runs.names import check_id, check_label
-from unfed.model.params import Params
-from unfed.runs.requests import Entry, Reason, date_of, in_force, next_number, next_place, now, turn
 from unfed.runs.progress import Watch
+from unfed.runs.requests import Entry, Reason, date_of, in_force, next_number, next_place, now, turn
 
 if TYPE_CHECKING:
     from unfed.runs.run import Run

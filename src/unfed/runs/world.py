@@ -15,21 +15,21 @@ from typing import Any
 
 import torch
 
-from unfed import storage, rng
-from unfed.runs.config import Config
-from unfed.runs.config_tables import RecoveryConfig
+from unfed import rng, storage
+from unfed.client.plan import Optimiser, Phase
 from unfed.data import ClientData, Dataset, Request, Source, backdoor, dirichlet, iid, load, mark, public, shards, split
 from unfed.engines import Batched, Engine, Sequential
 from unfed.engines.choice import Choice, choose
+from unfed.engines.determinism import fixed_order
 from unfed.errors import UnfedError
-from unfed.measures.evaluator import Evaluator
 from unfed.federation.server import Schedule, Settings
+from unfed.measures.evaluator import Evaluator
 from unfed.model.flops import Flops, forward_flops
+from unfed.model.functional import Template
 from unfed.model.networks import build, head_of, translated
 from unfed.model.params import Params, cast, check_like, params_of
-from unfed.client.plan import Optimiser, Phase
-from unfed.engines.determinism import fixed_order
-from unfed.model.functional import Template
+from unfed.runs.config import Config
+from unfed.runs.config_tables import RecoveryConfig
 
 # In bf16 the params stay float32: only matrix products and convolutions of training are cast.
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
