@@ -23,9 +23,10 @@ help:  ## what can be made here
 demo: .venv/core.stamp  ## ten clients, one backdoor, three ways to forget; ends with a table and an HTML report
 	@$(BIN)/unfed demo
 
-# One process per core, eight at most: each imports PyTorch and computes on one thread.
+# One process per core, eight at most: each imports PyTorch and computes on one thread. What Python compiles is kept, for
+# the processes that tests start.
 ON_ALL_CORES := -m pytest -n auto --maxprocesses 8 --dist worksteal
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python $(ON_ALL_CORES)
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python $(ON_ALL_CORES)
 
 test: .venv/dev.stamp  ## the test suite, without what takes long
 	$(PYTEST)

@@ -17,12 +17,13 @@ CONFIG = """
 name = "killed"
 partition.clients = 4
 model.name = "cnn-tiny"
-training = { rounds = 12, batch = 32, lr = 0.02 }
+training = { rounds = 4, batch = 32, lr = 0.02 }
 unlearning.rounds = 10
 request = { id = "r1", clients = ["0"] }
 methods.run = ["METHOD"]
 methods.fcu = { iterations = 60, fuse_every = 10 }
 checkpoint.rounds = 2
+evaluation = { attack = false, samples = false }
 """
 
 
