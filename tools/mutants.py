@@ -33,7 +33,7 @@ from mutations import EQUIVALENT, MUTANTS, Mutant, mutated  # noqa: E402
 
 # What tests need beside the source: some read the pages, the examples and the tools.
 PARTS = ("src", "tests", "tools", "docs", "examples", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md")
-SKIPPED = shutil.ignore_patterns(".*", "*.egg-info", "build", "runs")
+SKIPPED = shutil.ignore_patterns(".*", "*.egg-info", "build")
 # Imported before the first fork. Anything but unfed may stand here.
 HEAVY = (
     *("torch", "torch.func", "torch.utils.flop_counter", "torch._dynamo", "numpy", "scipy.optimize", "sklearn"),

@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DIST, WORK = ROOT / "dist", ROOT / "build" / "package"
 FOLDERS = ("src", "tests", "docs", "tools", "examples", "benchmarks", ".ci", ".github")
-NOT_OURS = shutil.ignore_patterns("__pycache__", "*.egg-info", "runs", ".ipynb_checkpoints")
+NOT_OURS = shutil.ignore_patterns("__pycache__", "*.egg-info", ".ipynb_checkpoints")
 # Two rounds each: it is the package that is tried here, not the methods.
 DEMO = ("demo", "--methods", "not", "--set", "training.rounds=2", "--set", "unlearning.rounds=2", "--out", "run")
 
