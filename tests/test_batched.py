@@ -188,9 +188,17 @@ def test_every_rule_is_the_same_stacked(phase: Phase) -> None:
     assert_equal(plan_of(phase, keep=True), federation((5, 30, 9, 2, 17, 24)), model(), context)
 
 
-@pytest.mark.parametrize("compile", [False, True], ids=["mapped", "recorded"])
+SGD, ADAM = Optimiser(lr=0.05, decay=0.1), Optimiser("adam", lr=0.05, decay=0.1)
+
+
 @pytest.mark.parametrize(
-    "rule", [Optimiser(lr=0.05, decay=0.1), Optimiser("adam", lr=0.05, decay=0.1)], ids=["sgd", "adam"]
+    ("rule", "compile"),
+    [
+        pytest.param(SGD, False, id="sgd-mapped"),
+        pytest.param(ADAM, False, id="adam-mapped"),
+        pytest.param(SGD, True, id="sgd-recorded", marks=pytest.mark.slow),
+        pytest.param(ADAM, True, id="adam-recorded"),
+    ],
 )
 def test_a_head_without_a_gradient_rests_in_every_engine(
     rule: Optimiser, compile: bool, monkeypatch: pytest.MonkeyPatch

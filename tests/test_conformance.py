@@ -43,6 +43,7 @@ def broken(kind):
     return {claim.name.removesuffix(" (client)"): claim.saw for claim in check(kind) if not claim.held}
 
 
+@pytest.mark.slow
 def test_not_keeps_every_claim_on_every_scope():
     claims = list(check(METHODS["not"]))
     assert [c for c in claims if not c.held] == []

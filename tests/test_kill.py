@@ -18,7 +18,7 @@ name = "killed"
 partition.clients = 4
 model.name = "cnn-tiny"
 training = { rounds = 4, batch = 32, lr = 0.02 }
-unlearning.rounds = 10
+unlearning.rounds = 20
 request = { id = "r1", clients = ["0"] }
 methods.run = ["METHOD"]
 methods.fcu = { iterations = 60, fuse_every = 10 }
@@ -50,15 +50,18 @@ def test_a_method_killed_in_the_middle_ends_as_if_it_had_not_been(method, tmp_pa
     whole.execute()
     chance, trajectory = random.Random(method), tmp_path / "killed/trajectory.jsonl"
     process = start(tmp_path, "resume", "killed", "--quiet")
+    hit = 0
     for _ in range(2):
         seen, end = trajectory.stat().st_size, time.monotonic() + 120
         while trajectory.stat().st_size <= seen and process.poll() is None:
             assert time.monotonic() < end, "no round was evaluated within two minutes"
             time.sleep(0.005)
         time.sleep(chance.uniform(0, 0.2))
+        hit += process.poll() is None
         process.kill()
         process.communicate()
         process = start(tmp_path, "resume", "killed", "--quiet")
     _, error = process.communicate(timeout=240)
     assert process.returncode == 0, error.decode()
+    assert hit, "nothing was killed: give the method more rounds"
     assert result(tmp_path / "killed") == result(tmp_path / "whole")

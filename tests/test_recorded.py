@@ -22,6 +22,7 @@ from unfed.errors import UnfedWarning
 from unfed.model.functional import Template
 from unfed.model.networks import build
 from unfed.model.params import Params, params_of
+from worlds import slow
 
 aten = torch.ops.aten
 
@@ -59,7 +60,7 @@ def assert_recorded(
             torch.testing.assert_close(other.params[name], value, rtol=1e-9, atol=1e-9, msg=name)
 
 
-@pytest.mark.parametrize("name", ["cnn-tiny-bn", "cnn-tiny-dropout"])
+@pytest.mark.parametrize("name", ["cnn-tiny-bn", *slow("cnn-tiny-dropout")])
 def test_ragged_clients_with_augmentation_are_the_same_replayed(name: str) -> None:
     assert_recorded(plan_of(replace(BASE, epochs=2)), federation((2, 9, 17, 24), augment=True), model(name))
 

@@ -84,8 +84,8 @@ def test_with_about_as_many_gradients_as_coordinates_one_draw_gives_the_populati
 @pytest.mark.parametrize(
     ("eigenvalues", "raw"),
     [
-        pytest.param(IDENTITY, 0.937, id="identity"),
-        pytest.param(FIFTH, 0.707, id="20 % at 5, rest 0.1"),
+        pytest.param(IDENTITY, 0.937, id="identity", marks=pytest.mark.slow),
+        pytest.param(FIFTH, 0.707, id="20 % at 5, rest 0.1", marks=pytest.mark.slow),
         pytest.param(1.0 / I_2000, 0.337, id="1/i"),
     ],
 )
