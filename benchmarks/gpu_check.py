@@ -298,7 +298,7 @@ def matrix_part(options: argparse.Namespace) -> bool:
     known = set() if options.fresh else workers.done(options.device)
     left = [row for row in rows if row.name not in known]
     print(f"matrix: {len(rows)} rows, {len(rows) - len(left)} in a record already", flush=True)
-    found = workers.run(left, options.device, options.workers, options.limit)
+    found = workers.run(left, options.device, options.workers, options.limit, options.row_seconds)
     print(workers.summary(found))
     print(f"matrix: {len(left) - len(found)} rows were not begun")
     return all(row["ok"] for row in found)
@@ -314,6 +314,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="matrix: where its rows run")
     parser.add_argument("--workers", type=int, default=8, help="matrix: processes side by side")
     parser.add_argument("--limit", type=float, help="matrix: seconds after which no row is begun")
+    parser.add_argument("--row-seconds", type=float, default=300.0, help="matrix: when a row is given up")
     parser.add_argument("--fresh", action="store_true", help="matrix: run also what a record says to hold")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--digests", help=argparse.SUPPRESS)

@@ -128,13 +128,15 @@ def done(device: str, records: Path | None = None) -> set[str]:
     return found
 
 
-def run(rows: Sequence[matrix.Row], device: str, workers: int, limit: float | None) -> list[dict[str, Any]]:
+def run(
+    rows: Sequence[matrix.Row], device: str, workers: int, limit: float | None, row_seconds: float = ROW_SECONDS
+) -> list[dict[str, Any]]:
     """Every row, in the order given, on as many processes; none is begun after `limit` seconds."""
     waiting, lock, found = deque(rows), threading.Lock(), list[dict[str, Any]]()
     started, code = time.monotonic(), matrix.source_digest()
 
     def work() -> None:
-        worker = Worker(device)
+        worker = Worker(device, row_seconds)
         while True:
             with lock:
                 if not waiting or (limit is not None and time.monotonic() - started > limit):
