@@ -137,7 +137,7 @@ class Told:
     answers: ClassVar[dict[str, dict[str, Any]]] = {}
     asked: ClassVar[list[str]] = []
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, seconds: float) -> None:
         pass
 
     def __call__(self, row: Row) -> dict[str, Any]:
