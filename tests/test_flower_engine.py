@@ -91,6 +91,18 @@ def test_every_method_gives_on_flower_what_it_gives_here(name: str, scope: str, 
     assert remote_costs.serialised_bytes > remote_costs.wire_bytes or remote_costs.wire_bytes == 0
 
 
+@pytest.mark.own_process
+def test_fukd_distils_at_the_server_in_halves_where_the_run_computes_in_halves(small: Callable[..., Config]) -> None:
+    """The server is where FUKD trains: what it computes there is what a simulation computes, halves too."""
+    config, request = small('engine.precision="bf16"', 'engine.name="sequential"'), LEAVES
+    local, method = World(config, 0), method_of("fukd")
+    remote = flower_world(config, grid_of(config), local=local, public=local.public(local.scoped([request])))
+    theta, histories = train(local, 1, {"own": method})
+    here, there = (method.begin(serve(world, (request,), theta, histories["own"])) for world in (local, remote))
+    assert here.params.keys() == there.params.keys()
+    assert all(torch.equal(value, there.params[name]) for name, value in here.params.items())
+
+
 @pytest.mark.parametrize("scope", list(SCOPES))
 def test_evaluation_reads_the_same_where_owners_allow_it(scope: str, config: Config, local: World) -> None:
     remote = flower_world(config, grid_of(config), local=local)

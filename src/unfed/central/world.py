@@ -19,10 +19,9 @@ from unfed.engines.determinism import fixed_order
 from unfed.errors import UnfedError
 from unfed.model import networks
 from unfed.model.flops import forward_flops
-from unfed.model.functional import Template
 from unfed.model.params import Params, cast, check_like, params_of
 from unfed.runs.config import Config
-from unfed.runs.world import DTYPES, Seeds, World, pick_device
+from unfed.runs.world import DTYPES, Seeds, World, pick_device, template_of
 
 HOLDER = "all"
 Factory = Callable[[], nn.Module]
@@ -57,8 +56,7 @@ class OwnWorld(World):
             raise UnfedError(f"test rows have the shape {list(self._test.shape)}, training rows {list(train.shape)}.")
         rows = torch.arange(len(train))
         self.clients = (ClientData(HOLDER, train, rows, rows, rows[:0]),)
-        self.template = Template(given.model, train.shape).to(self.device, self.dtype)
-        self.template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
+        self.template = template_of(config, given.model, train.shape, self.device)
         if not self.template.trainable:
             raise UnfedError("No parameter of the model can be trained; set requires_grad on those that should move.")
         self.params = cast(params_of(given.model), self.dtype, self.device)

@@ -28,7 +28,7 @@ from unfed.model.functional import Template
 from unfed.model.networks import build
 from unfed.model.params import Params, cast, params_of
 from unfed.runs.config import Config
-from unfed.runs.world import DTYPES, Seeds, World, pick_device
+from unfed.runs.world import DTYPES, Seeds, World, pick_device, template_of
 
 Node = Mapping[str, Any]
 """Flower's node config: what the one who runs a SuperNode wrote."""
@@ -159,8 +159,7 @@ class _Dealt(World):
         self.device, self.dtype = pick_device(config.device), DTYPES[config.engine.precision]
         self.dataset = self._load()
         self.clients = self._deal()
-        self.template = Template(self._module(0), self.dataset.train.shape).to(self.device, self.dtype)
-        self.template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
+        self.template = template_of(config, self._module(0), self.dataset.train.shape, self.device)
 
 
 @lru_cache(maxsize=2)
@@ -236,9 +235,7 @@ def _check(source: Source, facts: Mapping[str, Any]) -> None:
 @lru_cache(maxsize=2)
 def _template(text: str, device: str) -> Template:
     config, shape, module = _model(text, device, 0)
-    template = Template(module, shape).to(pick_device(device), DTYPES[config.engine.precision])
-    template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
-    return template
+    return template_of(config, module, shape, pick_device(device))
 
 
 def _fresh(text: str, device: str, seed: int) -> Params:

@@ -27,10 +27,9 @@ from unfed.flower.post import Failure
 from unfed.flower.shard import describe
 from unfed.flower.wire import CENSUS, Ask, own_part
 from unfed.model.flops import forward_flops
-from unfed.model.functional import Template
 from unfed.model.networks import build
 from unfed.runs.config import Config
-from unfed.runs.world import DTYPES, Seeds, World, pick_device, small_step
+from unfed.runs.world import DTYPES, Seeds, World, pick_device, small_step, template_of
 
 log = logging.getLogger("flwr")
 
@@ -102,7 +101,7 @@ class FlowerWorld(World):
         self._met |= {node for name in directory.names if (node := directory.node(name)) is not None}
         self.shape, self.classes = self._agree()
         self.clients = self._outlines()
-        self.template = Template(self._module(0), self.shape).to(self.device, self.dtype)
+        self.template = template_of(config, self._module(0), self.shape, self.device)
         self.forward_flops = forward_flops(self.template)
         threads = config.engine.threads or (1 if small_step(config.training.batch, self.forward_flops) else None)
         self.shard = describe(config, seed, self.shape, self.classes, threads)

@@ -75,6 +75,13 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def template_of(config: Config, module: torch.nn.Module, shape: Sequence[int], device: torch.device) -> Template:
+    """A model as a config computes it: on this device, in its precision, wherever it is trained."""
+    template = Template(module, shape).to(device, DTYPES[config.engine.precision])
+    template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
+    return template
+
+
 @contextmanager
 def process_as_before() -> Iterator[None]:
     """Leave a caller's process with the number of threads it had, and with its way of choosing kernels."""
@@ -108,8 +115,7 @@ class World:
         self.dataset = self._load()
         self.repaired: tuple[int, ...] = ()
         self.clients = self._deal()
-        self.template = Template(self._module(0), self.dataset.train.shape).to(self.device, self.dtype)
-        self.template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
+        self.template = template_of(config, self._module(0), self.dataset.train.shape, self.device)
         self.forward_flops = forward_flops(self.template)
         self.choice, self.chunk = self._choose(kept)
         self.threads = self._threads()
