@@ -30,10 +30,10 @@ from unfed.data import Request
 from unfed.errors import Halted, Refused, Unanswered, UnfedError, UnfedWarning
 from unfed.methods import METHODS, Method, State
 from unfed.runs.config import Config
-from unfed.runs.description import status
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.progress import Silence
 from unfed.runs.run import Run
+from unfed.runs.status import status
 from unfed.runs.world import World
 
 SETS = [

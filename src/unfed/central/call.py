@@ -31,7 +31,7 @@ from unfed.model.params import Params, cast, check_like, load_into, params_of
 from unfed.report.rules import reference_line
 from unfed.report.tables import name_of
 from unfed.runs.config import Config
-from unfed.runs.description import describe_request, hardware, method_facts, now, rounds_of, versions
+from unfed.runs.description import Call, description
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.progress import Silence, Watch
 from unfed.runs.run import Run
@@ -206,14 +206,6 @@ class _Call(Run):
         self._worlds[world.seed] = world
         self._own, self._requests = world, requests
 
-    def jobs(self) -> list[tuple[Job, int]]:
-        """Only the methods: nobody trains here."""
-        asked = self._requests[-1].id
-        return [
-            (Job(self._own.seed, asked, label), rounds_of(self.config, label, method))
-            for label, method in self.config.methods.build().items()
-        ]
-
     def work(self, built: Mapping[str, Method], reference: Params | None, watch: Watch) -> Params:
         """Whatever is not done yet; the params that the last method left."""
         params = self._own.params
@@ -279,7 +271,7 @@ def _open(
     mark = world.fingerprint()
     if (folder.path / "run.json").exists():
         found = folder.description()
-        where = _difference(found.get("call", {}), wanted.to_json())
+        where = _difference(found.get("call") or {}, wanted.to_json())
         if where:
             raise UnfedError(
                 f"{folder.path} belongs to a call with other arguments ({where}); repeat that call, or choose another"
@@ -291,29 +283,8 @@ def _open(
                 " folder."
             )
         return
-    folder.create(
-        {
-            "name": f"{world.config.model.name}, {name_of(list(built)[-1])}",
-            "created": now(),
-            "config": world.config.to_json(),
-            "call": wanted.to_json(),
-            "fingerprint": mark,
-            "seeds": [world.seed],
-            "clients": [client.name for client in world.clients],
-            "topped_up_clients": [],
-            "versions": versions(),
-            "hardware": hardware(world.device),
-            "device": str(world.device),
-            "engine": "sequential",
-            "parameters": world.parameters,
-            "forward_flops": world.forward_flops,
-            "requests": [describe_request(world, requests)],
-            "methods": {label: method_facts(world.config, label, method) for label, method in built.items()},
-            "rounds": {"unlearning": wanted.epochs},
-            "backdoor": None,
-            "recovered_within": world.config.evaluation.recovered_within,
-        }
-    )
+    name = f"{world.config.model.name}, {name_of(list(built)[-1])}"
+    folder.create(description(world.config, world, [requests], built, Call(name, wanted.to_json(), mark)))
 
 
 def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:

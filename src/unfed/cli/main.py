@@ -32,9 +32,9 @@ from unfed.measures.evaluator import Evaluator
 from unfed.methods import METHODS
 from unfed.model.params import cast, check_like
 from unfed.report import tables
-from unfed.runs import description
 from unfed.runs.config import Config, presets
 from unfed.runs.run import Run
+from unfed.runs.status import status as status_of
 from unfed.values import is_measured
 
 app = typer.Typer(
@@ -159,7 +159,7 @@ def _begin(config: Config, out: Path | None, name: str) -> Run:
     while folder.exists():
         if (folder / "run.json").exists():
             found = Run.open(folder)
-            if found.config == config and description.status(found)["state"] == "interrupted":
+            if found.config == config and status_of(found)["state"] == "interrupted":
                 return found
         folder, number = Path("runs", f"{name}-{number}"), number + 1
     return Run.create(config, folder)
@@ -187,7 +187,7 @@ def _work(run: Run, as_json: bool, quiet: bool) -> None:
             stdout.print(results_table(found, title, stdout.width >= 130))
         for sentence in story(run.lines()):
             stdout.print(sentence, soft_wrap=True)
-        for request in description.status(run)["requests"]:
+        for request in status_of(run)["requests"]:
             if request["owed"]:
                 stdout.print(request_line(request), soft_wrap=True)
         stdout.print()
@@ -209,7 +209,7 @@ def _headline(run: Run) -> str:
 def status(run: RunArgument, as_json: Json = False) -> None:
     """Where a run stands: round, accuracy, time left, every request, how to go on."""
     opened = Run.open(run)
-    found = description.status(opened)
+    found = status_of(opened)
     if as_json:
         typer.echo(json.dumps(found))
         return

@@ -295,7 +295,7 @@ def facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What somebody needs who wants to run it again."""
     versions = run.get("versions") or {}
     forward, parameters, clients = run.get("forward_flops"), run.get("parameters"), run.get("clients") or []
-    rounds = ", ".join(f"{count} {name}" for name, count in (run.get("rounds") or {}).items())
+    rounds = ", ".join(f"{count} {name}" for name, count in (run.get("rounds") or {}).items() if count)
     found = [
         ("Seeds", ", ".join(str(seed) for seed in run.get("seeds", []))),
         ("Clients", f"{len(clients)}: {', '.join(str(client) for client in clients)}" if clients else ""),

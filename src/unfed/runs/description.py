@@ -1,14 +1,14 @@
-"""A run in words: what was asked for, on which machine, with which versions, and where it stands."""
+"""A run in words: what was asked for, on which machine, with which versions, and what became of it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,60 +17,20 @@ from unfed import storage
 from unfed.data import Request
 from unfed.methods import METHODS, Method, Retrain
 from unfed.runs.config import Config
-from unfed.runs.folder import Job
+from unfed.runs.folder import Job, RunFolder
 from unfed.runs.requests import Entry
 from unfed.runs.requests import now as now
 from unfed.runs.world import World
 
-if TYPE_CHECKING:
-    from unfed.runs.run import Run
 
-
-def status(run: Run) -> dict[str, Any]:
-    """Where a run stands: `running`, `finished` or `interrupted`; every job, and every deletion request.
-
-    A request that was denied, withdrawn or has expired leaves nothing to resume.
-    """
-    last = {(line["seed"], line["request"], line["method"]): line for line in run.lines()}
-    busy, heard, jobs = run.folder.busy(), run.folder.heard() or {}, []
-    entries = run.folder.requests()
-    over = {Job(e.seed, e.request.id, e.method): e.standing for e in entries if e.owed or not e.accepted}
-    for job, rounds in run.jobs():
-        line = last.get((job.seed, job.request, job.label), {})
-        numbers = run.folder.numbers(job) or {}
-        finished = numbers.get("finished")
-        at = (heard.get("seed"), heard.get("request"), heard.get("method"))
-        here = busy and at == (job.seed, job.request, job.label)
-        jobs.append(
-            {
-                "job": "/".join(job.path.parts),
-                "round": heard["round"] if here else max(int(numbers.get("round", 0)), int(line.get("round", 0))),
-                "rounds": numbers.get("rounds", rounds),
-                "test": line.get("test"),
-                "forget": line.get("forget"),
-                "state": over.get(job)
-                or finished
-                or ("running" if here else "waiting" if not numbers else "not finished"),
-            }
-        )
-    complete = all(run.folder.finished(job) for job, _ in run.ahead()) and not any(e.waiting for e in entries)
-    state = "running" if busy else "finished" if complete else "interrupted"
-    requests = [{"id": e.request.id, "number": e.number, **entry(run, e)} for e in entries]
-    return {
-        "state": state,
-        "jobs": jobs,
-        "requests": requests,
-        "seconds_left": heard.get("seconds_left") if busy else None,
-    }
-
-
-def jobs(run: Run) -> list[dict[str, Any]]:
+def jobs(
+    folder: RunFolder, planned: Sequence[tuple[Job, int]], needs: Callable[[Job], Sequence[str] | None]
+) -> list[dict[str, Any]]:
     """Every job for a report: how far it is, what it may ask for, and the SHA-256 of what went in and came out."""
     found = []
-    served = {(e.seed, e.request.id): run.about(e.method, e) for e in run.folder.requests()}
-    for job, rounds in run.jobs():
-        numbers = run.folder.numbers(job) or {}
-        file = run.folder.model_file(job)
+    for job, rounds in planned:
+        numbers = folder.numbers(job) or {}
+        file = folder.model_file(job)
         found.append(
             {
                 "seed": job.seed,
@@ -78,11 +38,9 @@ def jobs(run: Run) -> list[dict[str, Any]]:
                 "method": job.label,
                 "rounds": numbers.get("rounds", rounds),
                 "finished": numbers.get("finished"),
-                "needs": []
-                if job.request is None
-                else served.get((job.seed, job.request), run.about(job.label))["needs"],
+                "needs": needs(job),
                 "beginning": numbers.get("diary", {}).get("beginning"),
-                "file": str(file.relative_to(run.folder.path)),
+                "file": str(file.relative_to(folder.path)),
                 "came_out": storage.numbers_of(file).get("sha256") if file.exists() else None,
             }
         )
@@ -111,25 +69,44 @@ def rounds_of(config: Config, label: str, method: Method) -> int:
     return method.rounds(config.methods.recovery(label).rounds or config.unlearning.rounds, config.training.rounds)
 
 
-def entry(run: Run, entry: Entry) -> dict[str, Any]:
+def entry(entry: Entry, way_out: Callable[[Entry], str]) -> dict[str, Any]:
     """Where a deletion request stands, for a report."""
     names = ("created", "method", "until", "state", "reason", "why", "changed", "served", "expires")
     about = {name: getattr(entry, name) for name in names} | {"attempts": [dict(tried) for tried in entry.attempts]}
     return about | {
         "standing": entry.standing,
         "owed": entry.owed,
-        "way_out": run.way_out(entry) if entry.owed else None,
+        "way_out": way_out(entry) if entry.owed else None,
     }
 
 
-def beginning(
-    config: Config, world: World, requests: Sequence[Request], methods: Mapping[str, Method]
+@dataclass(frozen=True)
+class Call:
+    """A call of `unlearn`, which is made with somebody's own model and data: a run in which nobody trains."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    fingerprint: str
+    """Of the model and the rows that were handed in."""
+
+
+def description(
+    config: Config,
+    world: World,
+    scopes: Sequence[Sequence[Request]],
+    methods: Mapping[str, Method],
+    call: Call | None = None,
 ) -> dict[str, Any]:
-    """What `run.json` says of a run: everything that is known before any work starts."""
+    """What `run.json` says of a run, in every setting: everything that is known before any work starts.
+
+    Of each scope the last request is the one that is served, the ones before it being out.
+    """
     return {
-        "name": config.name,
+        "name": config.name if call is None else call.name,
         "created": now(),
         "config": config.to_json(),
+        "call": None if call is None else dict(call.arguments),
+        "fingerprint": None if call is None else call.fingerprint,
         "seeds": list(config.seed_list),
         "clients": [c.name for c in world.clients],
         "topped_up_clients": [str(k) for k in world.repaired],
@@ -140,10 +117,13 @@ def beginning(
         "chunk": world.chunk,
         "parameters": world.parameters,
         "forward_flops": world.forward_flops,
-        "requests": [describe_request(world, requests[: i + 1]) for i in range(len(requests))],
+        "requests": [describe_request(world, scope) for scope in scopes],
         "methods": {label: method_facts(config, label, method) for label, method in methods.items()},
         "hyperparameters": {label: asdict(method) for label, method in methods.items()},
-        "rounds": {"training": config.training.rounds, "unlearning": config.unlearning.rounds},
+        "rounds": {
+            "training": config.training.rounds if call is None else None,
+            "unlearning": config.unlearning.rounds,
+        },
         "backdoor": None if config.poison is None else {"target_class": config.poison.target_class},
         "recovered_within": config.evaluation.recovered_within,
     }

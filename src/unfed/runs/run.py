@@ -76,7 +76,8 @@ class Run:
         for i, request in enumerate(requests):
             if by := left_by(world, request, requests[:i]):
                 raise UnfedError(f"{gone_already(request, by)} Leave it out of the config.")
-        where.create(description.beginning(config, world, requests, methods))
+        scopes = [requests[: i + 1] for i in range(len(requests))]
+        where.create(description.description(config, world, scopes, methods))
         run = Run(where)
         run._worlds[world.seed] = world
         return run
@@ -170,14 +171,20 @@ class Run:
         """Every job of this run in its order, with its number of rounds."""
         found: list[tuple[Job, int]] = []
         for seed in self.config.seed_list:
-            found.append((self._training_job(seed), self._training_rounds()))
+            if self.trains:
+                found.append((self._training_job(seed), self.config.training.rounds))
             for label in self.config.methods.run:
-                for request in self.config.requests():
-                    found.append((Job(seed, request.id, label), self.about(label)["rounds"]))
+                for request in self.description["requests"]:
+                    found.append((Job(seed, request["id"], label), self.about(label)["rounds"]))
         for entry in self.folder.requests():
             rounds = self.about(entry.method, entry)["rounds"] if entry.until == "recovered" else int(entry.until)
             found.append((Job(entry.seed, entry.request.id, entry.method), rounds))
         return found
+
+    @property
+    def trains(self) -> bool:
+        """Whether θ* is made here; a call of `unlearn` is handed it."""
+        return not self.description.get("call")
 
     def about(self, label: str, entry: Entry | None = None) -> dict[str, Any]:
         """Title, needs and rounds of a method as they were written down when it was chosen; nothing is built for it."""
@@ -193,9 +200,6 @@ class Run:
         """Whether θ* of a repetition is there."""
         job = self._training_job(seed)
         return self.folder.finished(job) and self.folder.model_file(job).exists()
-
-    def _training_rounds(self) -> int:
-        return self.config.training.rounds
 
     def _training_job(self, seed: int) -> Job:
         return Job(seed, None, "train")
@@ -414,17 +418,24 @@ class Run:
 
     def info(self) -> dict[str, Any]:
         """`run.json` with the requests that came later."""
-        entries = self.folder.requests()
-        extra = []
+        entries, extra = self.folder.requests(), []
+        served = {(e.seed, e.request.id): self.about(e.method, e) for e in entries}
         for entry in entries:
             described = entry.described or description.plain_request(entry.request)
-            extra.append({**described, **description.entry(self, entry)})
+            extra.append({**described, **description.entry(entry, self.way_out)})
+
+        def needs(job: Job) -> list[str] | None:
+            if job.request is None:
+                return []
+            found: list[str] | None = served.get((job.seed, job.request), self.about(job.label))["needs"]
+            return found
+
         return {
             **self.description,
             "requests": [*self.description["requests"], *extra],
             "methods": self.description.get("methods", {}) | {e.method: self.about(e.method, e) for e in entries},
             "influence": lineage.influence(self.folder, self.config),
-            "jobs": description.jobs(self),
+            "jobs": description.jobs(self.folder, self.jobs(), needs),
         }
 
 

@@ -1,0 +1,47 @@
+"""Where a run stands: which jobs have ended, which are at work, and what became of every deletion request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unfed.runs import description
+from unfed.runs.folder import Job
+from unfed.runs.run import Run
+
+
+def status(run: Run) -> dict[str, Any]:
+    """Where a run stands: `running`, `finished` or `interrupted`; every job, and every deletion request.
+
+    A request that was denied, withdrawn or has expired leaves nothing to resume.
+    """
+    last = {(line["seed"], line["request"], line["method"]): line for line in run.lines()}
+    busy, heard, jobs = run.folder.busy(), run.folder.heard() or {}, []
+    entries = run.folder.requests()
+    over = {Job(e.seed, e.request.id, e.method): e.standing for e in entries if e.owed or not e.accepted}
+    for job, rounds in run.jobs():
+        line = last.get((job.seed, job.request, job.label), {})
+        numbers = run.folder.numbers(job) or {}
+        finished = numbers.get("finished")
+        at = (heard.get("seed"), heard.get("request"), heard.get("method"))
+        here = busy and at == (job.seed, job.request, job.label)
+        jobs.append(
+            {
+                "job": "/".join(job.path.parts),
+                "round": heard["round"] if here else max(int(numbers.get("round", 0)), int(line.get("round", 0))),
+                "rounds": numbers.get("rounds", rounds),
+                "test": line.get("test"),
+                "forget": line.get("forget"),
+                "state": over.get(job)
+                or finished
+                or ("running" if here else "waiting" if not numbers else "not finished"),
+            }
+        )
+    complete = all(run.folder.finished(job) for job, _ in run.ahead()) and not any(e.waiting for e in entries)
+    state = "running" if busy else "finished" if complete else "interrupted"
+    requests = [{"id": e.request.id, "number": e.number, **description.entry(e, run.way_out)} for e in entries]
+    return {
+        "state": state,
+        "jobs": jobs,
+        "requests": requests,
+        "seconds_left": heard.get("seconds_left") if busy else None,
+    }
