@@ -11,24 +11,26 @@ was asked becomes a refusal with its reason; the round goes on with the others, 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from unfed.client.measuring import Scores
-from unfed.client.plan import Measure, Plan
-from unfed.data import Request
+from unfed.client.plan import Measure, Plan, View
+from unfed.data import ClientData, Request
 from unfed.engines.base import Block, Context, Drawn, PerClient, Refusal, Traffic, context_of
-from unfed.errors import UnfedError
+from unfed.flower.bounds import Held
 from unfed.flower.nodes import Directory
-from unfed.flower.post import Failure
+from unfed.flower.replies import Exceeds, Failure, Unreadable, attempt, count, declared, finite, said, tensors
 from unfed.flower.wire import MEASURE, SCORES, TRAIN, Ask, context_names, from_arrays, own_part, seeds_of, to_arrays
-from unfed.model.params import Params
+from unfed.model.params import Params, tensor_bytes
 
+T = TypeVar("T")
 Sums = Mapping[str, Tensor]
 
 
@@ -45,9 +47,11 @@ class Flower:
         scope: Sequence[Request] = (),
         gone: Sequence[Request] = (),
         dropped: Mapping[str, int] | None = None,
+        clients: Mapping[str, ClientData] | None = None,
     ) -> None:
         self._directory, self._shard, self._like = directory, shard, like
         self._scope, self._gone, self._dropped = tuple(scope), tuple(gone), dict(dropped or {})
+        self._clients, self._known = clients or {}, declared(like)
         self._traffic = Traffic()
 
     # --- the contract ---------------------------------------------------------------------------------------------
@@ -72,7 +76,7 @@ class Flower:
                 groups["optimiser"] = optimiser[name]
             asks[name] = replace(self._ask(TRAIN, name, plan.to_json(), groups), drawn=drawn)
         for name, found in self._send(asks, str(plan.round), shared):
-            block = found if isinstance(found, Failure) else self._block(name, found)
+            block = self._read(name, found, partial(self._block, name, plan))
             yield Refusal(plan.round, name, block.reason) if isinstance(block, Failure) else block
 
     def measure(self, what: Measure, params: Params, clients: Sequence[str]) -> Iterator[tuple[str, Sums] | Refusal]:
@@ -96,18 +100,15 @@ class Flower:
             for name, measures in asked.items()
         }
         for name, found in self._send(asks, "", shared, counted):
-            measures = asked[name]
-            if isinstance(found, Failure):
-                yield name, [found] * len(measures)
-            else:
-                yield name, [self._sums(found, place, what) for place, what in enumerate(measures)]
+            readers = [partial(self._sums, name, place, what) for place, what in enumerate(asked[name])]
+            yield name, [self._read(name, found, reader) for reader in readers]
 
-    def scores(self, view: str, params: Params, clients: Sequence[str]) -> Iterator[tuple[str, Scores | Failure]]:
+    def scores(self, view: View, params: Params, clients: Sequence[str]) -> Iterator[tuple[str, Scores | Failure]]:
         """One score per row, from those who give them."""
         shared = {"params": params}
         asks = {name: self._ask(SCORES, name, json.dumps(view), shared) for name in clients}
         for name, found in self._send(asks, "", shared, counted=False):
-            yield name, found if isinstance(found, Failure) else _scores(found)
+            yield name, self._read(name, found, partial(self._scores, name, view))
 
     # --- messages -------------------------------------------------------------------------------------------------
 
@@ -135,72 +136,91 @@ class Flower:
 
     # --- reading answers ------------------------------------------------------------------------------------------
 
-    def _block(self, name: str, records: RecordDict) -> Block | Failure:
-        """An update as a block of one. Keys, shapes, types and NaN are left to `aggregate.Check`, which names them."""
-        try:
-            counts = records.metric_records["counts"]
-            samples, trained, forwarded, dropped = (
-                _whole(counts[key]) for key in ("samples", "trained", "forwarded", "dropped")
-            )
-            params = from_arrays(records.array_records["params"])
-            state = records.array_records.get("optimiser")
-            optimiser = None if state is None else from_arrays(state)
-        except (KeyError, ValueError, UnfedError) as error:
-            return Failure(f"its answer cannot be read ({error})")
-        expected = self._dropped.get(name)
+    def _read(self, name: str, found: RecordDict | Failure, read: Callable[[RecordDict], T]) -> T | Failure:
+        """What a reader makes of an answer. Who counts more than it said it holds is counted again: data may grow."""
+        if isinstance(found, Failure):
+            return found
+
+        def noting() -> T:
+            try:
+                return read(found)
+            except Exceeds:
+                self._directory.grown.add(name)
+                raise
+
+        return attempt(noting)
+
+    def _held(self, name: str) -> Held:
+        return Held.of(self._clients.get(name), name in self._dropped)
+
+    def _block(self, name: str, plan: Plan, records: RecordDict) -> Block:
+        """An update as a block of one; whether its numbers are finite is looked at where updates are averaged."""
+        counts, held = records.metric_records["counts"], self._held(name)
+        dropped, expected = count(counts, "dropped"), self._dropped.get(name)
         if expected is not None and dropped != expected:
-            return Failure(f"it left out {dropped} rows, where the requests in force take out {expected}")
-        ordered = {n: params[n] for n in self._like if n in params} | params
+            raise Unreadable(f"it left out {dropped} rows, where the requests in force take out {expected}")
+        samples = count(counts, "samples", held.covered(plan))
+        trained = count(counts, "trained", held.trained(plan))
+        forwarded = count(counts, "forwarded", held.forwarded(plan))
+        params = tensors(records.array_records["params"], self._known)
+        kept = self._optimiser(records.array_records.get("optimiser")) if plan.keep else None
+        return Block((name,), self._stacked(params), (samples,), (trained,), (forwarded,), kept)
+
+    def _optimiser(self, record: ArrayRecord | None) -> Params:
+        """An optimiser's state: some tensors per parameter, so no more bytes than a few models have."""
+        if record is None:
+            raise Unreadable("it did not hand its optimiser back")
+        if sum(len(array.data) for array in record.values()) > 4 * tensor_bytes(self._like) + 4096 * (len(record) + 1):
+            raise Unreadable("its optimiser is larger than that of the model can be")
+        return self._stacked(finite(from_arrays(record), "optimiser"))
+
+    def _stacked(self, found: Mapping[str, Tensor]) -> Params:
         device = next(iter(self._like.values())).device
+        return {name: tensor.to(device).unsqueeze(0) for name, tensor in found.items()}
 
-        def stacked(tensors: Params) -> Params:
-            return {n: t.to(device).unsqueeze(0) for n, t in tensors.items()}
-
-        kept = None if optimiser is None else stacked(optimiser)
-        return Block((name,), stacked(ordered), (samples,), (trained,), (forwarded,), kept)
-
-    def _sums(self, records: RecordDict, place: int, what: Measure) -> Sums | Failure:
+    def _sums(self, name: str, place: int, what: Measure, records: RecordDict) -> Sums:
         refused = records.config_records["answer"].get(f"refused.{place}")
         if refused:
-            return Failure(str(refused))
+            raise Unreadable(said(refused))
         numbers = records.metric_records.get(f"sums.{place}")
-        if numbers is None or not all(isinstance(value, int | float) for value in numbers.values()):
-            return Failure("its answer lacks a measure it was asked for")
-        sums = {name: _double(value) for name, value in numbers.items()}
-        needed = {"count", "correct", "loss"} if what.what == "correct" else {"count", "batches"}
-        if needed - sums.keys() or not all(bool(value >= 0) for value in sums.values()):
-            return Failure("the sums in its answer are negative or not a number")
+        needed = ("count", "correct", "loss") if what.what == "correct" else ("count", "batches")
+        if numbers is None or any(not isinstance(numbers.get(key), int | float) for key in needed):
+            raise Unreadable("its answer lacks a measure it was asked for")
+        sums = {key: _double(numbers[key]) for key in needed}
+        if not all(bool(value >= 0) for value in sums.values()):
+            raise Unreadable("the sums in its answer are negative or not a number")
         if not all(bool(value.isfinite()) for value in sums.values()):
-            return Failure("the sums in its answer are not finite")
+            raise Unreadable("the sums in its answer are not finite")
+        most = self._held(name).rows[what.view]
+        if sums["count"] > most:
+            raise Exceeds(f"it counts {sums['count']:.0f} rows of {what.view!r}, where by its census there are {most}")
         if what.what == "correct":
-            return Failure("it counts more right answers than rows") if sums["correct"] > sums["count"] else sums
-        try:
-            tensors = from_arrays(records.array_records[f"tensors.{place}"])
-        except (KeyError, UnfedError) as error:
-            return Failure(f"its answer cannot be read ({error})")
-        for name, tensor in tensors.items():
-            if name not in self._like or tensor.shape != self._like[name].shape or not bool(tensor.isfinite().all()):
-                return Failure(f"its {what.what} of {name!r} has another shape or is not finite")
+            if sums["correct"] > sums["count"]:
+                raise Unreadable("it counts more right answers than rows")
+            return sums
+        if sums["batches"] > sums["count"]:
+            raise Unreadable("it counts more batches than rows")
+        record = records.array_records[f"tensors.{place}"]
+        known = {tensor: self._known[tensor] for tensor in record if tensor in self._known}
+        found = finite(tensors(record, known, what.what), what.what)
         device = next(iter(self._like.values())).device
-        return sums | {name: tensor.to(device) for name, tensor in tensors.items()}
+        return sums | {tensor: value.to(device) for tensor, value in found.items()}
 
-
-def _scores(records: RecordDict) -> Scores | Failure:
-    try:
-        columns = from_arrays(records.array_records["scores"])
-        scores = Scores(*(columns[name] for name in Scores.__dataclass_fields__))
-    except (KeyError, UnfedError) as error:
-        return Failure(f"its scores cannot be read ({error})")
-    lengths = {len(column) for column in columns.values()}
-    if len(lengths) != 1 or not bool(scores.loss.isfinite().all()):
-        return Failure("its scores are not finite, or not one per row")
-    return scores
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int):
-        raise ValueError(f"{value!r} is no count")
-    return value
+    def _scores(self, name: str, view: View, records: RecordDict) -> Scores:
+        """One score per row, no more rows than the client holds."""
+        record, most = records.array_records["scores"], self._held(name).rows[view]
+        rows = {tuple(array.shape) for array in record.values()}
+        if set(record) != set(Scores.__dataclass_fields__) or len(rows) != 1 or len(*rows) != 1:
+            raise Unreadable("its scores are not one per row")
+        ((length,),) = rows
+        if length > most:
+            raise Exceeds(f"it scores {length} rows of {view!r}, where by its census there are {most}")
+        scores = Scores(**from_arrays(record))
+        for column, kind in {"correct": torch.bool, "predicted": torch.int64}.items():
+            if getattr(scores, column).dtype != kind:
+                raise Unreadable(f"its scores have {column!r} as {getattr(scores, column).dtype}, not {kind}")
+        finite({column: getattr(scores, column) for column in Scores.__dataclass_fields__}, "scores")
+        return scores
 
 
 def _double(value: Any) -> Tensor:

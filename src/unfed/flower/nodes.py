@@ -10,6 +10,7 @@ is found by its name, under whatever id.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,9 @@ from typing import Any
 from flwr.app import RecordDict
 
 from unfed.errors import Refused, UnfedError
+from unfed.flower import policy
 from unfed.flower.post import Failure, Post
+from unfed.flower.replies import MOST_CLASSES, MOST_PIXELS, MOST_ROWS, Unreadable, attempt, count, name_of, said
 from unfed.flower.wire import CENSUS, Ask
 
 
@@ -45,25 +48,26 @@ class Census:
     @staticmethod
     def of(records: RecordDict) -> Census | Failure:
         """A client's answer to a query, if it makes sense."""
-        try:
-            counts, words = records.metric_records["counts"], records.config_records["answer"]
-            all_, retain, forget, val, classes = (
-                _count(counts[name]) for name in ("all", "retain", "forget", "val", "classes")
+        return attempt(lambda: Census._read(records))
+
+    @staticmethod
+    def _read(records: RecordDict) -> Census:
+        counts, words = records.metric_records["counts"], records.config_records["answer"]
+        rows = {name: count(counts, name) for name in ("all", "retain", "forget", "val")}
+        shape, classes = counts["shape"], count(counts, "classes")
+        if not isinstance(shape, list) or not 1 <= len(shape) <= 8 or any(size < 1 for size in shape):
+            raise Unreadable("it does not say which shape its samples have")
+        if rows["retain"] + rows["forget"] != rows["all"]:
+            raise Unreadable("the counts it gives do not add up")
+        total = rows["all"] + rows["val"]
+        if total > MOST_ROWS or classes > MOST_CLASSES or math.prod(shape) > MOST_PIXELS:
+            raise Unreadable(
+                f"it states {total} rows of the shape {said(tuple(shape), 80)} in {classes} classes;"
+                f" the most are {MOST_ROWS} rows, {MOST_PIXELS} numbers in each, {MOST_CLASSES} classes"
             )
-            shape = counts["shape"]
-            sizes = tuple(int(size) for size in shape) if isinstance(shape, list) else ()
-            if retain + forget != all_ or not sizes:
-                return Failure("the counts it gives do not add up")
-            allow = frozenset(word for word in str(words["allow"]).split(",") if word)
-            return Census(all_, retain, forget, val, sizes, classes, allow)
-        except (KeyError, TypeError, ValueError) as error:
-            return Failure(f"its census cannot be read ({error!r})")
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no count")
-    return value
+        sizes = tuple(int(size) for size in shape)
+        allow = frozenset(str(words["allow"]).split(",")) & frozenset(policy.KINDS)
+        return Census(rows["all"], rows["retain"], rows["forget"], rows["val"], sizes, classes, allow)
 
 
 class Directory:
@@ -80,6 +84,8 @@ class Directory:
         """What a node told when it was asked who it is."""
         self.failures: dict[int, str] = {}
         """Connected nodes that could not say who they are, and why; each is asked once, and again if it was silent."""
+        self.grown: set[str] = set()
+        """Who counted more rows than it said it holds: its census is taken again before the next round."""
 
     def look(self, shard: str) -> None:
         """See who is connected now; newcomers without a registered name are asked who they are."""
@@ -111,9 +117,11 @@ class Directory:
         if isinstance(found, Failure):
             self.failures[node] = found.reason
             return
-        name = str(found.config_records["answer"].get("name", ""))
+        name = attempt(lambda: name_of(found.config_records["answer"].get("name", "")))
         census = Census.of(found)
-        if not name:
+        if isinstance(name, Failure):
+            self.failures[node] = name.reason
+        elif not name:
             self.failures[node] = "it does not say who it is"
         elif isinstance(census, Failure):
             self.failures[node] = census.reason

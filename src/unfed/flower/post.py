@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from unfed.engines.base import Traffic
 from unfed.errors import UnfedError
+from unfed.flower.replies import Failure, attempt, said
 from unfed.flower.wire import MESSAGE_TYPES, Ask, serialised_bytes_of, tensor_bytes_of
 
-
-@dataclass(frozen=True)
-class Failure:
-    """No usable answer, and why."""
-
-    reason: str
+__all__ = ["Delivery", "Failure", "Post"]
 
 
 @dataclass(frozen=True)
@@ -55,22 +52,28 @@ class Post:
         for reply in replies:
             node = reply.metadata.src_node_id
             if node in asks:
-                answers[node] = _read(reply, asks[node])
+                answers[node] = attempt(partial(_read, reply, asks[node]))
                 crossed += [reply.content] if reply.has_content() else []
-        traffic = Traffic(sum(map(tensor_bytes_of, crossed)), sum(map(serialised_bytes_of, crossed)))
+        traffic = Traffic(sum(map(tensor_bytes_of, crossed)), sum(map(_packed_bytes, crossed)))
         return Delivery(answers, traffic, frozenset(node for node, answer in answers.items() if answer is late))
+
+
+def _packed_bytes(records: RecordDict) -> int:
+    """What records take as Flower packs them; what cannot be packed cannot have crossed."""
+    found = attempt(partial(serialised_bytes_of, records))
+    return 0 if isinstance(found, Failure) else found
 
 
 def _read(reply: Message, ask: Ask) -> RecordDict | Failure:
     if reply.has_error():
         lines = (reply.error.reason or "").strip().splitlines()
-        return Failure(f"it failed with error {reply.error.code}" + (f" ({lines[-1]})" if lines else ""))
+        return Failure(f"it failed with error {reply.error.code}" + (f" ({said(lines[-1])})" if lines else ""))
     words = reply.content.config_records.get("answer")
     if words is None:
         return Failure("its answer was not made by unfed")
     refused = words.get("refused.all")
     if refused:
-        return Failure(str(refused))
+        return Failure(said(refused))
     if words.get("digest") != ask.digest:
         return Failure("it answered another question than it was asked (the digest of the plan is wrong)")
     return reply.content

@@ -21,11 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from unfed.data import Request
 from unfed.errors import UnfedError
+from unfed.flower.replies import decoded, tensor_bytes
 from unfed.model.params import Params
 
 FORMAT = 2
@@ -176,23 +176,15 @@ def to_arrays(tensors: Params) -> ArrayRecord:
 
 
 def from_arrays(record: ArrayRecord) -> Params:
-    """Tensors back, or the sentence that says which one is damaged (numpy's format, never pickles)."""
-    found: Params = {}
-    for name, array in record.items():
-        try:
-            found[name] = torch.from_numpy(array.numpy())
-        except (ValueError, TypeError, OSError, EOFError) as error:
-            raise UnfedError(f"The tensor {name!r} cannot be read ({error}).") from error
-    return found
+    """Tensors back, each as its record declares it, or the sentence that says which one is damaged."""
+    return {name: decoded(name, array) for name, array in record.items()}
 
 
 def tensor_bytes_of(records: RecordDict) -> int:
-    """The bytes of the tensors alone: shape times type."""
-    return sum(
-        _elements(array.shape) * _width(array.dtype)
-        for record in records.array_records.values()
-        for array in record.values()
-    )
+    """The bytes of the tensors alone: shape times type, but never more than really came."""
+    arrays = [array for record in records.array_records.values() for array in record.values()]
+    stated = [(tensor_bytes(array), len(array.data)) for array in arrays]
+    return sum(came if size is None else min(size, came) for size, came in stated)
 
 
 def serialised_bytes_of(records: RecordDict) -> int:
@@ -200,17 +192,6 @@ def serialised_bytes_of(records: RecordDict) -> int:
     words = [*records.metric_records.values(), *records.config_records.values()]
     arrays = sum(record.count_bytes() for record in records.array_records.values())
     return arrays + sum(len(record.deflate()) for record in words)
-
-
-def _elements(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
-def _width(dtype: str) -> int:
-    return int(torch.empty(0, dtype=getattr(torch, dtype)).element_size())
 
 
 def _plain(requests: Sequence[Request]) -> list[dict[str, Any]]:

@@ -170,6 +170,7 @@ class FlowerWorld(World):
         """
         directory = self.directory
         directory.look(self.shard)
+        recounted = self._recount(requests)
         new = [n for n in directory.names if self._base(n) is NOTHING and not self._leaves(n, requests)]
         new = [name for name in new if directory.node(name) not in self._met]
         found: dict[str, Census | Failure] = {name: directory.seen[name] for name in new if name in directory.seen}
@@ -192,7 +193,25 @@ class FlowerWorld(World):
             self.clients = self._outlines()
             self.noted(self)
             log.info("unfed: client %s takes part from now on", ", ".join(joined))
-        return bool(joined)
+        return bool(joined) or recounted
+
+    def _recount(self, requests: Sequence[Request]) -> bool:
+        """Ask those again who counted more rows than they said they hold; whether anybody holds others than before."""
+        grown = [n for n in self._order if n in self.directory.grown and not self._leaves(n, requests)]
+        self.directory.grown.clear()
+        changed = False
+        for name, census in self._ask_census({n: Ask(CENSUS, n, self.shard) for n in grown}).items() if grown else ():
+            if isinstance(census, Failure) or census == self._known.get(name):
+                continue
+            log.warning(
+                "unfed: client %s now says it holds %d rows (%d before)", name, census.all, self._base(name).all
+            )
+            self._known[name], changed = census, True
+            self._counts = {key: found for key, found in self._counts.items() if json.loads(key)[0] != name}
+        if changed:
+            self.clients = self._outlines()
+            self.noted(self)
+        return changed
 
     def _base(self, name: str) -> Census:
         """What a client holds before any request; nothing where it never said, or does not fit."""
@@ -307,8 +326,9 @@ class FlowerWorld(World):
     def engine(self, clients: Mapping[str, ClientData]) -> Engine:
         if isinstance(clients, Roster):
             known = {n: count for n, count in clients.dropped.items() if self._base(n) is not NOTHING}
-            return Flower(self.directory, self.shard, self.template.like, clients.requests, clients.gone, known)
-        return Flower(self.directory, self.shard, self.template.like)
+            like = self.template.like
+            return Flower(self.directory, self.shard, like, clients.requests, clients.gone, known, clients)
+        return Flower(self.directory, self.shard, self.template.like, clients=clients)
 
     def evaluator(self, requests: Sequence[Request]) -> RemoteEvaluator:
         return RemoteEvaluator(self, self.scoped(requests), requests)
