@@ -26,7 +26,8 @@ from unfed.data import ClientData, TensorSource
 from unfed.engines import Batched, Sequential
 from unfed.engines.choice import choose
 from unfed.federation import aggregate
-from unfed.federation.server import Server, Settings
+from unfed.federation.schedule import Settings
+from unfed.federation.server import JobServer, Members, Setup
 from unfed.federation.state import State
 from unfed.model.flops import forward_flops
 from unfed.model.functional import Template
@@ -143,7 +144,8 @@ def served(source: TensorSource, model: str, registered: int, asked: int, images
     settings = Settings(Phase(batch=batch, optimiser=Optimiser(lr=0.01)), participation=asked / registered)
     started = time.perf_counter()
     engine, flops = Batched(template, clients), forward_flops(template)
-    server = Server(template, engine, clients, template.like, settings, 0, lambda seed: template.like, flops)
+    setup = Setup(template, lambda seed: template.like, flops)
+    server = JobServer(setup, Members(clients, engine), template.like, settings, 0)
     made, drawing, times, state = time.perf_counter() - started, [], [], State(server.params)
     for _ in range(4):
         synchronise(device)

@@ -20,7 +20,8 @@ from unfed.client.measuring import score
 from unfed.client.plan import Optimiser, Phase
 from unfed.data import ClientData, TensorSource, Transform, dirichlet, iid, load, split
 from unfed.engines import Engine
-from unfed.federation.server import Server, Settings
+from unfed.federation.schedule import Settings
+from unfed.federation.server import JobServer, Members, Setup
 from unfed.federation.state import State
 from unfed.model.flops import forward_flops
 from unfed.model.functional import Template
@@ -79,11 +80,12 @@ class Workload:
     def params(self) -> Params:
         return cast(params_of(self.fresh()), self.dtype, self.device)
 
-    def server(self, template: Template, engine: Engine) -> Server:
+    def server(self, template: Template, engine: Engine) -> JobServer:
         phase = Phase(batch=self.batch, optimiser=Optimiser(lr=self.lr))
         start = self.params()
         flops = forward_flops(template)
-        return Server(template, engine, self.clients, start, Settings(phase=phase), 0, lambda seed: start, flops)
+        setup = Setup(template, lambda seed: start, flops)
+        return JobServer(setup, Members(self.clients, engine), start, Settings(phase=phase), 0)
 
     def batches(self, client: ClientData) -> Batches:
         """A client's training rows, for loops that are not unfed's."""
@@ -94,7 +96,7 @@ class Workload:
         return score(self.template(), params, self.test, rows).accuracy
 
 
-def rounds(server: Server, count: int, state: State | None = None) -> State:
+def rounds(server: JobServer, count: int, state: State | None = None) -> State:
     """`count` rounds of the default kind: train, validate, average."""
     state = state or State(server.params)
     for _ in range(count):

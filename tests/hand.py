@@ -8,6 +8,7 @@ written out, and weighted sums; nothing of unfed but the data.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from unfed.client.plan import Optimiser, Phase
 from unfed.data import ClientData, TensorSource
 from unfed.engines import Sequential
 from unfed.federation.history import Recorder
-from unfed.federation.server import Schedule, Server, Settings
+from unfed.federation.schedule import Schedule, Settings
+from unfed.federation.server import JobServer, Members, Setup
 from unfed.methods import Method, State
 from unfed.model.flops import forward_flops
 from unfed.model.functional import Template
@@ -96,15 +98,17 @@ def engine_of(who: Mapping[str, ClientData]) -> Sequential:
     return Sequential(template(), who)
 
 
-def serve(who: Mapping[str, ClientData], params: Params, **given: Any) -> Server:
+def serve(who: Mapping[str, ClientData], params: Params, **given: Any) -> JobServer:
     """The server that a method meets; what is given stands in place of this file's numbers."""
     made = template()
     rule = Optimiser(lr=given.pop("lr", LR), momentum=MOMENTUM, decay=DECAY)
     phase = Phase(epochs=given.pop("epochs", EPOCHS), batch=given.pop("batch", 64), optimiser=rule)
     settings = Settings(phase, rounds=4, schedule=given.pop("schedule", Schedule()), keep=given.pop("keep", False))
     scope = given.pop("scope", ())
-    numbers: dict[str, Any] = {"seed": 7, "fresh": fresh, "forward_flops": forward_flops(made)} | given
-    server = Server(made, Sequential(made, who), who, params, settings, **numbers)
+    members = Members(who, Sequential(made, who), given.pop("public", None))
+    seed, history = given.pop("seed", 7), given.pop("history", None)
+    setup = replace(Setup(made, fresh, forward_flops(made)), **given)
+    server = JobServer(setup, members, params, settings, seed, history)
     server.scope = scope
     return server
 

@@ -19,7 +19,7 @@ from unfed.analysis.bound import Sets, bound, recovery_time, unlearning_time
 from unfed.analysis.cka import Cka, compare, hsic, linear_cka, normalised
 from unfed.engines import Sequential
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.federation.server import Schedule
+from unfed.federation.schedule import Schedule
 from unfed.methods import FineTune, NoT, Retrain
 from unfed.methods.nr_freeze import NRFreeze
 from unfed.model.functional import Template

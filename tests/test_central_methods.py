@@ -22,7 +22,8 @@ from unfed.client.plan import Measure, Optimiser, Phase, term
 from unfed.data import ClientData, load
 from unfed.engines import Sequential
 from unfed.errors import UnfedError
-from unfed.federation.server import OPTIMISER, Schedule, Server, Settings
+from unfed.federation.schedule import Schedule, Settings
+from unfed.federation.server import OPTIMISER, JobServer, Members, Setup
 from unfed.methods import (
     BadTeacher,
     FineTune,
@@ -72,7 +73,7 @@ def server_of(
     model: str = MODEL,
     clients: Mapping[str, ClientData] | None = None,
     source: Any = DIGITS,
-) -> Server:
+) -> JobServer:
     clients = clients or {"all": one_client(forget, source)}
     module = build(model, shape=SHAPE, classes=10, seed=0)
     template = Template(module, SHAPE).to("cpu", torch.float64)
@@ -80,18 +81,8 @@ def server_of(
     settings = Settings(phase=phase, rounds=4, schedule=schedule or Schedule("cosine", minimum=0.001), keep=keep)
     engine = Sequential(template, clients)
     start = params or trained(model)
-    wired = len(clients) > 1
-    return Server(
-        template,
-        engine,
-        clients,
-        start,
-        settings,
-        7,
-        lambda seed: fresh(seed, model),
-        forward_flops(template),
-        wired,
-    )
+    setup = Setup(template, lambda seed: fresh(seed, model), forward_flops(template), wired=len(clients) > 1)
+    return JobServer(setup, Members(clients, engine), start, settings, 7)
 
 
 _trained: dict[str, Params] = {}
@@ -104,7 +95,7 @@ def trained(model: str = MODEL) -> Params:
     return _trained[model]
 
 
-def run(method: Method, server: Server, rounds: int) -> State:
+def run(method: Method, server: JobServer, rounds: int) -> State:
     state = method.begin(server)
     while state.round < rounds and not state.done:
         state = method.round(server, state)
@@ -115,7 +106,7 @@ def same(a: Params, b: Params) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
-def loss_on(server: Server, params: Params, rows: Tensor) -> float:
+def loss_on(server: JobServer, params: Params, rows: Tensor) -> float:
     x, y = DIGITS.fetch(rows)
     return float(F.cross_entropy(server.template.bind(params)(x), y))
 
@@ -282,7 +273,7 @@ def test_ascent_stops_before_the_loss_exceeds_its_limit() -> None:
 # --- BadT -------------------------------------------------------------------------------------------------------------
 
 
-def _taught(server: Server, params: Params, bad: Params, forget: Tensor, rows: Tensor) -> tuple[Tensor, Params]:
+def _taught(server: JobServer, params: Params, bad: Params, forget: Tensor, rows: Tensor) -> tuple[Tensor, Params]:
     """The mean loss of BadT in eval mode and its gradient."""
     x, y = DIGITS.fetch(rows)
     models = Models(server.template, {"good": server.params, "bad": bad})
@@ -370,13 +361,13 @@ def test_l1_makes_the_weights_smaller_and_then_is_pure_ft() -> None:
 
 def test_the_penalty_falls_linearly_from_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
     server, seen = server_of(), []
-    advance = Server.advance
+    advance = JobServer.advance
 
-    def look(self: Server, state: State, clients: Any, *phases: Phase, **rest: Any) -> State:
+    def look(self: JobServer, state: State, clients: Any, *phases: Phase, **rest: Any) -> State:
         seen.append([p["alpha"] for phase in phases for p in phase.penalties])
         return advance(self, state, clients, *phases, **rest)
 
-    monkeypatch.setattr(Server, "advance", look)
+    monkeypatch.setattr(JobServer, "advance", look)
     run(L1Sparse(), server, 3)
     assert seen == [[0.002], [0.001], []]
 
@@ -384,7 +375,7 @@ def test_the_penalty_falls_linearly_from_alpha(monkeypatch: pytest.MonkeyPatch) 
 # --- SSD --------------------------------------------------------------------------------------------------------------
 
 
-def _importances() -> tuple[Server, Params, Params]:
+def _importances() -> tuple[JobServer, Params, Params]:
     server = server_of()
     found = []
     for view in ("forget", "all"):

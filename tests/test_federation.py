@@ -11,7 +11,8 @@ from unfed.client.plan import Measure, Optimiser, Phase, Plan
 from unfed.engines import Sequential
 from unfed.errors import Refused, UnfedError
 from unfed.federation import server
-from unfed.federation.server import Schedule, Server, Settings
+from unfed.federation.schedule import Schedule, Settings
+from unfed.federation.server import JobServer, Members, Setup
 from unfed.methods import FineTune, NoT, Retrain, State
 from unfed.model.functional import Template
 from unfed.model.networks import build
@@ -28,15 +29,12 @@ def fresh(seed, name="cnn-tiny"):
 def serve(clients, params=None, seed=5, engine=None, model="cnn-tiny", **settings):
     template = Template(build(model, shape=(1, 8, 8), classes=3, seed=0), (1, 8, 8)).to("cpu", torch.float64)
     phase = Phase(batch=4, optimiser=Optimiser(lr=0.05))
-    return Server(
-        template,
-        engine or Sequential(template, clients),
-        clients,
+    return JobServer(
+        Setup(template, lambda s: fresh(s, model), forward_flops=10),
+        Members(clients, engine or Sequential(template, clients)),
         params or template.like,
         Settings(**{"phase": phase, "rounds": 4, **settings}),
         seed,
-        lambda s: fresh(s, model),
-        forward_flops=10,
     )
 
 

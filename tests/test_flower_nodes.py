@@ -19,7 +19,7 @@ from flwr.app import Message
 from flower_grid import EVERYTHING, InProcessGrid, flower_world, grid_of, lost
 from test_flower_app import assert_same, nodes, values
 from unfed.data import Request
-from unfed.federation.server import Server
+from unfed.federation.server import JobServer, Members, Setup
 from unfed.flower.options import Options
 from unfed.flower.server import run as serve
 from unfed.methods import FineTune, Retrain
@@ -77,15 +77,12 @@ def here(folder: Path, order: list[str], rounds: list[list[str]]) -> dict[str, t
     world = World(Options.of(values(folder)).config(), 0)
     clients = {name: world.scoped([])[name] for name in order}
     settings = world.training_settings()
-    server = Server(
-        world.template,
-        world.engine(clients),
-        clients,
+    server = JobServer(
+        Setup(world.template, world.fresh, world.forward_flops),
+        Members(clients, world.engine(clients)),
         world.template.like,
         settings,
         world.seeds.training,
-        world.fresh,
-        world.forward_flops,
     )
     state = Retrain().begin(server)
     for names in rounds:

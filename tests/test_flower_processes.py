@@ -22,7 +22,7 @@ pytest.importorskip("flwr", reason="needs unfed[flower]")
 from flower_deployment import Deployment, end
 from flower_grid import InProcessGrid
 from unfed.data import Request
-from unfed.federation.server import Server
+from unfed.federation.server import JobServer, Members, Setup
 from unfed.flower.options import Options
 from unfed.flower.server import run as serve
 from unfed.methods import NoT
@@ -146,15 +146,12 @@ def test_a_run_is_resumed_after_a_killed_superlink_and_survives_a_killed_node(de
     config = Options.of({"run-folder": str(folder), "set": f"{SET}; partition.clients=4"}).config()
     local = World(config, 0)
     clients = local.scoped([FIRST, SECOND], gone=[FIRST])
-    server = Server(
-        local.template,
-        local.engine(clients),
-        clients,
+    server = JobServer(
+        Setup(local.template, local.fresh, local.forward_flops),
+        Members(clients, local.engine(clients)),
         run.folder.load_model(Job(0, "client-0", "not")),
         local.unlearning_settings(False, "not"),
         local.seeds.request("client-1"),
-        local.fresh,
-        local.forward_flops,
     )
     state = server.advance(NoT().begin(server), ["2"])
     for name, value in run.folder.load_model(job).items():

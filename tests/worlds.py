@@ -9,7 +9,9 @@ import pytest
 
 from unfed.data import Request
 from unfed.federation.history import History, Recorder
-from unfed.federation.server import Server, Settings
+from unfed.federation.protocol import Server
+from unfed.federation.schedule import Settings
+from unfed.federation.server import JobServer, Members, Setup
 from unfed.methods import Method, State
 from unfed.model.params import Params
 from unfed.runs.world import World
@@ -37,23 +39,24 @@ def serve(
     seed: int = 7,
     settings: Settings | None = None,
     **changes: object,
-) -> Server:
+) -> JobServer:
     """The server a method would meet on the last of these requests."""
     clients = world.scoped(requests, gone=requests[:-1])
-    server = Server(
+    setup = Setup(
         world.template,
-        world.engine(clients),
-        clients,
-        world.fresh(1) if params is None else params,
-        replace(settings or world.training_settings(), **changes),
-        seed,
         world.fresh,
         world.forward_flops,
-        history=history,
-        public=world.public(clients),
         as_it_was=lambda scope: world.engine(
             world.scoped(them := [Request.from_json(r) for r in scope], gone=them[:-1])
         ),
+    )
+    server = JobServer(
+        setup,
+        Members(clients, world.engine(clients), world.public(clients)),
+        world.fresh(1) if params is None else params,
+        replace(settings or world.training_settings(), **changes),
+        seed,
+        history,
     )
     server.scope = tuple(request.to_json() for request in requests)
     return server

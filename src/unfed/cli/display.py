@@ -44,7 +44,7 @@ class _TimeLeft(ProgressColumn):
         return Text(f"{clock_text(self._clock.seconds_left)} left", style="cyan")
 
 
-class Display:
+class Display(Silence):
     """Live progress on a terminal; one line per job where there is none."""
 
     def __init__(self, run: Run, console: Console) -> None:

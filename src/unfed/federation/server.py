@@ -1,11 +1,9 @@
-"""Rounds: who takes part, what they are asked, what is averaged. Algorithm 1 of the paper in its general form.
+"""The server of a job: who takes part, what they are asked, what is refused, what is averaged, what it all costs.
 
-    θ ← begin(server)                                 the request arrives: NoT negates
-    for r = 1, 2, …                                    the default round, `recover`
-        P_r ← participants(r) of the retained clients
-        θ   ← average(θ, train(plan(r), θ, P_r))       each k ∈ P_r trains one epoch on D_r^k
+    P_r ← participants(r) of the retained clients
+    θ   ← average(θ, train(plan(r), θ, P_r))           each k ∈ P_r trains one epoch on D_r^k
 
-A `Server` is what a method sees. It never sees data: it asks the engine, which asks the clients.
+What a method sees of it is `federation/protocol.py`. It never sees data: it asks the engine, which asks the clients.
 """
 
 from __future__ import annotations
@@ -24,9 +22,11 @@ from unfed.data import ClientData
 from unfed.engines.base import Block, Context, Engine, Messenger, Refusal, context_of
 from unfed.engines.sequential import Sequential
 from unfed.errors import Refused, Unanswered, UnfedError
+from unfed.federation import algorithm
 from unfed.federation.aggregate import Check, average
 from unfed.federation.history import History, Past, Recorder
 from unfed.federation.ledger import Freight, Ledger
+from unfed.federation.schedule import Settings
 from unfed.federation.state import State
 from unfed.model.flops import Flops
 from unfed.model.functional import Template
@@ -34,54 +34,6 @@ from unfed.model.params import Params, tensor_bytes
 
 # Where a state carries the optimiser of a centralised run.
 OPTIMISER = "optimiser"
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The learning rate of round r of T, written into the round's plan by the server."""
-
-    kind: str = "constant"
-    minimum: float = 0.0
-    every: int = 1
-    factor: float = 0.1
-    warmup: int = 0
-    over: int | None = None
-    """After how many rounds a cosine is at its minimum, if not after the last; it stays there."""
-
-    def rate(self, base: float, round: int, rounds: int) -> float:
-        """constant: η · cosine: from η down to the minimum, where round T + 1 would be · step: η·factor^⌊(r−1)/every⌋.
-
-        The cosine is PyTorch's `CosineAnnealingLR(T)`: with a minimum in round T that round would do nothing.
-        """
-        round = max(round, 1)  # what a method does before its first round runs at the first round's rate
-        if round <= self.warmup:
-            return base * round / self.warmup
-        if self.kind == "constant":
-            return base
-        if self.kind == "step":
-            return max(self.minimum, base * self.factor ** ((round - 1 - self.warmup) // self.every))
-        if self.kind == "cosine":
-            span = max(1, (self.over or rounds) - self.warmup)
-            progress = min(1.0, (round - 1 - self.warmup) / span)
-            return self.minimum + (base - self.minimum) * (1 + math.cos(math.pi * progress)) / 2
-        raise UnfedError(f"The schedule {self.kind!r} is not known; use constant, cosine or step.")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a federation runs its rounds."""
-
-    phase: Phase = field(default_factory=Phase)
-    rounds: int = 60
-    schedule: Schedule = field(default_factory=Schedule)
-    participation: float = 1.0
-    """The share of the clients that is asked in a round, at least one."""
-    drop_out: float = 0.0
-    """The probability that a client that was asked does not answer."""
-    quorum: float = 0.5
-    """The share of those asked whose updates must be accepted, at least one."""
-    keep: bool = False
-    """Whether the optimiser goes on from round to round, as it does where one place holds all data."""
 
 
 @runtime_checkable
@@ -97,30 +49,59 @@ class Roll(Protocol):
         ...
 
 
-class Server:
-    """What a method can ask for. One server serves one job: a training, or one method on one request."""
+@dataclass(frozen=True)
+class Setup:
+    """What a server knows of its surroundings, whatever it is asked to do."""
+
+    template: Template
+    fresh: Callable[[int], Params]
+    """Makes a new initialisation from a seed."""
+    forward_flops: Flops
+    """What one row costs on its way through the model."""
+    wired: bool = True
+    """Whether clients are elsewhere: without a wire (one model, one data set) no byte is counted."""
+    as_it_was: Callable[[Sequence[Mapping[str, Any]]], Engine] | None = None
+    """Who reaches the clients as they were under these requests, to repeat a round that is over."""
+
+
+@dataclass(frozen=True)
+class Members:
+    """Who is there: it changes when a further request marks more rows, or somebody joins."""
+
+    clients: Mapping[str, ClientData]
+    engine: Engine
+    """Who reaches them."""
+    public: ClientData | None = None
+    """Unlabelled data of the server's own."""
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """How a server asks, where it is not as always."""
+
+    freight: Freight = field(default_factory=Freight)
+    patient: bool = False
+    engine: Engine | None = None
+    optimiser: Mapping[str, Params] | None = None
+
+
+class JobServer:
+    """The server that a method meets. It serves one job: a training, or one method on one request."""
 
     def __init__(
         self,
-        template: Template,
-        engine: Engine,
-        clients: Mapping[str, ClientData],
+        setup: Setup,
+        members: Members,
         params: Params,
         settings: Settings,
         seed: int,
-        fresh: Callable[[int], Params],
-        forward_flops: Flops,
-        wired: bool = True,
         history: History | None = None,
-        public: ClientData | None = None,
-        as_it_was: Callable[[Sequence[Mapping[str, Any]]], Engine] | None = None,
     ) -> None:
-        self.template, self.engine, self.settings, self.seed = template, engine, settings, seed
+        self.template, self.fresh, self.settings, self.seed = setup.template, setup.fresh, settings, seed
         self.params = params
         self.ledger = Ledger()
-        self._wired = wired
-        """Whether clients are elsewhere: without a wire (one model, one data set) no byte is counted."""
-        self._history, self._public, self._as_it_was = history, public, as_it_was
+        self._setup, self._history = setup, history
+        self._wired, self._forward_flops = setup.wired, setup.forward_flops
         self.recorders: dict[str, Recorder] = {}
         """Who keeps history of the rounds from now on, by label."""
         self.scope: tuple[Mapping[str, Any], ...] = ()
@@ -129,14 +110,14 @@ class Server:
         self.refusals: list[Refusal] = []
         self.attempt = 0
         """How often the round at hand has failed for want of answers: who did not answer then may answer now."""
-        self.fresh, self._forward_flops = fresh, forward_flops
-        self._parameters = sum(template.like[name].numel() for name in template.trainable)
-        self.look_at(clients, engine)
+        self._parameters = sum(self.template.like[name].numel() for name in self.template.trainable)
+        self._public: ClientData | None = None
+        self.look_at(members)
 
-    def look_at(self, clients: Mapping[str, ClientData], engine: Engine, public: ClientData | None = None) -> None:
+    def look_at(self, members: Members) -> None:
         """Take note of who holds what; called again when a further request marks more rows, or somebody joined."""
-        self.engine = engine
-        self._public = public or self._public
+        clients, self.engine = members.clients, members.engine
+        self._public = members.public or self._public
         self.clients: Sequence[str]
         self.retained: Sequence[str]
         self.owners: Sequence[str]
@@ -195,7 +176,6 @@ class Server:
         params: Params,
         clients: Sequence[str],
         context: Context | None = None,
-        optimiser: Mapping[str, Params] | None = None,
         *,
         freight: Freight = Freight(),  # noqa: B008  (frozen)
         patient: bool = False,
@@ -205,7 +185,12 @@ class Server:
 
         A `patient` server waits until everybody has answered: a leaver's own phase cannot go on without the leaver.
         """
-        context, engine = context or {}, engine or self.engine
+        return self._train(plan, params, clients, context or {}, _Asking(freight, patient, engine))
+
+    def _train(
+        self, plan: Plan, params: Params, clients: Sequence[str], context: Context, how: _Asking
+    ) -> Iterator[Block]:
+        freight, engine = how.freight, how.engine or self.engine
         asked = sorted(clients, key=self._place)
         self.asked.setdefault(plan.round, []).extend(asked)
         messages = isinstance(engine, Messenger)
@@ -215,12 +200,12 @@ class Server:
                 crossing = () if messages else context_of(context, name).items()
                 own = sum(tensor_bytes(c) for n, c in crossing if n not in freight.seeded)
                 self.ledger.sent(freight.down, self._parameters, model + own)
-        answering = [name for name in asked if patient or not self._drops_out(name, plan.round)]
+        answering = [name for name in asked if how.patient or not self._drops_out(name, plan.round)]
         there = set(answering)
         silent = [Refusal(plan.round, name, "it did not answer") for name in asked if name not in there]
         self.refusals += silent
         refused, accepted = list(silent), 0
-        for found in _checked(engine.train(plan, params, answering, context, optimiser), params, plan.round):
+        for found in _checked(engine.train(plan, params, answering, context, how.optimiser), params, plan.round):
             if isinstance(found, Refusal):
                 self.refusals.append(found)
                 refused.append(found)
@@ -259,9 +244,9 @@ class Server:
         It stands for a model that a client with a memory would simply still have, so it counts in `flops` and
         `wire_bytes` and not among the paper's transfers.
         """
-        if self._as_it_was is None:
+        if self._setup.as_it_was is None:
             raise UnfedError("This server cannot repeat a round that is over; run the method inside a run folder.")
-        engine = self._as_it_was(scope)
+        engine = self._setup.as_it_was(scope)
         return self.train(plan, params, clients, freight=Freight(down=0, up=0), patient=True, engine=engine)
 
     def train_at_home(self, plan: Plan, params: Params, context: Mapping[str, Params]) -> Params:
@@ -305,8 +290,8 @@ class Server:
         return self.average(params, self.train(plan, params, clients, context))
 
     def recover(self, state: State) -> State:
-        """The default round: FedAvg over the retained data (Algorithm 1, lines 11 to 14)."""
-        return self.advance(state, self.participants(state.round + 1, self.retained))
+        """The default round: FedAvg over the retained data."""
+        return algorithm.recover(self, state)
 
     def advance(self, state: State, clients: Sequence[str], *phases: Phase, context: Context | None = None) -> State:
         """One round further: these phases (without any, the base phase), at these clients, at the round's rate."""
@@ -320,7 +305,7 @@ class Server:
             return replace(state, params=average(state.params, updates), round=r)
         (name,) = clients  # only one place can go on with its own optimiser
         kept = {name: state.tensors[OPTIMISER]} if OPTIMISER in state.tensors else None
-        (block,) = self.train(plan, state.params, clients, context, kept)
+        (block,) = self._train(plan, state.params, clients, context or {}, _Asking(optimiser=kept))
         # Taken as it is: θ + (θ_1 − θ) would round, and a centralised run would not be the plain loop any more.
         tensors = {**state.tensors, OPTIMISER: {n: t[0] for n, t in (block.optimiser or {}).items()}}
         return replace(state, params=block.of(0), round=r, tensors=tensors)

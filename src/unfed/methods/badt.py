@@ -12,15 +12,13 @@ No label is read. The divergence is averaged per sample; the published code divi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from unfed.client.plan import term
 from unfed.errors import UnfedError
+from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import Central, option, register
-
-if TYPE_CHECKING:
-    from unfed.federation.server import Server
 
 
 @register

@@ -16,19 +16,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
 from unfed import plugins
+from unfed.data import Request
 from unfed.errors import UnfedError, listed, nearest
 from unfed.federation.history import History, Past
+from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.model.params import Params
-
-if TYPE_CHECKING:
-    from unfed.data import Request
-    from unfed.federation.server import Server
 
 Lineage = Literal["goes on", "carried", "moved", "anew", "ends"]
 CLIENT, CLASS, INSTANCE = "client", "class", "instance"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
@@ -25,13 +25,11 @@ from unfed.client.plan import Phase, term
 from unfed.engines.base import Drawn
 from unfed.errors import UnfedError
 from unfed.federation.ledger import Freight
+from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import CLIENT, Lineage, Method, option, register
 from unfed.model.layers import weights_of
 from unfed.model.networks import head_of
-
-if TYPE_CHECKING:
-    from unfed.federation.server import Server
 
 
 @register

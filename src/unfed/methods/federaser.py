@@ -20,22 +20,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from unfed.client.plan import Plan
+from unfed.data import Request
 from unfed.engines.base import Block
 from unfed.errors import UnfedError
 from unfed.federation.history import History, Past, Record
+from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import CLIENT, Lineage, Method, option, register
 from unfed.model.params import Params, check_like
-
-if TYPE_CHECKING:
-    from unfed.data import Request
-    from unfed.federation.server import Server
 
 
 def rescaled(new: Params, then: Tensor, granularity: str = "tensor") -> Params:

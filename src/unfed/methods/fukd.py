@@ -13,19 +13,17 @@ chance, and the distillation has to bring it back. Buffers are not part of S.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from unfed.client.plan import Phase, term
 from unfed.errors import UnfedError
 from unfed.federation.history import History, Past, Record
+from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import CLIENT, Lineage, Method, option, register
 from unfed.model.params import Params
-
-if TYPE_CHECKING:
-    from unfed.federation.server import Server
 
 
 @register

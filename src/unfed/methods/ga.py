@@ -9,15 +9,13 @@ Ascent has no minimum to run into: a little forgets, a little more destroys. Hen
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from unfed.client.plan import term
 from unfed.errors import UnfedError
+from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import Central, Lineage, option, register
-
-if TYPE_CHECKING:
-    from unfed.federation.server import Server
 
 
 @register

@@ -8,15 +8,13 @@ Over all parameters, biases and norms included; after E_1 epochs it is FT. With 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from unfed.client.plan import term
 from unfed.errors import UnfedError
+from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import Central, Lineage, option, register
-
-if TYPE_CHECKING:
-    from unfed.federation.server import Server
 
 
 @register

@@ -21,17 +21,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from unfed.client.plan import Phase, term
 from unfed.errors import UnfedError
 from unfed.federation.ledger import Freight
+from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import Lineage, Method, option, register
 from unfed.model.params import Params
-
-if TYPE_CHECKING:
-    from unfed.federation.server import Server
 
 
 @register

@@ -10,23 +10,20 @@ high and the gradients are large, while each layer by itself stays as good as it
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from unfed.errors import UnfedWarning
+from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import Lineage, Method, Recipe, option, register
 from unfed.model.layers import cancellations, choose, frozen
 from unfed.model.params import Params, params_of
 from unfed.model.perturb import perturb
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from unfed.federation.server import Server
 
 
 @register

@@ -14,19 +14,17 @@ It is a method like any other, given by its path, and compared with Retrain unde
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import nn
 
 from unfed.client.plan import term
 from unfed.errors import UnfedError
+from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import Lineage, Method, option
 from unfed.model.layers import choose
 from unfed.model.perturb import graft, negate
-
-if TYPE_CHECKING:
-    from unfed.federation.server import Server
 
 
 @dataclass(frozen=True)

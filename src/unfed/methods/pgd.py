@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -27,12 +27,10 @@ from unfed.client.plan import Phase, Plan, term
 from unfed.engines.base import PerClient
 from unfed.errors import Refused, UnfedError
 from unfed.federation.history import History, Past, Record
+from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import CLIENT, Lineage, Method, option, register
 from unfed.model.params import Params, check_like
-
-if TYPE_CHECKING:
-    from unfed.federation.server import Server
 
 
 @register

@@ -11,14 +11,12 @@ D_u = ∅ the round is FT's, bit for bit, because a draw's address holds the vie
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from unfed.client.plan import Phase, term
+from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import Central, Lineage, option, register
-
-if TYPE_CHECKING:
-    from unfed.federation.server import Server
 
 
 @register

@@ -10,13 +10,11 @@ scope.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import Lineage, Method, register
-
-if TYPE_CHECKING:
-    from unfed.federation.server import Server
 
 
 @register

@@ -11,19 +11,17 @@ weights and move freely.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from unfed.client.plan import Measure, term
 from unfed.errors import UnfedError
+from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import Lineage, option, register
 from unfed.methods.randl import RandL
 from unfed.model.params import Params
-
-if TYPE_CHECKING:
-    from unfed.federation.server import Server
 
 
 @register

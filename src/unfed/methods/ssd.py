@@ -11,18 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from unfed.client.plan import Measure, View
 from unfed.errors import UnfedError
+from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import Central, option, register
 from unfed.model.params import Params
-
-if TYPE_CHECKING:
-    from unfed.federation.server import Server
 
 
 @register

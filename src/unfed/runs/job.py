@@ -16,20 +16,23 @@ out: then its state began at what counts no more, and the job begins anew.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from unfed.data import ClientData, Request
-from unfed.engines.base import Refusal
+from unfed.engines.base import Engine, Refusal
+from unfed.engines.overheard import Overheard, reading_aloud
 from unfed.errors import NotRecovered, Refused, UnfedError
+from unfed.federation import algorithm
 from unfed.federation.history import History, Recorder
-from unfed.federation.ledger import Ledger
-from unfed.federation.server import Server, Settings
+from unfed.federation.schedule import Settings
+from unfed.federation.server import JobServer, Members, Setup
 from unfed.measures.metrics import recovered
 from unfed.methods import Method, Retrain, State
 from unfed.model import digest
 from unfed.model.params import Params, cast, tensor_bytes
+from unfed.runs.diary import Diary, began, start_on
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.progress import Silence, Watch
 from unfed.runs.world import World
@@ -48,93 +51,61 @@ class Open(Protocol):
         ...
 
 
-@dataclass
-class Diary:
-    """What a job remembers between saves besides its state."""
+@dataclass(frozen=True)
+class JobSpec:
+    """What a job is to do: all that is known of it before it begins."""
 
-    ledger: Ledger = field(default_factory=Ledger)
-    offset: int = 0
-    best: float = -1.0
-    best_round: int = 0
-    best_test: float = -1.0
-    asked: dict[int, list[str]] = field(default_factory=dict)
-    refused: list[dict[str, Any]] = field(default_factory=list)
-    beginning: dict[str, Any] | None = None
-    """SHA-256 of the model that went in, and what `begin` changed in it."""
-    attempt: int = 0
-    """How often the next round has failed for want of answers."""
+    job: Job
+    method: Method
+    settings: Settings
+    seed: int
+    params: Params
+    """The model that goes in."""
+    requests: tuple[Request, ...] = ()
+    """Those that are out already, then the one that is at work; none in training."""
+    patience: int = 0
+    """After how many rounds without a better validation accuracy it stops; 0 is never."""
+    until: str | None = None
+    """A number of rounds, or `recovered`; None is as the settings say."""
+    base: Mapping[str, Any] | None = None
+    """What it begins at, as JSON; a saved state that began elsewhere is not gone on with."""
+    history: History | None = None
+    """What its method recorded on the way to `params`."""
+    recorders: Mapping[str, Recorder] = field(default_factory=dict)
+    """Who keeps history of its rounds, by label."""
+    pending: Callable[[], Sequence[Request]] = tuple
+    """Says which requests came in meanwhile."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "ledger": self.ledger.to_json(), "asked": {str(r): c for r, c in self.asked.items()}}
-
-    @staticmethod
-    def from_json(raw: dict[str, Any]) -> Diary:
-        return Diary(
-            Ledger.from_json(raw["ledger"]),
-            raw["offset"],
-            raw["best"],
-            raw["best_round"],
-            raw["best_test"],
-            {int(r): c for r, c in raw["asked"].items()},
-            raw["refused"],
-            raw.get("beginning"),
-            raw.get("attempt", 0),
-        )
+    @property
+    def rounds(self) -> int:
+        """How many rounds it may take."""
+        return self.settings.rounds if self.until in (None, "recovered") else int(self.until)
 
 
 class JobRunner:
     """Runs one job in a folder."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        world: World,
-        job: Job,
-        method: Method,
-        settings: Settings,
-        seed: int,
-        requests: Sequence[Request],
-        params: Params,
-        patience: int = 0,
-        until: str | None = None,
-        pending: Callable[[], Sequence[Request]] | None = None,
-        watch: Watch | None = None,
-        history: History | None = None,
-        recorders: Mapping[str, Recorder] | None = None,
-        base: Mapping[str, Any] | None = None,
-    ) -> None:
-        """`base` says as JSON what the job begins at; a saved state that began elsewhere is not gone on with."""
-        self.folder, self.world, self.job, self.method = folder, world, job, method
-        self.requests, self.patience, self.until, self.pending = tuple(requests), patience, until, pending
+    def __init__(self, folder: RunFolder, world: World, spec: JobSpec, watch: Watch | None = None) -> None:
+        self.folder, self.world, self.spec = folder, world, spec
+        self.job, self.method, self.requests, self.rounds = spec.job, spec.method, spec.requests, spec.rounds
         self.watch: Watch = watch or Silence()
-        self.base, self.start = base, 1
+        self._ear = self.watch.ear(spec.job)
+        self.start = 1
         self.evaluator = world.evaluator(self.requests)
+        history = None if spec.history is None else spec.history.to(world.device)
+        setup = Setup(world.template, world.fresh, world.forward_flops, not world.central, self._as_it_was)
         # Whoever left by an earlier request is gone: the method sees the rows of the last one only.
-        clients = _scoped(world, self.requests)
-        self.server = Server(
-            world.template,
-            world.engine(clients),
-            clients,
-            params,
-            settings,
-            seed,
-            world.fresh,
-            world.forward_flops,
-            wired=not world.central,
-            history=None if history is None else history.to(world.device),
-            public=world.public(clients) if "public" in method.needs else None,
-            as_it_was=lambda scope: world.engine(_scoped(world, [Request.from_json(r) for r in scope])),
-        )
+        members = self._members(_scoped(world, self.requests))
+        self.server = JobServer(setup, members, spec.params, spec.settings, spec.seed, history)
         self.server.scope = tuple(request.to_json() for request in self.requests)
-        self.server.recorders = dict(recorders or {})
-        self.rounds = int(until) if until is not None and until != "recovered" else settings.rounds
-        self.before: Value = self.evaluator.validation(params) if requests else 0.0
+        self.server.recorders = dict(spec.recorders)
+        self.before: Value = self.evaluator.validation(spec.params) if self.requests else 0.0
         self.left_out: tuple[Request, ...] = ()
         # The paper's centralised models are those of their best epoch, judged by test data; Retrain and θ* only.
-        self._keeps_best = isinstance(method, Retrain) and world.config.training.keep_model == "best-test"
+        self._keeps_best = isinstance(spec.method, Retrain) and world.config.training.keep_model == "best-test"
         self._best_params: Params | None = None
         self._saved_at, self._saved_round = time.monotonic(), 0
-        if until == "recovered" and not is_measured(self.before):
+        if spec.until == "recovered" and not is_measured(self.before):
             raise UnfedError(f"--until recovered cannot be judged here ({self.before}); use --until N.")
 
     # --- the loop -------------------------------------------------------------------------------------------------
@@ -143,15 +114,17 @@ class JobRunner:
         """The job's last state; what was already done is not done again."""
         saved = self.folder.load_state(self.job)
         if saved is not None:
-            self.start = start_on(self.base, saved[1])
+            self.start = start_on(self.spec.base, saved[1])
             if self.start != saved[1].get("start", 1):
                 self.folder.drop_samples(self.job)
                 saved = None
         if saved is None:
             self._look_around()  # who asked to leave while this one waited is not asked to help it begin
-            state, diary = self._begin()
+            states = algorithm.unlearn(self.server, self.method)
+            state, diary = self._begin(states)
         else:
             state, diary = self._resumed(*saved)
+            states = algorithm.unlearn(self.server, self.method, state)
             for label, history in self.folder.load_histories(self.job).items():
                 if label in self.server.recorders:
                     self.server.recorders[label].history = history.to(self.world.device)
@@ -161,7 +134,7 @@ class JobRunner:
         outcome = self._outcome(state, diary)
         while outcome is None:
             self._look_around()
-            state = self._round(state, diary)
+            state = self._round(states, state, diary)
             line = self._evaluate(state, diary) if self._due(state) else None
             outcome = self._outcome(state, diary, line)
             self.watch.goes_on(self.job, state.round, self.rounds, line)
@@ -177,13 +150,13 @@ class JobRunner:
         self.watch.ends(self.job, outcome)
         return self._write_model(state)
 
-    def _begin(self) -> tuple[State, Diary]:
+    def _begin(self, states: Iterator[State]) -> tuple[State, Diary]:
         diary = Diary(offset=self.folder.length())
         self.server.ledger = diary.ledger
         if "history" in self.method.needs:
             self._account(diary, [Recorder(self.method, self.server.history)])
         started = time.monotonic()
-        state = self.method.begin(self.server)
+        state = next(states)
         diary.ledger.seconds += time.monotonic() - started
         self._take_notes(diary)
         if self.requests:
@@ -194,8 +167,8 @@ class JobRunner:
             self._save(state, diary, None)
         return state, diary
 
-    def _round(self, state: State, diary: Diary) -> State:
-        """One round further. A round that too few answered is noted, with what it cost, before the job gives up.
+    def _round(self, states: Iterator[State], state: State, diary: Diary) -> State:
+        """The state after `state`. A round that too few answered is noted, with what it cost, before the job gives up.
 
         Resumed, it is asked for again, under other draws of who does not answer.
         """
@@ -203,7 +176,7 @@ class JobRunner:
         self.server.attempt = diary.attempt
         started = time.monotonic()
         try:
-            after = self.method.round(self.server, state)
+            after = next(states)
         except Refused:
             for label, history in histories.items():
                 self.server.recorders[label].history = history
@@ -231,23 +204,32 @@ class JobRunner:
 
     def _enough(self, numbers: dict[str, Any]) -> int:
         """A job that ended by its number of rounds goes on when it is asked for more."""
-        return self.rounds if numbers["finished"] == "all rounds" and self.until is not None else 0
+        return self.rounds if numbers["finished"] == "all rounds" and self.spec.until is not None else 0
 
     def _look_around(self) -> None:
         """From the next round on, who asked to leave while this job was running takes no part, and who joined does."""
-        leaving = tuple(self.pending()) if self.pending else ()
+        leaving = tuple(self.spec.pending())
         everything = [*self.requests[:-1], *leaving, *self.requests[-1:]]
         joined = isinstance(self.world, Open) and self.world.admit(everything)
         if leaving == self.left_out and not joined:
             return
         self.left_out = leaving
         clients = _scoped(self.world, everything) if self.requests else self.world.scoped(leaving, gone=leaving)
-        public = self.world.public(clients) if "public" in self.method.needs else None
-        self.server.look_at(clients, self.world.engine(clients), public)
+        self.server.look_at(self._members(clients))
         self.server.scope = tuple(request.to_json() for request in everything)
         if joined:  # what is measured from now on counts their rows too, and so does what it is compared with
             self.evaluator = self.world.evaluator(self.requests)
             self.before = self.evaluator.validation(self.server.params) if self.requests else 0.0
+
+    def _members(self, clients: dict[str, ClientData]) -> Members:
+        """Who is there, and who reaches them; an ear hears what they are asked."""
+        clients = clients if self._ear is None else reading_aloud(clients, self._ear)
+        engine = self.world.engine(clients)
+        public = self.world.public(clients) if "public" in self.method.needs else None
+        return Members(clients, engine if self._ear is None else Overheard(engine, self._ear), public)
+
+    def _as_it_was(self, scope: Sequence[Mapping[str, Any]]) -> Engine:
+        return self._members(_scoped(self.world, [Request.from_json(r) for r in scope])).engine
 
     # --- when -----------------------------------------------------------------------------------------------------
 
@@ -264,14 +246,14 @@ class JobRunner:
         """Why the job ends here, or None."""
         if state.done:
             return "done"
-        if self.until == "recovered" and line is not None and self._is_recovered(state, line):
+        if self.spec.until == "recovered" and line is not None and self._is_recovered(state, line):
             return "recovered"
         if not state.model:
             return None  # nothing usable yet, whatever the number of rounds: the unlearning itself must end first
-        if self.patience and state.round - diary.best_round >= self.patience:
+        if self.spec.patience and state.round - diary.best_round >= self.spec.patience:
             return "early stop"
         if state.round >= self.rounds:
-            return "not recovered" if self.until == "recovered" else "all rounds"
+            return "not recovered" if self.spec.until == "recovered" else "all rounds"
         return None
 
     def _is_recovered(self, state: State, line: dict[str, Any]) -> bool:
@@ -337,16 +319,17 @@ class JobRunner:
     def _save(self, state: State, diary: Diary, outcome: str | None) -> None:
         finished = None if outcome == "not recovered" else outcome
         numbers = {"offset": diary.offset, "diary": diary.to_json(), "finished": finished, "rounds": self.rounds}
-        numbers |= began(self.base, self.start)
+        numbers |= began(self.spec.base, self.start)
         if self._best_params is not None:
             state = replace(state, tensors={**state.tensors, BEST: self._best_params})
         histories = {label: recorder.history for label, recorder in self.server.recorders.items()}
         self.folder.save_state(self.job, state, numbers, histories)
         self._saved_at, self._saved_round = time.monotonic(), state.round
+        self.watch.saved(self.job, state, histories)
 
     def _write_model(self, state: State) -> State:
         state = state if self._best_params is None else replace(state, params=self._best_params)
-        if not self.folder.model_file(self.job).exists() or self.until is not None:
+        if not self.folder.model_file(self.job).exists() or self.spec.until is not None:
             model = self.world.config.model
             numbers = {**asdict(self.job), "round": state.round, "architecture": model.name, "options": model.options}
             numbers["sha256"] = digest.digests(state.params)
@@ -357,26 +340,6 @@ class JobRunner:
 def _scoped(world: World, requests: Sequence[Request]) -> dict[str, ClientData]:
     """The clients as a method sees them that works on the last of these requests: of the others no row is left."""
     return world.scoped(requests, gone=requests[:-1])
-
-
-def start_on(base: Mapping[str, Any] | None, saved: Mapping[str, Any]) -> int:
-    """Which start of a job this is: the saved one, or the next if that was at another model or without other rows."""
-    start, its = int(saved.get("start", 1)), saved.get("base")
-    return start if base is None or its is None or dict(its) == dict(base) else start + 1
-
-
-def began(base: Mapping[str, Any] | None, start: int) -> dict[str, Any]:
-    """What a saved state says of its beginning."""
-    return ({} if base is None else {"base": dict(base)}) | ({} if start == 1 else {"start": start})
-
-
-def last_starts(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines of a trajectory without those of jobs that were begun anew since."""
-    starts: dict[tuple[Any, ...], int] = {}
-    for line in lines:
-        job = (line["seed"], line["request"], line["method"])
-        starts[job] = max(starts.get(job, 1), line.get("start", 1))
-    return [x for x in lines if x.get("start", 1) == starts[x["seed"], x["request"], x["method"]]]
 
 
 def _refusal(refusal: Refusal) -> dict[str, Any]:

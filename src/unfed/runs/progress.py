@@ -1,6 +1,7 @@
 """Looking on while a run works: a progress display, a heartbeat for `unfed status`, or nobody.
 
-A watch is told when a job begins, after each of its rounds, and when it ends. It can change nothing.
+A watch is told when a job begins, after each of its rounds and saves, and when it ends; who wants to know what clients
+are asked lends an ear. It can change nothing.
 """
 
 from __future__ import annotations
@@ -9,26 +10,45 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from unfed.engines.overheard import Ear
+from unfed.federation.history import History
+from unfed.federation.state import State
 from unfed.runs.folder import Job, RunFolder
 
 
 class Watch(Protocol):
-    """Somebody who looks on."""
+    """Somebody who looks on; whoever wants to see some of it only begins with `Silence`."""
 
-    def begins(self, job: Job, round: int, rounds: int) -> None: ...
+    def ear(self, job: Job) -> Ear | None:
+        """Who listens to the engines of a job, from before its method begins; asked once."""
 
-    def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None: ...
+    def begins(self, job: Job, round: int, rounds: int) -> None:
+        """The job stands at this round of so many, begun just now or gone on with."""
 
-    def ends(self, job: Job, outcome: str) -> None: ...
+    def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
+        """A round is over; `line` is what was measured, if it was."""
+
+    def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
+        """This state lies in the folder, with these histories."""
+
+    def ends(self, job: Job, outcome: str) -> None:
+        """The job is over, and why."""
 
 
 class Silence:
     """Nobody looks on."""
 
+    def ear(self, job: Job) -> Ear | None:
+        """Nobody."""
+        return None
+
     def begins(self, job: Job, round: int, rounds: int) -> None:
         """Nothing."""
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
+        """Nothing."""
+
+    def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
         """Nothing."""
 
     def ends(self, job: Job, outcome: str) -> None:
@@ -80,6 +100,9 @@ class Heart:
                 self._clock.ended(job)
         self._last = 0.0
 
+    def ear(self, job: Job) -> Ear | None:
+        return self._watch.ear(job)
+
     def begins(self, job: Job, round: int, rounds: int) -> None:
         self._clock.at(job, round, rounds, counted=False)
         self._beat(job, round, rounds, force=True)
@@ -89,6 +112,9 @@ class Heart:
         self._clock.at(job, round, rounds, counted=True)
         self._beat(job, round, rounds)
         self._watch.goes_on(job, round, rounds, line)
+
+    def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
+        self._watch.saved(job, state, histories)
 
     def ends(self, job: Job, outcome: str) -> None:
         self._clock.ended(job)

@@ -28,8 +28,9 @@ from unfed.methods import Method, Retrain, State
 from unfed.model.params import Params, cast, check_like
 from unfed.runs import description, lineage
 from unfed.runs.config import Config
+from unfed.runs.diary import began, last_starts, start_on
 from unfed.runs.folder import Job, RunFolder
-from unfed.runs.job import JobRunner, began, last_starts, start_on
+from unfed.runs.job import JobRunner, JobSpec
 from unfed.runs.progress import Heart, Silence, Watch
 from unfed.runs.requests import Entry
 from unfed.runs.serving import STOPS, Queue, gone_already, left_by
@@ -211,21 +212,17 @@ class Run:
             return self._model(job)
         world = self.world(seed)
         method: Method = Retrain() if world.initial is None else _Continue()
-        runner = JobRunner(
-            self.folder,
-            world,
+        spec = JobSpec(
             job,
             method,
             world.training_settings(),
             world.seeds.training,
-            (),
             world.initial or world.template.like,
             patience=self.config.training.patience,
-            pending=lambda: self.queue.besides(seed),
-            watch=watch,
             recorders={label: Recorder(recorded) for label, recorded in self.config.recorded().items()},
+            pending=lambda: self.queue.besides(seed),
         )
-        return runner.run().params
+        return JobRunner(self.folder, world, spec, watch).run().params
 
     def _compare(self, seed: int, trained: Params, watch: Watch) -> None:
         requests = self.config.requests()
@@ -262,24 +259,21 @@ class Run:
         if entry is None:  # a comparison records for its own next request only; what is served, for whoever comes next
             more = len(requests) < len(self.config.requests())
             going_on = {own: recorder for own, recorder in going_on.items() if own == label and more}
-        runner = JobRunner(
-            self.folder,
-            world,
+        spec = JobSpec(
             Job(seed, requests[-1].id, label),
             method,
             settings,
             world.seeds.request(requests[-1].id),
-            requests,
             params,
+            tuple(requests),
             patience=self.config.unlearning.patience,
             until=None if entry is None else entry.until,
-            pending=lambda: self.queue.besides(seed) if entry is None else self.queue.aside(entry),
-            watch=watch,
+            base=base,
             history=history,
             recorders=going_on,
-            base=base,
+            pending=lambda: self.queue.besides(seed) if entry is None else self.queue.aside(entry),
         )
-        return runner.run()
+        return JobRunner(self.folder, world, spec, watch).run()
 
     def _score_before(
         self,

@@ -22,7 +22,7 @@ from unfed.engines import Batched, Engine, Sequential
 from unfed.engines.choice import Choice, choose
 from unfed.engines.determinism import fixed_order
 from unfed.errors import UnfedError
-from unfed.federation.server import Schedule, Settings
+from unfed.federation.schedule import Schedule, Settings
 from unfed.measures.evaluator import Evaluator
 from unfed.model.flops import Flops, forward_flops
 from unfed.model.functional import Template

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from unfed.client.plan import Measure, Plan
-from unfed.data import Request, Source
-from unfed.engines import Block, Engine, Refusal
+from unfed.client.plan import Measure
+from unfed.data import Request
+from unfed.engines import Block
 from unfed.engines.base import Context, context_of
+from unfed.engines.overheard import Ear
 from unfed.errors import UnfedError
 from unfed.federation.history import History
 from unfed.federation.state import State
@@ -33,6 +34,7 @@ from unfed.methods.base import ALL_SCOPES, METHODS, NEEDS, Central, Lineage, Met
 from unfed.model.params import Params, tensor_bytes
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
+from unfed.runs.progress import Silence
 from unfed.runs.run import Run
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -130,9 +132,7 @@ def _executed(config: Config, spy: Spy | None = None) -> tuple[Run, Params, dict
     """The run, the method's model, its last line."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(config, Path(folder, "run"))
-        if spy is not None:
-            spy.watch(run)
-        run.execute()
+        run.execute(spy)
         job = Job(0, "check", config.methods.run[0])
         return run, run.folder.load_model(job), [line for line in run.lines() if line["method"] == job.label][-1]
 
@@ -179,24 +179,39 @@ class _Stop(Exception):
     pass
 
 
+class _Stopping(Silence):
+    """Ends the run just after the number-th save of a method's state."""
+
+    def __init__(self, label: str, number: int) -> None:
+        self._label, self._left = label, number
+
+    def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
+        if job.label == self._label:
+            if self._left == 0:
+                raise _Stop
+            self._left -= 1
+
+
 def _stopped_at(run: Run, label: str, number: int) -> bool:
     """Run until just after the number-th save of the method's state; False if there are not so many."""
-    save, seen = run.folder.save_state, 0
-
-    def stopping(job: Job, *rest: Any) -> None:
-        nonlocal seen
-        save(job, *rest)
-        if job.label == label:
-            if seen == number:
-                raise _Stop
-            seen += 1
-
-    run.folder.save_state = stopping  # type: ignore[method-assign, assignment]
     try:
-        run.execute()
+        run.execute(_Stopping(label, number))
     except _Stop:
         return True
     return False
+
+
+class _Seeing(Silence):
+    """Keeps a job's first saved state and its last histories, before the leaver's part of those is purged."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.begun: State | None = None
+        self.histories: Mapping[str, History] = {}
+
+    def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
+        if job == self._job:
+            self.begun, self.histories = self.begun or state, histories
 
 
 def _keeps_its_lineage(kind: type[Method], scope: str, sets: Sequence[str]) -> str:
@@ -211,24 +226,18 @@ def _keeps_its_lineage(kind: type[Method], scope: str, sets: Sequence[str]) -> s
         run = Run.create(config, Path(folder, "run"))
         run.execute()
         theta, before = run.current(0), run.folder.load_histories(Job(0, None, "train"))["fukd"]
-        begun: list[Params] = []
-        save, job = run.folder.save_state, Job(0, "check", kind.name)
-
-        def seeing(of: Job, state: State, *rest: Any) -> None:
-            begun.extend([state.params] if of == job else [])
-            save(of, state, *rest)
-
-        run.folder.save_state = seeing  # type: ignore[method-assign, assignment]
-        run.folder.purge = lambda *_: None  # type: ignore[method-assign]  # the leaver's part is counted too
-        run.forget(Request.from_json(REQUESTS[scope]), kind.name, until=method.rounds(2, 3))
-        after, end, world = run.folder.load_histories(job), run.current(0), run.world(0)
+        seen = _Seeing(Job(0, "check", kind.name))
+        run.forget(Request.from_json(REQUESTS[scope]), kind.name, until=method.rounds(2, 3), watch=seen)
+        after, end, world = seen.histories, run.current(0), run.world(0)
+        assert seen.begun is not None
         assert after["pgd"].rounds, "none of its rounds is recorded; say ends, or make them by server.advance"
         if kind.lineage == "moved":
             return f"{after['pgd'].rounds} of its rounds were recorded"
         if kind.lineage == "carried":
             seed = world.seeds.request("check")
             before = before.mapped(lambda own: method.carry(world.template.module, own, seed))
-        start, old = begun[0] if kind.lineage != "goes on" else theta, before if kind.lineage != "anew" else History()
+        start = theta if kind.lineage == "goes on" else seen.begun.params
+        old = History() if kind.lineage == "anew" else before
         worst = 0.0
         for name in world.template.trainable:
             sums = sum((r.tensors[name] for r in after["fukd"].own.values()), torch.zeros_like(start[name]))
@@ -264,79 +273,31 @@ def _same_on_engines(kind: type[Method], scope: str, sets: Sequence[str]) -> str
 # --- looking on -------------------------------------------------------------------------------------------------------
 
 
-class Spy:
+class Spy(Silence):
     """An onlooker: which rows are trained on, what is sent, how much work is done, once the training is over."""
 
     def __init__(self) -> None:
         self.trained_rows: set[int] = set()
         self.work = self.wire_least = self.wire_most = 0
-        self.on = False
 
-    def watch(self, run: Run) -> None:
-        world = run.world(0)
-        world.clients = tuple(replace(c, source=_SeenSource(c.source, self)) for c in world.clients)
-        engine = world.engine
-        world.engine = lambda clients: _SeenEngine(engine(clients), self)  # type: ignore[method-assign]
-        unlearn = run._unlearn
+    def ear(self, job: Job) -> Ear | None:
+        return None if job.request is None else self
 
-        def unlearning(*args: Any, **kwargs: Any) -> Any:
-            self.on = True
-            return unlearn(*args, **kwargs)
+    def read(self, rows: Tensor) -> None:
+        self.trained_rows.update(rows.flatten().tolist())
 
-        run._unlearn = unlearning  # type: ignore[method-assign]
+    def trained(self, params: Params, context: Context, block: Block) -> None:
+        for name in block.clients:
+            own = sum(tensor_bytes(c) for c in context_of(context, name).values())
+            self.wire_least += tensor_bytes(params)
+            self.wire_most += tensor_bytes(params) + own
+        self.wire_least += tensor_bytes(block.params)
+        self.wire_most += tensor_bytes(block.params)
+        self.work += 3 * sum(block.trained) + sum(block.forwarded)
 
-
-class _SeenSource:
-    """A source that tells which rows were fetched for training."""
-
-    def __init__(self, source: Source, spy: Spy) -> None:
-        self._source, self._spy = source, spy
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def fetch(self, rows: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        if self._spy.on and draws is not None:
-            self._spy.trained_rows.update(rows.flatten().tolist())
-        return self._source.fetch(rows, draws)
-
-
-class _SeenEngine:
-    """An engine that tells what went through it."""
-
-    def __init__(self, engine: Engine, spy: Spy) -> None:
-        self._engine, self._spy, self.name = engine, spy, engine.name
-
-    def train(
-        self,
-        plan: Plan,
-        params: Params,
-        clients: Sequence[str],
-        context: Context,
-        optimiser: Mapping[str, Params] | None = None,
-    ) -> Iterator[Block | Refusal]:
-        for block in self._engine.train(plan, params, clients, context, optimiser):
-            if self._spy.on and not isinstance(block, Refusal):
-                for name in block.clients:
-                    own = sum(tensor_bytes(c) for c in context_of(context, name).values())
-                    self._spy.wire_least += tensor_bytes(params)
-                    self._spy.wire_most += tensor_bytes(params) + own
-                self._spy.wire_least += tensor_bytes(block.params)
-                self._spy.wire_most += tensor_bytes(block.params)
-                self._spy.work += 3 * sum(block.trained) + sum(block.forwarded)
-            yield block
-
-    def measure(
-        self, what: Measure, params: Params, clients: Sequence[str]
-    ) -> Iterator[tuple[str, Mapping[str, Tensor]] | Refusal]:
-        for answer in self._engine.measure(what, params, clients):
-            if self._spy.on and what.what != "correct" and not isinstance(answer, Refusal):
-                _, sums = answer
-                crossed = tensor_bytes(params) + tensor_bytes(dict(sums))
-                self._spy.wire_least += crossed
-                self._spy.wire_most += crossed
-                self._spy.work += 3 * int(sums["count"])
-            yield answer
+    def measured(self, what: Measure, params: Params, sums: Mapping[str, Tensor]) -> None:
+        if what.what != "correct":
+            crossed = tensor_bytes(params) + tensor_bytes(dict(sums))
+            self.wire_least += crossed
+            self.wire_most += crossed
+            self.work += 3 * int(sums["count"])

@@ -1,0 +1,36 @@
+"""Algorithm 1 of the paper, for whichever method: the model is changed once, then those who stay train it in rounds.
+
+A job (`runs/job.py`) draws states out of `unlearn` one by one; it evaluates and saves between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from unfed.federation.protocol import Server
+from unfed.federation.state import State
+
+
+class Unlearns(Protocol):
+    """The two functions that a method is."""
+
+    def begin(self, server: Server) -> State: ...
+
+    def round(self, server: Server, state: State) -> State: ...
+
+
+def unlearn(server: Server, method: Unlearns, state: State | None = None) -> Iterator[State]:
+    """Algorithm 1: every state from the request's arrival on, or every further one after a state that was kept."""
+    if state is None:
+        state = method.begin(server)  # lines 8 and 9: NoT negates the chosen layers, Retrain draws them all anew
+        yield state
+    while not state.done:  # line 10
+        state = method.round(server, state)  # lines 11 to 14: `recover` below, unless the method has its own round
+        yield state
+
+
+def recover(server: Server, state: State) -> State:
+    """The round of Algorithm 1, lines 11 to 14: FedAvg over the retained data of those who take part."""
+    clients = server.participants(state.round + 1, server.retained)
+    return server.advance(state, clients)

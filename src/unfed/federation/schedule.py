@@ -1,0 +1,57 @@
+"""How rounds are run: how many, who is asked, at which learning rate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from unfed.client.plan import Phase
+from unfed.errors import UnfedError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate of round r of T, written into the round's plan by the server."""
+
+    kind: str = "constant"
+    minimum: float = 0.0
+    every: int = 1
+    factor: float = 0.1
+    warmup: int = 0
+    over: int | None = None
+    """After how many rounds a cosine is at its minimum, if not after the last; it stays there."""
+
+    def rate(self, base: float, round: int, rounds: int) -> float:
+        """constant: η · cosine: from η down to the minimum, where round T + 1 would be · step: η·factor^⌊(r−1)/every⌋.
+
+        The cosine is PyTorch's `CosineAnnealingLR(T)`: with a minimum in round T that round would do nothing.
+        """
+        round = max(round, 1)  # what a method does before its first round runs at the first round's rate
+        if round <= self.warmup:
+            return base * round / self.warmup
+        if self.kind == "constant":
+            return base
+        if self.kind == "step":
+            return max(self.minimum, base * self.factor ** ((round - 1 - self.warmup) // self.every))
+        if self.kind == "cosine":
+            span = max(1, (self.over or rounds) - self.warmup)
+            progress = min(1.0, (round - 1 - self.warmup) / span)
+            return self.minimum + (base - self.minimum) * (1 + math.cos(math.pi * progress)) / 2
+        raise UnfedError(f"The schedule {self.kind!r} is not known; use constant, cosine or step.")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a federation runs its rounds."""
+
+    phase: Phase = field(default_factory=Phase)
+    rounds: int = 60
+    schedule: Schedule = field(default_factory=Schedule)
+    participation: float = 1.0
+    """The share of the clients that is asked in a round, at least one."""
+    drop_out: float = 0.0
+    """The probability that a client that was asked does not answer."""
+    quorum: float = 0.5
+    """The share of those asked whose updates must be accepted, at least one."""
+    keep: bool = False
+    """Whether the optimiser goes on from round to round, as it does where one place holds all data."""

@@ -1,0 +1,63 @@
+"""What a saved state says besides the state: what was spent and seen so far, and at what the job began."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unfed.federation.ledger import Ledger
+
+
+@dataclass
+class Diary:
+    """What a job remembers between saves besides its state."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    offset: int = 0
+    best: float = -1.0
+    best_round: int = 0
+    best_test: float = -1.0
+    asked: dict[int, list[str]] = field(default_factory=dict)
+    refused: list[dict[str, Any]] = field(default_factory=list)
+    beginning: dict[str, Any] | None = None
+    """SHA-256 of the model that went in, and what `begin` changed in it."""
+    attempt: int = 0
+    """How often the next round has failed for want of answers."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "ledger": self.ledger.to_json(), "asked": {str(r): c for r, c in self.asked.items()}}
+
+    @staticmethod
+    def from_json(raw: dict[str, Any]) -> Diary:
+        return Diary(
+            Ledger.from_json(raw["ledger"]),
+            raw["offset"],
+            raw["best"],
+            raw["best_round"],
+            raw["best_test"],
+            {int(r): c for r, c in raw["asked"].items()},
+            raw["refused"],
+            raw.get("beginning"),
+            raw.get("attempt", 0),
+        )
+
+
+def start_on(base: Mapping[str, Any] | None, saved: Mapping[str, Any]) -> int:
+    """Which start of a job this is: the saved one, or the next if that was at another model or without other rows."""
+    start, its = int(saved.get("start", 1)), saved.get("base")
+    return start if base is None or its is None or dict(its) == dict(base) else start + 1
+
+
+def began(base: Mapping[str, Any] | None, start: int) -> dict[str, Any]:
+    """What a saved state says of its beginning."""
+    return ({} if base is None else {"base": dict(base)}) | ({} if start == 1 else {"start": start})
+
+
+def last_starts(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of a trajectory without those of jobs that were begun anew since."""
+    starts: dict[tuple[Any, ...], int] = {}
+    for line in lines:
+        job = (line["seed"], line["request"], line["method"])
+        starts[job] = max(starts.get(job, 1), line.get("start", 1))
+    return [x for x in lines if x.get("start", 1) == starts[x["seed"], x["request"], x["method"]]]
