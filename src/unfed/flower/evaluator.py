@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from unfed.flower.engine import Flower
 from unfed.flower.post import Failure
 from unfed.flower.wire import own_part
 from unfed.measures.evaluator import Evaluation, Evaluator, sample_columns
+from unfed.measures.forgotten import Evidence
 from unfed.measures.metrics import loss_gap
 from unfed.model.digest import digests, fingerprint
 from unfed.model.params import Params
@@ -129,6 +131,21 @@ class RemoteEvaluator(Evaluator):
     def validation(self, params: Params) -> Value:
         """Only the retained clients' mean validation accuracy."""
         return self._mean(self._survey(params, {name: ["val"] for name in self._staying}))
+
+    def evidence(self, params: Params) -> Evidence:
+        """What can be said of the last request: how many of its rows are read right, while nobody else's are counted.
+
+        Its owners give no labels of single rows, so losses cannot be compared within labels.
+        """
+        found: Tally | str = self._no_forget
+        if len(self._requests) > 1:
+            found = not_measured("its owners count the rows of all requests together")
+        if not found:
+            found = self._forgotten(self._survey(params, {name: ["forget"] for name in self._owners}))
+        right = found if isinstance(found, str) else np.arange(int(found.count)) < int(found.correct)
+        single = self._no_forget or not_measured("the clients give no labels of single rows")
+        stamped = NO_TEST if self._held_out is None else self._stamped(params)
+        return Evidence(single, single, right, stamped, counted=True)
 
     # --- asking -------------------------------------------------------------------------------------------------------
 

@@ -16,13 +16,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from unfed.client.measuring import Scores, score
 from unfed.data import ClientData, Request, triggered
 from unfed.errors import UnfedError
 from unfed.measures.attacks import try_membership_inference
+from unfed.measures.forgotten import Evidence, Losses
 from unfed.measures.metrics import loss_gap
 from unfed.model.params import Params
 from unfed.values import Value, not_measured
@@ -76,6 +79,32 @@ class Evaluator:
                 "Every class of the test set would be forgotten, so nothing is left to test; ask for less."
             )
         self._attack = self._triggered()
+        self._requests = tuple(requests)
+
+    def evidence(self, params: Params) -> Evidence:
+        """What a model shows of the last request alone: its rows that were in until now, beside held-out ones."""
+        world, batch = self._world, self._config.batch
+        if not self._requests or self._requests[-1].deleted:
+            return Evidence(self._no_forget, self._no_forget, self._no_forget, self._stamped(params))
+        scoped = world.scoped(self._requests, gone=self._requests[:-1])
+        rows = torch.cat([c.rows[c.view("forget")] for c in scoped.values()])
+        seen, labels = score(world.template, params, self._source, rows, batch), self._source.labels
+        held_out: Losses | str = NOT_HELD_OUT
+        if self._held_out is not None:
+            test = score(world.template, params, self._held_out, self._test, batch)
+            held_out = Losses.of(test.loss, self._held_out.labels.cpu()[self._test])
+        own = labels[rows.to(labels.device)]
+        return Evidence(Losses.of(seen.loss, own), held_out, seen.correct.cpu().numpy(), self._stamped(params))
+
+    def _stamped(self, params: Params) -> NDArray[np.bool_] | str:
+        """For each stamped test image whether the backdoor works, if it is the leaver who planted it."""
+        poison = self._world.config.poison
+        if self._attack is None or poison is None:
+            return not_measured("no client was poisoned")
+        if not self._requests or poison.client not in self._requests[-1].clients:
+            return not_measured("the client that planted the backdoor is not the one who leaves")
+        rows, source = self._attack
+        return score(self._world.template, params, source, rows, self._config.batch).correct.cpu().numpy()
 
     def _places_of(self, request: Request) -> Tensor:
         """Where the rows of one request stand among those that are scored; empty where it cannot be asked for."""

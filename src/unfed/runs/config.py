@@ -28,6 +28,7 @@ from unfed.runs.config_tables import (
     DataConfig,
     EngineConfig,
     EvaluationConfig,
+    GateConfig,
     ModelConfig,
     PartitionConfig,
     PoisonConfig,
@@ -104,6 +105,7 @@ class Config(Table):
     request: Annotated[tuple[RequestConfig, ...], BeforeValidator(_as_list)] = ()
     methods: MethodsConfig = MethodsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    gate: GateConfig = GateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
     seeds: SeedsConfig = SeedsConfig()

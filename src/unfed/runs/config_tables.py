@@ -151,6 +151,19 @@ class EvaluationConfig(Table):
     recovered_within: Rate = 0.5
 
 
+class GateConfig(Table):
+    """What a model that a request leaves must show before it comes into force.
+
+    `max_drop` is the largest allowed drop of validation accuracy in points; `margin` the largest advantage of an attack
+    that tells forgotten rows by their loss (0 is none, 1 is certainty). What `require` lists decides like utility; the
+    others are measured and shown.
+    """
+
+    max_drop: Rate = 10.0
+    margin: Annotated[float, Field(gt=0, le=1)] = 0.15
+    require: tuple[Literal["forgotten", "backdoor"], ...] = ()
+
+
 class CheckpointConfig(Table):
     """How often a running job is saved, besides after its beginning and at its end: whichever comes first."""
 

@@ -1,0 +1,186 @@
+"""The gate that a model passes before it comes into force: a list of checks, and one decision.
+
+    utility     validation accuracy before − after, in points              at most gate.max_drop
+    forgotten   how well the leaver's rows are still known                 at most chance, or gate.margin
+    backdoor    how often a backdoor works that the leaver planted         at most chance
+
+Each check has a value, a bound and a verdict: passed, failed, or not measured and why. Utility always decides. The
+two others decide where they were asked for (`--until forgotten`, or `gate.require`); else they are measured and shown.
+What a check could not measure does not stop a model, unless it was asked for. A model that does not pass stays out of
+force and its request stays owed; whoever puts it in force all the same (`--accept`) stands in the request's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from unfed.data import Request
+from unfed.errors import Refused, UnfedError
+from unfed.measures.evaluator import Evaluator
+from unfed.measures.forgotten import (
+    Evidence,
+    Judgement,
+    Verdict,
+    backdoor_forgotten,
+    class_forgotten,
+    rows_forgotten,
+)
+from unfed.model.params import Params
+from unfed.runs.config_tables import GateConfig
+from unfed.values import Value, is_measured, not_measured
+
+
+class NotPassed(Refused):
+    """A gate said no to the model that came out."""
+
+    def __init__(self, sentence: str, decision: Decision) -> None:
+        super().__init__(sentence)
+        self.decision = decision
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: its value, the bound that it must not exceed, and the verdict."""
+
+    name: str
+    what: str
+    value: Value
+    bound: float
+    verdict: Verdict
+    decides: bool
+    rows: int | None = None
+    before: Value | None = None
+    """The same value of the model that was in force before, where that is another thing than the value itself."""
+
+    @staticmethod
+    def of(name: str, found: Judgement, decides: bool) -> Check:
+        return Check(name, found.what, found.value, found.bound, found.verdict, decides, found.rows, found.before)
+
+    @property
+    def sentence(self) -> str:
+        """The check in words, without a full stop."""
+        if not is_measured(self.value):
+            return f"{self.name}: {self.value}"
+        how = "at most" if self.verdict == "passed" else "more than"
+        return f"{self.name} {self.verdict}: {self.what} {self.value:.3g}, {how} {self.bound:.3g}"
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the gate found, and whether the model may come into force."""
+
+    checks: tuple[Check, ...]
+    accepted: Mapping[str, Any] | None = None
+    """Who put it in force though it did not pass, and when: by, at."""
+
+    @property
+    def stopped_by(self) -> tuple[Check, ...]:
+        """The checks that say no."""
+        return tuple(check for check in self.checks if check.decides and check.verdict == "failed")
+
+    @property
+    def passed(self) -> bool:
+        return not self.stopped_by
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "checks": [check.to_json() for check in self.checks],
+            "passed": self.passed,
+            "accepted": None if self.passed or self.accepted is None else dict(self.accepted),
+        }
+
+
+def utility(before: Value, after: Value, max_drop: float) -> Judgement:
+    """The new model may read validation rows worse than the one in force, but only so much."""
+    what = "drop of validation accuracy, in points"
+    if not is_measured(before) or not is_measured(after):
+        why = str(after if isinstance(after, str) else before)
+        return Judgement(what, not_measured(why), max_drop, "not measured")
+    drop = before - after
+    # The small slack keeps "at most 5" true for 90 against 95, whatever their binary fractions.
+    return Judgement(what, drop, max_drop, "passed" if drop <= max_drop + 1e-9 else "failed")
+
+
+def forgotten(request: Request, before: Evidence, after: Evidence, classes: int, margin: float) -> dict[str, Judgement]:
+    """The judgements that speak of forgetting, by the name of their check."""
+    own = class_forgotten(before, after, classes) if request.classes else rows_forgotten(before, after, margin)
+    found = {"forgotten": own}
+    if not isinstance(after.stamped, str):
+        found["backdoor"] = backdoor_forgotten(before, after, classes)
+    return found
+
+
+def is_forgotten(judgements: Mapping[str, Judgement]) -> Verdict:
+    """All of them in one word: passed where something was measured and nothing failed."""
+    verdicts = {found.verdict for found in judgements.values()}
+    return "failed" if "failed" in verdicts else "passed" if "passed" in verdicts else "not measured"
+
+
+def why_not(judgements: Mapping[str, Judgement]) -> str:
+    """What stands in the way of a judgement, in a few words."""
+    return "; ".join(f"{name}: {found.value}" for name, found in judgements.items())
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What is asked of a model that takes one request out, and by which bounds."""
+
+    request: Request
+    classes: int
+    key: int
+    """Draws the half of the rows on which a rule stops, where it stops at `forgotten`."""
+    rules: GateConfig
+    stops_at_forgotten: bool = False
+
+    def watched(self, before: Evidence, after: Evidence) -> dict[str, Judgement]:
+        """What the rule that stops may look at: the first half of the rows."""
+        return self._forgotten(before.part(self.key, 0), after.part(self.key, 0))
+
+    def judged(self, before: Evidence, after: Evidence) -> dict[str, Judgement]:
+        """What the decision looks at: the rows on which nothing was stopped."""
+        if self.stops_at_forgotten:
+            return self._forgotten(before.part(self.key, 1), after.part(self.key, 1))
+        return self._forgotten(before, after)
+
+    def _forgotten(self, before: Evidence, after: Evidence) -> dict[str, Judgement]:
+        return forgotten(self.request, before, after, self.classes, self.rules.margin)
+
+    def measurable(self, before: Evidence) -> None:
+        """Refuse `--until forgotten` where nothing could tell, so that nobody waits for it."""
+        for found in (self.watched(before, before), self.judged(before, before)):
+            if is_forgotten(found) != "failed":
+                raise UnfedError(
+                    f"--until forgotten cannot be judged for request {self.request.id!r} ({why_not(found)}); use"
+                    " --until recovered or --until N."
+                )
+
+    def decide(self, evaluator: Evaluator, before: Params, after: Params) -> Decision:
+        """Look at the model in force and at the one that is to follow it."""
+        drop = utility(evaluator.validation(before), evaluator.validation(after), self.rules.max_drop)
+        checks = [Check.of("utility", drop, True)]
+        asked = self.stops_at_forgotten
+        for name, found in self.judged(evaluator.evidence(before), evaluator.evidence(after)).items():
+            checks.append(Check.of(name, found, asked or name in self.rules.require))
+        return Decision(tuple(checks))
+
+
+def passed(decision: Decision, request: str, accepted: Mapping[str, Any] | None = None) -> Decision:
+    """The decision, with who accepted it; NotPassed where it says no and nobody did."""
+    if decision.passed:
+        return decision
+    if accepted is not None:
+        return replace(decision, accepted=accepted)
+    raise NotPassed(
+        f"Request {request!r} has a model that does not pass the gate ({_said(decision.stopped_by)}), so the old one"
+        " stays in force.",
+        decision,
+    )
+
+
+def _said(checks: Iterable[Check]) -> str:
+    return "; ".join(check.sentence for check in checks)
