@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,9 @@ from unfed.model.networks import build
 from unfed.paper import pictures
 from unfed.paper.catalogue import SCALES, chosen, items, published
 from unfed.paper.pictures import Line
-from unfed.paper.views import VIEWS, gaps_by_round
+from unfed.paper.views import VIEWS
+from unfed.paper.views.base import Section
+from unfed.paper.views.results import gaps_by_round
 
 TABLES = [f"table-{n}" for n in range(1, 9)]
 FIGURES = [f"figure-{n}" for n in (1, 3, 4, 5, 6, 7, 8)]  # figure 2 is a drawing of the method
@@ -59,8 +62,8 @@ def test_every_layer_that_a_method_names_is_there(name: str, scale: str) -> None
 
 
 def test_items_that_name_the_same_run_share_it() -> None:
-    first, bound, classes = (items()[name].runs["digits"][0] for name in ("table-1", "table-7", "table-3"))
-    assert first.folder() == bound.folder() != classes.folder()
+    first, layers, classes = (items()[name].runs["digits"][0] for name in ("table-1", "figure-3", "table-3"))
+    assert first.folder() == layers.folder() != classes.folder()
     assert first.folder(["training.rounds=3"]) != first.folder()
 
 
@@ -104,7 +107,9 @@ def test_the_gap_after_each_round_is_the_mean_distance_to_the_last_retrain_of_th
         line("not", 1, seed=1, **{**goal, "mia": "not measured: no test data"}),
     ]
     run: Any = SimpleNamespace(lines=lambda: lines)
-    assert gaps_by_round(run) == {"not": [(0, pytest.approx(2.25)), (1, pytest.approx(0.0))]}
+    after_0, after_1 = gaps_by_round(run)["not"]
+    assert after_0 == (0, pytest.approx(2.25), pytest.approx(math.sqrt(0.125)))
+    assert after_1 == (1, pytest.approx(0.0), None), "one repetition has no spread"
 
 
 def test_without_retrain_there_is_no_gap() -> None:
@@ -148,6 +153,10 @@ def test_one_command_makes_files_and_a_page_and_does_nothing_twice(tmp_path: Pat
     assert layers["normalised"]["NoT, round 0"]["conv1"] == pytest.approx(1.0, abs=1e-2)
     fresh, ours = (layers["CKA"][model]["head"] for model in ("Retrain, round 0", "NoT, last round"))
     assert layers["normalised"]["NoT, last round"]["head"] == pytest.approx((ours - fresh) / (1 - fresh))
+    assert layers["twin"]["negated"]["conv1"] == pytest.approx(1.0, abs=1e-3)
+    assert layers["twin"]["random layer (control)"]["conv1"] < 0.999, "the control is another layer"
+    assert "NoT, last round" in layers["with Retrain"]
+    assert "makes FT's time too long" in (tmp_path / "table-7.md").read_text(), "what stands in for θ*_long is said"
     runs = sorted((tmp_path / "runs").iterdir())
     before = {run: (run / "trajectory.jsonl").read_bytes() for run in runs}
     assert paper(*arguments).exit_code == 0
@@ -196,6 +205,39 @@ def test_a_missing_data_set_is_found_before_any_run_begins(tmp_path: Path, monke
     with pytest.raises(UnfedError, match="cifar10"):
         paper("table-6", "--scale", "paper", "-o", str(tmp_path / "out"))
     assert not list(tmp_path.glob("out/runs/*/trajectory.jsonl"))
+
+
+def test_an_item_that_cannot_be_made_is_named_and_the_others_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(item: object, runs: object) -> Section:
+        raise UnfedError("The gradients vanish.")
+
+    monkeypatch.setitem(VIEWS, "gaps", replace(VIEWS["gaps"], make=fails))
+    with pytest.raises(UnfedError, match=r"Figure 4: The gradients vanish\."):
+        paper("figure-4", "table-3", "-o", str(tmp_path), "--quiet", "--set", 'methods.run=["retrain","not"]')
+    page = (tmp_path / "paper.html").read_text()
+    assert "not measured: The gradients vanish." in page and 'id="table-3"' in page
+
+
+def test_an_analysis_that_fails_on_a_fresh_model_is_found_before_any_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(item: object, runs: object) -> None:
+        raise UnfedError("The gradients vanish.")
+
+    monkeypatch.setitem(VIEWS, "spectrum", replace(VIEWS["spectrum"], rehearse=fails))
+    with pytest.raises(UnfedError, match="vanish"):
+        paper("figure-8", "-o", str(tmp_path), "--quiet", "--set", 'methods.run=["retrain","ft","not"]')
+    assert not list(tmp_path.glob("runs/*/trajectory.jsonl"))
+
+
+def test_a_fresh_transformer_has_a_zero_head_and_is_analysed_all_the_same(tmp_path: Path) -> None:
+    sets = ["--set", 'model.name="vit-tiny"', "--set", 'methods.run=["retrain","ft","not"]']
+    assert paper("figure-3", "-o", str(tmp_path), "--quiet", *sets).exit_code == 0
+    layers = json.loads((tmp_path / "figure-3.json").read_text())["digits, CNN"]["CKA"]["Retrain, round 0"]
+    assert all(isinstance(value, float) for value in layers.values()), "the head's too"
+    assert "drawn by nn.Linear" in (tmp_path / "figure-3.md").read_text()
 
 
 @pytest.mark.parametrize(

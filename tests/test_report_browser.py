@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from test_report import fake_run
-from unfed.paper import catalogue, making, pictures, views
+from unfed.paper import catalogue, making, pictures
 from unfed.paper.pictures import Line
-from unfed.paper.views import Grid, Section
+from unfed.paper.views import results
+from unfed.paper.views.base import Grid, Section
 from unfed.report.html import render
 from unfed.report.rules import rows
 
@@ -219,8 +220,10 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bars = [pictures.groups(shares, up, "share", item="f6") for up in ("gap", "FLOPs")]
     layers = [Line("NoT", [(f"encoder.layers.encoder_layer_{i}.mlp", 0.9) for i in range(12)])]
     sections = [
-        replace(views.results(items["table-1"], {}), rows=tuple(found)),
-        Section(items["table-7"], grid=Grid(("Data and model", "t"), (("digits, CNN", "29"),)), said=("Mind this.",)),
+        replace(results.table(items["table-1"], {}), rows=tuple(found)),
+        Section(
+            items["table-7"], grids=(Grid(("Data and model", "t"), (("digits, CNN", "29"),)),), said=("Mind this.",)
+        ),
         Section(items["figure-4"], pictures=(curve,)),
         Section(items["figure-6"], pictures=tuple(bars)),
         Section(items["figure-3"], pictures=(pictures.curves(layers, "ViT", "layer", "CKA", item="f3", bottom=0.0),)),

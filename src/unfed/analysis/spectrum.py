@@ -69,6 +69,15 @@ class Content:
     """From El Karoui's spectrum."""
     raw: Floats
     """From the sample's own eigenvalues: not consistent, for comparison only."""
+    each: Floats
+    """El Karoui's curve of every set of coordinates, one per row."""
+
+    def interval(self, beta: float = 0.95, share: float = 0.95, draws: int = 500) -> tuple[float, float]:
+        """Where α_β of this share of bootstraps over the sets of coordinates lies; one set has no width."""
+        at = np.random.default_rng(0).integers(len(self.each), size=(draws, len(self.each)))
+        found = [alpha(self.each[rows].mean(axis=0), beta) for rows in at]
+        low, high = np.quantile(found, [(1 - share) / 2, (1 + share) / 2])
+        return float(low), float(high)
 
     def alpha(self, beta: float = 0.95) -> float:
         """α_β by El Karoui's spectrum; the paper's Ψ⁻¹(1⁻) is β = 0.999."""
@@ -82,7 +91,7 @@ def content(found: Gradients) -> Content:
         mu = gram_spectrum(found.on(j))
         psi.append(curve(*el_karoui(mu, size), size))
         raw.append(direct(mu, size))
-    return Content(np.mean(psi, axis=0), np.mean(raw, axis=0))
+    return Content(np.mean(psi, axis=0), np.mean(raw, axis=0), np.stack(psi))
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ What cannot work is refused before the first run begins.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,12 +21,13 @@ from unfed import storage
 from unfed.errors import UnfedError
 from unfed.paper import catalogue, views
 from unfed.paper.catalogue import Item, Spec
-from unfed.paper.views import Grid, Section
+from unfed.paper.views.base import BY, Grid, Section
 from unfed.report import html, tables
 from unfed.report.words import date_text
 from unfed.runs.description import now
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
+from unfed.values import not_measured
 
 Shown = Callable[[Run], AbstractContextManager[Watch]]
 """Who watches a run while it works."""
@@ -38,19 +40,32 @@ def make(
     """Make these items, and the page that shows them with whatever was made here before. Again after an interruption:
     it goes on where it was."""
     folder, done = Path(out), dict[str, Section]()
-    page = folder / "paper.html"
+    page, failed = folder / "paper.html", dict[str, str]()
     _open_all(items, scale, folder, sets)
+    for item in items:  # before the first run: what cannot be made of a fresh model cannot be made after hours either
+        views.VIEWS[item.view].rehearse(item, _runs(item, scale, folder, sets))
     for item in items:
         told(f"{item.heading}: {item.title}")
-        runs = {spec: Run.open(_place(folder, spec, sets)) for spec in item.runs[scale]}
+        runs = _runs(item, scale, folder, sets)
         for run in runs.values():
             with shown(run) as watch:
                 run.execute(watch)
-        done[item.id] = views.VIEWS[item.view].make(item, runs)
+        try:
+            done[item.id] = views.VIEWS[item.view].make(item, runs)
+        except UnfedError as error:  # the other items are not the worse for it
+            failed[item.heading] = str(error)
+            done[item.id] = Section(item, said=(f"not measured: {error}",))
         write(done[item.id], folder)
-    sections, about = _made(scale, folder, sets, done)
-    storage.write_bytes(page, render(sections, scale, sets, about).encode())
+        sections, about = _made(scale, folder, sets, done)
+        storage.write_bytes(page, render(sections, scale, sets, about).encode())
+    if failed:
+        reasons = " ".join(f"{heading}: {reason}" for heading, reason in failed.items())
+        raise UnfedError(f"Some items could not be made; {page} says which, and has the others. {reasons}")
     return page
+
+
+def _runs(item: Item, scale: str, folder: Path, sets: Sequence[str]) -> dict[Spec, Run]:
+    return {spec: Run.open(_place(folder, spec, sets)) for spec in item.runs[scale]}
 
 
 def _open_all(items: Sequence[Item], scale: str, folder: Path, sets: Sequence[str]) -> None:
@@ -108,21 +123,29 @@ def write(section: Section, folder: Path) -> None:
 def markdown(section: Section) -> str:
     parts = [f"# {section.item.heading}: {section.item.title}\n"]
     if section.rows:
-        parts.append(tables.markdown(section.rows, views.BY))
-    if section.grid:
-        parts.append(_markdown(section.grid))
-    if section.published:
-        parts.append("What the paper reports:\n\n" + _markdown(section.published))
+        parts.append(tables.markdown(section.rows, BY))
+    for grid in (*section.grids, *((section.published,) if section.published else ())):
+        parts.append((f"{grid.title}:\n\n" if grid.title else "") + _markdown(grid))
     parts += [f"{sentence}\n" for sentence in section.said]
     return "\n".join(parts) if len(parts) > 1 else ""
 
 
 def latex(section: Section) -> str:
-    return tables.latex(section.rows, views.BY) if section.rows else ""
+    return tables.latex(section.rows, BY) if section.rows else ""
 
 
 def numbers(section: Section) -> str:
-    return json.dumps(section.data, indent=1, ensure_ascii=False) + "\n" if section.data else ""
+    told = json.dumps(_plain(section.data), indent=1, ensure_ascii=False, allow_nan=False)
+    return told + "\n" if section.data else ""
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it: a number that is none says so, instead of a bare NaN that no other reader takes."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return not_measured(f"it is {value}") if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def render(sections: Sequence[Section], scale: str, sets: Sequence[str], about: dict[str, Any]) -> str:
@@ -143,8 +166,8 @@ def _view(section: Section) -> dict[str, Any]:
         "id": section.item.id,
         "heading": section.item.heading,
         "title": section.item.title,
-        "table": html.table_view(section.rows, views.BY) if section.rows else None,
-        "grid": section.grid,
+        "table": html.table_view(section.rows, BY) if section.rows else None,
+        "grids": section.grids,
         "pictures": [{"title": p.title, "svg": p.svg, "reason": p.reason} for p in section.pictures],
         "published": section.published,
         "said": section.said,

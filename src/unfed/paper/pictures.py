@@ -22,6 +22,7 @@ from unfed.report.tables import METRIC_NAMES, bytes_text, flops_text, name_of
 from unfed.values import is_measured
 
 OURS = "NoT"
+COST_TEXTS = {"FLOPs": flops_text, "communication": bytes_text}
 
 
 @cache
@@ -38,6 +39,10 @@ class Line:
 
     name: str
     points: Sequence[tuple[float | str, float]]
+    colour: int | None = None
+    """Which of the page's colours; by default its place, NoT first."""
+    band: Sequence[tuple[float, float]] = ()
+    """The lower and upper edge of its spread at each point, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,14 @@ def curves(
             axes.set_yticks([0, 1, 2, 5, 10, 20, 40, 80])
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.yaxis.set_minor_locator(NullLocator())
-        for number, line in enumerate(_first(lines)):
+        for place, line in enumerate(_first(lines)):
+            number = place if line.colour is None else line.colour
             dash = DASHES[number % len(DASHES)]
+            if line.band:
+                low, high = zip(*line.band, strict=True)
+                colour = SERIES[number % len(SERIES)]
+                floor = [max(edge, 0.0) for edge in low] if rooted else low
+                axes.fill_between([x for x, _ in line.points], floor, high, color=colour, alpha=0.15, linewidth=0)
             axes.plot(
                 [x for x, _ in line.points],
                 [y for _, y in line.points],
@@ -94,7 +105,7 @@ def curves(
         axes.set_xlabel(across)
         axes.set_ylabel(f"{up} (root scale)" if rooted else up)
         if rooted:
-            axes.set_ylim(0, 1.1 * max(y for line in lines for _, y in line.points))
+            axes.set_ylim(0, 1.1 * max(y for line in lines for _, y in [*line.points, *line.band]))
         words = isinstance(lines[0].points[0][0], str)
         if words:
             axes.tick_params(axis="x", labelrotation=60 if len(lines[0].points) > 6 else 0, labelsize=8)
@@ -119,8 +130,9 @@ def groups(series: Mapping[str, Sequence[tuple[str, float]]], up: str, across: s
         axes.set_xticks(range(len(places)), places)
         axes.set_xlabel(across)
         axes.set_ylabel(up)
-        if up == "FLOPs":
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: flops_text(value) if value else "0"))
+        if up in COST_TEXTS:
+            write = COST_TEXTS[up]
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value) if value else "0"))
         figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
         told = "; ".join(
             f"{name} " + ", ".join(f"{place} {value:.3g}" for place, value in points) for name, points in series.items()

@@ -65,7 +65,8 @@ def plain_facts(config: Config, label: str) -> dict[str, Any]:
 def rounds_of(config: Config, label: str, method: Method) -> int:
     """How many rounds a method takes: Retrain those of a training, the others what the config grants them."""
     if isinstance(method, Retrain):
-        return config.unlearning.retrain_rounds or config.training.rounds
+        alone = config.methods.recovery(label).rounds
+        return alone or config.unlearning.retrain_rounds or config.training.rounds
     return method.rounds(config.methods.recovery(label).rounds or config.unlearning.rounds, config.training.rounds)
 
 

@@ -1,0 +1,101 @@
+"""Our value beside the paper's: the difference, and what it means.
+
+    spread      s = √(s_paper² + s_ours²), both with n − 1; where we have one seed, the paper's stands for ours
+    within      |ours − paper| ≤ 2 s                          as close as seeds are among themselves
+    direction   sign(method − Retrain) is the same in both, where both are further than 2 s from their Retrain
+    disagrees   neither
+
+The paper prints the spread over its three seeds divided by n (found from its MIA column): it is multiplied by
+√(3/2) = 1.22 before anything is compared. Costs are compared as ratios to Retrain's, in which units cancel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from unfed.measures.metrics import Spread
+from unfed.values import is_measured
+
+Word = Literal["within", "direction", "disagrees", "not compared"]
+SEEDS = 3
+CORRECTION = math.sqrt(SEEDS / (SEEDS - 1))
+WIDE = 2.0
+MARKS: Mapping[Word, str] = {"within": "=", "direction": "~", "disagrees": "≠", "not compared": ""}
+MEANING: Mapping[Word, str] = {
+    "within": "within the seeds' spread (two standard deviations of the difference)",
+    "direction": "on the same side of Retrain, but further than the spread",
+    "disagrees": "neither",
+    "not compared": "",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One metric of one method: what the paper prints, what we have, and how the two go together."""
+
+    paper: Spread
+    ours: Spread
+    word: Word
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        return (
+            self.ours.mean - self.paper.mean if is_measured(self.ours.mean) and is_measured(self.paper.mean) else None
+        )
+
+    def __str__(self) -> str:
+        there, here = _text(self.paper), _text(self.ours)
+        if self.difference is None:
+            return f"{there} | {here}"
+        return f"{there} | {here} ({self.difference:+.2f}) {MARKS[self.word]}"
+
+
+def printed(row: Mapping[str, str], metric: str) -> Spread:
+    """A metric as the paper prints it, its spread as a sample's (n − 1)."""
+    if not row.get(metric):
+        return Spread("not measured: the paper does not print it")
+    std = row.get(f"{metric}_std")
+    return Spread(float(row[metric]), float(std) * CORRECTION if std else None, SEEDS)
+
+
+def cell(paper: Spread, ours: Spread, paper_retrain: Spread | None = None, our_retrain: Spread | None = None) -> Cell:
+    """The verdict on one cell; without Retrain's cells (in its own row) there is no direction to agree in."""
+    if not (is_measured(paper.mean) and is_measured(ours.mean)):
+        return Cell(paper, ours, "not compared")
+    if abs(ours.mean - paper.mean) <= WIDE * _together(paper, ours):
+        return Cell(paper, ours, "within")
+    if paper_retrain is not None and our_retrain is not None:
+        there, here = _side(paper, paper_retrain), _side(ours, our_retrain, paper, paper_retrain)
+        if there is not None and there == here:
+            return Cell(paper, ours, "direction")
+    return Cell(paper, ours, "disagrees")
+
+
+def _together(paper: Spread, ours: Spread) -> float:
+    """The standard deviation of the difference; half a unit of the last printed digit at the least."""
+    there = paper.std or 0.0
+    here = there if ours.std is None else ours.std
+    return max(math.hypot(there, here), 0.005)
+
+
+def _side(value: Spread, retrain: Spread, *instead: Spread) -> int | None:
+    """Above Retrain, below it, or beside it (0); where a single seed has no spread, the paper's is taken."""
+    if not (is_measured(value.mean) and is_measured(retrain.mean)):
+        return None
+    own = [
+        one.std if one.std is not None else other.std
+        for one, other in zip((value, retrain), instead or (value, retrain), strict=True)
+    ]
+    spread = max(math.hypot(*(std or 0.0 for std in own)), 0.005)
+    apart = value.mean - retrain.mean
+    return 0 if abs(apart) <= WIDE * spread else int(math.copysign(1, apart))
+
+
+def _text(spread: Spread) -> str:
+    if not is_measured(spread.mean):
+        return str(spread.mean)
+    return f"{spread.mean:.2f}" + ("" if spread.std is None else f" ± {spread.std:.2f}")

@@ -1,0 +1,28 @@
+"""What an item shows of its runs.
+
+    results     the methods' rows, the paper's beside them with a verdict per cell, costs as ratios     tables 1 to 6, 8
+    bound       t ≥ …, and what that time would cost                                                   table 7
+    bars        the same rows as a picture                                                             figure 1
+    gaps        the average gap to Retrain after each round, with its spread over seeds                 figures 4, 5
+    ratios      gap and costs by the share of clients that leave                                       figure 6
+    cka         each layer's CKA with the original, with Retrain, and the negated twin's with controls  figures 3, 7
+    spectrum    Ψ(α): which share of the gradients' variance lies in which share of directions          figure 8
+
+Analyses are made of the run's first repetition; a value that could not be had says why.
+"""
+
+from __future__ import annotations
+
+from unfed.paper.views import layers, results, spectra, times
+from unfed.paper.views.base import View
+
+ANALYSED = ("retrain", "ft", "not")
+VIEWS: dict[str, View] = {
+    "results": View(results.table),
+    "bars": View(results.bars),
+    "gaps": View(results.gaps),
+    "ratios": View(results.ratios),
+    "cka": View(layers.make, ANALYSED, layers.rehearse),
+    "bound": View(times.make, ANALYSED, times.rehearse),
+    "spectrum": View(spectra.make, ANALYSED, spectra.rehearse),
+}

@@ -1,0 +1,148 @@
+"""The paper's own rows, and ours beside them: one merged table per item, with a verdict in every cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unfed.measures.metrics import GAP_METRICS
+from unfed.paper import units, verdict
+from unfed.paper.catalogue import Item, published
+from unfed.paper.units import Costs
+from unfed.paper.views.base import BY, Grid
+from unfed.report import tables
+from unfed.report.rules import Row
+from unfed.report.tables import METRIC_NAMES, name_of
+from unfed.values import is_measured
+
+COLUMNS = {"retain": "Retain", "forget": "Forget", "test": "Test", "mia": "MIA", "avg_gap": "Avg. gap"}
+COLUMNS |= {"comm_bytes": "Bytes", "flops": "FLOPs"}
+ALSO = {"ℓ1-sparse": "l1-sparse"}
+Key = tuple[str, str]
+
+
+def where(row: Mapping[str, str]) -> str:
+    """A published row's run as items call it: `CIFAR-10, CNN`."""
+    return f"{row['dataset']}, {row['model']}"
+
+
+def alone(item: Item) -> Grid | None:
+    """What the paper prints, where nothing of ours can be set beside it."""
+    found = published(item.published) if item.published else ()
+    body = tuple((where(r), r["method"], *(r[c] or tables.DASH for c in COLUMNS)) for r in found)
+    return Grid((BY, "Method", *COLUMNS.values()), body, "What the paper reports") if found else None
+
+
+def merged(item: Item, rows: Sequence[Row]) -> tuple[Grid, dict[str, Any]] | None:
+    """Paper | ours (difference) verdict, metric by metric; costs as ratios to Retrain's and in the paper's units."""
+    ours = {(row.request, ALSO.get(name_of(row.method), name_of(row.method))): row for row in rows}
+    found = [
+        row for row in (published(item.published) if item.published else ()) if (where(row), row["method"]) in ours
+    ]
+    if not found:
+        return None
+    header = [
+        BY,
+        "Method",
+        *(METRIC_NAMES[m] for m in GAP_METRICS),
+        "Avg. gap",
+        "Bytes / Retrain's",
+        "FLOPs / Retrain's",
+    ]
+    in_units = item.published != units.CENTRAL
+    header += ["Ours in its bytes", "Ours in its FLOPs"] if in_units else []
+    body, data = [], dict[str, Any]()
+    for there in found:
+        key = (where(there), there["method"])
+        cells, own = cells_of(there, found, ours), ours[key]
+        ratios = [_ratios(there, found, own, ours, cost) for cost in ("comm_bytes", "flops")]
+        line = [*key, *(str(cell) for cell in cells.values()), _gaps(there, own), *ratios]
+        body.append((*line, *(_in_its_units(there, own) if in_units else ())))
+        data[f"{key[0]}, {key[1]}"] = {
+            metric: {
+                "paper": cell.paper.mean,
+                "ours": cell.ours.mean,
+                "difference": cell.difference,
+                "verdict": cell.word,
+            }
+            for metric, cell in cells.items()
+        }
+    return Grid(tuple(header), tuple(body), "The paper | ours (difference) verdict"), data
+
+
+def cells_of(
+    there: Mapping[str, str], found: Sequence[Mapping[str, str]], ours: Mapping[Key, Row]
+) -> dict[str, verdict.Cell]:
+    """The four metrics of one row, judged."""
+    run = where(there)
+    goal = next((row for row in found if where(row) == run and row["method"] == "Retrain"), None)
+    our_goal = ours.get((run, "Retrain"))
+    cells = {}
+    for metric in GAP_METRICS:
+        both = (verdict.printed(there, metric), ours[run, there["method"]].metrics[metric])
+        if goal is None or our_goal is None or there["method"] == "Retrain":
+            cells[metric] = verdict.cell(*both)
+        else:
+            cells[metric] = verdict.cell(*both, verdict.printed(goal, metric), our_goal.metrics[metric])
+    return cells
+
+
+def summary(data: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """How many cells agree, in one sentence."""
+    words = [cell["verdict"] for row in data.values() for cell in row.values()]
+    counts = [f"{words.count(word)} {said}" for word, said in _SAID.items() if word in words]
+    marks = ", ".join(f"{verdict.MARKS[w]} {verdict.MEANING[w]}" for w in ("within", "direction", "disagrees"))
+    told = f"Of {len(words)} cells {', '.join(counts)}. {marks}."
+    return f"{told} The paper's ± are multiplied by 1.22 (n − 1 instead of n)."
+
+
+_SAID = {
+    "within": "are within the seeds' spread",
+    "direction": "agree in direction only",
+    "disagrees": "disagree",
+    "not compared": "cannot be compared",
+}
+
+
+def bounds(item: Item, ours: Mapping[Key, Costs]) -> Grid | None:
+    """The paper's own table 7; where we ran the same, our FLOPs beside its, in its units."""
+    found = published(item.published) if item.published else ()
+    if not found:
+        return None
+    body = []
+    for row in found:
+        own = ours.get((where(row), row["method"]))
+        there = tables.DASH if own is None else units.text(_its(own, row["model"], again=1).flops)
+        body.append((where(row), row["method"], row["t_unlearn"], row["est_flops"], there))
+    return Grid((BY, "Method", "t at least", "FLOPs", "Ours, its FLOPs"), tuple(body), "What the paper reports")
+
+
+def _gaps(there: Mapping[str, str], own: Row) -> str:
+    if own.is_reference:
+        return "reference"
+    mean = own.average_gap.mean
+    text = tables.number_text(own.average_gap) if is_measured(mean) else str(mean)
+    return f"{there['avg_gap'] or tables.DASH} | {text}"
+
+
+def _ratios(
+    there: Mapping[str, str], found: Sequence[Mapping[str, str]], own: Row, ours: Mapping[Key, Row], cost: str
+) -> str:
+    run = where(there)
+    goal = next((row for row in found if where(row) == run and row["method"] == "Retrain"), None)
+    printed = f"{float(there[cost]) / float(goal[cost]):.2f}" if goal and there[cost] and goal[cost] else tables.DASH
+    reference = ours.get((run, "Retrain"))
+    spent, whole = own.costs[cost].mean, None if reference is None else reference.costs[cost].mean
+    if not (is_measured(spent) and is_measured(whole)) or not whole:
+        return f"{printed} | {tables.DASH}"
+    return f"{printed} | {spent / whole:.2f}"
+
+
+def _in_its_units(there: Mapping[str, str], own: Row) -> list[str]:
+    costs = _its(Costs(own.costs["comm_bytes"].mean, own.costs["flops"].mean), there["model"])
+    printed = (there["comm_bytes"], there["flops"])
+    return [f"{value or tables.DASH} | {units.text(cost)}" for value, cost in zip(printed, costs, strict=True)]
+
+
+def _its(own: Costs, model: str, again: int = units.CLIENTS) -> Costs:
+    return units.paper_units(*own, vit=model == "ViT", again=again)

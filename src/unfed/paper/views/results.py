@@ -1,0 +1,160 @@
+"""Tables 1 to 6 and 8, figures 1, 4, 5 and 6: what trajectories say."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from unfed.api import results as reported
+from unfed.errors import UnfedError
+from unfed.measures.metrics import GAP_METRICS, average_gap
+from unfed.paper import pictures, units
+from unfed.paper.catalogue import Item
+from unfed.paper.pictures import Line
+from unfed.paper.views import printed
+from unfed.paper.views.base import BY, Grid, Runs, Section
+from unfed.report import tables
+from unfed.report.rules import RULES, Row, trajectories
+from unfed.runs.run import Run
+from unfed.values import is_measured
+
+
+def table(item: Item, runs: Runs) -> Section:
+    found = {spec.name: _named(reported(run), spec.name) for spec, run in runs.items()}
+    data: dict[str, Any] = {
+        name: {tables.name_of(row.method): _numbers(row) for row in own} for name, own in found.items()
+    }
+    every = tuple(row for own in found.values() for row in own)
+    beside, said, grids = printed.merged(item, every), list[str](), list[Grid]()
+    if beside is not None:
+        grids.append(beside[0])
+        data["verdicts"] = beside[1]
+        said.append(printed.summary(beside[1]))
+    if runs:
+        grids.append(by_rule(runs))
+        said += [
+            lead(spec.name, run) for spec, run in runs.items() if {"not", "retrain"} <= set(run.config.methods.run)
+        ]
+    if item.published:
+        said.append(units.note(item.published))
+    return Section(item, every, tuple(grids), published=printed.alone(item), said=tuple(said), data=data)
+
+
+def by_rule(runs: Runs) -> Grid:
+    """The average gap under each rule: the paper's looks at Retrain to choose the round, the others do not."""
+    body = []
+    for spec, run in runs.items():
+        rows = {rule: {row.method: row for row in reported(run, rule)} for rule in RULES}
+        for method, row in rows["best-gap"].items():
+            if not (row.is_reference or row.is_before):
+                cells = (rows[rule][method] for rule in RULES)
+                body.append((spec.name, tables.row_name(method), *(_gap_text(cell) for cell in cells)))
+    return Grid((BY, "Method", *RULES), tuple(body), "Average gap to Retrain by the rule that chooses the round")
+
+
+def lead(name: str, run: Run) -> str:
+    """How far NoT is ahead of the next method under each rule: how much of a lead is the choice of the round?"""
+    told = []
+    for rule in RULES:
+        gaps = {
+            row.method: row.average_gap.mean for row in reported(run, rule) if not (row.is_reference or row.is_before)
+        }
+        ours = gaps.pop("not", None)
+        others = {method: value for method, value in gaps.items() if is_measured(value)}
+        if not is_measured(ours) or not others:
+            told.append(f"{rule} not measured")
+            continue
+        best = min(others, key=lambda method: others[method])
+        told.append(f"{rule} {others[best] - ours:+.2f} ({tables.name_of(best)})")
+    return f"{name}: NoT's lead over the best other method in points of average gap: {', '.join(told)}."
+
+
+def _gap_text(row: Row) -> str:
+    return row.verdict or tables.number_text(row.average_gap)
+
+
+def bars(item: Item, runs: Runs) -> Section:
+    drawn, data = [], {}
+    for spec, run in runs.items():
+        found = [row for row in reported(run) if not row.is_before]
+        drawn.append(pictures.bars(found, spec.name, item=item.id))
+        data[spec.name] = {tables.name_of(row.method): _numbers(row) for row in found}
+    return Section(item, pictures=tuple(drawn), data=data)
+
+
+def gaps(item: Item, runs: Runs) -> Section:
+    drawn, data = [], {}
+    for spec, run in runs.items():
+        found = gaps_by_round(run)
+        lines = [
+            Line(tables.name_of(label), [(t, mean) for t, mean, _ in points], band=_band(points))
+            for label, points in found.items()
+        ]
+        drawn.append(pictures.curves(lines, spec.name, "round", "average gap to Retrain", item=item.id, rooted=True))
+        data[spec.name] = {tables.name_of(label): points for label, points in found.items()}
+    said = (
+        "Here a gap is taken within each repetition, then averaged; the tables take it between averages. A band is one"
+        " standard deviation over the repetitions to either side.",
+    )
+    return Section(item, pictures=tuple(drawn), said=said, data=data)
+
+
+def ratios(item: Item, runs: Runs) -> Section:
+    """Runs are called by the share that leaves."""
+    found = {spec.name: {row.method: row for row in reported(run)} for spec, run in runs.items()}
+    methods = [m for m in next(iter(found.values())) if m not in ("before", "retrain")]
+    drawn = []
+    for what, key in (("average gap to Retrain", "average_gap"), ("communication", "comm_bytes"), ("FLOPs", "flops")):
+        series = {tables.name_of(m): [(name, _value(by[m], key)) for name, by in found.items()] for m in methods}
+        drawn.append(pictures.groups(series, what, "forgotten share", item=item.id))
+    data = {
+        name: {tables.name_of(m): _numbers(row) for m, row in by.items() if m != "before"} for name, by in found.items()
+    }
+    return Section(item, pictures=tuple(drawn), data=data)
+
+
+def gaps_by_round(run: Run) -> dict[str, list[tuple[float, float, float | None]]]:
+    """label → (round, mean over seeds of the average gap to that seed's Retrain, its spread)."""
+    (methods,) = trajectories(run.lines()).values()
+    if "retrain" not in methods:
+        raise UnfedError("A gap is taken to Retrain, which this run does not have; add it to methods.run.")
+    goal = {seed: lines[-1] for seed, lines in methods["retrain"].items()}
+    found: dict[str, list[tuple[float, float, float | None]]] = {}
+    for label, by_seed in methods.items():
+        if label in ("retrain", "before"):
+            continue
+        by_round: dict[int, list[float]] = {}
+        for seed, lines in by_seed.items():
+            for line in lines:
+                gap = average_gap(line, goal[seed])
+                if is_measured(gap):
+                    by_round.setdefault(int(line["round"]), []).append(gap)
+        found[label] = [(t, *_spread(values)) for t, values in sorted(by_round.items())]
+    return found
+
+
+def _band(points: Sequence[tuple[float, float, float | None]]) -> list[tuple[float, float]]:
+    edges = [(mean - std, mean + std) for _, mean, std in points if std is not None]
+    return edges if len(edges) == len(points) else []  # no band where a repetition has no such round
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float | None]:
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def _named(rows: Sequence[Row], name: str) -> list[Row]:
+    return [replace(row, request=name) for row in rows]
+
+
+def _value(row: Row, key: str) -> float:
+    """As a picture needs it: nothing is drawn where nothing was measured."""
+    value = _numbers(row)[key]
+    return float(value) if is_measured(value) else math.nan
+
+
+def _numbers(row: Row) -> Mapping[str, Any]:
+    costs = {cost: row.costs[cost].mean for cost in ("comm_bytes", "flops")}
+    return {metric: row.metrics[metric].mean for metric in GAP_METRICS} | costs | {"average_gap": row.average_gap.mean}

@@ -1,0 +1,69 @@
+"""Figure 8: into how few directions the gradients of fine-tuning go, where FT, NoT and Retrain start.
+
+α_β is given at β = 0.95, 0.99 and 0.999 (the paper's Ψ⁻¹(1⁻)) with the interval that 95 % of bootstraps over the sets
+of coordinates fall into. Where coordinates far outnumber batches (γ = |K| / b) an α near 1 cannot be decided: there the
+table says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unfed.analysis import spectrum
+from unfed.model.params import Params
+from unfed.paper import pictures
+from unfed.paper.catalogue import Item, Spec
+from unfed.paper.pictures import Line
+from unfed.paper.views.base import BY, Grid, Runs, Section, first_seed
+from unfed.paper.views.models import NEGATED, ORIGINAL, models_of, sets_of, start_of_retrain
+from unfed.runs.run import Run
+
+SHOWN = 100
+"""Points of a spectrum's curve."""
+LEVELS = (0.95, 0.99, 0.999)
+UNDECIDED = 4.0
+"""Above this γ the sample cannot tell an α near 1 from one near one half."""
+
+
+def make(item: Item, runs: Runs) -> Section:
+    drawn, body, data, said = [], [], {}, list[str]()
+    for spec, run in runs.items():
+        models = models_of(run, ())
+        starts = {"FT": models[ORIGINAL], "NoT": models[NEGATED], "Retrain": start_of_retrain(run)[0]}
+        lines, numbers = [], dict(spec.numbers)
+        gamma = numbers["size"] / (numbers["batches"] - 1)
+        for label, start in starts.items():
+            found = spectrum.content(_gradients(spec, run, start))
+            steps = max(1, len(found.psi) // SHOWN)
+            lines.append(Line(label, [((i + 1) / len(found.psi), float(p)) for i, p in enumerate(found.psi)][::steps]))
+            body.append((spec.name, label, *(_alpha_text(found, level, gamma) for level in LEVELS), f"{gamma:.1f}"))
+        up = "Ψ(α), share of variance"
+        drawn.append(pictures.curves(lines, spec.name, "α, share of directions", up, item=item.id, bottom=0.0))
+        data[spec.name] = {line.name: line.points for line in lines} | {"numbers": numbers}
+        told = ", ".join(f"{key} {value}" for key, value in numbers.items())
+        said.append(f"{spec.name}: {told}; batches and coordinates are the same for every model.")
+        said += [sentence for sentence in (start_of_retrain(run)[1],) if sentence]
+    said.append(
+        "In brackets: 95 % of bootstraps over the sets of coordinates. Compare models, do not read single values."
+    )
+    grid = Grid((BY, "Start of", *(f"α that holds {level:.1%}" for level in LEVELS), "γ = |K| / b"), tuple(body))
+    return Section(item, grids=(grid,), pictures=tuple(drawn), said=tuple(said), data=data)
+
+
+def rehearse(item: Item, runs: Runs) -> None:
+    """A few gradients at Retrain's start: a network whose gradients vanish there is found now."""
+    for spec, run in runs.items():
+        few = Spec(spec.name, spec.preset, spec.sets, (*spec.numbers, ("batches", spectrum.MIN_BATCHES), ("sets", 1)))
+        spectrum.content(_gradients(few, run, start_of_retrain(run)[0]))
+
+
+def _gradients(spec: Spec, run: Run, params: Params) -> spectrum.Gradients:
+    world, sets, numbers = run.world(first_seed(run)), sets_of(run), dict[str, Any](spec.numbers)
+    return spectrum.gradients(world.template, params, sets.source, sets.retain, seed=0, **numbers)
+
+
+def _alpha_text(found: spectrum.Content, level: float, gamma: float) -> str:
+    if level > 0.95 and gamma > UNDECIDED:
+        return f"not measured: undecided at γ = {gamma:.1f}"
+    low, high = found.interval(level)
+    return f"{found.alpha(level):.2f} [{low:.2f}, {high:.2f}]"
