@@ -27,6 +27,7 @@ from unfed.federation.history import History, Past
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.model.params import Params
+from unfed.model.perturb import Perturbed
 
 Lineage = Literal["goes on", "carried", "moved", "anew", "ends"]
 CLIENT, CLASS, INSTANCE = "client", "class", "instance"
@@ -100,6 +101,10 @@ class Method(ABC):
     def round(self, server: Server, state: State) -> State:
         """One round further."""
         return server.recover(state)
+
+    def perturbed(self, module: nn.Module) -> Perturbed | None:
+        """What `begin` does to which tensors of the model it is handed; None where it perturbs no layer."""
+        return None
 
     def serves(self, scope: str) -> bool:
         """Whether it takes requests of this scope, with these hyperparameters."""

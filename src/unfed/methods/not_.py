@@ -23,7 +23,7 @@ from unfed.federation.state import State
 from unfed.methods.base import Lineage, Method, Recipe, option, register
 from unfed.model.layers import cancellations, choose, frozen
 from unfed.model.params import Params, params_of
-from unfed.model.perturb import perturb
+from unfed.model.perturb import Perturbed, perturb
 
 
 @register
@@ -53,6 +53,10 @@ class NoT(Method):
         undone = cancellations(module, chosen) if self.perturbation == "negate" else []
         for sentence in (*frozen(module, chosen), *undone):
             warnings.warn(sentence, UnfedWarning, stacklevel=2)
+
+    def perturbed(self, module: nn.Module) -> Perturbed | None:
+        chosen = choose(module, self.layers, self.include_bias)
+        return Perturbed(self.perturbation, chosen) if chosen else None
 
     def carry(self, module: nn.Module, sums: Params, seed: int) -> Params:
         """−(θ⁰ + Σ S_k) = −θ⁰ + Σ −S_k, and so for every perturbation, less what it adds: noise or a fresh layer."""

@@ -24,7 +24,7 @@ from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import Lineage, Method, option
 from unfed.model.layers import choose
-from unfed.model.perturb import graft, negate
+from unfed.model.perturb import Perturbed, graft, negate
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,9 @@ class NRFreeze(Method):
 
     def check(self, module: nn.Module) -> None:
         self._frozen(module)
+
+    def perturbed(self, module: nn.Module) -> Perturbed | None:
+        return Perturbed("negate", choose(module, self.layers))
 
     def round(self, server: Server, state: State) -> State:
         # What the model itself has frozen needs no holding.

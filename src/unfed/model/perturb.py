@@ -24,6 +24,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -136,6 +137,14 @@ PERTURBATIONS: dict[str, Callable[..., Params]] = {
     "rotate-270": partial(rotate, degrees=270),
     "orthogonal": orthogonal,
 }
+
+
+@dataclass(frozen=True)
+class Perturbed:
+    """Which perturbation was applied to which tensors: what a method says of itself, so that nobody has to guess."""
+
+    how: str
+    choices: tuple[Choice, ...]
 
 
 def perturb(

@@ -1,0 +1,46 @@
+"""Undoing: how much of what was forgotten comes back, and by how little.
+
+    flip         the public inverse of the perturbation                                        no data, no training
+    realign      layers turned back or drawn anew and fitted on a few retained rows; mixing matrices fitted
+    resurface    some more passes over retained data alone
+    relearn      a few forgotten rows mixed in at a low rate
+    path         distance, angle and loss peak to θ*, to perturb(θ*), to Retrain
+    difference   what the models before and after tell together about the leaver
+
+Each number stands beside the same number for Retrain and for θ*, made by the same grid under the same budget: what
+Retrain gives away too is no memory. All are pure functions of params, a functional model and views of data (`Scene`).
+"""
+
+from unfed.measures.undo.difference import difference
+from unfed.measures.undo.fitting import Budget, Problem, Task, fit
+from unfed.measures.undo.flip import INVERSES, Knowledge, flip, flipped
+from unfed.measures.undo.measure import MEASUREMENTS, Effort, Models, Shared, undo
+from unfed.measures.undo.path import path
+from unfed.measures.undo.realign import Grid, realign
+from unfed.measures.undo.relearn import relearn
+from unfed.measures.undo.resurface import resurface
+from unfed.measures.undo.scene import Scene, View
+
+__all__ = [
+    "INVERSES",
+    "MEASUREMENTS",
+    "Budget",
+    "Effort",
+    "Grid",
+    "Knowledge",
+    "Models",
+    "Problem",
+    "Scene",
+    "Shared",
+    "Task",
+    "View",
+    "difference",
+    "fit",
+    "flip",
+    "flipped",
+    "path",
+    "realign",
+    "relearn",
+    "resurface",
+    "undo",
+]

@@ -1,0 +1,132 @@
+"""All of undoing, for one unlearned model beside Retrain and θ*.
+
+    {"unlearned", "retrain", "before"}  ×  {flip, realign, resurface, relearn, path, difference}
+
+Each model meets the same attacks with the same knowledge, rows, grid and budget. A model that is not there has, in the
+place of every number, the reason why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from unfed.measures.undo.difference import difference
+from unfed.measures.undo.flip import Knowledge, flip
+from unfed.measures.undo.path import path
+from unfed.measures.undo.realign import Grid, attack_of, realign
+from unfed.measures.undo.relearn import relearn
+from unfed.measures.undo.resurface import resurface
+from unfed.measures.undo.scene import Scene
+from unfed.model.params import Params
+from unfed.model.perturb import PERTURBATIONS
+from unfed.values import not_measured
+
+MEASUREMENTS = ("flip", "realign", "resurface", "relearn", "path", "difference")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard is tried; the same for every model of a comparison."""
+
+    lr: float = 0.01
+    """The rate of the training, at which `resurface` goes on."""
+    relearn_lr: float = 0.001
+    """A low one, for `relearn`."""
+    rounds: int = 10
+    batch: int = 64
+    grid: Grid = field(default_factory=Grid)
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """The model a method left, the one it began at (θ*), and Retrain's; of a missing Retrain the reason."""
+
+    unlearned: Params
+    before: Params
+    retrain: Params | str
+
+    def items(self) -> Mapping[str, Params | str]:
+        return {"unlearned": self.unlearned, "retrain": self.retrain, "before": self.before}
+
+
+class Shared:
+    """What was measured already: the same attack on the same model (the same object) is not made twice."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Params, object, dict[str, Any]]] = []
+
+    def __call__(self, params: Params, what: object, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        for model, attack, result in self._found:
+            if model is params and attack == what:
+                return result
+        self._found.append((params, what, make()))
+        return self._found[-1][2]
+
+
+def perturbed_before(before: Params, knowledge: Knowledge) -> Params | None:
+    """perturb(θ*) where the perturbation is public; a draw that was thrown away cannot be repeated."""
+    if knowledge.perturbed is None or knowledge.inverse is None:
+        return None
+    return PERTURBATIONS[knowledge.perturbed.how](before, knowledge.choices)
+
+
+def undo(
+    scene: Scene,
+    models: Models,
+    knowledge: Knowledge,
+    effort: Effort = Effort(),  # noqa: B008  (frozen)
+    shared: Shared | None = None,
+    said: Callable[[str], None] = lambda what: None,
+) -> dict[str, dict[str, Any]]:
+    """Every measurement of every model; what several methods of a request have in common is `shared`."""
+    once = shared or Shared()
+    found: dict[str, dict[str, Any]] = {}
+    was, attack = scene.forgotten(models.before), attack_of(scene, knowledge, effort.grid)
+    passes: dict[str, Any] = {"rounds": effort.rounds, "batch": effort.batch}
+    for who, params in models.items().items():
+        if isinstance(params, str):
+            found[who] = {name: {"reason": not_measured(params)} for name in ("published", *MEASUREMENTS)}
+            continue
+        said(who)
+        found[who] = {
+            "published": scene.numbers(params),
+            "flip": flip(scene, params, knowledge),
+            "realign": once(params, attack, partial(realign, scene, params, knowledge, effort.grid)),
+            "resurface": once(params, "resurface", partial(resurface, scene, params, effort.lr, **passes)),
+            "relearn": once(
+                params, ("relearn", was), partial(relearn, scene, params, was, effort.relearn_lr, **passes)
+            ),
+            "path": _paths(scene, who, models, knowledge),
+            "difference": _difference(scene, who, models, knowledge),
+        }
+    return found
+
+
+def _paths(scene: Scene, who: str, models: Models, knowledge: Knowledge) -> dict[str, Any]:
+    """From one of the models to θ*, to perturb(θ*), to Retrain; a model has no way to itself."""
+    params = models.items()[who]
+    turned = perturbed_before(models.before, knowledge)
+    goals: dict[str, Params | str] = {
+        "before": models.before,
+        "perturbed": knowledge.no_inverse if turned is None else turned,
+        "retrain": models.retrain,
+    }
+    assert not isinstance(params, str)
+    found: dict[str, Any] = {}
+    for goal, other in goals.items():
+        if goal == who:
+            found[goal] = {"reason": not_measured("it is the model itself")}
+        else:
+            found[goal] = {"reason": not_measured(other)} if isinstance(other, str) else path(scene, params, other)
+    return found
+
+
+def _difference(scene: Scene, who: str, models: Models, knowledge: Knowledge) -> dict[str, Any]:
+    params = models.items()[who]
+    assert not isinstance(params, str)
+    if who == "before":
+        return {"reason": not_measured("it is the model itself")}
+    return difference(scene, params, models.before, perturbed_before(models.before, knowledge), knowledge.no_inverse)
