@@ -58,7 +58,7 @@ def test_a_file_left_behind_locks_nothing(tmp_path: Path) -> None:
 
 
 def test_looking_whether_somebody_works_in_a_folder_that_is_not_there_makes_none(tmp_path: Path) -> None:
-    with pytest.raises(UnfedError, match="could not be written"):
+    with pytest.raises(UnfedError, match="There is no folder"):
         RunFolder(tmp_path / "typo").busy()
     assert list(tmp_path.iterdir()) == []
 

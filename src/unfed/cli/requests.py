@@ -12,7 +12,7 @@ from rich.console import Console
 from unfed.api import write_report
 from unfed.cli.display import percent, shown
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
-from unfed.data import Request, read_samples
+from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError
 from unfed.runs import description
 from unfed.runs.run import Run
@@ -45,7 +45,8 @@ def forget(
 
     The same id twice is served once; a request that was denied is tried again. Exit code 3 if this one is denied.
     """
-    listed = read_samples(samples) if samples else ()
+    read = SampleList.read(samples) if samples else None
+    listed, digest = (read.samples, read.sha256) if read else ((), None)
     given = {"clients": client, "classes": classes, "samples": listed}
     count = sum(bool(value) for value in given.values())
     if count > 1 or (count == 0 and name is None):
@@ -54,7 +55,7 @@ def forget(
     name = name or description.request_id(given)
     known = opened.queue.find(name)
     if count:
-        request = Request(name, tuple(client), tuple(classes), listed, deleted=deleted)
+        request = Request(name, tuple(client), tuple(classes), listed, deleted=deleted, listed=digest)
     elif known is None:
         raise UnfedError(
             f"This run has no request {name!r} to try again; say what to forget by --client, --class or --samples."

@@ -14,7 +14,8 @@ from unfed.data.datasets import DATASETS, Dataset, Loader, Raw, load
 from unfed.data.partition import Deal, Partition, dirichlet, iid, shards, split
 from unfed.data.poison import Trigger, backdoor, poison, triggered
 from unfed.data.public import Unlabelled, public
-from unfed.data.scope import ClientData, Request, mark, read_samples
+from unfed.data.sample_list import SampleList, read_samples
+from unfed.data.scope import ClientData, Request, mark
 from unfed.data.source import DatasetSource, Source, Stamp, TensorSource, Transform
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Partition",
     "Raw",
     "Request",
+    "SampleList",
     "Source",
     "Stamp",
     "TensorSource",

@@ -12,10 +12,8 @@ validation row that matches is left out as well: a model that forgot a class mus
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -41,6 +39,8 @@ class Request:
     fraction: float | None = None
     deleted: bool = False
     """Whether its owners have deleted the data already: then nothing can be asked of it any more."""
+    listed: str | None = field(default=None, compare=False)
+    """SHA-256 of the file that listed its samples, where one did; what is asked for are the samples."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
@@ -66,7 +66,8 @@ class Request:
         if self.fraction is not None:
             return plain | {"fraction": self.fraction}
         if self.samples:
-            return plain | {"samples": [list(sample) for sample in self.samples]}
+            listed = {"listed": self.listed} if self.listed else {}
+            return plain | {"samples": [list(sample) for sample in self.samples]} | listed
         if self.clients:
             return plain | {"clients": list(self.clients)}
         return plain | {"classes": list(self.classes)}
@@ -87,6 +88,7 @@ class Request:
             samples=tuple((c, p) for c, p in _typed(data, "samples", _is_sample, "pairs [client, position]")),
             fraction=_fraction(data.get("fraction")),
             deleted=_flag(data.get("deleted", False)),
+            listed=_digest(data.get("listed")),
         )
 
 
@@ -121,36 +123,14 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def read_samples(path: str | Path) -> tuple[tuple[str, int], ...]:
-    """The samples listed in a CSV file with the header `client,position`."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            numbered = [(reader.line_num, [cell.strip() for cell in line]) for line in reader if any(line)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UnfedError(f"The sample list {path} cannot be read ({reason}); give a CSV file in UTF-8.") from error
-    if not numbered:
-        raise UnfedError(f"The sample list {path} is empty; write the header client,position and one line per sample.")
-    if numbered[0][1] != ["client", "position"]:
-        raise UnfedError(f"Line {numbered[0][0]} of {path} must be the header client,position; add it.")
-    if len(numbered) == 1:
-        raise UnfedError(f"The sample list {path} has a header and no sample; add one line per sample.")
-    first: dict[tuple[str, int], int] = {}
-    for line, cells in numbered[1:]:
-        sample = _read_line(path, line, cells)
-        if sample in first:
-            raise UnfedError(f"Line {line} of {path} repeats line {first[sample]}; remove one of them.")
-        first[sample] = line
-    return tuple(first)
-
-
-def _read_line(path: str | Path, line: int, cells: list[str]) -> tuple[str, int]:
-    if len(cells) != 2 or not cells[0]:
-        raise UnfedError(f"Line {line} of {path} must hold a client and a position, not {','.join(cells)!r}.")
-    if not (cells[1].isascii() and cells[1].isdigit()):
-        raise UnfedError(f"Line {line} of {path} has the position {cells[1]!r}; it must be an integer from 0 on.")
-    return cells[0], int(cells[1])
+def _digest(value: Any) -> str | None:
+    if value is not None and not (
+        isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+    ):
+        raise UnfedError(
+            f"A request's listed must be the SHA-256 of a file in 64 hex digits, not {str(value)[:100]!r}."
+        )
+    return value
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from unfed.data import Request, read_samples
+from unfed.data import Request, SampleList
 from unfed.errors import UnfedError, listed, nearest
 from unfed.flower.nodes import parse_bound
 from unfed.runs.config import Config, presets
@@ -111,7 +111,8 @@ class Options:
         """Who or what leaves, if anybody."""
         clients = [name.strip() for name in self.forget_clients.split(",") if name.strip()]
         classes = [_number("forget-classes", part) for part in self.forget_classes.split(",") if part.strip()]
-        samples = read_samples(self.forget_samples) if self.forget_samples else ()
+        read = SampleList.read(self.forget_samples) if self.forget_samples else None
+        samples, listed = (read.samples, read.sha256) if read else ((), None)
         given = {"clients": clients, "classes": classes, "samples": samples}
         count = sum(bool(value) for value in given.values())
         if count > 1:
@@ -119,7 +120,7 @@ class Options:
         if count == 0:
             return None
         name = self.request_id or request_id(given)
-        return Request(name, tuple(clients), tuple(classes), samples, deleted=self.deleted)
+        return Request(name, tuple(clients), tuple(classes), samples, deleted=self.deleted, listed=listed)
 
     def config(self) -> Config:
         """The experiment: a preset or a file, changed by every experiment.KEY; without the request, which is added."""

@@ -121,7 +121,7 @@ def own_part(requests: Sequence[Request], client: str) -> tuple[Request, ...]:
             found += [replace(request, clients=(client,))] if client in request.clients else []
         elif request.samples:
             mine = tuple(sample for sample in request.samples if sample[0] == client)
-            found += [replace(request, samples=mine)] if mine else []
+            found += [replace(request, samples=mine, listed=None)] if mine else []
         else:
             found.append(request)
     return tuple(found)

@@ -79,7 +79,7 @@ def latex(runs: Sequence[Compared], rule: str = "best-gap") -> str:
 
 def differences(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
     """(key, value in each run) of every config key in which they differ; versions and device likewise."""
-    flat = [dict(_flat({**(run.info.get("config") or {}), "versions": run.info.get("versions") or {}})) for run in runs]
+    flat = [dict(_flat({**html.shown_config(run.info), "versions": run.info.get("versions") or {}})) for run in runs]
     keys = dict.fromkeys(key for one in flat for key in one)
     # The name and the folder are the runs' own; that they differ is no news.
     found = [(key, [one.get(key, tables.DASH) for one in flat]) for key in keys if key != "name"]

@@ -312,7 +312,23 @@ def facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def config_text(run: Mapping[str, Any]) -> str:
     """The config as the run read it."""
-    return json.dumps(run.get("config", {}), indent=2, ensure_ascii=False, default=str)
+    return json.dumps(shown_config(run), indent=2, ensure_ascii=False, default=str)
+
+
+def shown_config(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The config for a page: of a list of samples, where it was read and its SHA-256, not the names in it."""
+    config = dict(run.get("config") or {})
+    asked = config.get("request")
+    if isinstance(asked, list | tuple):
+        config["request"] = [_without_names(request) for request in asked]
+    return config
+
+
+def _without_names(request: Any) -> Any:
+    listed = request.get("samples") if isinstance(request, Mapping) else None
+    if not isinstance(listed, Mapping):
+        return request
+    return {**request, "samples": {key: value for key, value in listed.items() if key != "text"}}
 
 
 @lru_cache(maxsize=1)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from unfed import methods as all_methods
 from unfed import plugins
-from unfed.data import Request
+from unfed.data import Request, SampleList
 from unfed.errors import UnfedError, listed, nearest
 from unfed.runs.config_errors import explained
 from unfed.runs.config_tables import (
@@ -161,8 +161,12 @@ class Config(Table):
         found += self.methods.code(labels, "methods.run")
         return found + self.methods.code(self.training.record, "training.record")
 
+    def request_ids(self) -> tuple[str, ...]:
+        """The ids of the requests in their order: enough for whoever only looks."""
+        return tuple(r.name(i + 1) for i, r in enumerate(self.request))
+
     def requests(self) -> tuple[Request, ...]:
-        """The requests, in their order, with the samples read."""
+        """The requests, in their order, as values."""
         found = tuple(r.request(i + 1) for i, r in enumerate(self.request))
         ids = [r.id for r in found]
         for request_id in ids:
@@ -207,6 +211,7 @@ class Config(Table):
             values["partition"] = {"clients": 1, "validation": 0.0} | values["partition"]
         if file is not None:
             _resolve_paths(values, file.parent.resolve())
+        _read_lists(values)
         config = Config.kept(values)
         plugins.permit(config.code(), file or "")
         config.methods.build()
@@ -301,10 +306,22 @@ def _apply(values: dict[str, Any], change: str) -> None:
     table[parts[-1]] = value
 
 
-def _resolve_paths(values: dict[str, Any], where: Path) -> None:
+def _requests_in(values: Mapping[str, Any]) -> list[Any]:
     requests = values.get("request", [])
+    return requests if isinstance(requests, list) else [requests]
+
+
+def _read_lists(values: dict[str, Any]) -> None:
+    """Put what a sample list says in the place of its path: from here on the file may go."""
+    for request in _requests_in(values):
+        if isinstance(request, dict) and isinstance(request.get("samples"), str | Path):
+            read = SampleList.read(request["samples"])
+            request["samples"] = {"source": read.source, "sha256": read.sha256, "text": read.text}
+
+
+def _resolve_paths(values: dict[str, Any], where: Path) -> None:
     tables = [(values.get("data"), "root"), (values.get("model"), "initial")]
-    tables += [(request, "samples") for request in (requests if isinstance(requests, list) else [requests])]
+    tables += [(request, "samples") for request in _requests_in(values)]
     for table, key in tables:
         if isinstance(table, dict) and isinstance(table.get(key), str):
             table[key] = str(where / Path(table[key]).expanduser())

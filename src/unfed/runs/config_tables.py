@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from unfed.data import Request, read_samples
+from unfed.data import Request, SampleList
 
 
 class Table(BaseModel):
@@ -117,6 +117,24 @@ class RecoveryConfig(Table):
     schedule: ScheduleConfig | None = None
 
 
+class KeptList(Table):
+    """A list of samples as it was read from its file: kept in the run folder, whatever becomes of the file."""
+
+    source: str
+    sha256: str
+    text: str
+
+    @model_validator(mode="after")
+    def _same(self) -> KeptList:
+        if self.sha256 != self.list.sha256:
+            raise ValueError(f"the list read from {self.source} is not the one its SHA-256 vouches for; restore it")
+        return self
+
+    @property
+    def list(self) -> SampleList:
+        return SampleList(self.source, self.text)
+
+
 class RequestConfig(Table):
     """Who or what must leave: exactly one of clients, classes, samples (a CSV file) or fraction.
 
@@ -126,19 +144,19 @@ class RequestConfig(Table):
     id: str | None = None
     clients: tuple[ClientName, ...] = ()
     classes: tuple[int, ...] = ()
-    samples: Path | None = None
+    samples: KeptList | Path | None = None
     fraction: float | None = None
     deleted: bool = False
 
     def request(self, number: int) -> Request:
-        return Request(
-            self.id or f"request-{number}",
-            self.clients,
-            self.classes,
-            read_samples(self.samples) if self.samples else (),
-            self.fraction,
-            self.deleted,
-        )
+        kept = self.samples.list if isinstance(self.samples, KeptList) else None
+        if isinstance(self.samples, Path):  # only in run folders of layout 1
+            kept = SampleList.read(self.samples)
+        samples, listed = (kept.samples, kept.sha256) if kept else ((), None)
+        return Request(self.name(number), self.clients, self.classes, samples, self.fraction, self.deleted, listed)
+
+    def name(self, number: int) -> str:
+        return self.id or f"request-{number}"
 
 
 class EvaluationConfig(Table):

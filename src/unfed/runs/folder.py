@@ -15,17 +15,13 @@ vouches for is cut off when work goes on, so a resumed run writes the same bytes
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
 import shutil
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from unfed import storage
@@ -33,10 +29,12 @@ from unfed.errors import UnfedError
 from unfed.federation.history import History
 from unfed.methods import Method, State
 from unfed.model.params import Params
+from unfed.runs import presence
 from unfed.runs.names import check_id, check_label
 from unfed.runs.requests import Entry, now
 
-SCHEMA = 1
+SCHEMA = 2  # 1 kept the path of a sample list, not what it said
+READ = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._writes = False
 
     # --- run.json -------------------------------------------------------------------------------------------------
 
@@ -99,12 +98,23 @@ class RunFolder:
         if not (self.path / "run.json").exists():
             raise UnfedError(f"{self.path} is not a run folder (it has no run.json); `unfed run` makes one.")
         found: dict[str, Any] = storage.read_json(self.path / "run.json", "run description")
-        if found.get("schema") != SCHEMA:
+        if not isinstance(found, dict) or found.get("schema") not in READ:
+            layout = found.get("schema") if isinstance(found, dict) else None
             raise UnfedError(
-                f"{self.path} was written in layout {found.get('schema')}, this version reads layout {SCHEMA};"
+                f"{self.path} was written in layout {layout!r}, this version reads layouts 1 and {SCHEMA};"
                 " use the version of unfed that wrote it."
             )
         return found
+
+    def writable(self, description: Mapping[str, Any]) -> None:
+        """Refuse to go on in a folder of an older layout, which is only read."""
+        if description["schema"] != SCHEMA:
+            version = (description.get("versions") or {}).get("unfed", "that wrote it")
+            raise UnfedError(
+                f"{self.path} was written in layout {description['schema']}: status, report, export and evaluate read"
+                f" it, but work goes on only with unfed {version} as of layout {description['schema']} (before sample"
+                " lists were kept in the folder); use that, or run the config anew."
+            )
 
     # --- trajectory -----------------------------------------------------------------------------------------------
 
@@ -252,42 +262,22 @@ class RunFolder:
     @contextlib.contextmanager
     def lock(self, name: str = "work", wait: bool = False) -> Iterator[bool]:
         """Hold a lock of the folder: True if it was free, or waited for. It ends with the process, however it ends."""
-        # The system's own lock, never a mark that a killed process would leave behind.
-        lock = FileLock(self.path / f".{name}.lock", fallback_to_soft=False)
-        with storage.disk_errors(self.path):
-            if not self.path.is_dir():  # the lock would make it
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            try:
-                lock.acquire(blocking=wait)
-            except Timeout:
-                pass
-            except OSError as error:
-                if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                    raise UnfedError(
-                        f"The file system of {self.path} has no locks ({error.strerror}), so two processes could spoil"
-                        " the run for each other; keep runs on another disk."
-                    ) from error
-                raise
-        try:
-            yield lock.is_locked
-        finally:
-            lock.release()
+        if not self._writes and (self.path / "run.json").exists():
+            self.writable(self.description())
+        self._writes = True
+        with (
+            presence.at_work(self.path) if name == "work" else presence.held(self.path, name, -1 if wait else 0) as free
+        ):
+            yield free
 
     def busy(self) -> bool:
         """Whether a process is at work here now."""
-        with self.lock() as free:
-            return not free
+        return presence.busy(self.path)
 
     def beat(self, progress: Mapping[str, Any]) -> None:
-        """Say where the work is. Only a hint, so it is neither synced nor an error when it fails."""
-        file = self.path / "progress.json"
-        temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-        with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps({**progress, "pid": os.getpid(), "at": time.time()}), encoding="utf-8")
-            os.replace(temporary, file)
+        """Say where the work is."""
+        presence.beat(self.path, progress)
 
     def heard(self) -> dict[str, Any] | None:
-        with contextlib.suppress(OSError, ValueError):
-            found: dict[str, Any] = json.loads((self.path / "progress.json").read_text(encoding="utf-8"))
-            return found
-        return None
+        """Where the work was when it was last heard of."""
+        return presence.heard(self.path)

@@ -166,16 +166,18 @@ def influence(folder: RunFolder, config: Config) -> list[dict[str, str]]:
         # What was filed later never knew it; what was filed before may have been taken up, or tried again, after it.
         without = [e for e in entries if e.number >= entry.number or entry.request.id in e.earlier]
         later = [Job(e.seed, e.request.id, label) for e in without for label in e.methods]
-        found += _carriers(folder, entry.seed, entry.request, later)
-    compared = config.requests()
-    for i, request in enumerate(compared):
+        found += _carriers(folder, entry.seed, entry.request.id, entry.request.clients, later)
+    compared = config.request_ids()
+    for i, (name, request) in enumerate(zip(compared, config.request, strict=True)):
         for seed in config.seed_list:
-            later = [Job(seed, r.id, label) for r in compared[i:] for label in config.methods.run]
-            found += _carriers(folder, seed, request, later)
+            later = [Job(seed, own, label) for own in compared[i:] for label in config.methods.run]
+            found += _carriers(folder, seed, name, request.clients, later)
     return found
 
 
-def _carriers(folder: RunFolder, seed: int, request: Request, clean: Sequence[Job]) -> list[dict[str, str]]:
+def _carriers(
+    folder: RunFolder, seed: int, request: str, clients: Sequence[str], clean: Sequence[Job]
+) -> list[dict[str, str]]:
     """`clean` are the jobs that left it out."""
     found: list[tuple[str, str]] = []
     kinds = {"models": "a model that was trained with it", "state": "the state of a job that trained with it"}
@@ -187,9 +189,9 @@ def _carriers(folder: RunFolder, seed: int, request: Request, clean: Sequence[Jo
     for path, numbers in folder.states():
         if path.is_relative_to(folder.path / "state" / str(seed)):
             for label, history in numbers.get("histories", {}).items():
-                own = [client for client in request.clients if client in history["clients"]]
+                own = [client for client in clients if client in history["clients"]]
                 what = f"records of client {', '.join(own)}" if own else "records of others, made beside it"
                 found.append((str(path.relative_to(folder.path)), f"history for {label}: {what}"))
     if (folder.path / "samples" / str(seed)).exists():
         found.append((f"samples/{seed}", "how models score its rows, kept as evidence"))
-    return [{"request": request.id, "file": file, "what": what} for file, what in found]
+    return [{"request": request, "file": file, "what": what} for file, what in found]

@@ -389,7 +389,7 @@ class Run:
             return self.current_job(seed)
         if method == "train":
             return self._training_job(seed)
-        ids = [r.id for r in self.config.requests()] + [e.request.id for e in self.folder.requests()]
+        ids = [*self.config.request_ids()] + [e.request.id for e in self.folder.requests()]
         if request is None and len(ids) != 1:
             raise UnfedError(f"This run has {len(ids)} requests; say which one with --request, {listed(ids)}.")
         return Job(seed, request or ids[0], method or "not")

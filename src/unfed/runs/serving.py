@@ -114,7 +114,7 @@ class Queue:
         served_by = {"served_by": method_facts(run.config, method, chosen)}
         if not run.trained(seed) and not self._folder.busy():
             raise UnfedError(f"The training of this run is not finished; first `unfed resume {self._folder.path}`.")
-        if request.id in {r.id for r in run.config.requests()}:
+        if request.id in run.config.request_ids():
             raise UnfedError(f"The id {request.id!r} belongs to this run's comparison; choose another with --id.")
         with self._desk() as entries:
             for entry in entries:
@@ -191,7 +191,7 @@ class Queue:
         with self._desk() as entries:
             entry = next((e for e in entries if e.request.id == name), None)
             if entry is None:
-                if name in {r.id for r in self._run.config.requests()}:
+                if name in self._run.config.request_ids():
                     raise UnfedError(f"Request {name!r} belongs to this run's comparison, where nothing is served.")
                 known = listed(e.request.id for e in entries) or "none at all"
                 raise UnfedError(f"This run has no request {name!r}; it has {known}.")

@@ -1,0 +1,110 @@
+"""A list of single samples: a CSV file with the header `client,position`, read once and kept as it was.
+
+    client,position
+    clinic-3,17
+    clinic-3,42
+
+What a list says is its text. The text is kept with its SHA-256 (what `sha256sum` says of the file), so that a request
+means the same rows after the file is gone or was replaced.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from unfed.errors import UnfedError
+
+Samples = tuple[tuple[str, int], ...]
+
+MOST_BYTES = 64 * 2**20
+MOST_ROWS = 1_000_000
+_DIGITS = 15  # more than any client holds rows
+
+
+@dataclass(frozen=True)
+class SampleList:
+    """The text of a list, byte for byte, and where it was read."""
+
+    source: str
+    text: str
+
+    @staticmethod
+    def read(path: str | Path) -> SampleList:
+        try:
+            with open(path, "rb") as file:
+                data = file.read(MOST_BYTES + 1)
+            if len(data) > MOST_BYTES:
+                raise UnfedError(
+                    f"The sample list {path} is longer than {MOST_BYTES >> 20} MiB; ask for the samples in several"
+                    " requests."
+                )
+            return SampleList(str(path), data.decode())
+        except (OSError, UnicodeDecodeError) as error:
+            raise _unreadable(path, error) from error
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def samples(self) -> Samples:
+        """(client, position) of every line; a mistake is named with its line."""
+        return _parsed(self.text, self.source)
+
+
+def read_samples(path: str | Path) -> Samples:
+    """The samples listed in a CSV file with the header `client,position`."""
+    return SampleList.read(path).samples
+
+
+def _unreadable(path: str | Path, error: Exception) -> UnfedError:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return UnfedError(f"The sample list {path} cannot be read ({reason}); give a CSV file in UTF-8.")
+
+
+@lru_cache(maxsize=8)  # a run asks for its requests again and again
+def _parsed(text: str, path: str) -> Samples:
+    try:
+        numbered = list(_numbered(text.removeprefix("\ufeff"), path))
+    except csv.Error as error:
+        raise _unreadable(path, error) from error
+    if not numbered:
+        raise UnfedError(f"The sample list {path} is empty; write the header client,position and one line per sample.")
+    if numbered[0][1] != ["client", "position"]:
+        raise UnfedError(f"Line {numbered[0][0]} of {path} must be the header client,position; add it.")
+    if len(numbered) == 1:
+        raise UnfedError(f"The sample list {path} has a header and no sample; add one line per sample.")
+    first: dict[tuple[str, int], int] = {}
+    for line, cells in numbered[1:]:
+        sample = _read_line(path, line, cells)
+        if sample in first:
+            raise UnfedError(f"Line {line} of {path} repeats line {first[sample]}; remove one of them.")
+        first[sample] = line
+    return tuple(first)
+
+
+def _numbered(text: str, path: str) -> Iterator[tuple[int, list[str]]]:
+    """(number, cells) of every line that has something on it."""
+    reader, found = csv.reader(io.StringIO(text, newline="")), 0
+    for line in reader:
+        if any(line):
+            found += 1
+            if found > MOST_ROWS + 1:
+                raise UnfedError(
+                    f"The sample list {path} has more than {MOST_ROWS:,} samples; ask for them in several requests."
+                )
+            yield reader.line_num, [cell.strip() for cell in line]
+
+
+def _read_line(path: str, line: int, cells: list[str]) -> tuple[str, int]:
+    if len(cells) != 2 or not cells[0]:
+        raise UnfedError(f"Line {line} of {path} must hold a client and a position, not {','.join(cells)[:100]!r}.")
+    if not (cells[1].isascii() and cells[1].isdigit() and len(cells[1]) <= _DIGITS):
+        raise UnfedError(f"Line {line} of {path} has the position {cells[1][:100]!r}; it must be an integer from 0 on.")
+    return cells[0], int(cells[1])
