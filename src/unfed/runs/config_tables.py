@@ -6,10 +6,11 @@ they come together, in `config.py`; methods have tables of their own, whose keys
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from unfed.data import Request, SampleList
 
@@ -117,18 +118,17 @@ class RecoveryConfig(Table):
     schedule: ScheduleConfig | None = None
 
 
-class KeptList(Table):
+@dataclass(frozen=True)
+class KeptList:
     """A list of samples as it was read from its file: kept in the run folder, whatever becomes of the file."""
 
     source: str
     sha256: str
     text: str
 
-    @model_validator(mode="after")
-    def _same(self) -> KeptList:
+    def __post_init__(self) -> None:
         if self.sha256 != self.list.sha256:
             raise ValueError(f"the list read from {self.source} is not the one its SHA-256 vouches for; restore it")
-        return self
 
     @property
     def list(self) -> SampleList:
@@ -137,6 +137,8 @@ class KeptList(Table):
 
 class RequestConfig(Table):
     """Who or what must leave: exactly one of clients, classes, samples (a CSV file) or fraction.
+
+    `samples` is the path of a list, which is read at once; a run folder keeps what it says.
 
     `deleted` says that the owners have deleted the data: methods that would still ask for it are refused.
     """
