@@ -25,7 +25,7 @@ from unfed.central.result import Result
 from unfed.central.world import Factory, Given, OwnWorld, reachable
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.measures.metrics import Line
+from unfed.measures.trajectory import Line
 from unfed.methods import Method, admit
 from unfed.model.params import Params, cast, check_like, load_into, params_of
 from unfed.report.rules import reference_line

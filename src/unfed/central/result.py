@@ -10,8 +10,10 @@ from typing import Any
 from torch import nn
 
 from unfed import storage
-from unfed.measures.metrics import GAP_METRICS, Line, average_gap, reading
-from unfed.report.tables import DECIMALS, METRIC_NAMES, flops_text, seconds_text
+from unfed.measures.columns import COLUMNS, GAP_METRICS
+from unfed.measures.metrics import average_gap, reading
+from unfed.measures.trajectory import Line
+from unfed.report.tables import flops_text, seconds_text
 from unfed.values import Value, is_measured, not_measured
 
 NO_RETRAIN = not_measured("no Retrain")
@@ -23,11 +25,11 @@ class Result:
 
     model: nn.Module
     """The unlearned model, a new module; the one that was handed in is as it was."""
-    before: Mapping[str, Value]
+    before: Line
     """Accuracy in percent on `retain`, `forget`, `test`; `mia`; mean losses: as numbers, or why there is none."""
-    after: Mapping[str, Value]
+    after: Line
     """The same for the unlearned model, with `flops` and `seconds`."""
-    retrain: Mapping[str, Value] | None
+    retrain: Line | None
     """The same for Retrain at its best epoch, where it was asked for."""
     title: str
     epochs: int
@@ -51,7 +53,7 @@ class Result:
 
     def __str__(self) -> str:
         width = max(len(self.title), 8)
-        header = "".join(f"{METRIC_NAMES[name]:>9}" for name in GAP_METRICS)
+        header = "".join(f"{COLUMNS[name].title:>9}" for name in GAP_METRICS)
         retrain = "  not run" if self.retrain is None else _cells(self.retrain)
         value = self.gap
         gap = f"{value:.2f}" if is_measured(value) else str(value).replace("not measured: ", "not measured, ", 1)
@@ -70,13 +72,13 @@ class Result:
         )
 
 
-def _cells(line: Mapping[str, Value]) -> str:
+def _cells(line: Line) -> str:
     """The four numbers; a reason is written once where the cells that lack a number begin."""
     text, said = "", ""
     for name in GAP_METRICS:
         value = reading(line, name)
         if is_measured(value):
-            text += f"{value:9.{DECIMALS.get(name, 2)}f}"
+            text += f"{value:9.{COLUMNS[name].decimals}f}"
         elif value != said:
             text, said = f"{text}  {value}", str(value)
     return text

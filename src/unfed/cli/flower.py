@@ -114,8 +114,9 @@ def costs(
     for line in folder.lines():
         if "wire_bytes" in line:
             name = "/".join(str(part) for part in (line["request"], line["method"]) if part)
+            crossed = line.get("comm_bytes", 0), line["wire_bytes"], line.get("serialised_bytes", 0)
             kinds = ("comm_bytes", "wire_bytes", "serialised_bytes")
-            jobs[name] = {kind: int(line.get(kind, 0)) for kind in kinds}
+            jobs[name] = {kind: int(value) for kind, value in zip(kinds, crossed, strict=True)}
     flower = _traffic(run, ls) if ls is not None else []
     if as_json:
         typer.echo(json.dumps({"jobs": jobs, "flower": flower}))

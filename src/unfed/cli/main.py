@@ -28,6 +28,7 @@ from unfed.cli import compare, data, files, flower, methods, paper, requests
 from unfed.cli.display import clock_text, percent, request_line, results_table, shown, story
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, Sets, resumable
 from unfed.errors import Refused, UnfedError, UnfedWarning
+from unfed.measures import columns
 from unfed.measures.evaluator import Evaluator
 from unfed.methods import METHODS
 from unfed.model.params import cast, check_like
@@ -257,8 +258,7 @@ def evaluate(
     forgotten = ", ".join(r.id for r in requests) or "nothing"
     table = Table(title=f"Scope: {forgotten}", title_justify="left", box=None, pad_edge=False, show_header=False)
     for name, value in found.items():
-        loss = name.endswith(("loss", "gap"))
-        table.add_row(name, (f"{value:.4f}" if loss else f"{value:.2f} %") if is_measured(value) else str(value))
+        table.add_row(name, columns.written(name, value) if is_measured(value) else str(value))
     stdout.print(table)
 
 

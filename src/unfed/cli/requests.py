@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -75,7 +76,7 @@ def forget(
 
 def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: bool) -> None:
     lines = [line for line in run.lines() if line["request"] == request]
-    last = lines[-1] if lines else {}
+    last: Mapping[str, Any] = lines[-1] if lines else {}
     report = None if status == "queued" else write_report(run)
     if as_json:
         typer.echo(json.dumps({"request": request, "status": status, "last": last, "report": report and str(report)}))

@@ -12,14 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from unfed.measures.columns import GAP_METRICS
 from unfed.values import PREFIX, Value, is_measured, not_measured
-
-Line = Mapping[str, Any]
-
-# The four metrics of the paper's Avg. Gap, in the order of its tables.
-GAP_METRICS = ("retain", "forget", "test", "mia")
 
 
 @dataclass(frozen=True)
@@ -31,7 +26,7 @@ class Spread:
     n: int = 1
 
 
-def reading(line: Line, name: str) -> Value:
+def reading(line: Mapping[str, object], name: str) -> Value:
     """The value a line holds under a name, whatever state it is in."""
     value = line.get(name)
     if is_measured(value):
@@ -73,7 +68,7 @@ def recovered(now: float, before: float, within: float) -> bool:
     return now >= before - within - 1e-9
 
 
-def average_gap(line: Line, retrain_line: Line) -> Value:
+def average_gap(line: Mapping[str, object], retrain_line: Mapping[str, object]) -> Value:
     """Avg. Gap of one evaluated round to Retrain's."""
     return average([gap(reading(line, name), reading(retrain_line, name)) for name in GAP_METRICS])
 

@@ -15,10 +15,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from unfed.measures.metrics import GAP_METRICS
+from unfed.measures.columns import COLUMNS, GAP_METRICS
 from unfed.report.drawing import DASHES, MARKERS, REFERENCE, SERIES, STYLE, svg_text
 from unfed.report.rules import Row
-from unfed.report.tables import METRIC_NAMES, bytes_text, flops_text, name_of
+from unfed.report.tables import bytes_text, flops_text, name_of
 from unfed.values import is_measured
 
 OURS = "NoT"
@@ -157,9 +157,7 @@ def bars(rows: Sequence[Row], title: str, *, item: str) -> Picture:
             place.barh(range(len(rows)), numbers, color=colours, height=0.7)
             place.set_yticks(range(len(rows)), [name_of(row.method) for row in rows], fontsize=7.5)
             place.invert_yaxis()
-            place.set_title(
-                {"comm_bytes": "Bytes", "flops": "FLOPs"}.get(key) or f"{METRIC_NAMES[key]} (%)", fontsize=9
-            )
+            place.set_title(COLUMNS[key].title + (" (%)" if COLUMNS[key].unit == "%" else ""), fontsize=9)
             goal = next((n for n, row in zip(numbers, rows, strict=True) if row.is_reference), math.nan)
             if math.isfinite(goal) and key in GAP_METRICS:
                 place.axvline(goal, color=REFERENCE, linewidth=1, dashes=(3, 2))

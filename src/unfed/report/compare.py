@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from unfed.errors import UnfedError
-from unfed.measures.metrics import Line
+from unfed.measures.trajectory import Line
 from unfed.report import figures, html, ranking, tables
 from unfed.report.rules import RULES, Row, named, rows, trajectories
 from unfed.report.tables import name_of

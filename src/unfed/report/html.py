@@ -20,7 +20,8 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from unfed.measures.metrics import Line, Spread
+from unfed.measures.metrics import Spread
+from unfed.measures.trajectory import Line
 from unfed.report import drawing, figures, ranking, tables
 from unfed.report.measures import ATTACK, HEADINGS, MEASURES
 from unfed.report.officer import officer_view, refusals

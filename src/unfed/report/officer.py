@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unfed.measures.metrics import Line
+from unfed.measures.trajectory import Line
 from unfed.model.digest import fingerprint, listing
 from unfed.report.figures import BySeed
 from unfed.report.rules import Row

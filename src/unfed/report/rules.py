@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unfed.errors import UnfedError, listed, nearest
-from unfed.measures.metrics import GAP_METRICS, Line, Spread, average, average_gap, gap, mean_std, reading, recovered
+from unfed.measures import columns
+from unfed.measures.columns import GAP_METRICS
+from unfed.measures.metrics import Spread, average, average_gap, gap, mean_std, reading, recovered
+from unfed.measures.trajectory import Line
 from unfed.values import Value, is_measured, not_measured
 
-METRICS = (*GAP_METRICS, "validation", "backdoor", "retain_loss", "forget_loss", "test_loss", "loss_gap")
-COSTS = (
-    *("comm_bytes", "wire_bytes", "serialised_bytes", "flops"),
-    *("stored_server_bytes", "stored_client_bytes", "stored_original_bytes", "seconds"),
-)
+METRICS = tuple(column.name for column in columns.METRICS)
+COSTS = tuple(column.name for column in columns.COSTS)
 NO_RETRAIN = not_measured("no Retrain in this run")
 
 Trajectory = list[Line]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unfed.errors import UnfedError
-from unfed.measures.metrics import GAP_METRICS, Spread
+from unfed.measures.columns import COLUMNS, GAP_METRICS
+from unfed.measures.metrics import Spread
 from unfed.report.rules import RULES, Row
 from unfed.values import is_measured
 
@@ -42,9 +43,6 @@ FITTED = {
     "mode": "its optimiser was chosen by experiment, because the paper names none and momentum kills it; a fitted row"
     " shows that the method works, not that the paper's number is reproduced",
 }
-METRIC_NAMES = {"retain": "Retain", "forget": "Forget", "test": "Test", "mia": "MIA", "backdoor": "Backdoor"}
-# The paper prints accuracies with two decimals and MIA, a mean over few splits, with one.
-DECIMALS = {"mia": 1}
 DASH = "\u2014"  # does not apply; a value that is missing says why instead
 
 
@@ -91,8 +89,9 @@ def table(rows: Sequence[Row], by: str = "Request") -> Table:
         raise UnfedError(f"One table shows one rule, not {' and '.join(rules)}; make a table for each.")
     several = by != "Request" or len({row.request for row in rows}) > 1
     backdoor = any(is_measured(row.metrics["backdoor"].mean) for row in rows)
-    header = ["Method", *(f"{METRIC_NAMES[name]} (Δ)" for name in GAP_METRICS), "Avg. gap"]
-    header += ["Backdoor", "Bytes", "FLOPs", "Rounds"] if backdoor else ["Bytes", "FLOPs", "Rounds"]
+    header = ["Method", *(f"{COLUMNS[name].title} (Δ)" for name in GAP_METRICS), "Avg. gap"]
+    counted = [*(COLUMNS[name].title for name in ("comm_bytes", "flops")), "Rounds"]
+    header += [COLUMNS["backdoor"].title, *counted] if backdoor else counted
     body = []
     for row in rows:
         cells = [Cell(row_name(row.method)), *_metric_cells(row), _gap_cell(row, rows)]
@@ -207,7 +206,7 @@ def _metric_cells(row: Row) -> Iterator[Cell]:
         yield from (Cell(DASH) for _ in GAP_METRICS[1:])
         return
     for name in GAP_METRICS:
-        decimals = DECIMALS.get(name, 2)
+        decimals = COLUMNS[name].decimals
         value, delta = row.metrics[name], row.gaps[name].mean
         cell = _spread_cell(value, decimals)
         if cell.missing or row.is_reference:

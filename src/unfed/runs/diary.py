@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unfed.federation.ledger import Ledger
+from unfed.measures.trajectory import Line, Refused, job_of
 
 
 @dataclass
@@ -19,7 +20,7 @@ class Diary:
     best_round: int = 0
     best_test: float = -1.0
     asked: dict[int, list[str]] = field(default_factory=dict)
-    refused: list[dict[str, Any]] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
     beginning: dict[str, Any] | None = None
     """SHA-256 of the model that went in, and what `begin` changed in it."""
     attempt: int = 0
@@ -54,10 +55,9 @@ def began(base: Mapping[str, Any] | None, start: int) -> dict[str, Any]:
     return ({} if base is None else {"base": dict(base)}) | ({} if start == 1 else {"start": start})
 
 
-def last_starts(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def last_starts(lines: Sequence[Line]) -> list[Line]:
     """The lines of a trajectory without those of jobs that were begun anew since."""
     starts: dict[tuple[Any, ...], int] = {}
     for line in lines:
-        job = (line["seed"], line["request"], line["method"])
-        starts[job] = max(starts.get(job, 1), line.get("start", 1))
-    return [x for x in lines if x.get("start", 1) == starts[x["seed"], x["request"], x["method"]]]
+        starts[job_of(line)] = max(starts.get(job_of(line), 1), line.get("start", 1))
+    return [line for line in lines if line.get("start", 1) == starts[job_of(line)]]

@@ -15,7 +15,6 @@ vouches for is cut off when work goes on, so a resumed run writes the same bytes
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,8 @@ from torch import Tensor
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.federation.history import History
+from unfed.measures import trajectory
+from unfed.measures.trajectory import Line
 from unfed.methods import Method, State
 from unfed.model.params import Params
 from unfed.runs import presence
@@ -122,23 +123,16 @@ class RunFolder:
     def trajectory(self) -> Path:
         return self.path / "trajectory.jsonl"
 
-    def append(self, line: Mapping[str, Any]) -> int:
-        return storage.append_line(self.trajectory, json.dumps(line, separators=(",", ":")))
+    def append(self, line: Line) -> int:
+        return storage.append_line(self.trajectory, trajectory.write(line))
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[Line]:
         """All whole lines; the last one may be torn if a process died while writing it."""
         if not self.trajectory.exists():
             return []
-        found = []
         whole, _, _ = self.trajectory.read_bytes().rpartition(b"\n")
-        for number, text in enumerate(whole.splitlines(), 1):
-            try:
-                found.append(json.loads(text))
-            except ValueError as error:
-                raise UnfedError(
-                    f"Line {number} of {self.trajectory} is damaged ({error}); restore the file."
-                ) from error
-        return found
+        numbered = enumerate(whole.split(b"\n") if whole else (), 1)
+        return [trajectory.read(text, f"Line {number} of {self.trajectory}") for number, text in numbered]
 
     def length(self) -> int:
         """How long the trajectory is, in bytes."""

@@ -28,7 +28,9 @@ from unfed.federation import algorithm
 from unfed.federation.history import History, Recorder
 from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members, Setup
+from unfed.measures import trajectory
 from unfed.measures.metrics import recovered
+from unfed.measures.trajectory import Line
 from unfed.methods import Method, Retrain, State
 from unfed.model import digest
 from unfed.model.params import Params, cast, tensor_bytes
@@ -242,7 +244,7 @@ class JobRunner:
         by_rounds = when.rounds is not None and state.round - self._saved_round >= when.rounds
         return by_rounds or (when.seconds is not None and time.monotonic() - self._saved_at >= when.seconds)
 
-    def _outcome(self, state: State, diary: Diary, line: dict[str, Any] | None = None) -> str | None:
+    def _outcome(self, state: State, diary: Diary, line: Line | None = None) -> str | None:
         """Why the job ends here, or None."""
         if state.done:
             return "done"
@@ -256,7 +258,7 @@ class JobRunner:
             return "not recovered" if self.spec.until == "recovered" else "all rounds"
         return None
 
-    def _is_recovered(self, state: State, line: dict[str, Any]) -> bool:
+    def _is_recovered(self, state: State, line: Line) -> bool:
         value, within = line["validation"], self.world.config.evaluation.recovered_within
         if not (state.round >= 1 and state.model and is_measured(value) and is_measured(self.before)):
             return False
@@ -282,29 +284,21 @@ class JobRunner:
         diary.ledger.stored_server_bytes = sum(own for own, _ in kept)
         diary.ledger.stored_original_bytes = sum(original for _, original in kept)
 
-    def _evaluate(self, state: State, diary: Diary) -> dict[str, Any]:
+    def _evaluate(self, state: State, diary: Diary) -> Line:
         if self.job.request is None:
             self._account(diary, self.server.recorders.values())
         seen = self.evaluator(state.params)
-        line: dict[str, Any] = {
-            "seed": self.job.seed,
-            "request": self.job.request,
-            "method": self.job.label,
-            "round": state.round,
-            "done": state.done,
-            "model": state.model,
-            **seen.numbers,
-            "validation_before": self.before if self.requests else seen.numbers["validation"],
-            **diary.ledger.to_json(),
-            "asked": {str(round): clients for round, clients in diary.asked.items()},
-            "refused": diary.refused,
-        }
-        if seen.earlier:
-            line["earlier"] = seen.earlier
-        if self.start > 1:
-            line["start"] = self.start
-        if self._keeps_best:
-            line["keep_model"] = self.world.config.training.keep_model
+        line = trajectory.line(
+            trajectory.Point(self.job.seed, self.job.request, self.job.label, state.round, state.done, state.model),
+            seen.numbers,
+            self.before if self.requests else seen.numbers["validation"],
+            diary.ledger.to_json(),
+            asked={str(round): clients for round, clients in diary.asked.items()},
+            refused=diary.refused,
+            earlier=seen.earlier,
+            start=self.start,
+            **({"keep_model": self.world.config.training.keep_model} if self._keeps_best else {}),
+        )
         self.folder.save_samples(self.job, state.round, seen.samples)
         diary.offset = self.folder.append(line)
         diary.asked, diary.refused = {}, []
@@ -342,5 +336,5 @@ def _scoped(world: World, requests: Sequence[Request]) -> dict[str, ClientData]:
     return world.scoped(requests, gone=requests[:-1])
 
 
-def _refusal(refusal: Refusal) -> dict[str, Any]:
+def _refusal(refusal: Refusal) -> trajectory.Refused:
     return {"round": refusal.round, "client": refusal.client, "reason": refusal.reason}

@@ -24,6 +24,8 @@ from unfed import plugins
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError, UnfedWarning, listed
 from unfed.federation.history import Recorder
+from unfed.measures import trajectory
+from unfed.measures.trajectory import Line
 from unfed.methods import Method, Retrain, State
 from unfed.model.params import Params, cast, check_like
 from unfed.runs import description, lineage
@@ -291,9 +293,8 @@ class Run:
                 return
         world = self.world(seed)
         seen = world.evaluator(requests)(params)
-        line: dict[str, Any] = {"seed": seed, "request": job.request, "method": job.label, "round": 0}
-        line |= {"done": True, "model": True} | seen.numbers | {"validation_before": seen.numbers["validation"]}
-        line |= ({"earlier": seen.earlier} if seen.earlier else {}) | ({"start": start} if start > 1 else {})
+        at = trajectory.Point(seed, job.request, job.label, round=0)
+        line = trajectory.line(at, seen.numbers, seen.numbers["validation"], {}, earlier=seen.earlier, start=start)
         self.folder.save_samples(job, 0, seen.samples)
         numbers = {"offset": self.folder.append(line), "finished": "done"} | began(base, start)
         self.folder.save_state(job, State({}, done=True), numbers)
@@ -398,13 +399,13 @@ class Run:
         """What was asked to leave, but for what was withdrawn; in a mere comparison, the compared requests."""
         return tuple(self.queue.besides(seed)) or self.config.requests()
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[Line]:
         """The trajectory; the last line of a job that has ended says `done`, whatever made it end.
 
         Of a job that was begun anew, only what came since; the file has it all.
         """
         lines = last_starts(self.folder.lines())
-        last = {(line["seed"], line["request"], line["method"]): line for line in lines}
+        last = trajectory.last_of_each(lines)
         for job, _ in self.jobs():
             if self.folder.finished(job) and (job.seed, job.request, job.label) in last:
                 last[job.seed, job.request, job.label]["done"] = True

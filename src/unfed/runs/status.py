@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from unfed.measures import trajectory
 from unfed.runs import description
 from unfed.runs.folder import Job
 from unfed.runs.run import Run
@@ -14,12 +16,12 @@ def status(run: Run) -> dict[str, Any]:
 
     A request that was denied, withdrawn or has expired leaves nothing to resume.
     """
-    last = {(line["seed"], line["request"], line["method"]): line for line in run.lines()}
+    last = trajectory.last_of_each(run.lines())
     busy, heard, jobs = run.folder.busy(), run.folder.heard() or {}, []
     entries = run.folder.requests()
     over = {Job(e.seed, e.request.id, e.method): e.standing for e in entries if e.owed or not e.accepted}
     for job, rounds in run.jobs():
-        line = last.get((job.seed, job.request, job.label), {})
+        line: Mapping[str, Any] = last.get((job.seed, job.request, job.label), {})
         numbers = run.folder.numbers(job) or {}
         finished = numbers.get("finished")
         at = (heard.get("seed"), heard.get("request"), heard.get("method"))

@@ -128,7 +128,7 @@ def _config(kind: type[Method], scope: str, sets: Sequence[str], engine: str = "
     return Config.parse(raw, sets)
 
 
-def _executed(config: Config, spy: Spy | None = None) -> tuple[Run, Params, dict[str, Any]]:
+def _executed(config: Config, spy: Spy | None = None) -> tuple[Run, Params, Mapping[str, Any]]:
     """The run, the method's model, its last line."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(config, Path(folder, "run"))

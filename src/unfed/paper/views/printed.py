@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unfed.measures.metrics import GAP_METRICS
+from unfed.measures.columns import COLUMNS, GAP_METRICS
 from unfed.paper import units, verdict
 from unfed.paper.catalogue import Item, published
 from unfed.paper.units import Costs
 from unfed.paper.views.base import BY, Grid
 from unfed.report import tables
 from unfed.report.rules import Row
-from unfed.report.tables import METRIC_NAMES, name_of
+from unfed.report.tables import name_of
 from unfed.values import is_measured
 
-COLUMNS = {"retain": "Retain", "forget": "Forget", "test": "Test", "mia": "MIA", "avg_gap": "Avg. gap"}
-COLUMNS |= {"comm_bytes": "Bytes", "flops": "FLOPs"}
+PRINTED = {**{name: COLUMNS[name].title for name in GAP_METRICS}, "avg_gap": "Avg. gap"}
+PRINTED |= {name: COLUMNS[name].title for name in ("comm_bytes", "flops")}
 ALSO = {"ℓ1-sparse": "l1-sparse"}
 Key = tuple[str, str]
 
@@ -29,8 +29,8 @@ def where(row: Mapping[str, str]) -> str:
 def alone(item: Item) -> Grid | None:
     """What the paper prints, where nothing of ours can be set beside it."""
     found = published(item.published) if item.published else ()
-    body = tuple((where(r), r["method"], *(r[c] or tables.DASH for c in COLUMNS)) for r in found)
-    return Grid((BY, "Method", *COLUMNS.values()), body, "What the paper reports") if found else None
+    body = tuple((where(r), r["method"], *(r[c] or tables.DASH for c in PRINTED)) for r in found)
+    return Grid((BY, "Method", *PRINTED.values()), body, "What the paper reports") if found else None
 
 
 def merged(item: Item, rows: Sequence[Row]) -> tuple[Grid, dict[str, Any]] | None:
@@ -44,7 +44,7 @@ def merged(item: Item, rows: Sequence[Row]) -> tuple[Grid, dict[str, Any]] | Non
     header = [
         BY,
         "Method",
-        *(METRIC_NAMES[m] for m in GAP_METRICS),
+        *(COLUMNS[m].title for m in GAP_METRICS),
         "Avg. gap",
         "Bytes / Retrain's",
         "FLOPs / Retrain's",

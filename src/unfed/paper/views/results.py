@@ -10,7 +10,8 @@ from typing import Any
 
 from unfed.api import results as reported
 from unfed.errors import UnfedError
-from unfed.measures.metrics import GAP_METRICS, average_gap
+from unfed.measures.columns import GAP_METRICS
+from unfed.measures.metrics import average_gap
 from unfed.paper import pictures, units
 from unfed.paper.catalogue import Item
 from unfed.paper.pictures import Line

@@ -1,0 +1,175 @@
+"""A line of a run's trajectory: one evaluated round of one job, as it stands in `trajectory.jsonl`.
+
+    {"seed": 0, "request": "r1", "method": "not", "round": 3, "done": false, "model": true, "retain": 97.1, …}
+
+`line` makes one, `write` and `read` bring it to the file and back: every key is written and checked here and nowhere
+else. A key that is not known is kept as it is, so that a later version may add some.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Required, TypedDict, Unpack, cast
+
+from unfed.errors import UnfedError
+from unfed.measures.columns import COLUMNS
+from unfed.values import Value
+
+
+class Refused(TypedDict):
+    """An update that was not averaged."""
+
+    round: int
+    client: str
+    reason: str
+
+
+class Notes(TypedDict, total=False):
+    """What stands in a line only where there is something to say."""
+
+    asked: dict[str, list[str]]
+    """Round → the clients that were asked, since the line before."""
+    refused: list[Refused]
+    earlier: dict[str, Value]
+    """Accuracy on what each earlier request takes out, by its id."""
+    start: int
+    """From 2 on where a job was begun anew at another model in force."""
+    keep_model: str
+    """Which epoch's model counts, where it is not the last."""
+
+
+class Line(Notes, total=False):
+    """One evaluated round."""
+
+    seed: Required[int]
+    request: Required[str | None]
+    method: Required[str]
+    round: Required[int]
+    done: bool
+    model: bool
+    retain: Value
+    forget: Value
+    test: Value
+    mia: Value
+    validation: Value
+    validation_before: Value
+    backdoor: Value
+    retain_loss: Value
+    forget_loss: Value
+    test_loss: Value
+    loss_gap: Value
+    comm_bytes: Value
+    wire_bytes: Value
+    serialised_bytes: Value
+    flops: Value
+    stored_server_bytes: Value
+    stored_client_bytes: Value
+    stored_original_bytes: Value
+    seconds: Value
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a line belongs, and whether the method is done and its params are a usable model."""
+
+    seed: int
+    request: str | None
+    method: str
+    round: int
+    done: bool = True
+    model: bool = True
+
+
+def line(
+    at: Point, numbers: Mapping[str, Value], before: Value, costs: Mapping[str, Value], **notes: Unpack[Notes]
+) -> Line:
+    """A line; an empty `earlier`, a first `start` and a `keep_model` of None say nothing and are left out."""
+    made: dict[str, Any] = {**vars(at), **numbers, "validation_before": before, **costs}
+    silent = {"earlier": ({}, None), "start": (1, None), "keep_model": (None,)}
+    made |= {name: value for name, value in notes.items() if value not in silent.get(name, ())}
+    return cast(Line, made)
+
+
+def write(line: Mapping[str, Any]) -> str:
+    """A line as text, without its end."""
+    return json.dumps(line, separators=(",", ":"))
+
+
+_WHOLE = ("a whole number", lambda value: _whole(value))
+_YES = ("true or false", lambda value: isinstance(value, bool))
+_VALUE = ("a number, or the sentence that says why there is none", lambda value: _number(value) or _text(value))
+_FIELDS: dict[str, tuple[str, Any]] = {
+    "seed": _WHOLE,
+    "request": ("a request's id, or null", lambda value: value is None or _text(value)),
+    "method": ("a method's name", lambda value: _text(value)),
+    "round": ("a whole number from 0 on", lambda value: _whole(value) and value >= 0),
+    "done": _YES,
+    "model": _YES,
+    "validation_before": _VALUE,
+    **dict.fromkeys(COLUMNS, _VALUE),
+    "asked": ("a table of rounds, each with its clients", lambda value: _table(value, _names, whole_keys=True)),
+    "refused": ("a list of updates, each with round, client and reason", lambda value: _refusals(value)),
+    "earlier": ("a table of accuracies by request", lambda value: _table(value, _VALUE[1])),
+    "start": ("a whole number from 1 on", lambda value: _whole(value) and value >= 1),
+    "keep_model": ("a text", lambda value: _text(value)),
+}
+
+
+def read(text: str | bytes, where: str) -> Line:
+    """The line that `write` wrote, or one sentence that names the place and the field."""
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, ValueError) else "it is nested too deep"
+        raise UnfedError(f"{where} is damaged ({reason}); restore the file.") from error
+    if not isinstance(raw, dict):
+        raise UnfedError(f"{where} is damaged (it is no table of fields); restore the file.")
+    for name in ("seed", "request", "method", "round"):
+        if name not in raw:
+            raise UnfedError(f"{where} is damaged (it has no {name}); restore the file.")
+    for name, (what, fits) in _FIELDS.items():
+        if name in raw and not fits(raw[name]):
+            raise UnfedError(f"{where} has {str(raw[name])[:60]!r} as its {name}, not {what}; restore the file.")
+    return cast(Line, raw)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _table(value: object, fits: Any, whole_keys: bool = False) -> bool:
+    if not isinstance(value, dict):
+        return False
+    keys = not whole_keys or all(key.isascii() and key.isdigit() and len(key) < 16 for key in value)
+    return keys and all(fits(own) for own in value.values())
+
+
+def _refusals(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, dict) and _whole(one.get("round")) and _text(one.get("client")) and _text(one.get("reason"))
+        for one in value
+    )
+
+
+def job_of(line: Line) -> tuple[int, str | None, str]:
+    """(seed, request, method): the job that a line belongs to."""
+    return line["seed"], line["request"], line["method"]
+
+
+def last_of_each(lines: Sequence[Line]) -> dict[tuple[int, str | None, str], Line]:
+    """The last line of every job."""
+    return {job_of(line): line for line in lines}
