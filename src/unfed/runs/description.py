@@ -16,6 +16,7 @@ import unfed
 from unfed import storage
 from unfed.data import Request
 from unfed.methods import METHODS, Method, Retrain
+from unfed.runs import revisions
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.requests import Entry
@@ -112,6 +113,7 @@ def description(
         "clients": [c.name for c in world.clients],
         "topped_up_clients": [str(k) for k in world.repaired],
         "versions": versions(),
+        "revisions": revisions.of(method.name for method in methods.values()),
         "hardware": hardware(world.device),
         "device": str(world.device),
         "engine": world.engine({}).name,

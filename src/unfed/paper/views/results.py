@@ -12,58 +12,71 @@ from unfed.api import results as reported
 from unfed.errors import UnfedError
 from unfed.measures.columns import GAP_METRICS
 from unfed.measures.metrics import average_gap
+from unfed.measures.trajectory import Line
 from unfed.paper import pictures, units
 from unfed.paper.catalogue import Item
-from unfed.paper.pictures import Line
+from unfed.paper.pictures import Line as Curve
 from unfed.paper.views import printed
 from unfed.paper.views.base import BY, Grid, Runs, Section
 from unfed.report import tables
-from unfed.report.rules import RULES, Row, trajectories
+from unfed.report.rules import RULES, Row, rows, trajectories
 from unfed.runs.run import Run
 from unfed.values import is_measured
 
 
 def table(item: Item, runs: Runs) -> Section:
-    found = {spec.name: _named(reported(run), spec.name) for spec, run in runs.items()}
+    lines = {spec.name: (run.lines(), run.config.evaluation.recovered_within) for spec, run in runs.items()}
+    return of_lines(item, {name: under_rules(*own) for name, own in lines.items()})
+
+
+ByRule = Mapping[str, Sequence[Row]]
+"""The rows of one run under each reporting rule."""
+
+
+def under_rules(lines: Sequence[Line], within: float) -> ByRule:
+    """What each rule reads from a trajectory."""
+    return {rule: rows(lines, rule, recovered_within=within) for rule in RULES}
+
+
+def of_lines(item: Item, found: Mapping[str, ByRule]) -> Section:
+    """A table of results from the rows of its runs, by their names."""
+    every = tuple(replace(row, request=name) for name, own in found.items() for row in own["best-gap"])
     data: dict[str, Any] = {
-        name: {tables.name_of(row.method): _numbers(row) for row in own} for name, own in found.items()
+        name: {tables.name_of(row.method): _numbers(row) for row in own["best-gap"]} for name, own in found.items()
     }
-    every = tuple(row for own in found.values() for row in own)
     beside, said, grids = printed.merged(item, every), list[str](), list[Grid]()
     if beside is not None:
         grids.append(beside[0])
         data["verdicts"] = beside[1]
         said.append(printed.summary(beside[1]))
-    if runs:
-        grids.append(by_rule(runs))
-        said += [
-            lead(spec.name, run) for spec, run in runs.items() if {"not", "retrain"} <= set(run.config.methods.run)
-        ]
+    if found:
+        grids.append(rules_grid(found))
+        said += [sentence for name, own in found.items() if (sentence := lead(name, own))]
     if item.published:
         said.append(units.note(item.published))
     return Section(item, every, tuple(grids), published=printed.alone(item), said=tuple(said), data=data)
 
 
-def by_rule(runs: Runs) -> Grid:
+def rules_grid(found: Mapping[str, ByRule]) -> Grid:
     """The average gap under each rule: the paper's looks at Retrain to choose the round, the others do not."""
     body = []
-    for spec, run in runs.items():
-        rows = {rule: {row.method: row for row in reported(run, rule)} for rule in RULES}
-        for method, row in rows["best-gap"].items():
+    for name, own in found.items():
+        by_method = {rule: {row.method: row for row in rows} for rule, rows in own.items()}
+        for method, row in by_method["best-gap"].items():
             if not (row.is_reference or row.is_before):
-                cells = (rows[rule][method] for rule in RULES)
-                body.append((spec.name, tables.row_name(method), *(_gap_text(cell) for cell in cells)))
+                cells = (by_method[rule][method] for rule in RULES)
+                body.append((name, tables.row_name(method), *(_gap_text(cell) for cell in cells)))
     return Grid((BY, "Method", *RULES), tuple(body), "Average gap to Retrain by the rule that chooses the round")
 
 
-def lead(name: str, run: Run) -> str:
+def lead(name: str, own: ByRule) -> str:
     """How far NoT is ahead of the next method under each rule: how much of a lead is the choice of the round?"""
     told = []
-    for rule in RULES:
-        gaps = {
-            row.method: row.average_gap.mean for row in reported(run, rule) if not (row.is_reference or row.is_before)
-        }
-        ours = gaps.pop("not", None)
+    for rule, found in own.items():
+        gaps = {row.method: row.average_gap.mean for row in found if not (row.is_reference or row.is_before)}
+        if "not" not in gaps:
+            return ""
+        ours = gaps.pop("not")
         others = {method: value for method, value in gaps.items() if is_measured(value)}
         if not is_measured(ours) or not others:
             told.append(f"{rule} not measured")
@@ -91,7 +104,7 @@ def gaps(item: Item, runs: Runs) -> Section:
     for spec, run in runs.items():
         found = gaps_by_round(run)
         lines = [
-            Line(tables.name_of(label), [(t, mean) for t, mean, _ in points], band=_band(points))
+            Curve(tables.name_of(label), [(t, mean) for t, mean, _ in points], band=_band(points))
             for label, points in found.items()
         ]
         drawn.append(pictures.curves(lines, spec.name, "round", "average gap to Retrain", item=item.id, rooted=True))
@@ -144,10 +157,6 @@ def _band(points: Sequence[tuple[float, float, float | None]]) -> list[tuple[flo
 
 def _spread(values: Sequence[float]) -> tuple[float, float | None]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-
-
-def _named(rows: Sequence[Row], name: str) -> list[Row]:
-    return [replace(row, request=name) for row in rows]
 
 
 def _value(row: Row, key: str) -> float:

@@ -1,0 +1,183 @@
+"""Results that were kept: a run's evaluated rounds as a small file, with what it was made from.
+
+    results/PRESET-KEY.json      config, revisions, versions, hardware, commit, and columns per job
+
+KEY is the digest of the resolved config without the seeds and the list of methods, so that repetitions and methods that
+were run apart come together in one file, and nothing else does. A result of another config, or one whose engine,
+evaluator or method has been revised since, is refused by name. Tables are made of the kept lines as of a run's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from unfed import storage
+from unfed.errors import UnfedError, listed
+from unfed.measures.trajectory import Line
+from unfed.runs import revisions
+from unfed.runs.run import Run
+from unfed.values import is_measured
+
+SCHEMA = 1
+COLUMNS = ("round", "retain", "forget", "test", "mia", "validation", "backdoor", "comm_bytes", "flops", "seconds")
+ONCE = ("validation_before", "keep_model")
+"""What is the same in every line of a job."""
+ASIDE = ("name", "seed", "device", "checkpoint")
+"""Keys of a config that change no number, or that tell repetitions apart."""
+ESSENTIAL = ("data", "partition", "model", "poison", "request", "setting")
+"""Keys that make an experiment the one it is."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A file of kept results."""
+
+    preset: str
+    config: Mapping[str, Any]
+    made: tuple[Mapping[str, Any], ...]
+    """Of each run that was added: date, commit, versions, hardware, revisions, seeds and methods."""
+    jobs: Mapping[str, Mapping[str, Any]]
+    """SEED/REQUEST/METHOD → columns."""
+
+    @property
+    def key(self) -> str:
+        """What it must share with a run or a spec to be its result."""
+        return key_of(self.config)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The repetitions that are there, of any method."""
+        return tuple(sorted({int(job.partition("/")[0]) for job in self.jobs}))
+
+    def lines(self) -> list[Line]:
+        """A trajectory as a run would have it, of the evaluated rounds."""
+        return [line for job, columns in self.jobs.items() for line in _lines(job, columns)]
+
+
+def key_of(config: Mapping[str, Any]) -> str:
+    """The digest of what a result depends on, but for its seed and its method."""
+    rest = {name: value for name, value in config.items() if name not in ASIDE}
+    rest["methods"] = {label: table for label, table in rest.get("methods", {}).items() if label != "run"}
+    rest["engine"] = {name: value for name, value in rest.get("engine", {}).items() if name == "precision"}
+    rest["evaluation"] = {name: value for name, value in rest.get("evaluation", {}).items() if name != "samples"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def kept(run: Run, commit: str) -> Kept:
+    """What is kept of a run: of its finished jobs only, θ*'s too."""
+    info, jobs = run.info(), dict[str, dict[str, Any]]()
+    finished = {(job.seed, job.request, job.label) for job, _ in run.jobs() if run.folder.finished(job)}
+    for line in run.lines():
+        at = (line["seed"], line["request"], line["method"])
+        if at in finished or line["method"] == "before":
+            _add(jobs.setdefault("/".join(str(part) for part in at), {}), line)
+    if not jobs:
+        raise UnfedError(f"No job of {run.folder.path} is finished; go on with `unfed resume {run.folder.path}`.")
+    about = {name: info[name] for name in ("created", "versions", "hardware", "engine", "revisions")}
+    return Kept(run.config.name, info["config"], ({**about, "commit": commit, "jobs": sorted(jobs)},), jobs)
+
+
+def merged(one: Kept, other: Kept) -> Kept:
+    """Both together; what the second has replaces what the first had of the same job."""
+    if one.key != other.key:
+        raise UnfedError(f"These are results of different configs ({one.key}, {other.key}); keep them apart.")
+    replaced = set(other.jobs)
+    made = [{**about, "jobs": [job for job in about["jobs"] if job not in replaced]} for about in one.made]
+    left = tuple(about for about in made if about["jobs"])
+    return Kept(one.preset, one.config, (*left, *other.made), {**one.jobs, **other.jobs})
+
+
+def write(found: Kept, folder: Path) -> Path:
+    """Into the file of its key, together with what is there."""
+    path = folder / f"{found.preset}-{found.key}.json"
+    if path.exists():
+        found = merged(read(path), found)
+    jobs = {name: found.jobs[name] for name in sorted(found.jobs)}
+    text = {"schema": SCHEMA, "preset": found.preset, "config": found.config, "made": found.made}
+    body = json.dumps(text, indent=1, ensure_ascii=False)[:-2]
+    columns = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}" for name, value in jobs.items()
+    )
+    storage.write_bytes(path, (body + ',\n "jobs": {\n' + columns + "\n }\n}\n").encode())
+    return path
+
+
+def read(path: Path) -> Kept:
+    """A file of kept results, if this version can read it and its numbers still count."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        found = Kept(raw["preset"], raw["config"], tuple(raw["made"]), raw["jobs"])
+        schema = raw["schema"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnfedError(f"{path} holds no kept results ({error}); make it again.") from error
+    if schema != SCHEMA:
+        raise UnfedError(f"{path} has schema {schema}, this version reads {SCHEMA}; make it again.")
+    return found
+
+
+def outdated(found: Kept) -> list[str]:
+    """What has been revised since these results were made, in sentences."""
+    now = revisions.of(revisions.METHODS)
+    said = []
+    for about in found.made:
+        old = [name for name, number in about["revisions"].items() if now.get(name) != number]
+        used = {job.rpartition("/")[2] for job in about["jobs"]}
+        old = [name for name in old if name in ("engine", "evaluator") or name in used]
+        if old:
+            said.append(f"{found.preset}: {listed(old)} revised since {about['created']}; run it again.")
+    return said
+
+
+def differences(config: Mapping[str, Any], wanted: Mapping[str, Any], at: str = "") -> list[str]:
+    """`training.rounds 150 instead of 300`: where a kept config is not the one an item asks for."""
+    found = []
+    for name in sorted({*config, *wanted}):
+        here, there, key = config.get(name), wanted.get(name), f"{at}{name}"
+        if key in ASIDE or key in ("methods.run", "evaluation.samples", "engine.compile", "engine.chunk"):
+            continue
+        if isinstance(here, Mapping) and isinstance(there, Mapping):
+            found += differences(here, there, f"{key}.")
+        elif here != there:
+            found.append(f"{key} {json.dumps(here)} instead of {json.dumps(there)}")
+    return found
+
+
+def _add(columns: dict[str, Any], line: Mapping[str, Any]) -> None:
+    for name in COLUMNS:
+        columns.setdefault(name, []).append(_short(line.get(name)))
+    columns.setdefault("model", []).append(1 if line.get("model", True) else 0)
+    columns |= {name: line[name] for name in ONCE if name in line}
+
+
+def _short(value: Any) -> Any:
+    """Six digits are more than a table shows."""
+    return float(f"{value:.6g}") if is_measured(value) and not isinstance(value, int) else value
+
+
+def _lines(job: str, columns: Mapping[str, Any]) -> Iterator[Line]:
+    seed, request, method = job.split("/", 2)
+    ends = len(columns["round"]) - 1
+    for i in range(len(columns["round"])):
+        line = {name: columns[name][i] for name in COLUMNS} | {name: columns[name] for name in ONCE if name in columns}
+        where = {"seed": int(seed), "request": None if request == "None" else request, "method": method}
+        yield cast(Line, {**where, **line, "model": bool(columns["model"][i]), "done": i == ends})
+
+
+def all_in(folder: Path) -> list[Kept]:
+    """Every file of kept results in a folder, by name."""
+    return [read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def fitting(found: Sequence[Kept], preset: str, wanted: Mapping[str, Any]) -> list[tuple[Kept, list[str]]]:
+    """The kept results that an item can show, nearest first, each with what is different from what it asks for.
+
+    Data, partition, model, poison and request must be the same; rounds and precision may differ, and are said.
+    """
+    same = [one for one in found if one.preset == preset and all(one.config[k] == wanted[k] for k in ESSENTIAL)]
+    own = [(one, differences(one.config, wanted)) for one in same]
+    return sorted(own, key=lambda pair: len(pair[1]))

@@ -1,0 +1,27 @@
+"""Which edition of the numbers a run was made by.
+
+A number here is raised when a change of code changes what comes out of a run with the same config and seed. Results
+that were kept carry the numbers they were made by, and those of an earlier edition are not shown; the version and the
+commit are shown, not compared. A test holds every number to the digest of a small run (`tests/test_revisions.py`), so
+that none is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+ENGINE = 1
+"""Data, partition, batches, steps, averaging."""
+EVALUATOR = 1
+"""Metrics and the membership attack."""
+METHODS: dict[str, int] = {
+    **dict.fromkeys(("retrain", "ft", "not", "federaser", "fukd", "pgd", "nr-freeze"), 1),
+    **dict.fromkeys(("randl", "ga", "badt", "l1-sparse", "ssd", "salun"), 1),
+    "mode": 2,  # plain SGD in φ and the guidance
+    "fcu": 2,  # a parameter without a gradient rests
+}
+
+
+def of(methods: Iterable[str]) -> dict[str, int]:
+    """The revisions that a run with these methods depends on; a method that is not ours has none."""
+    return {"engine": ENGINE, "evaluator": EVALUATOR} | {name: METHODS[name] for name in methods if name in METHODS}

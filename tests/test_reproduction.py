@@ -1,0 +1,117 @@
+"""Results that were kept: what is in them, what may be set side by side, and the page that is made of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from unfed.errors import UnfedError
+from unfed.paper import record
+from unfed.report import rows
+from unfed.runs import revisions
+from unfed.runs.config import Config
+from unfed.runs.run import Run
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+import reproduction
+
+SMALL = ["training.rounds=2", "unlearning.rounds=2", "evaluation.every=1", "data.test_size=1497"]
+
+
+def made(folder: Path, *sets: str) -> Run:
+    run = Run.create(Config.preset("digits-cnn", [*SMALL, *sets]), folder)
+    run.execute()
+    return run
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return made(tmp_path_factory.mktemp("runs") / "a", "seed=0", 'methods.run=["retrain","not"]')
+
+
+def test_what_was_kept_gives_the_same_rows_as_the_run(first: Run, tmp_path: Path) -> None:
+    path = record.write(record.kept(first, "abc"), tmp_path)
+    again = record.read(path)
+    assert path.name == f"digits-cnn-{again.key}.json" and path.stat().st_size < 20_000
+    for rule in ("best-gap", "last"):
+        for one, other in zip(rows(first.lines(), rule), rows(again.lines(), rule), strict=True):
+            assert (one.method, one.rounds, one.finished) == (other.method, other.rounds, other.finished)
+            for metric in ("retain", "forget", "test", "mia"):
+                assert one.metrics[metric].mean == pytest.approx(other.metrics[metric].mean, rel=1e-5)
+            assert one.costs["flops"].mean == pytest.approx(other.costs["flops"].mean, rel=1e-5)
+    (about,) = again.made
+    assert about["commit"] == "abc" and about["revisions"]["not"] == revisions.METHODS["not"] and about["hardware"]
+
+
+def test_seeds_and_methods_that_were_run_apart_come_together(first: Run, tmp_path: Path) -> None:
+    other = made(tmp_path / "b", "seed=1", 'methods.run=["retrain","ft"]')
+    record.write(record.kept(first, "abc"), tmp_path / "results")
+    path = record.write(record.kept(other, "def"), tmp_path / "results")
+    both = record.read(path)
+    assert both.seeds == (0, 1) and len(both.made) == 2
+    assert {job.rpartition("/")[2] for job in both.jobs} == {"train", "before", "retrain", "not", "ft"}
+    assert record.write(record.kept(first, "xyz"), tmp_path / "results") == path
+    (old, new) = record.read(path).made
+    assert (old["commit"], new["commit"]) == ("def", "xyz"), "the same job again replaces what was there"
+
+
+def test_another_config_is_another_file_and_is_not_mixed_in(first: Run, tmp_path: Path) -> None:
+    longer = made(tmp_path / "c", "seed=0", "training.rounds=3", 'methods.run=["retrain"]')
+    one, other = record.kept(first, "abc"), record.kept(longer, "abc")
+    assert record.write(one, tmp_path) != record.write(other, tmp_path)
+    with pytest.raises(UnfedError, match="different configs"):
+        record.merged(one, other)
+    wanted = longer.config.to_json()
+    (near, nothing), (far, different) = record.fitting([one, other], "digits-cnn", wanted)
+    assert near.key == other.key and nothing == []
+    assert far.key == one.key and different == ["training.rounds 2 instead of 3"]
+    assert record.fitting([one], "digits-cnn", wanted | {"request": []}) == [], "another request is another experiment"
+
+
+def test_results_of_an_earlier_revision_are_not_shown(
+    first: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = record.kept(first, "abc")
+    assert record.outdated(found) == []
+    monkeypatch.setitem(revisions.METHODS, "ft", 99)
+    assert record.outdated(found) == [], "it is not in there"
+    monkeypatch.setitem(revisions.METHODS, "not", 99)
+    (sentence,) = record.outdated(found)
+    assert "not revised since" in sentence and "run it again" in sentence
+    record.write(found, tmp_path)
+    assert sentence in reproduction.page(tmp_path)
+
+
+def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[]")
+    with pytest.raises(UnfedError, match=r"x\.json holds no kept results"):
+        record.all_in(tmp_path)
+    (tmp_path / "x.json").write_text(json.dumps({"schema": 9, "preset": "", "config": {}, "made": [], "jobs": {}}))
+    with pytest.raises(UnfedError, match="schema 9"):
+        record.all_in(tmp_path)
+
+
+def test_the_page_has_every_item_and_the_price_of_what_was_not_run(tmp_path: Path) -> None:
+    text = reproduction.page(tmp_path)
+    assert text.count("\n## Table ") == 8 and text.count("\n## Figure ") == 7
+    # θ*, Retrain and seven methods of 2,000 rounds, three seeds, 0.052 s each: 46.8 minutes
+    assert "CIFAR-10, CNN (about 47 GPU minutes)" in text
+
+
+def test_a_run_of_the_papers_own_config_stands_beside_it(first: Run, tmp_path: Path) -> None:
+    spec = next(s for s in reproduction.catalogue.items()["table-1"].runs["paper"] if s.preset == "cifar10-cnn")
+    wanted = spec.config().to_json()
+    cut = wanted | {"training": wanted["training"] | {"rounds": 2}}
+    record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=cut), tmp_path)
+    text = reproduction.page(tmp_path)
+    assert "| CIFAR-10, CNN | NoT | " in text and " ≠ |" in text, "two rounds on digits are not the paper's 2,000"
+    assert "Differs from the item: training.rounds 2 instead of 2000." in text
+    assert "Not run: ft, federaser, fukd, pgd, mode, fcu." in text
+
+
+def test_the_page_in_the_docs_is_what_the_results_give() -> None:
+    assert reproduction.main(["page", "--check"]) == 0, "run `python tools/reproduction.py page`"

@@ -1,0 +1,141 @@
+"""Keep the results of runs at the paper's scale, and write docs/reproduction.md from what was kept.
+
+    python tools/reproduction.py add RUN ...          finished jobs of run folders into results/
+    python tools/reproduction.py page                 docs/reproduction.md from results/, never edited by hand
+    python tools/reproduction.py page --check         exits with 1 if the page is not what results/ give
+
+Every item of `unfed paper --scale paper` has its place on the page: with a verdict per cell where it was run, and with
+its price in GPU minutes where it was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from unfed.measures.trajectory import Line
+from unfed.paper import catalogue, record
+from unfed.paper.catalogue import Item, Spec
+from unfed.paper.making import markdown
+from unfed.paper.views import results
+from unfed.runs.run import Run
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "reproduction.md"
+# Seconds a round on one H200 in bf16, training and evaluation (docs/performance.md).
+ROUND = {"cnn": 0.052, "resnet18": 5.0, "vit": 2.0}
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    adding = parts.add_parser("add")
+    adding.add_argument("runs", nargs="+", type=Path)
+    adding.add_argument("--results", type=Path, default=RESULTS)
+    adding.add_argument("--commit", default=None, help="the commit the runs were made by; default: the checkout's")
+    writing = parts.add_parser("page")
+    writing.add_argument("--results", type=Path, default=RESULTS)
+    writing.add_argument("--check", action="store_true")
+    options = parser.parse_args(arguments)
+    if options.part == "add":
+        commit = options.commit or _commit()
+        for run in options.runs:
+            print(record.write(record.kept(Run.open(run), commit), options.results))
+        return 0
+    text = page(options.results)
+    if options.check:
+        return 0 if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text else 1
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+def page(folder: Path) -> str:
+    """The whole page."""
+    found = record.all_in(folder)
+    stale = [sentence for one in found for sentence in record.outdated(one)]
+    counted = [one for one in found if not record.outdated(one)]
+    parts = [HEAD, *(f"- {sentence}" for sentence in stale)]
+    for item in catalogue.items().values():
+        parts += section(item, counted)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def section(item: Item, found: Sequence[record.Kept]) -> Iterator[str]:
+    """One item: what was run of it, and what was not."""
+    if item.view != "results":
+        yield f"## {item.heading}: {item.title}\n\n{missing(item, item.runs['paper'])}\n"
+        return
+    there, said, absent = dict[str, results.ByRule](), list[str](), list[Spec]()
+    for spec in item.runs["paper"]:
+        near = record.fitting(found, spec.preset, spec.config().to_json())
+        if not near:
+            absent.append(spec)
+            continue
+        kept, different = near[0]
+        lines = _chosen(kept, spec)
+        there[spec.name] = results.under_rules(lines, kept.config["evaluation"]["recovered_within"])
+        said.append(about(spec, kept, different, lines))
+    if there:
+        # The page is the comparison: the paper's rows stand in it already.
+        made = results.of_lines(item, there)
+        yield markdown(made).replace(f"# {item.heading}", f"## {item.heading}", 1)
+        yield "\n".join(f"- {sentence}" for sentence in said) + "\n"
+    else:
+        yield f"## {item.heading}: {item.title}\n"
+    if absent:
+        yield missing(item, absent) + "\n"
+
+
+def _chosen(kept: record.Kept, spec: Spec) -> list[Line]:
+    """The lines of the methods that the item shows, under its own labels."""
+    shown = {"before", *spec.config().methods.run}
+    return [line for line in kept.lines() if line["method"] in shown]
+
+
+def about(spec: Spec, kept: record.Kept, different: Sequence[str], lines: Sequence[Line]) -> str:
+    """Where a block's numbers come from, in one sentence."""
+    methods = {line["method"] for line in lines}
+    made = [one for one in kept.made if any(job.rpartition("/")[2] in methods for job in one["jobs"])]
+    where = ", ".join(sorted({one["hardware"] for one in made}))
+    when = ", ".join(sorted({one["created"][:10] for one in made}))
+    commits = ", ".join(sorted({one["commit"][:7] for one in made}))
+    seeds = ", ".join(str(seed) for seed in kept.seeds)
+    left = [m for m in spec.config().methods.run if m not in methods]
+    told = f"{spec.name}: seeds {seeds}; {where}, {when}, commit {commits}."
+    told += f" Differs from the item: {'; '.join(different)}." if different else ""
+    return told + (f" Not run: {', '.join(left)}." if left else "")
+
+
+def missing(item: Item, specs: Sequence[Spec]) -> str:
+    """What was not run, with its price."""
+    told = [f"{spec.name} (about {price(spec):,.0f} GPU minutes)" for spec in specs]
+    return f"Not run: {'; '.join(told)}. `unfed paper {item.id} --scale paper` does it."
+
+
+def price(spec: Spec) -> float:
+    """GPU minutes by the seconds of a round: θ*, Retrain and every method, for every seed."""
+    config = spec.config()
+    rounds = config.training.rounds * (1 + ("retrain" in config.methods.run))
+    rounds += sum(config.unlearning.rounds for label in config.methods.run if label != "retrain")
+    seconds = next(value for name, value in ROUND.items() if config.model.name.startswith(name))
+    return rounds * len(config.seed_list) * seconds / 60
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+HEAD = """# The paper on real data
+
+Made by `python tools/reproduction.py page` from the files in `results/`; edit neither by hand. A cell holds the paper's
+value, ours, the difference and a verdict: `=` within the seeds' spread, `~` on the same side of Retrain but further
+away, `≠` neither ([what that means exactly](how-to/paper.md)). With one seed of ours the paper's spread stands for it,
+and a verdict says less.
+"""
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
