@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from triton.testing import do_bench
 
-from unfed.engines.compiled import convolution, kernels
+from unfed.engines.compiled import convolution, handwritten
 from workload import attempt, write
 
 CUDA, HALF = torch.device("cuda"), torch.bfloat16
@@ -73,7 +73,7 @@ def layer(name: str, clients: int, images: int) -> dict[str, object]:
     }
     found: dict[str, object] = {"gflop_each": round(gflop, 2)}
     for way, products in ways.items():
-        kernels.enabled = way == "triton"
+        handwritten.chosen = handwritten.Handwritten(triton=way == "triton")
         times = {product: microseconds(work) for product, work in products.items()}
         found[way] = {p: {"us": us, "tflops": round(gflop / us * 1e3, 1)} for p, us in times.items()}
     return found

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 from peers import END_TO_END, PEERS
 from unfed.engines import Batched, Engine, Sequential
-from unfed.engines.compiled import convolution, fused, kernels, recorded
+from unfed.engines.compiled import handwritten, recorded
 from unfed.model.functional import Template
 from unfed.model.params import Params
 from workload import Workload, attempt, digest, digits, median, rounds, synchronise, synthetic, write
@@ -232,7 +232,9 @@ def on_cuda(options: argparse.Namespace) -> dict[str, object]:
 
 def measured(name: str, variant: Variant, work: Workload, options: argparse.Namespace) -> dict[str, object]:
     """A contestant's row: one round to warm up, then as many as were asked for, and the accuracy after all of them."""
-    convolution.enabled, kernels.enabled, fused.enabled = variant.rewritten, variant.triton, variant.fused
+    handwritten.chosen = handwritten.Handwritten(
+        products=variant.rewritten, triton=variant.triton, blocks=variant.fused
+    )
     torch.cuda.reset_peak_memory_stats()
     try:
         one = variant.make(work)

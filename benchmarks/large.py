@@ -29,14 +29,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from unfed.data import ClientData, TensorSource, Transform
 from unfed.engines import Sequential
-from unfed.engines.compiled import attention, gelu, halves, recorded
+from unfed.engines.compiled import handwritten, recorded
 from unfed.engines.determinism import fixed_order
 from unfed.model.flops import forward_flops
 from unfed.model.params import Params
 from workload import Batches, Workload, add_rows, attempt, digest, median, rounds, synchronise
 
 BF16 = torch.bfloat16
-OURS = {"gelu": gelu, "attention": attention, "halves": halves}
+OURS = ("attention", "gelu", "halves")
 ATTENTION = {
     "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH],
     "efficient": [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
@@ -231,7 +231,7 @@ def main() -> None:
     parser.add_argument(
         "--attention", choices=sorted(ATTENTION), help="the kernel of attention; default: PyTorch's choice"
     )
-    parser.add_argument("--without", action="append", default=[], choices=sorted(OURS), help="left to PyTorch")
+    parser.add_argument("--without", action="append", default=[], choices=OURS, help="left to PyTorch")
     parser.add_argument("--fixed-order", action="store_true", help="deterministic libraries, as `unfed run` asks for")
     parser.add_argument("--profile", action="store_true", help="the longest kernels of every part, also to $OUT")
     parser.add_argument("--smoke", action="store_true", help="tiny models on the CPU; no record is written")
@@ -241,8 +241,7 @@ def main() -> None:
         recorded.compiler = recorded.as_traced
     else:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    for name, ours in OURS.items():
-        ours.enabled = name not in options.without  # type: ignore[attr-defined]
+    handwritten.chosen = handwritten.Handwritten(**{name: name not in options.without for name in OURS})
     if options.fixed_order:
         fixed_order(device)
     recorded.OPTIONS.update({name: bool(int(value)) for name, value in (o.split("=") for o in options.option)})

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from test_central_methods import DIGITS, fresh, one_client, run, server_of, trained
 from unfed.analysis.activations import activations, layers_of
-from unfed.analysis.bound import Sets, bound, recovery_time, unlearning_time
+from unfed.analysis.bound import Models, Sets, bound, recovery_time, unlearning_time
 from unfed.analysis.cka import Cka, compare, hsic, linear_cka, normalised
 from unfed.engines import Sequential
 from unfed.errors import UnfedError, UnfedWarning
@@ -235,7 +235,7 @@ def test_the_bound_of_not_lies_below_that_of_ft() -> None:
         for _ in range(3):
             states.append(method.round(server, states[-1]))
         found[method.name] = bound(
-            server.template, sets, states[0].params, retrained, long, [state.params for state in states]
+            server.template, sets, Models(states[0].params, retrained, long, [state.params for state in states[1:]])
         )
     assert 0 < found["not"].time < found["ft"].time
     assert found["not"].loss_start > found["ft"].loss_start
@@ -259,7 +259,7 @@ def test_the_steepness_is_the_norm_of_the_difference_of_gradients() -> None:
 def test_a_bound_without_forgotten_rows_is_refused() -> None:
     sets = Sets(DIGITS, torch.arange(5), torch.arange(0))
     with pytest.raises(UnfedError, match="rows of D_r and of D_u"):
-        bound(server_of().template, sets, trained(), trained(), trained(), [])
+        bound(server_of().template, sets, Models(trained(), trained(), trained()))
 
 
 # --- NR-Freeze --------------------------------------------------------------------------------------------------------

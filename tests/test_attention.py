@@ -9,7 +9,7 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_recorded import transformer
-from unfed.engines.compiled import attention, kernels, recorded
+from unfed.engines.compiled import attention, handwritten, kernels, recorded
 from unfed.model.networks.blocks import attend, computed_by
 
 HALF = torch.bfloat16
@@ -118,6 +118,6 @@ def test_a_transformer_trains_alike_with_and_without(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(attention, "forward", lambda x: calls.append(x) or forward(x))
     ours = transformer(width=32, heads=2)
     assert calls
-    monkeypatch.setattr(attention, "enabled", False)
+    monkeypatch.setattr(handwritten, "chosen", handwritten.Handwritten(attention=False))
     for name, value in transformer(width=32, heads=2).items():
         torch.testing.assert_close(ours[name], value, rtol=1e-2, atol=5e-4)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_recorded import transformer
-from unfed.engines.compiled import gelu, kernels, recorded
+from unfed.engines.compiled import gelu, handwritten, kernels, recorded
 
 HALF = torch.bfloat16
 make_fx(torch.neg, tracing_mode="fake")(torch.ones(1))  # what tracing imports, once for all children
@@ -104,6 +104,6 @@ def test_a_transformer_trains_alike_with_and_without(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(gelu, "rewrite", lambda module: calls.append(original(module)))
     ours = transformer()
     assert max(calls) > 0
-    monkeypatch.setattr(gelu, "enabled", False)
+    monkeypatch.setattr(handwritten, "chosen", handwritten.Handwritten(gelu=False))
     for name, value in transformer().items():
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5)

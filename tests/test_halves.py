@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_recorded import transformer
-from unfed.engines.compiled import halves, recorded
+from unfed.engines.compiled import halves, handwritten, recorded
 
 HALF = torch.bfloat16
 make_fx(torch.neg, tracing_mode="fake")(torch.ones(1))  # what tracing imports, once for all children
@@ -52,6 +52,6 @@ def test_a_step_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(halves, "rewrite", lambda module: calls.append(original(module)))
     at_once = transformer(depth=3)
     assert max(calls) >= halves.MANY
-    monkeypatch.setattr(halves, "enabled", False)
+    monkeypatch.setattr(handwritten, "chosen", handwritten.Handwritten(halves=False))
     for name, value in transformer(depth=3).items():
         assert torch.equal(at_once[name], value), name

@@ -12,7 +12,7 @@ from unfed import rng
 from unfed.client import step
 from unfed.client.batch import Draws, Models, bounds, covered, epoch_key, passes
 from unfed.client.optimiser import plateau
-from unfed.client.plan import VIEWS, Optimiser, Phase, Plan, term
+from unfed.client.plan import VIEW_NUMBERS, VIEWS, Optimiser, Phase, Plan, term
 from unfed.client.step import autograd, visit
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
@@ -318,6 +318,15 @@ def test_a_pass_over_retained_data_draws_the_same_whatever_came_before(module, t
     close(alone.params, after_nothing.params, 0.0)
 
 
+def test_the_numbers_that_stand_for_views_in_addresses_never_change() -> None:
+    """Whoever puts them in another order draws other batches in every run that is resumed."""
+    assert VIEW_NUMBERS == {"retain": 0, "forget": 1, "all": 2, "val": 3}
+    assert set(VIEW_NUMBERS) == set(VIEWS)
+    assert [epoch_key(Plan(5, 2, ()), "a", view, 1) for view in VIEWS] == [
+        rng.fold(rng.fold(rng.key(5, "train", 2, "a"), number), 1) for number in range(4)
+    ]
+
+
 def test_two_views_do_not_share_their_draws(toy):
     plan = Plan(1, 1, (Phase(),))
     keys = {int(epoch_key(plan, "0", view, 0)) for view in ("retain", "forget", "all", "val")}
@@ -389,7 +398,7 @@ def test_a_parameter_without_a_gradient_is_carried_as_pytorch_does(rule, make):
             torch.nn.utils.clip_grad_norm_(theirs.values(), rule.clip)
         truth.step()
         grads, value = autograd(lambda p, number=number: (loss(p, number), torch.zeros(())), carry["params"])
-        before, carry = carry, step.advance(phase, carry, grads, {}, value, None, number)
+        before, carry = carry, step.advance(phase, carry, step.Slope(grads, {}, value), None, number)
         close(carry["params"], {n: t.detach() for n, t in theirs.items()})
         if number <= 2:
             assert carry["params"]["b"] is before["params"]["b"]

@@ -10,6 +10,8 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from collections.abc import Iterator
+from fnmatch import fnmatch
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
@@ -133,6 +135,40 @@ def test_every_package_that_unfed_imports_is_declared() -> None:
 def test_nothing_is_imported_that_only_posix_has() -> None:
     absent = {"fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"}
     assert {name: file for name, file in imported(stdlib=True).items() if name in absent} == {}
+
+
+# --- how code reads ---------------------------------------------------------------------------------------------------
+
+EXEMPT = (
+    "unfed/engines/compiled/*.py:*",  # kernels
+    "unfed/model/networks/*.py:__init__",  # a network's options
+    "unfed/cli/main.py:demo",  # callbacks of the command line: their parameters are its options
+    "unfed/cli/paper.py:paper",
+    "unfed/cli/requests.py:forget",
+    "unfed/central/call.py:unlearn",  # the public call, keyword-only
+    "unfed/runs/run.py:_unlearn",
+    "unfed/flower/world.py:__init__",
+)
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """How many a caller may give; `self` and `cls` are nobody's to give."""
+    given = function.args
+    named = [a for a in (*given.posonlyargs, *given.args, *given.kwonlyargs) if a.arg not in ("self", "cls")]
+    return len(named) + (given.vararg is not None) + (given.kwarg is not None)
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function below src, as file:name."""
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{path.relative_to(ROOT / 'src').as_posix()}:{node.name}", node
+
+
+def test_no_function_has_more_than_seven_parameters_but_for_those_that_must() -> None:
+    many = [name for name, function in functions() if parameters(function) > 7]
+    assert [name for name in many if not any(fnmatch(name, pattern) for pattern in EXEMPT)] == []
 
 
 # --- the package ------------------------------------------------------------------------------------------------------

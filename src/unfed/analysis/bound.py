@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -136,31 +136,34 @@ class Sets:
         return sums
 
 
-def bound(
-    template: Template,
-    sets: Sets,
-    start: Params,
-    retrained: Params,
-    long: Params,
-    on_the_way: Iterable[Params],
-    *,
-    noise: float = 0.0,
-    epsilon: float = 0.0,
-) -> Bound:
+@dataclass(frozen=True)
+class Models:
+    """The models that a bound is measured on."""
+
+    start: Params
+    """θ⁰"""
+    retrained: Params
+    long: Params
+    """Trained on D_r for long: it bounds the loss that can be gone down (Eq. 86)."""
+    on_the_way: Sequence[Params] = ()
+    """Checkpoints of the method's own run."""
+
+
+def bound(template: Template, sets: Sets, models: Models, *, noise: float = 0.0, epsilon: float = 0.0) -> Bound:
     """The bound measured on models (Theorem 1, Eq. 2).
 
-    `start` is θ⁰, `long` was trained on D_r for long and bounds the loss that can be gone down (Eq. 86), and Lip is the
-    largest slope at `start` and at the checkpoints `on_the_way` of the method's own run (Eq. 85).
+    `long` bounds the loss that can be gone down (Eq. 86), and Lip is the largest slope at the start and at the
+    checkpoints on the way (Eq. 85).
     """
     if not len(sets.retain) or not len(sets.forget):
         raise UnfedError("The bound needs rows of D_r and of D_u; it cannot be measured after D_u was deleted.")
-    loss_start, forget_start = sets.losses(template, start)
-    steepest = max([sets.steepness(template, start), *(sets.steepness(template, params) for params in on_the_way)])
+    loss_start, forget_start = sets.losses(template, models.start)
+    steepest = max(sets.steepness(template, params) for params in (models.start, *models.on_the_way))
     return unlearning_time(
-        sets.delta(template, retrained),
+        sets.delta(template, models.retrained),
         loss_gap(loss_start, forget_start),
         loss_start,
-        sets.losses(template, long)[0],
+        sets.losses(template, models.long)[0],
         steepest,
         noise=noise,
         epsilon=epsilon,

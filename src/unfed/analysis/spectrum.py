@@ -97,31 +97,38 @@ def content(found: Gradients) -> Content:
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Which gradients are looked at; it follows from the seed alone, so that models are compared on the same ones."""
+
+    batch: int = 64
+    batches: int = 128
+    size: int = 2000
+    """Coordinates in a set."""
+    sets: int = 100
+    names: Sequence[str] | None = None
+    """Limits the coordinates to some tensors, or to all tensors of some modules."""
+    seed: int = 0
+
+
 def gradients(
     template: Template,
     params: Params,
     source: Source,
     rows: Tensor,
-    *,
-    seed: int,
-    batch: int = 64,
-    batches: int = 128,
-    size: int = 2000,
-    sets: int = 100,
-    names: Sequence[str] | None = None,
+    sample: Sample = Sample(),  # noqa: B008  (frozen)
 ) -> Gradients:
-    """X_i = ∇ mean cross-entropy of batch i, in eval mode, without augmentation, on `sets` sets of `size` coordinates.
+    """X_i = ∇ mean cross-entropy of batch i, in eval mode, without augmentation, on sets of coordinates.
 
-    `names` limits the coordinates to some tensors, or to all tensors of some modules. Batches and sets follow from the
-    seed and not from the params, so that models are compared on the same ones. A batch holds no row twice.
+    A batch holds no row twice.
     """
-    _check_batches(len(rows), batch, batches)
-    chosen = _trainable(template, names)
-    indices = index_sets(sum(params[name].numel() for name in chosen), size, sets, seed)
+    _check_batches(len(rows), sample.batch, sample.batches)
+    chosen = _trainable(template, sample.names)
+    indices = index_sets(sum(params[name].numel() for name in chosen), sample.size, sample.sets, sample.seed)
     kept, columns = torch.unique(indices, return_inverse=True)
     places = _places(params, chosen, kept)
-    values = params[chosen[0]].new_empty((batches, len(kept)))
-    groups = (rows[drawn] for drawn in _batches(len(rows), batch, batches, seed))
+    values = params[chosen[0]].new_empty((sample.batches, len(kept)))
+    groups = (rows[drawn] for drawn in _batches(len(rows), sample.batch, sample.batches, sample.seed))
     with closing(measuring.batches(template, source, groups)) as pairs:
         for i, (x, y) in enumerate(pairs):
             values[i] = _gradient(template, params, x, y, places)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unfed import rng
-from unfed.client.plan import VIEWS, Phase, Plan
+from unfed.client.plan import VIEW_NUMBERS, Phase, Plan
 from unfed.data import ClientData
 from unfed.errors import UnfedError, listed
 from unfed.model.functional import Net, Template
@@ -39,10 +39,10 @@ class Models:
     """The frozen context of a visit: models in eval mode by name, and raw tensors. `start` is always there."""
 
     def __init__(self, template: Template, context: Mapping[str, Params]) -> None:
-        self._template, self._context = template, context
+        self.template, self._context = template, context
 
     def __getitem__(self, name: str) -> Net:
-        return self._template.bind(self.tensors(name))
+        return self.template.bind(self.tensors(name))
 
     def tensors(self, name: str) -> Params:
         if name not in self._context:
@@ -86,8 +86,12 @@ def passes(phase: Phase, n: int, done: int) -> Iterator[Pass]:
 def epoch_key(plan: Plan, client: str, view: str, epoch: int) -> int:
     """The key of one pass. The address holds the view, not the phase's number, so that a pass over the retained data
     draws the same whether or not another phase came before it."""
-    visit = rng.key(plan.seed, "train", plan.round, client)
-    return rng.fold(rng.fold(visit, VIEWS.index(view)), epoch)
+    return rng.fold(visit_key(plan, client, view), epoch)
+
+
+def visit_key(plan: Plan, client: str, view: str) -> int:
+    """The key of one client's visit to a view, for all its passes."""
+    return rng.fold(rng.key(plan.seed, "train", plan.round, client), VIEW_NUMBERS[view])
 
 
 def label_key(plan: Plan, phase: Phase, client: str) -> int | None:

@@ -33,15 +33,15 @@ def norm(tensors: Mapping[str, Tensor]) -> Tensor:
 
 def update(
     rule: Optimiser,
-    weights: Params,
+    carry: Mapping[str, Params],
     grads: Params,
-    old: Params,
     loss: Tensor,
     number: int,
     lr: Tensor | None = None,
     mapped: bool = False,
 ) -> tuple[Params, Params]:
-    """The params and the optimiser's state after a step. `mapped` says that a map over clients goes around it."""
+    """The `params` and `optimiser` of a carry after a step. `mapped` says that a map over clients goes around it."""
+    weights, old = carry["params"], carry["optimiser"]
     base: float | Tensor = rule.lr if lr is None else lr
     rate = base if rule.plateau is None else base * old["plateau/scale"]
     if rule.rule == "sgd" and not mapped and lr is None:  # in a recorded step the compiler does better

@@ -19,6 +19,8 @@ from unfed.errors import UnfedError, listed, nearest
 
 View = Literal["retain", "forget", "all", "val"]
 VIEWS: tuple[str, ...] = get_args(View)
+VIEW_NUMBERS = {"retain": 0, "forget": 1, "all": 2, "val": 3}
+"""What stands for a view in the address of a draw. A number that changed would change every run that is resumed."""
 Number = float | int | str | bool
 
 

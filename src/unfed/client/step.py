@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,24 +64,27 @@ def start(template: Template, phase: Phase, params: Params, optimiser: Params | 
     }
 
 
+class Slope(NamedTuple):
+    """What the first half of a step hands to the second."""
+
+    grads: Params
+    state: Params
+    """The buffers after the forward pass."""
+    value: Tensor
+    """The loss."""
+
+
 def step(
-    template: Template,
-    phase: Phase,
-    carry: Carry,
-    batch: Batch,
-    key: Tensor,
-    models: Models,
-    number: int,
-    gradient: Gradient,
+    phase: Phase, carry: Carry, batch: Batch, key: Tensor, models: Models, number: int, gradient: Gradient
 ) -> Carry:
     """Step `number` (from 1) of a phase: one gradient, one update, the maps, the stop rule."""
-    loss = loss_of(template, phase, carry["state"], batch, key, models)
+    loss = loss_of(phase, carry["state"], batch, key, models)
     grads, (state, value) = gradient(loss, carry["params"])
-    return advance(phase, carry, grads, state, value, models, number)
+    return advance(phase, carry, Slope(grads, state, value), models, number)
 
 
 def loss_of(
-    template: Template, phase: Phase, state: Params, batch: Batch, key: Tensor, models: Models
+    phase: Phase, state: Params, batch: Batch, key: Tensor, models: Models
 ) -> Callable[[Params], tuple[Tensor, tuple[Params, Tensor]]]:
     """The first half of the step, f(θ) = mean_w ℓ(θ; batch) + penalties, giving also the buffers afterwards.
 
@@ -92,7 +95,7 @@ def loss_of(
     def loss(weights: Params) -> tuple[Tensor, tuple[Params, Tensor]]:
         # Running statistics are written in place by the norm layers: onto copies, so that the step stays pure.
         after = {name: t.clone() for name, t in state.items()}
-        net = template.bind(weights | after, key=key, rows=batch.weight)
+        net = models.template.bind(weights | after, key=key, rows=batch.weight)
         objective = objectives.find(phase.objective.name)
         value = mean(objective.loss(net, batch, models, **dict(phase.objective.numbers)), batch.weight)
         for penalty in phase.penalties:
@@ -106,9 +109,7 @@ def loss_of(
 def advance(
     phase: Phase,
     carry: Carry,
-    grads: Params,
-    state: Params,
-    value: Tensor,
+    slope: Slope,
     models: Models,
     number: int,
     lr: Tensor | None = None,
@@ -116,9 +117,10 @@ def advance(
 ) -> Carry:
     """The second half of the step: clip, update, maps, stop. `lr` stands for the phase's own rate where that must be a
     tensor, because a compiled step would otherwise be compiled anew for every rate of a schedule."""
+    grads, state, value = slope
     if phase.optimiser.clip is not None:
         grads = clip(grads, phase.optimiser.clip)
-    weights, optimiser = update(phase.optimiser, carry["params"], grads, carry["optimiser"], value, number, lr, mapped)
+    weights, optimiser = update(phase.optimiser, carry, grads, value, number, lr, mapped)
     for rule in phase.after:
         if number % int(rule.get("every", 1)) == 0:
             weights = AFTER[_known(rule, AFTER, "after-step map")](weights, models, rule)
@@ -274,7 +276,7 @@ def visit(
             with closing(ahead(fetched) if pipelined(template, phase, client) else fetched) as batches:
                 for mask, batch in zip(draws.masks, batches, strict=True):
                     number, rows = number + 1, len(batch.y)
-                    carry = step(template, phase, carry, batch, mask.to(batch.x.device), models, number, gradient)
+                    carry = step(phase, carry, batch, mask.to(batch.x.device), models, number, gradient)
                     trained += rows
                     marked = int(batch.forget.sum()) if objective.forget_forwards else 0
                     forwarded += objective.forwards * rows + objective.forget_forwards * marked

@@ -31,7 +31,7 @@ from unfed.engines.base import Block, Context, PerClient
 from unfed.engines.compiled.capture import Untraceable
 from unfed.engines.compiled.recorded import Replay, recordable
 from unfed.engines.mapped import at, cut, expand, join, mappable_attention, stack, stacked_step
-from unfed.engines.stack import Course, Dealer, Held, Integers, Stint
+from unfed.engines.stack import Course, Crew, Dealer, Held, Integers, Stint
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.functional import Template
 from unfed.model.params import Params
@@ -174,7 +174,7 @@ class Batched:
             held = self._view(names, phase.view)
             course = Course.of(phase, held.counts)
             run = Replay if self._compile and recordable(phase) else Mapped
-            at_work = run(self._template, plan, phase, names, held, course, shared, own)
+            at_work = run(self._template, plan, phase, Crew(names, held, course), shared, own)
             carry, taken, marked = at_work(carry, done[phase.view])
             objective = objectives.find(phase.objective.name)
             rows = np.asarray(course.samples(taken))

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from unfed.client.batch import Batch, Models
 from unfed.client.plan import Phase
-from unfed.client.step import Carry, advance, autograd, gradients, loss_of
+from unfed.client.step import Carry, Slope, advance, autograd, gradients, loss_of
 from unfed.model.functional import Template
 from unfed.model.params import Params
 
@@ -30,23 +30,23 @@ def stacked_step(template: Template, phase: Phase, shared: Mapping[str, Params],
     def loss(weights: Params, state: Params, batch: dict[str, Tensor], own: dict[str, Params]) -> tuple[Tensor, Params]:
         rows = Batch(batch["x"], batch["y"], batch["forget"], batch["draws"], batch.get("weight"))
         models = Models(template, {**shared, **own})
-        value, (after, _) = loss_of(template, phase, state, rows, batch["key"], models)(weights)
+        value, (after, _) = loss_of(phase, state, rows, batch["key"], models)(weights)
         return value, after
 
     plain = elementwise(phase)
 
     def after(carry: Carry, grads: Params, state: Params, value: Tensor, own: dict[str, Params], number: int) -> Carry:
         models = Models(template, {**shared, **own})
-        return advance(phase, carry, grads, state, value, models, number, lr, mapped=not plain)
+        return advance(phase, carry, Slope(grads, state, value), models, number, lr, mapped=not plain)
 
     def alone(carry: Carry, batch: dict[str, Tensor], own: Mapping[str, Params], number: int) -> Carry:
         """A stack of one without a map: matrix products, attention and norms stay the kernels they are."""
         rows = Batch(batch["x"], batch["y"], batch["forget"], batch["draws"], batch.get("weight"))
         models = Models(template, {**shared, **own})
         with torch.enable_grad():
-            loss = loss_of(template, phase, carry["state"], rows, batch["key"], models)
+            loss = loss_of(phase, carry["state"], rows, batch["key"], models)
             grads, (state, value) = autograd(loss, carry["params"])
-        return advance(phase, carry, grads, state, value, models, number, lr)
+        return advance(phase, carry, Slope(grads, state, value), models, number, lr)
 
     def step(carry: Carry, batch: Mapping[str, Tensor], own: Mapping[str, Params], number: int) -> Carry:
         if len(batch["y"]) == 1:

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from unfed import rng
-from unfed.client.batch import bounds, label_key
-from unfed.client.plan import VIEWS, Phase, Plan
+from unfed.client.batch import bounds, label_key, visit_key
+from unfed.client.plan import Phase, Plan
 from unfed.data import ClientData, Source
 from unfed.model.functional import Template
 from unfed.model.params import Params
@@ -111,6 +111,15 @@ class Held:
         return sum(t.numel() * t.element_size() for t in (self.positions, self.rows, self.forget))
 
 
+@dataclass(frozen=True)
+class Crew:
+    """The clients of a stack in one phase: who they are, what they hold, which steps they take."""
+
+    names: tuple[str, ...]
+    held: Held
+    course: Course
+
+
 class Stint:
     """One phase on one stack, its clients sorted by falling number of steps: what both ways to run it begin with."""
 
@@ -119,12 +128,11 @@ class Stint:
         template: Template,
         plan: Plan,
         phase: Phase,
-        names: tuple[str, ...],
-        held: Held,
-        course: Course,
+        crew: Crew,
         shared: Mapping[str, Params],
         own: Mapping[str, Params],
     ) -> None:
+        names, held, course = crew.names, crew.held, crew.course
         self.template, self.plan, self.phase, self.held = template, plan, phase, held
         self.order = np.argsort(-course.total, kind="stable")
         self.course = course.pick(self.order.tolist())
@@ -201,7 +209,7 @@ class Dealer:
 
 def visits(plan: Plan, phase: Phase, names: Sequence[str]) -> list[int]:
     """The key of every client's visit, for the phase's view."""
-    return [rng.fold(rng.key(plan.seed, "train", plan.round, name), VIEWS.index(phase.view)) for name in names]
+    return [visit_key(plan, name, phase.view) for name in names]
 
 
 def labels_of(plan: Plan, phase: Phase, names: Sequence[str]) -> list[int] | None:

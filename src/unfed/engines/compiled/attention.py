@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from unfed.engines.compiled import kernels, rewriting
+from unfed.engines.compiled import handwritten, kernels, rewriting
 from unfed.engines.compiled.kernels import HALVES, sums_in
 
 LONGEST = 256
@@ -30,13 +30,10 @@ LONGEST = 256
 NEEDED = 100 * 1024
 """… that has this many bytes of shared memory."""
 
-enabled = True
-"""Set to False to measure the same step with PyTorch's own."""
-
 
 def short_attention(projected: Tensor, heads: int) -> Tensor | None:
     """[rows, length, 3 · width] to [rows, length, width], or None where it is not made for them."""
-    if not enabled or not fits(projected, heads):
+    if not handwritten.chosen.attention or not fits(projected, heads):
         return None
     found: Tensor = attention(projected.reshape(*projected.shape[:2], 3, heads, -1))[0]
     return found

@@ -19,13 +19,10 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from unfed.engines.compiled import kernels, rewriting
+from unfed.engines.compiled import handwritten, kernels, rewriting
 from unfed.engines.compiled.kernels import sums_in
 
 aten: Any = torch.ops.aten
-
-enabled = True
-"""Set to False to measure the same step with grouped convolutions."""
 
 
 def windows(x: Tensor, kh: int, kw: int) -> Tensor:
@@ -126,7 +123,7 @@ def convolve_backward(
 def rewrite(module: GraphModule, stack: int) -> int:
     """Replace the grouped convolutions of a stack by these operators; how many were replaced."""
     changed = 0
-    for node in list(module.graph.nodes) if enabled else ():
+    for node in list(module.graph.nodes) if handwritten.chosen.products else ():
         if node.op != "call_function":
             continue
         if node.target is aten.convolution.default and _fits(node.args[1:9], stack):

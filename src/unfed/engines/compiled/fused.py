@@ -22,12 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unfed.engines.compiled import kernels
+from unfed.engines.compiled import handwritten, kernels
 from unfed.engines.compiled.convolution import windows
 from unfed.engines.compiled.kernels import sums_in
-
-enabled = True
-"""Set to False to measure the same step layer by layer."""
 
 aten: Any = torch.ops.aten
 
@@ -50,7 +47,7 @@ def fits(x: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, pool: nn.
 
 def fused_block(x: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, pool: nn.Module) -> Tensor | None:
     """`pool(relu(norm(conv(x))))` of one client [B, I, H, W], mapped over clients or alone; None if it does not fit."""
-    if not enabled or not fits(x, conv, norm, relu, pool):
+    if not handwritten.chosen.blocks or not fits(x, conv, norm, relu, pool):
         return None
     assert isinstance(conv, nn.Conv2d) and isinstance(norm, nn.GroupNorm) and conv.bias is not None
     w, padding = conv.weight, int(conv.padding[0])

@@ -19,13 +19,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from unfed.engines.compiled import kernels, rewriting
+from unfed.engines.compiled import handwritten, kernels, rewriting
 from unfed.engines.compiled.kernels import HALVES
 
 aten: Any = torch.ops.aten
-
-enabled = True
-"""Set to False to measure the same step with the compiler's own."""
 
 
 @torch.library.custom_op("unfed::gelu", mutates_args=())
@@ -65,7 +62,7 @@ def with_sums(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def rewrite(module: GraphModule) -> int:
     """Replace the GELUs of half-precision activations, and those of their gradients that a bias adds up; how many."""
     changed = 0
-    for node in list(module.graph.nodes) if enabled else ():
+    for node in list(module.graph.nodes) if handwritten.chosen.gelu else ():
         if node.op != "call_function" or node.kwargs.get("approximate", "none") != "none":
             continue
         if node.target is aten.gelu.default and _half(node.args[0]):

@@ -16,15 +16,13 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from unfed.engines.compiled import handwritten
 from unfed.engines.compiled.kernels import HALVES
 
 aten: Any = torch.ops.aten
 VIEWS = (aten.select.int, aten.view.default, aten.detach.default, aten.alias.default)
 MANY = 16
 """Fewer than this are left where they are: the compiler may round them on the way to something else."""
-
-enabled = True
-"""Set to False to measure the same step with one kernel per weight."""
 
 
 @torch.library.custom_op("unfed::halves", mutates_args=())
@@ -43,7 +41,7 @@ def _(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def rewrite(module: GraphModule) -> int:
     """Round at the start what the step reads in float32 and uses as a half; how many tensors that are."""
     changed = 0
-    for dtype in HALVES if enabled else ():
+    for dtype in HALVES if handwritten.chosen.halves else ():
         casts = [node for node in module.graph.nodes if _rounds_an_input(node, dtype)]
         if len(casts) < MANY:
             continue

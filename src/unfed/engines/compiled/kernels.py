@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unfed.engines.compiled import handwritten
+
 HALVES = (torch.bfloat16, torch.float16)
 HERE = importlib.util.find_spec("triton") is not None
-
-enabled = True
-"""Set to False to measure the same step with the readable operators instead."""
 
 # How many rows of an activation's gradient go into one partial sum.
 SHARE = 64
@@ -62,7 +61,7 @@ tuning = Tuning()
 
 def usable(x: Tensor) -> bool:
     """Whether the kernels serve this tensor: Triton is there, and it is float32 or a half on a CUDA device."""
-    return enabled and HERE and x.is_cuda and x.dtype in (torch.float32, *HALVES)
+    return handwritten.chosen.triton and HERE and x.is_cuda and x.dtype in (torch.float32, *HALVES)
 
 
 def sums_in(x: Tensor) -> torch.dtype:

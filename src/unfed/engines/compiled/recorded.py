@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from unfed.client import objectives
 from unfed.client.plan import Phase, Term
 from unfed.client.step import Carry
-from unfed.engines.compiled import attention, convolution, gelu, halves
+from unfed.engines.compiled import attention, convolution, gelu, halves, handwritten
 from unfed.engines.compiled.attention import short_attention
 from unfed.engines.compiled.capture import Backend, Untraceable, as_traced, ready, reason
 from unfed.engines.compiled.fused import fused_block
@@ -331,7 +331,14 @@ class Replay(Stint):
         leaves, spec = pytree.tree_flatten((self.shared, self.own, carry))
         shapes = tuple((t.shape, t.dtype) for t in leaves)
         kept = _decks.setdefault(self.template, OrderedDict())
-        kind = (signature(self.phase), self._rectangle(), id(self.held.source), compiler, self.template.autocast)
+        kind = (
+            signature(self.phase),
+            self._rectangle(),
+            id(self.held.source),
+            compiler,
+            handwritten.chosen,
+            self.template.autocast,
+        )
         key = (*kind, shapes, str(spec))
         if key not in kept:
             kept[key] = Deck(self.template, self.phase, self.held, self._tree(carry), compiler)

@@ -106,7 +106,7 @@ def one(problem: Problem, task: Task, pool: Pool, budget: Budget) -> Iterator[tu
         with torch.enable_grad():
             value, state = problem.loss(start, leaves, pool[0][places], pool[1][places], _key(budget, number, pool))
             grads = dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
-        free, moments = update(budget.optimiser, free, grads, moments, value.detach(), number)
+        free, moments = update(budget.optimiser, {"params": free, "optimiser": moments}, grads, value.detach(), number)
         start |= {name: t.detach() for name, t in state.items()}
         if number in budget.stops:
             yield number, problem.build(start, free)
@@ -122,7 +122,7 @@ def stacked(problem: Problem, tasks: Sequence[Task], pool: Pool, budget: Budget)
             key = _key(budget, number, pool)
             values, state = vmap(problem.loss, everywhere)(start, leaves, pool[0][at], pool[1][at], key)
             grads = dict(zip(leaves, torch.autograd.grad(values.sum(), list(leaves.values())), strict=True))
-        free, moments = update(budget.optimiser, free, grads, moments, values.detach(), number)
+        free, moments = update(budget.optimiser, {"params": free, "optimiser": moments}, grads, values.detach(), number)
         start = start | {name: t.detach() for name, t in state.items()}
         if number in budget.stops:
             yield number, [problem.build(_member(start, k), _member(free, k)) for k in range(len(tasks))]

@@ -53,7 +53,8 @@ class CNN(nn.Module):
         classes: int = 10,
     ) -> None:
         super().__init__()
-        side = _checked_side(widths, kernel, norm, pool, hidden, dropout, size, classes)
+        _check(kernel, norm, pool, hidden, dropout, classes)
+        side = _side(widths, pool, size)
         self.depth = len(widths)
         for i, (before, width) in enumerate(zip((in_channels, *widths), widths, strict=False), start=1):
             self.add_module(f"conv{i}", nn.Conv2d(before, width, kernel, padding=kernel // 2))
@@ -82,12 +83,8 @@ class CNN(nn.Module):
         return self.head(self.features(x))  # type: ignore[no-any-return]
 
 
-def _checked_side(
-    widths: Sequence[int], kernel: int, norm: str, pool: int, hidden: int, dropout: float, size: int, classes: int
-) -> int:
-    """The side of the map that is flattened, or the sentence that says which number cannot be."""
-    if not widths or min(widths) < 1:
-        raise UnfedError(f"A CNN needs widths of at least one channel each, not {list(widths)}; try widths = [32, 64].")
+def _check(kernel: int, norm: str, pool: int, hidden: int, dropout: float, classes: int) -> None:
+    """Raise the sentence that says which number cannot be."""
     if kernel < 1 or kernel % 2 == 0:
         raise UnfedError(f"A CNN's kernel must be odd, so that 'same' padding is symmetric, not {kernel}; try 3 or 5.")
     if norm not in NORMS:
@@ -98,6 +95,12 @@ def _checked_side(
         raise UnfedError(
             f"A CNN needs classes >= 1, pool >= 0 and hidden >= 0, not {classes}, {pool} and {hidden}; use 0 for none."
         )
+
+
+def _side(widths: Sequence[int], pool: int, size: int) -> int:
+    """The side of the map that is flattened, or the sentence that says what does not fit."""
+    if not widths or min(widths) < 1:
+        raise UnfedError(f"A CNN needs widths of at least one channel each, not {list(widths)}; try widths = [32, 64].")
     side = size >> len(widths)
     if side < 1:
         raise UnfedError(

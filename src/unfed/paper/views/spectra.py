@@ -59,7 +59,7 @@ def rehearse(item: Item, runs: Runs) -> None:
 
 def _gradients(spec: Spec, run: Run, params: Params) -> spectrum.Gradients:
     world, sets, numbers = run.world(first_seed(run)), sets_of(run), dict[str, Any](spec.numbers)
-    return spectrum.gradients(world.template, params, sets.source, sets.retain, seed=0, **numbers)
+    return spectrum.gradients(world.template, params, sets.source, sets.retain, spectrum.Sample(**numbers))
 
 
 def _alpha_text(found: spectrum.Content, level: float, gamma: float) -> str:

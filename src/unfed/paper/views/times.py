@@ -35,7 +35,7 @@ def make(item: Item, runs: Runs) -> Section:
         for method, start in STARTS.items():
             way = [models[last_round(method)]]
             retrained, theta_long = models[last_round("retrain")], models[last_round(long)]
-            found = bound.bound(world.template, sets, models[start], retrained, theta_long, way)
+            found = bound.bound(world.template, sets, bound.Models(models[start], retrained, theta_long, way))
             lr = world.unlearning_settings(False, method).phase.optimiser.lr
             clients = sum(len(c.view("retain")) > 0 for c in world.scoped(config.requests()).values())
             flops = found.flops(lr, clients, config.training.batch, world.forward_flops)

@@ -1,0 +1,30 @@
+"""Which hand-written parts a recorded step is made of: one value says it for all of them.
+
+Runs use every part that fits. A benchmark leaves some out to see what they gain, a test to see that nothing changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Handwritten:
+    """The parts; where one is left out, PyTorch's own operations stay in its place."""
+
+    products: bool = True
+    """The convolutions of a stack as products of matrices, instead of grouped convolutions (`convolution.py`)."""
+    blocks: bool = True
+    """Convolution, norm, ReLU and pooling as one operator, instead of layer by layer (`fused.py`)."""
+    triton: bool = True
+    """Triton's kernels, instead of the readable operators that say the same (`kernels.py`)."""
+    attention: bool = True
+    """Attention over few tokens, with the gradient of its bias (`attention.py`)."""
+    gelu: bool = True
+    """GELU with the gradient of the bias before it (`gelu.py`)."""
+    halves: bool = True
+    """Weights rounded to halves at once at the step's start, instead of one by one (`halves.py`)."""
+
+
+chosen = Handwritten()
+"""What steps are recorded with from now on; one that was recorded with other parts is not replayed."""
