@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flower_grid import InProcessGrid, Reply, flower_world, grid_of
 from test_flower_engine import DOUBLE, LEAVES, serve, waiting
 from unfed.errors import Refused
+from unfed.federation.server import Members
 from unfed.flower import shard
 from unfed.flower.replies import Failure, attempt, decoded, said
 from unfed.methods.finetune import FineTune
@@ -192,7 +193,7 @@ def test_a_client_whose_data_grew_is_counted_again_and_takes_part_in_the_next_ro
     assert [r.client for r in server.refusals] == ["west"] and "by its census" in server.refusals[0].reason
     assert world.admit([])
     clients = world.scoped([])
-    server.look_at(clients, world.engine(clients))
+    server.look_at(Members(clients, world.engine(clients)))
     server.recover(state)
     assert len(server.refusals) == 1 and not world.admit([])
     assert len(clients["west"].train) == 2 * len(clients["east"].train)
@@ -219,3 +220,14 @@ def test_a_federation_of_liars_is_an_error_in_one_sentence(config: Config) -> No
     grid.tamper |= dict.fromkeys(grid.nodes, with_data(b"PK\x03\x04"))
     with pytest.raises(Refused, match="got 0 usable updates of 4 asked, the quorum is 2 .client 0: its 'conv1.weight'"):
         server.recover(FineTune().begin(server))
+
+
+@pytest.mark.parametrize("rule", ["norm", "median", "trimmed"])
+def test_a_robust_rule_over_flower_is_that_of_a_simulation(rule: str, small: Callable[..., Config]) -> None:
+    config = small(*DOUBLE, f'training.robust.rule="{rule}"')
+    ends = []
+    for world in (World(config, 0), flower_world(config, grid_of(config))):
+        server = serve(world, (LEAVES,), World(config, 0).fresh(1))
+        ends.append(server.recover(FineTune().begin(server)).params)
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=0, atol=1e-12)

@@ -5,13 +5,14 @@
 The delta form keeps what nobody changed bit-equal (a plain weighted mean of nine equal float32 tensors changes a third
 of their entries within a hundred rounds). Every floating-point entry is averaged, BatchNorm's running statistics
 included; integer counters are copied. An update is refused, and named, if its keys, shapes or types are wrong, if it
-holds NaN or infinity, or if its weight is not positive.
+holds NaN or infinity, if it is so large that its sizes do not add up to a number, or if its weight is not positive.
+What is averaged is finite then, and so is the average: where Σ n_k (θ_k − θ) overflows, it is Σ (n_k / Σ n_k) θ_k.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from unfed.model.params import Params
 
 def average(params: Params, blocks: Iterable[Block]) -> Params:
     """The weighted mean of the clients' models, in the order in which they come (Algorithm 1, line 14)."""
-    total = 0
+    blocks, total = list(blocks), 0
     names = [name for name, old in params.items() if old.is_floating_point()]
     start, sums = [params[name] for name in names], list[Tensor]()
     counters: Params = {}
@@ -37,8 +38,28 @@ def average(params: Params, blocks: Iterable[Block]) -> Params:
         counters = {name: block.params[name][-1] for name, old in params.items() if not old.is_floating_point()}
     if total == 0:
         raise Refused("There is no update to average; at least one client must answer.")
-    means = torch._foreach_add(start, torch._foreach_div(sums, total))
+    means = list(torch._foreach_add(start, torch._foreach_div(sums, total)))
+    if not all_finite(means):
+        means = [_convex(blocks, name, total) for name in names]
     return {name: (counters | dict(zip(names, means, strict=True)))[name] for name in params}
+
+
+def _convex(blocks: Iterable[Block], name: str, total: int) -> Tensor:
+    """Σ (n_k / N) θ_k: between the smallest and the largest of them, so it cannot overflow."""
+    shares = [(n / total) * row for block in blocks for n, row in zip(block.samples, block.params[name], strict=True)]
+    mean = torch.zeros_like(shares[0])
+    for share in shares:
+        mean += share
+    return mean
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether no entry is NaN or infinite; the device is asked once."""
+    floating = [t for t in tensors if t.is_floating_point() and t.numel()]
+    if not floating:
+        return True
+    # A largest size is finite exactly if every entry is: unlike a sum of sizes it cannot overflow.
+    return bool(torch.stack([t.double() for t in torch._foreach_norm(floating, math.inf)]).isfinite().all())
 
 
 def _weighted(block: Block, names: list[str], start: list[Tensor]) -> list[Tensor]:
@@ -102,7 +123,9 @@ class Check:
             return f"its weight is {samples}, which is not positive"
         floating = {name: t for name, t in self.block.params.items() if t.is_floating_point() and not finite}
         bad = next((name for name, t in floating.items() if not bool(torch.isfinite(t[index]).all())), None)
-        return "" if bad is None else f"its update has NaN or infinite values in {bad!r}"
+        if bad is not None:
+            return f"its update has NaN or infinite values in {bad!r}"
+        return "" if finite else "its update is too large: the sizes of its entries do not add up to a finite number"
 
 
 def _malformed(params: Params, like: Params) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from unfed.client.plan import Phase
 from unfed.errors import UnfedError
+from unfed.federation.robust import Robust
 
 
 @dataclass(frozen=True)
@@ -53,5 +54,7 @@ class Settings:
     """The probability that a client that was asked does not answer."""
     quorum: float = 0.5
     """The share of those asked whose updates must be accepted, at least one."""
+    robust: Robust = field(default_factory=Robust)
+    """How updates are put together."""
     keep: bool = False
     """Whether the optimiser goes on from round to round, as it does where one place holds all data."""

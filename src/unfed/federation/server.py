@@ -23,7 +23,7 @@ from unfed.engines.base import Block, Context, Engine, Messenger, Refusal, conte
 from unfed.engines.sequential import Sequential
 from unfed.errors import Refused, Unanswered, UnfedError
 from unfed.federation import algorithm
-from unfed.federation.aggregate import Check, average
+from unfed.federation.aggregate import Check
 from unfed.federation.history import History, Past, Recorder
 from unfed.federation.ledger import Freight, Ledger
 from unfed.federation.schedule import Settings
@@ -276,7 +276,7 @@ class JobServer:
 
     def average(self, params: Params, updates: Iterable[Block]) -> Params:
         """θ + Σ p_k (θ_k − θ), in the federation's order whatever order the answers came in."""
-        return average(params, self._in_order(updates))
+        return self.settings.robust.average(params, self._in_order(updates))
 
     def _in_order(self, updates: Iterable[Block]) -> list[Block]:
         return sorted(updates, key=lambda block: self._place(block.clients[0]))
@@ -302,7 +302,7 @@ class JobServer:
             updates = self._in_order(self.train(plan, state.params, clients, context))
             if not context:  # a round with context could not be repeated from its plan alone
                 self._record(plan, state.params, updates)
-            return replace(state, params=average(state.params, updates), round=r)
+            return replace(state, params=self.settings.robust.average(state.params, updates), round=r)
         (name,) = clients  # only one place can go on with its own optimiser
         kept = {name: state.tensors[OPTIMISER]} if OPTIMISER in state.tensors else None
         (block,) = self._train(plan, state.params, clients, context or {}, _Asking(optimiser=kept))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from unfed.errors import Refused
+from unfed.federation.aggregate import all_finite
 from unfed.model.params import Params
 
 
@@ -20,3 +22,15 @@ class State:
     done: bool = False
     model: bool = True
     """Whether params are a usable model yet."""
+
+
+def usable(state: State) -> State:
+    """The same state, if its params are numbers: one with a NaN in it is not gone on from, and never saved."""
+    for name, tensor in () if all_finite(list(state.params.values())) else state.params.items():
+        if not all_finite([tensor]):
+            what = f"Round {state.round}" if state.round else "The method's beginning"
+            raise Refused(
+                f"{what} left NaN or infinite values in {name!r}, so it is not kept and the state before it stands;"
+                " lower the learning rate (or the method's own strength), or set training.robust.rule, and start again."
+            )
+    return state

@@ -81,6 +81,14 @@ class ScheduleConfig(Table):
     over: Positive | None = None
 
 
+class RobustConfig(Table):
+    """How updates are put together: the mean, or a rule that one wrong update cannot carry away."""
+
+    rule: Literal["mean", "norm", "median", "trimmed"] = "mean"
+    bound: Annotated[float, Field(gt=0)] = 2.0
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+
+
 class TrainingConfig(Table):
     """The original training: FedAvg with SGD."""
 
@@ -94,6 +102,7 @@ class TrainingConfig(Table):
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.5
+    robust: RobustConfig = RobustConfig()
     patience: Annotated[int, Field(ge=0)] = 0
     keep_model: Literal["last", "best-test"] = "last"
     record: tuple[str, ...] = ()
@@ -107,6 +116,7 @@ class UnlearningConfig(Table):
     retrain_rounds: Positive | None = None
     lr: Rate | None = None
     schedule: ScheduleConfig | None = None
+    robust: RobustConfig | None = None
     patience: Annotated[int, Field(ge=0)] = 0
 
 

@@ -28,6 +28,7 @@ from unfed.federation import algorithm
 from unfed.federation.history import History, Recorder
 from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members, Setup
+from unfed.federation.state import usable
 from unfed.measures import trajectory
 from unfed.measures.metrics import recovered
 from unfed.measures.trajectory import Line
@@ -158,7 +159,7 @@ class JobRunner:
         if "history" in self.method.needs:
             self._account(diary, [Recorder(self.method, self.server.history)])
         started = time.monotonic()
-        state = next(states)
+        state = usable(next(states))
         diary.ledger.seconds += time.monotonic() - started
         self._take_notes(diary)
         if self.requests:
@@ -178,7 +179,7 @@ class JobRunner:
         self.server.attempt = diary.attempt
         started = time.monotonic()
         try:
-            after = next(states)
+            after = usable(next(states))
         except Refused:
             for label, history in histories.items():
                 self.server.recorders[label].history = history

@@ -22,6 +22,7 @@ from unfed.engines import Batched, Engine, Sequential
 from unfed.engines.choice import Choice, choose
 from unfed.engines.determinism import fixed_order
 from unfed.errors import UnfedError
+from unfed.federation.robust import Robust
 from unfed.federation.schedule import Schedule, Settings
 from unfed.measures.evaluator import Evaluator
 from unfed.model.flops import Flops, forward_flops
@@ -262,6 +263,7 @@ class World:
             participation=train.participation,
             drop_out=train.drop_out,
             quorum=train.quorum,
+            robust=Robust(**train.robust.model_dump()),
             keep=self.central,
         )
 
@@ -285,4 +287,5 @@ class World:
                 over = None if recipe.over is None else min(recipe.over, rounds)
                 schedule = Schedule("cosine", minimum=min(recipe.minimum, lr), over=over)
         phase = settings.phase if lr is None else settings.phase.with_optimiser(lr=lr)
-        return replace(settings, rounds=rounds, phase=phase, schedule=schedule)
+        robust = settings.robust if own.robust is None else Robust(**own.robust.model_dump())
+        return replace(settings, rounds=rounds, phase=phase, schedule=schedule, robust=robust)

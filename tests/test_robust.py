@@ -1,0 +1,189 @@
+"""Averages that cannot overflow, states that are never saved, and rules that one wrong update cannot carry away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unfed.engines import Batched, Block, Sequential
+from unfed.errors import Refused, UnfedError
+from unfed.federation.aggregate import Check, average
+from unfed.federation.robust import Robust
+from unfed.federation.state import State, usable
+from unfed.methods.finetune import FineTune
+from unfed.methods.retrain import Retrain
+from unfed.runs.config import Config
+from unfed.runs.folder import Job
+from unfed.runs.run import Run
+from unfed.runs.world import World
+from worlds import serve
+
+START = {"w": torch.tensor([0.0, 10.0], dtype=torch.float64), "n": torch.tensor(3)}
+
+
+def update(client: str, w: list[float], samples: int = 1) -> Block:
+    tensors = {"w": torch.tensor([w], dtype=torch.float64), "n": torch.tensor([4])}
+    return Block((client,), tensors, (samples,), (1,), (0,))
+
+
+def stacked(blocks: list[Block]) -> Block:
+    params = {name: torch.cat([b.params[name] for b in blocks]) for name in blocks[0].params}
+    (clients, samples) = (tuple(v for b in blocks for v in part(b)) for part in (clients_of, samples_of))
+    return Block(clients, params, samples, (1,) * len(blocks), (0,) * len(blocks))
+
+
+def clients_of(block: Block) -> tuple[Any, ...]:
+    return block.clients
+
+
+def samples_of(block: Block) -> tuple[Any, ...]:
+    return block.samples
+
+
+# Δ = (3, 4), (0, 5), (-4, 3): length 5 each; the fourth sends (300, -400): length 500.
+HONEST = [update("a", [3.0, 14.0]), update("b", [0.0, 15.0], 2), update("c", [-4.0, 13.0])]
+WRONG = update("d", [300.0, -390.0])
+BY_HAND = {
+    # (3 + 2·0 − 4 + 300) / 5, 10 + (4 + 2·5 + 3 − 400) / 5
+    Robust(): [59.8, -66.6],
+    # The median length is 5; with b = 2 the fourth is cut to length 10, that is (6, −8).
+    Robust("norm", bound=2.0): [(3 + 0 - 4 + 6) / 5, 10 + (4 + 10 + 3 - 8) / 5],
+    # Δ at the first place sorted: −4, 0, 3, 300; at the second: −400, 3, 4, 5. The middle two.
+    Robust("median"): [1.5, 13.5],
+    # ⌊0.3 · 4⌋ = 1 is left out at either end: the same two.
+    Robust("trimmed", trim=0.3): [1.5, 13.5],
+    # ⌊0.2 · 4⌋ = 0 are left out: the plain mean, everybody with the same weight.
+    Robust("trimmed", trim=0.2): [74.75, 10 + (4 + 5 + 3 - 400) / 4],
+}
+
+
+@pytest.mark.parametrize("robust", list(BY_HAND), ids=lambda r: f"{r.rule}-{r.trim}")
+def test_every_rule_by_hand(robust: Robust) -> None:
+    for blocks in ([*HONEST, WRONG], [stacked([*HONEST, WRONG])], [stacked(HONEST), WRONG]):
+        found = robust.average(START, blocks)
+        torch.testing.assert_close(found["w"], torch.tensor(BY_HAND[robust], dtype=torch.float64), rtol=0, atol=1e-12)
+        assert int(found["n"]) == 4 and found["n"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("rule", ["norm", "median", "trimmed"])
+def test_what_nobody_changed_stays_bit_equal_under_every_rule(rule: Any) -> None:
+    old = {"w": torch.randn(50, generator=torch.Generator().manual_seed(0))}
+    blocks = [Block((str(k),), {"w": old["w"][None].clone()}, (k + 1,), (1,), (0,)) for k in range(5)]
+    assert torch.equal(Robust(rule).average(old, blocks)["w"], old["w"])
+
+
+def test_a_norm_bound_that_nobody_exceeds_changes_no_bit() -> None:
+    assert torch.equal(Robust("norm").average(START, HONEST)["w"], average(START, HONEST)["w"])
+
+
+def test_without_an_update_there_is_nothing_to_average() -> None:
+    for rule in ("mean", "norm", "median", "trimmed"):
+        with pytest.raises(Refused, match="no update to average"):
+            Robust(rule).average(START, [])  # type: ignore[arg-type]
+
+
+# --- overflow ---------------------------------------------------------------------------------------------------------
+
+
+def large(client: str, value: float, samples: int) -> Block:
+    return Block((client,), {"w": torch.full((1, 2), value)}, (samples,), (1,), (0,))
+
+
+def test_a_finite_update_near_the_largest_number_does_not_overflow_the_average() -> None:
+    old = {"w": torch.tensor([1.0, -1.0])}
+    new = average(old, [large("a", 1.0, 1), large("b", 1.5e38, 3)])["w"]
+    torch.testing.assert_close(new, torch.full((2,), 1.125e38))
+    assert bool(average({"w": -new}, [large("a", -3e38, 5), large("b", 3e38, 5)])["w"].isfinite().all())
+
+
+def test_an_update_whose_sizes_overflow_is_refused_by_name() -> None:
+    like = {"w": torch.zeros(2)}
+    good, refused = Check(large("b", 3e38, 1), like, 1).result()
+    assert good.clients == () and refused[0].client == "b" and "is too large" in refused[0].reason
+
+
+@pytest.mark.parametrize("engine", [Sequential, Batched])
+def test_one_enormous_update_does_not_end_a_run(
+    engine: Any, small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = engine.train
+
+    def spoilt(self: Any, plan: Any, *rest: Any) -> Iterator[Any]:
+        for block in honest(self, plan, *rest):
+            if plan.round == 2 and "1" in block.clients:
+                changed = {name: stack.clone() for name, stack in block.params.items()}
+                for stack in changed.values():
+                    stack[block.clients.index("1")] = 3e38 if stack.is_floating_point() else 0
+                block = replace(block, params=changed)
+            yield block
+
+    monkeypatch.setattr(engine, "train", spoilt)
+    config = small(f'engine.name="{engine.name}"', "training.rounds=3", "methods.run=[]")
+    run = Run.create(config, tmp_path / "run")
+    run.execute()
+    line = next(line for line in run.lines() if line["round"] == 2)
+    assert [(r["client"], r["round"]) for r in line["refused"]] == [("1", 2)]
+    assert all(bool(t.isfinite().all()) for t in run.folder.load_model(Job(0, None, "train")).values())
+
+
+def test_a_state_that_is_not_finite_is_not_gone_on_from() -> None:
+    whole = State({"w": torch.ones(2), "n": torch.tensor(1)}, 3)
+    assert usable(whole) is whole
+    with pytest.raises(Refused, match="Round 4 left NaN or infinite values in 'w', so it is not kept") as caught:
+        usable(State({"v": torch.ones(1), "w": torch.tensor([1.0, float("inf")])}, 4))
+    assert caught.value.exit_code == 3
+
+
+def test_a_round_that_is_not_finite_is_not_saved_and_the_one_before_is_kept(
+    small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.create(small("training.rounds=3", "methods.run=[]", "checkpoint.rounds=1"), tmp_path / "run")
+    job = Job(0, None, "train")
+    honest = Retrain.round
+
+    def spoilt(self: Any, server: Any, state: State) -> State:
+        after = honest(self, server, state)
+        return (
+            replace(after, params={n: t * float("nan") for n, t in after.params.items()}) if after.round == 2 else after
+        )
+
+    monkeypatch.setattr(Retrain, "round", spoilt)
+    with pytest.raises(Refused, match="Round 2 left NaN or infinite values"):
+        run.execute()
+    kept = run.folder.load_state(job)
+    assert kept is not None and kept[0].round == 1
+    assert all(bool(t.isfinite().all()) for t in kept[0].params.values())
+    monkeypatch.undo()
+    Run.open(tmp_path / "run").execute()  # mended, it goes on from there
+    done = run.folder.load_state(job)
+    assert done is not None and done[0].round == 3
+
+
+# --- the config -------------------------------------------------------------------------------------------------------
+
+
+def test_recovery_may_have_a_rule_of_its_own(small: Callable[..., Config]) -> None:
+    plain = World(small(), 0)
+    assert plain.training_settings().robust == plain.unlearning_settings(False, "not").robust == Robust()
+    both = World(small('training.robust.rule="median"'), 0)
+    assert both.unlearning_settings(False, "not").robust == Robust("median")
+    own = World(small('unlearning.robust={rule="norm", bound=1.5}'), 0)
+    assert own.training_settings().robust == Robust()
+    assert own.unlearning_settings(False, "not").robust == Robust("norm", 1.5)
+    with pytest.raises(UnfedError, match="robust"):
+        small('training.robust.rule="krum"')
+
+
+def test_batched_is_sequential_under_a_robust_rule(small: Callable[..., Config]) -> None:
+    ends = []
+    for engine in ("sequential", "batched"):
+        config = small(f'engine.name="{engine}"', 'engine.precision="float64"', 'training.robust.rule="trimmed"')
+        server = serve(World(config, 0), ())
+        ends.append(server.recover(FineTune().begin(server)).params)
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=0, atol=1e-10)
