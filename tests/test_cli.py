@@ -366,3 +366,11 @@ def test_status_of_a_running_run(here, unfed):
         process.communicate()
     code, out, _ = unfed("status", "runs/small")
     assert "interrupted" in out and "unfed resume runs/small" in out
+
+
+def test_a_run_stops_when_its_budget_is_spent_and_is_resumed(tmp_path: Path) -> None:
+    arguments = ["run", "demo", "--out", str(tmp_path / "run"), "-q", "--set", "training.rounds=2", "--budget", "0s"]
+    stopped = CliRunner().invoke(app, [*arguments, "--set", "unlearning.rounds=1"])
+    assert stopped.exit_code == 130
+    assert f"The budget is spent. Nothing is lost: go on with `unfed resume {tmp_path / 'run'}`." in stopped.stderr
+    assert CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "-q", "--budget", "1h"]).exit_code == 0

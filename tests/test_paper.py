@@ -240,9 +240,19 @@ def test_a_fresh_transformer_has_a_zero_head_and_is_analysed_all_the_same(tmp_pa
     assert "drawn by nn.Linear" in (tmp_path / "figure-3.md").read_text()
 
 
+def test_a_spent_budget_stops_at_a_save_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    arguments = ["table-3", "-o", str(tmp_path), "--quiet", "--set", 'methods.run=["retrain","not"]']
+    stopped = paper(*arguments, "--budget", "0s")
+    assert stopped.exit_code == 130 and "The budget of 0s is spent." in stopped.stderr
+    assert not (tmp_path / "paper.html").exists() and list(tmp_path.glob("runs/*/state/0/train*"))
+    assert paper(*arguments).exit_code == 0
+    assert (tmp_path / "paper.html").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["table-1", "--budget", "9 minutes"], "90s, 9m or 1.5h"),
         (["table-9"], "choose"),
         (["--scale", "digit"], "digits"),
         (["table-1", "--set", "training.round=2"], "rounds"),

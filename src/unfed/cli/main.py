@@ -26,7 +26,18 @@ from unfed import plugins, storage
 from unfed.api import results, write_report
 from unfed.cli import compare, data, files, flower, methods, paper, requests
 from unfed.cli.display import clock_text, percent, request_line, results_table, shown, story
-from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, Sets, resumable
+from unfed.cli.options import (
+    AllowCode,
+    Budget,
+    Json,
+    Quiet,
+    RunArgument,
+    Seed,
+    Sets,
+    moment_of,
+    resumable,
+    watched_until,
+)
 from unfed.errors import Refused, UnfedError, UnfedWarning
 from unfed.measures import columns
 from unfed.measures.evaluator import Evaluator
@@ -131,21 +142,28 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Where the run folder goes; default runs/NAME.")] = None,
     sets: Sets = [],  # noqa: B006
     device: Device = None,
+    budget: Budget = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a federation, let methods forget, compare them, write a report."""
-    changes = _with_device(sets, device)
+    moment, changes = moment_of(budget), _with_device(sets, device)
     known = not Path(config).exists() and config in presets()
     read = Config.preset(config, changes) if known else Config.read(config, changes)
-    _work(_begin(read, out, read.name), as_json, quiet)
+    _work(_begin(read, out, read.name), as_json, quiet, moment)
 
 
 @app.command()
-def resume(run: RunArgument, allow_code: AllowCode = False, as_json: Json = False, quiet: Quiet = False) -> None:
+def resume(
+    run: RunArgument,
+    budget: Budget = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """Go on with a run that was interrupted; the result is bit-equal to an uninterrupted one."""
-    _work(Run.open(run), as_json, quiet)
+    _work(Run.open(run), as_json, quiet, moment_of(budget))
 
 
 def _with_device(sets: list[str], device: str | None) -> list[str]:
@@ -166,13 +184,13 @@ def _begin(config: Config, out: Path | None, name: str) -> Run:
     return Run.create(config, folder)
 
 
-def _work(run: Run, as_json: bool, quiet: bool) -> None:
+def _work(run: Run, as_json: bool, quiet: bool, moment: float | None = None) -> None:
     """Do what is to be done in a run, show it, write the report."""
     with resumable(run.folder.path), shown(run, stdout, as_json or quiet) as display:
         if not (as_json or quiet):
             stdout.print(_headline(run), soft_wrap=True)
         try:
-            run.execute(display)
+            run.execute(watched_until(display, moment))
         except Refused:
             if run.folder.requests():  # what became of them is on record, and the report must say so
                 write_report(run)

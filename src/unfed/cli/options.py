@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +14,16 @@ import typer
 from rich.console import Console
 
 from unfed import plugins
+from unfed.errors import UnfedError
+from unfed.runs.progress import Deadline, OutOfTime, Watch
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Seed = Annotated[int | None, typer.Option(help="Which repetition, where a run has several.")]
+Budget = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Stop at the first save after this long: `90s`, `9m`, `1.5h`.")
+]
 Sets = Annotated[list[str], typer.Option("--set", help="Change a config key: `--set training.rounds=20`. Repeatable.")]
 
 
@@ -34,12 +41,28 @@ AllowCode = Annotated[
 ]
 
 
+def watched_until(watch: Watch, moment: float | None) -> Watch:
+    """The same watch, which stops the work at the first save after a moment, if there is one."""
+    return watch if moment is None else Deadline(watch, moment)
+
+
+def moment_of(budget: str | None) -> float | None:
+    """When a budget that begins now is spent, on the monotonic clock."""
+    if budget is None:
+        return None
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smh])", budget, re.ASCII)
+    if found is None:
+        raise UnfedError(f"--budget takes a time such as 90s, 9m or 1.5h, not {budget!r}.")
+    return time.monotonic() + float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
 @contextmanager
 def resumable(folder: Path) -> Iterator[None]:
     """Whatever is interrupted here can be gone on with, and is told how."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         stderr = Console(stderr=True, highlight=False)
-        stderr.print(f"Interrupted. Nothing is lost: go on with `unfed resume {folder}`.", soft_wrap=True)
+        why = "The budget is spent." if isinstance(stop, OutOfTime) else "Interrupted."
+        stderr.print(f"{why} Nothing is lost: go on with `unfed resume {folder}`.", soft_wrap=True)
         sys.exit(130)

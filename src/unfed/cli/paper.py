@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +15,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from unfed.cli.display import shown
-from unfed.cli.options import AllowCode, Json, Quiet, Sets
+from unfed.cli.options import AllowCode, Budget, Json, Quiet, Sets, moment_of, watched_until
 from unfed.errors import UnfedError, nearest
 from unfed.paper.catalogue import SCALES, Item, chosen
+from unfed.runs.progress import OutOfTime, Watch
+from unfed.runs.run import Run
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -26,6 +30,7 @@ def paper(
     scale: Annotated[str, typer.Option(help="digits: minutes each. paper: its own data and models, a GPU.")] = "digits",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="For runs, files, page; default paper/SCALE.")] = None,
     sets: Sets = [],  # noqa: B006
+    budget: Budget = None,
     show: Annotated[bool, typer.Option("--list", help="Name the items with their runs, and stop.")] = False,
     allow_code: AllowCode = False,
     as_json: Json = False,
@@ -42,10 +47,18 @@ def paper(
 
     silent = quiet or as_json
     told = (lambda text: None) if silent else (lambda text: stdout.print(f"[bold]{escape(text)}[/bold]"))
+    moment = moment_of(budget)
+
+    @contextmanager
+    def watched(run: Run) -> Iterator[Watch]:
+        with shown(run, stdout, silent) as watch:
+            yield watched_until(watch, moment)
+
     try:
-        page = make(wanted, scale, out or Path("paper", scale), lambda run: shown(run, stdout, silent), told, sets)
-    except KeyboardInterrupt:
-        stderr.print("Interrupted. Nothing is lost: give the same command again.", soft_wrap=True)
+        page = make(wanted, scale, out or Path("paper", scale), watched, told, sets)
+    except KeyboardInterrupt as stop:
+        why = f"The budget of {budget} is spent." if isinstance(stop, OutOfTime) else "Interrupted."
+        stderr.print(f"{why} Nothing is lost: give the same command again.", soft_wrap=True)
         sys.exit(130)
     if as_json:
         typer.echo(json.dumps({"page": str(page), "items": [item.id for item in wanted]}))

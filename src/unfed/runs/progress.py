@@ -55,6 +55,40 @@ class Silence:
         """Nothing."""
 
 
+class OutOfTime(KeyboardInterrupt):
+    """The time that a command was given is spent; like an interruption, but just after a save."""
+
+
+class Deadline(Silence):
+    """Passes everything on, and stops the work at the first save after a moment has passed."""
+
+    def __init__(self, watch: Watch, moment: float) -> None:
+        """`moment` is read on the monotonic clock."""
+        self._watch, self._moment = watch, moment
+
+    def ear(self, job: Job) -> Ear | None:
+        """Whoever the other one lends."""
+        return self._watch.ear(job)
+
+    def begins(self, job: Job, round: int, rounds: int) -> None:
+        """As the other one is told."""
+        self._watch.begins(job, round, rounds)
+
+    def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
+        """As the other one is told."""
+        self._watch.goes_on(job, round, rounds, line)
+
+    def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
+        """As the other one is told; then the time is looked at."""
+        self._watch.saved(job, state, histories)
+        if time.monotonic() >= self._moment:
+            raise OutOfTime
+
+    def ends(self, job: Job, outcome: str) -> None:
+        """As the other one is told."""
+        self._watch.ends(job, outcome)
+
+
 class Clock:
     """How long the rest will take: rounds left × seconds per round, measured over this process's own rounds."""
 
