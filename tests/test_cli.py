@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from unfed import storage
-from unfed.cli.main import main
+from unfed.cli.main import app, main
 from unfed.runs.run import Run
 
 SMALL = """
