@@ -47,11 +47,11 @@ coverage: .venv/dev.stamp  ## what no test runs, as a page: build/coverage/uncov
 mutants: .venv/dev.stamp  ## bends one line of a method, an attack or a measure at a time and sees that a test fails (minutes)
 	$(BIN)/python tools/mutants.py $(ONLY)
 
-lint: .venv/dev.stamp  ## ruff, mypy (also as if on Windows) and who may import whom, as CI runs them
+lint: .venv/dev.stamp  ## ruff, mypy on package and tests (the package also as if on Windows) and who may import whom, as CI runs them
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 src/unfed
 	$(BIN)/lint-imports --no-logo
 
 format: .venv/dev.stamp  ## let ruff put the code in order

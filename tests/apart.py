@@ -12,8 +12,9 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def _reports(item: pytest.Item) -> Iterator[pytest.TestReport]:
             try:
                 # Fixtures of a module or of the session are the common process's: only the test's own are torn down.
                 shared = SimpleNamespace(listchain=lambda: item.listchain()[:-1])
-                reports = runtestprotocol(item, log=False, nextitem=shared)
+                reports = runtestprotocol(item, log=False, nextitem=cast(pytest.Item, shared))
                 told = [hook.pytest_report_to_serializable(config=config, report=report) for report in reports]
                 answer.write(json.dumps(told).encode())
                 answer.flush()
@@ -101,7 +102,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> object:
         assert apart() or products() == _at_first, f"float32 products are not what they were before the test. {REMEDY}"
 
 
-_autocast = torch.autocast.__enter__
+_autocast: Callable[..., object] = torch.autocast.__enter__
 
 
 def _guarded(cast: torch.autocast) -> object:
@@ -109,4 +110,4 @@ def _guarded(cast: torch.autocast) -> object:
     return _autocast(cast)
 
 
-torch.autocast.__enter__ = _guarded
+torch.autocast.__enter__ = _guarded  # type: ignore[method-assign]  # every autocast of the process

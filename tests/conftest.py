@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads cost more than they give
 os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU; Triton reads this when it is imported
@@ -20,12 +22,14 @@ from apart import pytest_runtest_protocol, pytest_runtest_teardown  # noqa: F401
 from unfed import plugins
 from unfed.data import ClientData, TensorSource
 from unfed.runs.config import Config
+from worlds import Small, Toy
 
 torch.set_num_threads(1)
 # What a test starts as a process runs the code that the test runs, from whatever folder.
 PATHS = [str(Path(unfed.__file__).parents[1]), os.environ.get("PYTHONPATH")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, PATHS))
-os.fsync = os.fstat  # no test cuts the power, so none waits for the disk; a descriptor that is not open still fails
+# No test cuts the power, so none waits for the disk; a descriptor that is not open still fails.
+os.fsync = cast(Any, os.fstat)
 ORDER = os.environ.get("UNFED_TEST_ORDER")
 # Machines differ in speed, claims do not; in CI the examples are fixed, so that a red run can be repeated.
 settings.register_profile(
@@ -73,7 +77,7 @@ SMALL = {
 
 
 @pytest.fixture
-def small():
+def small() -> Small:
     """Makes a small config with `key.path=value` changes."""
 
     def make(*sets: str) -> Config:
@@ -83,14 +87,14 @@ def small():
 
 
 @pytest.fixture
-def allow_code():
+def allow_code() -> Iterator[None]:
     """The test may name code of its own."""
     with plugins.allow_code():
         yield
 
 
 @pytest.fixture
-def toy():
+def toy() -> Toy:
     """Makes clients that hold a few random 1×8×8 images in float64."""
 
     def make(*sizes: int, classes: int = 3, forget: dict[int, list[int]] | None = None) -> dict[str, ClientData]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class Tiny(nn.Module):
         return torch.tanh(self.body(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.body(x)))
+        return self.head.forward(torch.tanh(self.body(x)))
 
 
 def fresh(seed: int) -> Params:
@@ -178,7 +179,8 @@ def stepped(
 def mean(models: Mapping[str, Params], weights: Mapping[str, int]) -> Params:
     """Σ n_k θ_k / Σ n_k"""
     total = sum(weights[name] for name in models)
-    return {n: sum(weights[k] / total * m[n] for k, m in models.items()) for n in next(iter(models.values()))}
+    names = next(iter(models.values()))
+    return {n: torch.stack([weights[k] / total * m[n] for k, m in models.items()]).sum(0) for n in names}
 
 
 def locals_of(params: Params, who: Mapping[str, ClientData], view: str = "retain", **numbers: Any) -> dict[str, Params]:
@@ -207,4 +209,4 @@ def agree(found: Params, expected: Params, tolerance: float = 1e-10) -> None:
     """Tensor by tensor, entry by entry."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(found[name], value, rtol=0, atol=tolerance, msg=partial("{}: {}".format, name))

@@ -1,5 +1,7 @@
 """Averages by hand, and updates that must not be averaged."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,13 +14,13 @@ from unfed.federation.aggregate import Check, average
 OLD = {"w": torch.tensor([1.0, 2.0]), "mean": torch.tensor([0.5]), "count": torch.tensor(3)}
 
 
-def block(*clients, samples=None, **tensors):
+def block(*clients: Any, samples: Any = None, **tensors: Any) -> Any:
     n = len(clients)
     ones = tuple(1 for _ in clients)
     return Block(clients, tensors, samples or ones, ones, tuple(0 for _ in range(n)))
 
 
-def update(client, w, mean=0.5, count=4, samples=1):
+def update(client: Any, w: Any, mean: Any = 0.5, count: Any = 4, samples: Any = 1) -> Any:
     return block(
         client,
         samples=(samples,),
@@ -28,7 +30,7 @@ def update(client, w, mean=0.5, count=4, samples=1):
     )
 
 
-def test_two_clients_by_hand():
+def test_two_clients_by_hand() -> None:
     # weights 1 and 3: w = ([1,2] + 3·[5,10]) / 4 = [4, 8], mean = (0 + 3·1) / 4
     new = average(OLD, [update("a", [1.0, 2.0], 0.0, 4, 1), update("b", [5.0, 10.0], 1.0, 5, 3)])
     assert new["w"].tolist() == [4.0, 8.0]
@@ -37,7 +39,7 @@ def test_two_clients_by_hand():
     assert new["count"].dtype == OLD["count"].dtype
 
 
-def test_a_stacked_block_equals_single_blocks():
+def test_a_stacked_block_equals_single_blocks() -> None:
     single = average(OLD, [update("a", [1.0, 2.0], 0.0, 4, 1), update("b", [5.0, 10.0], 1.0, 5, 3)])
     stacked = block(
         "a",
@@ -52,13 +54,13 @@ def test_a_stacked_block_equals_single_blocks():
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=9), st.integers(0, 1000))
-def test_what_nobody_changed_stays_bit_equal(samples, seed):
+def test_what_nobody_changed_stays_bit_equal(samples: Any, seed: int) -> None:
     old = {"w": torch.randn(50, generator=torch.Generator().manual_seed(seed))}
     blocks = [block(str(k), samples=(n,), w=old["w"][None].clone()) for k, n in enumerate(samples)]
     assert torch.equal(average(old, blocks)["w"], old["w"])
 
 
-def test_nothing_to_average_is_refused():
+def test_nothing_to_average_is_refused() -> None:
     with pytest.raises(Refused, match="no update to average"):
         average(OLD, [])
 
@@ -73,7 +75,7 @@ def test_nothing_to_average_is_refused():
         ({"x": torch.tensor([[1.0]])}, "has an unknown tensor 'x'"),
     ],
 )
-def test_a_bad_update_is_refused_and_named(change, reason):
+def test_a_bad_update_is_refused_and_named(change: Any, reason: str) -> None:
     good = update("b", [1.0, 2.0])
     kept, refusals = Check(block("b", **{**good.params, **change}), OLD, round=7).result()
     assert kept.clients == ()
@@ -83,18 +85,18 @@ def test_a_bad_update_is_refused_and_named(change, reason):
     assert re.search(reason, refusals[0].reason)
 
 
-def test_a_missing_tensor_is_named():
+def test_a_missing_tensor_is_named() -> None:
     kept, refusals = Check(block("b", w=torch.tensor([[1.0, 2.0]])), OLD, 1).result()
     assert kept.clients == () and "lacks the tensor 'count'" in refusals[0].reason
 
 
 @pytest.mark.parametrize("samples", [0, -1])
-def test_a_weight_that_is_not_positive_is_refused(samples):
+def test_a_weight_that_is_not_positive_is_refused(samples: Any) -> None:
     kept, refusals = Check(update("b", [1.0, 2.0], samples=samples), OLD, 1).result()
     assert kept.clients == () and "not positive" in refusals[0].reason
 
 
-def test_only_the_bad_client_of_a_block_is_refused():
+def test_only_the_bad_client_of_a_block_is_refused() -> None:
     mixed = block(
         "a",
         "b",
@@ -109,7 +111,7 @@ def test_only_the_bad_client_of_a_block_is_refused():
     assert [r.client for r in refusals] == ["b"]
 
 
-def test_numbers_whose_sum_is_too_large_are_no_model():
+def test_numbers_whose_sum_is_too_large_are_no_model() -> None:
     huge = torch.finfo(torch.float32).max
     good, bad = Check(update("a", [huge, -huge]), OLD, 1).result()
     assert good.clients == () and "do not add up to a finite number" in bad[0].reason

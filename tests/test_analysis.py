@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,8 @@ from unfed.model.functional import Template
 from unfed.model.layers import choose
 from unfed.model.networks import build
 from unfed.model.perturb import negate
-from unfed.runs.config import Config
 from unfed.runs.run import Run
+from worlds import Small
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -75,7 +74,7 @@ def test_cka_averages_over_batches_before_it_divides() -> None:
     x, y = noise(24, 5), noise(24, 5, seed=1) + noise(24, 5)
     grams = [(m @ m.T, n @ n.T) for m, n in zip(x.split(8), y.split(8), strict=True)]
     both, own_x, own_y = (
-        sum(hsic(*pair) for pair in chosen)
+        torch.stack([hsic(*pair) for pair in chosen]).sum()
         for chosen in (grams, [(K, K) for K, _ in grams], [(L, L) for _, L in grams])
     )
     assert unbiased(x, y, 8) == pytest.approx(float(both / (own_x * own_y).sqrt()))
@@ -297,7 +296,7 @@ def test_freezing_rows_of_a_tensor_is_refused() -> None:
         NRFreeze(layers=("conv1.weight[0:2]",)).check(module)
 
 
-def test_a_run_compares_it_with_retrain(small: Callable[..., Config], tmp_path: Path) -> None:
+def test_a_run_compares_it_with_retrain(small: Small, tmp_path: Path) -> None:
     path = "unfed.methods.nr_freeze:NRFreeze"
     done = Run.create(small(f'methods.run=["retrain", "{path}"]', "training.rounds=2"), tmp_path / "run")
     done.execute()
@@ -311,7 +310,7 @@ def test_a_run_compares_it_with_retrain(small: Callable[..., Config], tmp_path: 
 
 
 def test_the_page_s_examples_run(
-    small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = small('methods.run=["retrain", "ft", "not"]', 'request={id="client-0-leaves", clients=["0"]}')
     Run.create(made, tmp_path / "runs" / "demo").execute()

@@ -9,8 +9,9 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_recorded import transformer
-from unfed.engines.compiled import attention, handwritten, kernels, recorded
+from unfed.engines.compiled import attention, capture, handwritten, kernels, recorded
 from unfed.model.networks.blocks import attend, computed_by
+from worlds import noting
 
 HALF = torch.bfloat16
 
@@ -112,10 +113,10 @@ def test_the_bias_takes_its_gradient_from_the_kernels_sums() -> None:
 
 @pytest.mark.own_process
 def test_a_transformer_trains_alike_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
+    monkeypatch.setattr(recorded, "compiler", capture.as_traced)
     calls: list[Tensor] = []
     forward = attention.forward
-    monkeypatch.setattr(attention, "forward", lambda x: calls.append(x) or forward(x))
+    monkeypatch.setattr(attention, "forward", noting(calls, forward))
     ours = transformer(width=32, heads=2)
     assert calls
     monkeypatch.setattr(handwritten, "chosen", handwritten.Handwritten(attention=False))

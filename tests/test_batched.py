@@ -17,7 +17,7 @@ from unfed.data import ClientData, DatasetSource, TensorSource, Transform, diric
 from unfed.engines import Batched, PerClient, Sequential
 from unfed.engines.base import Block, Context, Engine
 from unfed.engines.choice import Choice, choose
-from unfed.engines.compiled import recorded
+from unfed.engines.compiled import capture, recorded
 from unfed.engines.mapped import _WrittenOut
 from unfed.engines.stack import Course
 from unfed.errors import UnfedError
@@ -68,7 +68,11 @@ def answers(
     engine: Engine, plan: Plan, params: Params, clients: dict[str, ClientData], context: Context
 ) -> list[Block]:
     names = [n for n, c in clients.items() if covered(plan, c)]
-    return [block.pick([i]) for block in engine.train(plan, params, names, context) for i in range(len(block.clients))]
+    found: list[Block] = []
+    for block in engine.train(plan, params, names, context):
+        assert isinstance(block, Block), block
+        found += [block.pick([i]) for i in range(len(block.clients))]
+    return found
 
 
 def assert_equal(
@@ -112,7 +116,7 @@ CONTEXTS = {
 
 @pytest.mark.parametrize("compile", [False, True], ids=["mapped", "recorded"])
 def test_labels_drawn_once_are_the_same_in_a_stack(compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
+    monkeypatch.setattr(recorded, "compiler", capture.as_traced)
     clients, (template, params) = federation((12, 9, 21)), model()
 
     def trained(engine: Engine, **numbers: bool) -> dict[str, Params]:
@@ -184,7 +188,7 @@ def test_every_rule_is_the_same_stacked(phase: Phase) -> None:
     mask = {
         name: (rng.words(rng.as_key(7), torch.arange(t.numel())) % 2).view(t.shape) for name, t in another(1).items()
     }
-    context = {"home": PerClient({str(k): another(30 + k) for k in range(6)}), "mask": mask}
+    context: Context = {"home": PerClient({str(k): another(30 + k) for k in range(6)}), "mask": mask}
     assert_equal(plan_of(phase, keep=True), federation((5, 30, 9, 2, 17, 24)), model(), context)
 
 
@@ -203,7 +207,7 @@ SGD, ADAM = Optimiser(lr=0.05, decay=0.1), Optimiser("adam", lr=0.05, decay=0.1)
 def test_a_head_without_a_gradient_rests_in_every_engine(
     rule: Optimiser, compile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
+    monkeypatch.setattr(recorded, "compiler", capture.as_traced)
     clients, (template, params) = federation((12, 9, 21)), model()
     features, whole = (
         Phase(objective=term("contrast"), batch=8, epochs=2, optimiser=rule),

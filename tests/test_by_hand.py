@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import hand
 from hand import (
@@ -35,13 +37,17 @@ from hand import (
 from unfed.client.plan import term
 from unfed.data import Request
 from unfed.engines import Batched
+from unfed.engines.sequential import Sequential
+from unfed.federation.protocol import Server
+from unfed.federation.state import State
 from unfed.methods import FCU, FUKD, PGD, FedEraser, FineTune, MoDE, NoT, Retrain
+from unfed.methods.base import Method
 from unfed.model.params import Params, load_into, params_of
 
 THETA = fresh(1)
 
 
-def after(method, server, rounds):
+def after(method: Method, server: Server, rounds: int) -> State:
     state = method.begin(server)
     while state.round < rounds and not state.done:
         state = method.round(server, state)
@@ -51,7 +57,7 @@ def after(method, server, rounds):
 # --- FedAvg, FT, NoT, Retrain -----------------------------------------------------------------------------------------
 
 
-def test_a_round_of_ft_weighs_the_clients_that_stay_by_their_rows():
+def test_a_round_of_ft_weighs_the_clients_that_stay_by_their_rows() -> None:
     who = gone("a")
     expected = fedavg(fedavg(THETA, who), who)
     agree(after(FineTune(), serve(who, THETA), 2).params, expected)
@@ -59,28 +65,28 @@ def test_a_round_of_ft_weighs_the_clients_that_stay_by_their_rows():
     assert differ(fedavg(THETA, who), equal)
 
 
-def test_a_round_weighs_by_the_rows_that_are_left_not_by_those_that_were():
+def test_a_round_weighs_by_the_rows_that_are_left_not_by_those_that_were() -> None:
     who = clients(b=range(25), c=[0, 1])  # 10, 5 and 13 rows stay
     agree(after(FineTune(), serve(who, THETA), 1).params, fedavg(THETA, who))
     before = mean(locals_of(THETA, who), SIZES)
     assert differ(fedavg(THETA, who), before)
 
 
-def test_not_turns_the_sign_of_the_first_weight_and_then_is_fedavg():
+def test_not_turns_the_sign_of_the_first_weight_and_then_is_fedavg() -> None:
     who = gone("b")
     turned = THETA | {"body.weight": -THETA["body.weight"]}
     agree(after(NoT(), serve(who, THETA), 0).params, turned, 0)
     agree(after(NoT(), serve(who, THETA), 1).params, fedavg(turned, who))
 
 
-def test_retrain_starts_elsewhere_for_every_seed_and_never_at_the_old_model():
+def test_retrain_starts_elsewhere_for_every_seed_and_never_at_the_old_model() -> None:
     starts = [Retrain().begin(serve(gone("a"), THETA, seed=seed)).params for seed in (1, 2, 3)]
     for i, one in enumerate(starts):
         assert differ(one, THETA)
         assert all(differ(one, other) for other in starts[:i])
 
 
-def test_retrain_never_sees_who_left():
+def test_retrain_never_sees_who_left() -> None:
     who = gone("a")
     server = serve(who, THETA)
     start = Retrain().begin(server).params
@@ -91,7 +97,7 @@ def test_retrain_never_sees_who_left():
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "global"])
-def test_federaser_brings_every_new_update_to_the_length_it_had_then(granularity):
+def test_federaser_brings_every_new_update_to_the_length_it_had_then(granularity: Literal["tensor", "global"]) -> None:
     method, start = FedEraser(granularity=granularity), fresh(2)
     _, history = recorded(clients(), start, 3, method)
     # The training by hand: θ^t, and ‖U_k^t‖ of every client, tensor by tensor.
@@ -123,7 +129,7 @@ def test_federaser_brings_every_new_update_to_the_length_it_had_then(granularity
 
 
 @pytest.mark.parametrize("leaving", ["a", "ac"])
-def test_fukd_subtracts_every_leavers_weighted_updates_and_lets_the_old_model_teach(leaving):
+def test_fukd_subtracts_every_leavers_weighted_updates_and_lets_the_old_model_teach(leaving: str) -> None:
     method = FUKD(epochs=3, lr=0.05, momentum=0.8, temperature=2.5)
     start, total = fresh(2), sum(SIZES.values())
     _, history = recorded(clients(), start, 2, method)
@@ -164,18 +170,18 @@ class Drawn:
         return self.models[-1]
 
 
-def climb(ref: Params, last: Params, x, y, method: PGD, delta: float) -> tuple[Params, list[str]]:
+def climb(ref: Params, last: Params, x: Tensor, y: Tensor, method: Any, delta: float) -> tuple[Params, list[str]]:
     """The ascent by hand, and what happened on the way."""
     seen: list[str] = []
 
-    def project_and_look(module, number):
+    def project_and_look(module: Any, number: int) -> bool:
         w = params_of(module)
         seen.append("step")
         if math.sqrt(square(w, ref)) > delta:
             shrink = delta / math.sqrt(square(w, ref))
             load_into(module, {n: ref[n] + shrink * (w[n] - ref[n]) for n in w})
             seen.append("projected")
-        stop = square(params_of(module), last) > method.threshold
+        stop = bool(square(params_of(module), last) > method.threshold)
         seen.extend(["stopped"] * stop)
         return stop
 
@@ -203,7 +209,7 @@ REGIMES = {
 
 
 @pytest.mark.parametrize("regime", REGIMES)
-def test_pgd_climbs_from_the_others_mean_clipped_projected_and_stopped(regime):
+def test_pgd_climbs_from_the_others_mean_clipped_projected_and_stopped(regime: str) -> None:
     method, happens = REGIMES[regime]
     start = fresh(2)
     _, history = recorded(clients(), start, 2, method)
@@ -222,13 +228,14 @@ def test_pgd_climbs_from_the_others_mean_clipped_projected_and_stopped(regime):
         assert seen.count(what) >= least, seen
     agree(found, expected, 1e-9)
     if regime == "stopped":  # the threshold is a squared distance: its root would stop elsewhere
+        assert method.threshold is not None
         _, elsewhere = climb(
             ref, models["a"], *rows(who["a"], "forget"), replace(method, threshold=method.threshold**2), delta
         )
         assert elsewhere.count("step") != seen.count("step")
 
 
-def test_several_leavers_climb_from_one_reference_and_are_averaged_by_their_rows():
+def test_several_leavers_climb_from_one_reference_and_are_averaged_by_their_rows() -> None:
     method, start = replace(CLIMB, clip=100.0), fresh(2)
     _, history = recorded(clients(), start, 1, method)
     models = locals_of(start, clients())
@@ -242,14 +249,14 @@ def test_several_leavers_climb_from_one_reference_and_are_averaged_by_their_rows
     agree(found, mean(climbed, SIZES), 1e-9)
 
 
-def test_a_leavers_last_round_is_replayed_on_the_rows_it_held_then():
+def test_a_leavers_last_round_is_replayed_on_the_rows_it_held_then() -> None:
     """Rows 0 to 3 of a were forgotten by an earlier request: a's last model was trained without them."""
     earlier = Request("early", samples=tuple(("a", i) for i in range(4)))
     then = clients(a=range(4))
     theta, history = recorded(then, THETA, 1, CLIMB, scope=(earlier.to_json(),))
     engines = []
 
-    def as_it_was(scope):
+    def as_it_was(scope: list[dict[str, list[Any] | str]]) -> Sequential:
         engines.append([Request.from_json(r) for r in scope])
         return engine_of(clients(a=[position for request in engines[-1] for _, position in request.samples]))
 
@@ -263,14 +270,14 @@ def test_a_leavers_last_round_is_replayed_on_the_rows_it_held_then():
 # --- MoDE -------------------------------------------------------------------------------------------------------------
 
 
-def answers(params, x):
+def answers(params: Params, x: Tensor) -> Tensor:
     """argmax of the logits, row by row."""
-    return hand.module_of(params)(x).argmax(1)
+    return hand.module_of(params).forward(x).argmax(1)
 
 
 PLAIN = MoDE(guidance=3, degradation=2, coefficient=0.3, lr=0.1, degradation_lr=0.6)
 # (a reading, what its steps are made of by hand: of φ, of the guidance, of the owners' guidance; what stays of θ)
-READINGS = {
+READINGS: dict[str, tuple[MoDE, dict[str, Any], dict[str, Any], dict[str, Any], float]] = {
     "plain": (PLAIN, {"lr": 0.6, "momentum": 0.0}, {"lr": 0.1, "momentum": 0.0}, {"lr": 0.1, "momentum": 0.0}, 0.3),
     "other": (
         replace(
@@ -293,8 +300,8 @@ READINGS = {
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("forgotten", [{"a": range(10)}, {"a": range(4), "b": range(12)}])
 def test_mode_dissolves_the_model_in_this_rounds_degraded_one_which_then_says_what_the_forgotten_rows_are(
-    reading, forgotten
-):
+    reading: str, forgotten: dict[str, range]
+) -> None:
     method, degrading, guiding, owning, keep = READINGS[reading]
     who, drawn = clients(**forgotten), Drawn()
     server = serve(who, THETA, fresh=drawn)
@@ -323,7 +330,7 @@ def test_mode_dissolves_the_model_in_this_rounds_degraded_one_which_then_says_wh
     agree(method.round(server, state).params, fedavg(theta, who))
 
 
-def test_a_stack_of_ragged_clients_asks_the_degraded_model_about_forgotten_rows_only():
+def test_a_stack_of_ragged_clients_asks_the_degraded_model_about_forgotten_rows_only() -> None:
     """10, 30 and 15 rows in one stack: the padding of a and c, which leave, is nobody's row and costs nothing."""
     who, phi = gone("a", "c"), fresh(3)
     server = serve(who, THETA)
@@ -342,7 +349,7 @@ def test_a_stack_of_ragged_clients_asks_the_degraded_model_about_forgotten_rows_
 # --- FCU --------------------------------------------------------------------------------------------------------------
 
 
-def fused(base, donor, rho):
+def fused(base: Tensor, donor: Tensor, rho: float) -> Tensor:
     """The base's phase and high band, the donor's amplitude in the centred low band; by NumPy, shifted and back."""
     own, given = (np.fft.fftshift(np.fft.fft2(m.numpy())) for m in (base, donor))
     amplitude = np.abs(own)
@@ -351,7 +358,7 @@ def fused(base, donor, rho):
     return torch.from_numpy(np.fft.ifft2(np.fft.ifftshift(amplitude * np.exp(1j * np.angle(own)))).real)
 
 
-def contrasted(theta, psi, x, method, swap=False):
+def contrasted(theta: Params, psi: Params, x: Tensor, method: Any, swap: bool = False) -> tuple[Params, list[float]]:
     """A leaver's phase by hand, and the learning rates of its stretches."""
     module, old, other = hand.module_of(theta), hand.module_of(theta), hand.module_of(psi)
     adam = torch.optim.Adam(
@@ -363,7 +370,7 @@ def contrasted(theta, psi, x, method, swap=False):
     away, towards = old.features(x).detach(), other.features(x).detach()
     rates = []
     for _ in range(method.iterations // method.fuse_every):
-        losses = []
+        losses: list[Any] = []
         for _ in range(method.fuse_every):
             adam.zero_grad()
             f = module.features(x)
@@ -385,13 +392,12 @@ def contrasted(theta, psi, x, method, swap=False):
 
 
 CONTRAST = FCU(
-    **{"iterations": 20, "fuse_every": 3, "rho": 0.9, "lr": 2.0, "beta2": 0.8, "decay": 0.03},
-    **{"temperature": 0.4, "patience": 0, "factor": 0.5},
+    iterations=20, fuse_every=3, rho=0.9, lr=2.0, beta2=0.8, decay=0.03, temperature=0.4, patience=0, factor=0.5
 )
 
 
 @pytest.mark.parametrize("order", ["own_phase", "repo_call"])
-def test_fcu_contrasts_features_with_adam_fuses_and_slows_down(order):
+def test_fcu_contrasts_features_with_adam_fuses_and_slows_down(order: Literal["own_phase", "repo_call"]) -> None:
     """Two leavers of 10 and 15 rows; the head has no gradient, so Adam leaves it alone, decay and all."""
     method = replace(CONTRAST, fusion_order=order)
     who, drawn = gone("a", "c"), Drawn()
@@ -406,7 +412,7 @@ def test_fcu_contrasts_features_with_adam_fuses_and_slows_down(order):
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.9])
-def test_fcu_as_it_is_published_is_adam_on_the_leavers_rows(rho):
+def test_fcu_as_it_is_published_is_adam_on_the_leavers_rows(rho: float) -> None:
     method, who, drawn = FCU(iterations=20, fuse_every=10, rho=rho), gone("a"), Drawn()
     server = serve(who, THETA, fresh=drawn)
     found = method.begin(server).params

@@ -18,6 +18,7 @@ import unfed
 from unfed.central import Result
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.params import params_of
+from worlds import noting
 
 Pair = tuple[Tensor, Tensor]
 
@@ -109,7 +110,9 @@ def test_retrain_can_be_a_number_of_epochs_or_a_model_of_ones_own(model: nn.Modu
 
 def test_retrain_is_the_epoch_with_the_best_test_accuracy_as_in_the_paper(model: nn.Module) -> None:
     result = call(model, retrain=8, seed=2)
-    epochs = {line["round"]: line["test"] for line in result.lines if line["method"] == "retrain" and line["round"]}
+    epochs = {
+        line["round"]: float(line["test"]) for line in result.lines if line["method"] == "retrain" and line["round"]
+    }
     best = max(epochs, key=lambda t: (epochs[t], -t))
     assert len(epochs) == 8 and epochs[best] > epochs[8], "the last epoch is not the best here"
     assert result.retrain is not None and result.retrain["round"] == best
@@ -120,7 +123,7 @@ def test_a_model_that_is_retrained_comes_back_as_it_was_at_its_best_epoch(model:
     accuracy = 100 * float((result.model(TEST[0]).argmax(1) == TEST[1]).float().mean())
     tests = [line["test"] for line in result.lines if line["method"] == "retrain" and line["round"]]
     assert result.after["test"] == pytest.approx(accuracy, abs=1e-3) == pytest.approx(max(tests), abs=1e-3)
-    assert result.epochs == result.after["round"] < 6
+    assert result.epochs == int(result.after["round"]) < 6
     untested = call(model, method="retrain", test=None)
     assert untested.epochs == 2
 
@@ -361,10 +364,10 @@ def test_a_broken_model_is_named() -> None:
         call(broken)
 
 
-def test_a_callers_thread_count_is_left_alone(monkeypatch):
-    seen = []
+def test_a_callers_thread_count_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
     original = torch.set_num_threads
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: seen.append(n) or original(n))
+    monkeypatch.setattr(torch, "set_num_threads", noting(seen, original))
     before = torch.get_num_threads()
     original(2)
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ from unfed.model.functional import Template
 from unfed.model.networks import build
 from unfed.model.params import Params, cast, params_of
 
-DIGITS = load("digits", seed=1, dtype=torch.float64).train
+DIGITS: Any = load("digits", seed=1, dtype=torch.float64).train
 SHAPE, ROWS, BATCH = (1, 8, 8), 60, 16
 MODEL = "cnn-tiny-bn"
 
@@ -214,7 +214,9 @@ def test_random_labels_are_drawn_anew_in_every_pass_and_again_under_the_same_see
 
 
 @pytest.mark.parametrize("relabel", ["anew", "once"])
-def test_labels_drawn_once_stay_with_their_rows(relabel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_drawn_once_stay_with_their_rows(
+    relabel: Literal["anew", "once"], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What each forgotten row is taught, over three rounds: the same label always, or not."""
     taught: dict[tuple[float, ...], set[int]] = {}
     found = OBJECTIVES["random_label"]
@@ -379,7 +381,7 @@ def _importances() -> tuple[JobServer, Params, Params]:
     server = server_of()
     found = []
     for view in ("forget", "all"):
-        sums = server.measure(Measure("squared_gradient", view, BATCH), server.params, ("all",))  # type: ignore[arg-type]
+        sums = server.measure(Measure("squared_gradient", view, BATCH), server.params, ("all",))
         found.append({n: sums[n] / sums["batches"] for n in server.template.trainable})
     return server, found[0], found[1]
 

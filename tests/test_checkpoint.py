@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from unfed.errors import UnfedError
 TENSORS = {"z": torch.arange(3.0), "a": torch.tensor([1, 2]), "m/x": torch.ones(2, 2, dtype=torch.float64)}
 
 
-def test_a_checkpoint_comes_back_as_it_was(tmp_path):
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
     storage.save(tmp_path / "s.safetensors", TENSORS, {"round": 3, "list": [1, "x"]})
     tensors, numbers = storage.load(tmp_path / "s.safetensors")
     assert list(tensors) == ["z", "a", "m/x"]  # in its own order, not the file's
@@ -22,7 +24,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     assert numbers == {"round": 3, "list": [1, "x"]} == storage.numbers_of(tmp_path / "s.safetensors")
 
 
-def test_what_was_loaded_does_not_hang_on_its_file(tmp_path):
+def test_what_was_loaded_does_not_hang_on_its_file(tmp_path: Path) -> None:
     path = tmp_path / "s"
     storage.save(path, {"w": torch.arange(5000.0)}, {})
     tensors, _ = storage.load(path)
@@ -30,16 +32,16 @@ def test_what_was_loaded_does_not_hang_on_its_file(tmp_path):
     assert torch.equal(tensors["w"], torch.arange(5000.0))
 
 
-def test_a_file_is_written_where_folders_cannot_be_opened(tmp_path, monkeypatch):
+def test_a_file_is_written_where_folders_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows: a folder cannot be opened, and a file opened for reading cannot be synced."""
     original_open, original_sync = os.open, os.fsync
 
-    def open_files_only(path, flags, *more, **named):
+    def open_files_only(path: Path, flags: int, *more: Any, **named: Any) -> int:
         if os.path.isdir(path):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return original_open(path, flags, *more, **named)
 
-    def sync_written_only(descriptor):
+    def sync_written_only(descriptor: int) -> None:
         os.write(descriptor, b"")  # fails with EBADF where it was opened for reading
         original_sync(descriptor)
 
@@ -53,7 +55,7 @@ def test_a_file_is_written_where_folders_cannot_be_opened(tmp_path, monkeypatch)
     assert (tmp_path / "s").read_bytes() == b"new"
 
 
-def test_the_same_state_gives_the_same_bytes(tmp_path):
+def test_the_same_state_gives_the_same_bytes(tmp_path: Path) -> None:
     seen = set()
     for _ in range(8):  # safetensors itself writes metadata in a random order
         storage.save(tmp_path / "s", TENSORS, {"round": 3})
@@ -61,22 +63,22 @@ def test_the_same_state_gives_the_same_bytes(tmp_path):
     assert len(seen) == 1
 
 
-def test_tensors_that_share_memory_can_be_saved(tmp_path):
+def test_tensors_that_share_memory_can_be_saved(tmp_path: Path) -> None:
     whole = torch.arange(6.0)
     storage.save(tmp_path / "s", {"a": whole[:3], "b": whole}, {})
     assert storage.load(tmp_path / "s")[0]["a"].tolist() == [0, 1, 2]
 
 
-def test_groups_are_joined_and_parted():
+def test_groups_are_joined_and_parted() -> None:
     groups = {"params": {"w": torch.ones(1)}, "phi": {"a/b": torch.zeros(1)}}
     assert storage.part(storage.join(groups)) == groups
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "s"
     storage.write_bytes(path, b"old")
 
-    def full(descriptor):
+    def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
@@ -86,11 +88,11 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
     assert os.listdir(tmp_path) == ["s"]
 
 
-def test_a_crash_before_the_rename_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_crash_before_the_rename_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "s"
     storage.write_bytes(path, b"old")
 
-    def crash(source, target):
+    def crash(source: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", crash)
@@ -99,14 +101,14 @@ def test_a_crash_before_the_rename_leaves_the_old_file(tmp_path, monkeypatch):
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["s"]
 
 
-def test_an_unwritable_path_is_one_sentence(tmp_path):
+def test_an_unwritable_path_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnfedError, match="could not be written"):
         storage.write_bytes(tmp_path / "file" / "below", b"x")
 
 
 @pytest.mark.parametrize("content", [b"", b"not safetensors", b"\xff" * 100])
-def test_a_foreign_file_is_named(tmp_path, content):
+def test_a_foreign_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "s").write_bytes(content)
     with pytest.raises(UnfedError, match="cannot be read as safetensors.*unfed convert"):
         storage.load(tmp_path / "s")
@@ -114,7 +116,7 @@ def test_a_foreign_file_is_named(tmp_path, content):
         storage.numbers_of(tmp_path / "s")
 
 
-def test_a_truncated_file_is_named(tmp_path):
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     storage.save(tmp_path / "s", TENSORS, {})
     whole = (tmp_path / "s").read_bytes()
     (tmp_path / "s").write_bytes(whole[:-5])
@@ -122,14 +124,14 @@ def test_a_truncated_file_is_named(tmp_path):
         storage.load(tmp_path / "s")
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnfedError, match="There is no model at"):
         storage.load(tmp_path / "s", "model")
     with pytest.raises(UnfedError, match="There is no run description"):
         storage.read_json(tmp_path / "x.json", "run description")
 
 
-def test_lines_are_appended_and_cut(tmp_path):
+def test_lines_are_appended_and_cut(tmp_path: Path) -> None:
     path = tmp_path / "t"
     first = storage.append_line(path, "one")
     storage.append_line(path, "two")
@@ -139,7 +141,7 @@ def test_lines_are_appended_and_cut(tmp_path):
     assert path.read_text() == "one\n"
 
 
-def test_json_is_readable_by_people(tmp_path):
+def test_json_is_readable_by_people(tmp_path: Path) -> None:
     storage.write_json(tmp_path / "x.json", {"b": 1, "a": [2]})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": [2], "b": 1}
     (tmp_path / "x.json").write_text("{")

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,24 +35,26 @@ checkpoint.rounds = 1
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.toml").write_text(SMALL)
     return tmp_path
 
 
 @pytest.fixture
-def unfed(here, monkeypatch, capsys):
+def unfed(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Any]]:
     """Runs a command in this process: (exit code, stdout, stderr)."""
     handler = signal.getsignal(signal.SIGTERM)
 
-    def call(*arguments):
+    def call(*arguments: Any) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["unfed", *map(str, arguments)])
         try:
             main()
             code = 0
         except SystemExit as end:
-            code = end.code or 0
+            code = int(end.code or 0)
         out, err = capsys.readouterr()
         return code, out, err
 
@@ -59,13 +63,13 @@ def unfed(here, monkeypatch, capsys):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one small finished run, for all tests of this file; they take copies."""
     return tmp_path_factory.mktemp("finished") / "small"
 
 
 @pytest.fixture
-def done(unfed, here, finished):
+def done(unfed: Callable[..., Any], here: Path, finished: Path) -> Path:
     """A small finished run."""
     if not finished.exists():
         assert unfed("run", "small.toml", "--quiet")[0] == 0
@@ -78,7 +82,7 @@ def done(unfed, here, finished):
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_ends_with_a_table_and_the_path_of_a_report(unfed, here):
+def test_a_run_ends_with_a_table_and_the_path_of_a_report(unfed: Callable[..., Any], here: Path) -> None:
     code, out, err = unfed("run", "small.toml")
     assert code == 0, err
     assert "4 clients, cnn-tiny" in out and "engine on cpu" in out
@@ -88,7 +92,7 @@ def test_a_run_ends_with_a_table_and_the_path_of_a_report(unfed, here):
     assert (here / "runs/small/report.html").read_text().startswith("<!doctype html>")
 
 
-def test_quiet_prints_nothing_and_json_prints_json(unfed):
+def test_quiet_prints_nothing_and_json_prints_json(unfed: Callable[..., Any]) -> None:
     assert unfed("run", "small.toml", "--quiet", "--out", "a")[:2] == (0, "")
     code, out, _ = unfed("run", "small.toml", "--json", "--out", "b")
     value = json.loads(out)
@@ -96,31 +100,31 @@ def test_quiet_prints_nothing_and_json_prints_json(unfed):
     assert {line["method"] for line in value["lines"]} == {"train", "before", "not", "retrain"}
 
 
-def test_set_and_device_change_the_config(unfed, here):
+def test_set_and_device_change_the_config(unfed: Callable[..., Any], here: Path) -> None:
     assert unfed("run", "small.toml", "-q", "--set", "training.rounds=1", "--device", "cpu")[0] == 0
     config = json.loads((here / "runs/small/run.json").read_text())["config"]
     assert config["training"]["rounds"] == 1 and config["device"] == "cpu"
 
 
-def test_a_second_run_gets_a_folder_of_its_own(unfed, done, here):
+def test_a_second_run_gets_a_folder_of_its_own(unfed: Callable[..., Any], done: Path, here: Path) -> None:
     assert unfed("run", "small.toml", "--quiet")[0] == 0
     assert (here / "runs/small-2/run.json").exists()
 
 
-def test_resuming_a_finished_run_does_nothing_new(unfed, done):
+def test_resuming_a_finished_run_does_nothing_new(unfed: Callable[..., Any], done: Path) -> None:
     before = (done / "trajectory.jsonl").read_bytes()
     assert unfed("resume", done)[0] == 0
     assert (done / "trajectory.jsonl").read_bytes() == before
 
 
-def test_status_says_where_a_run_stands(unfed, done):
+def test_status_says_where_a_run_stands(unfed: Callable[..., Any], done: Path) -> None:
     code, out, _ = unfed("status", done)
     assert code == 0 and "finished" in out and "0/r1/not" in out and "3/3" in out
     value = json.loads(unfed("status", done, "--json")[1])
     assert value["state"] == "finished" and value["jobs"][0]["round"] == 4
 
 
-def test_forget_serves_a_request_once(unfed, done):
+def test_forget_serves_a_request_once(unfed: Callable[..., Any], done: Path) -> None:
     code, out, err = unfed("forget", done, "--client", "2", "--until", "2")
     assert code == 0, err
     assert "Request 'client-2' is served after 2 rounds" in out and "report.html" in out
@@ -129,7 +133,7 @@ def test_forget_serves_a_request_once(unfed, done):
     assert "client-2" in unfed("status", done)[1]
 
 
-def test_forget_by_class_and_by_samples(unfed, done, here):
+def test_forget_by_class_and_by_samples(unfed: Callable[..., Any], done: Path, here: Path) -> None:
     assert unfed("forget", done, "--class", "3", "--until", "1", "--quiet")[:2] == (0, "")
     (here / "ids.csv").write_text("client,position\n1,0\n1,5\n")
     code, out, err = unfed("forget", done, "--samples", "ids.csv", "--until", "1", "--json")
@@ -137,12 +141,12 @@ def test_forget_by_class_and_by_samples(unfed, done, here):
     assert json.loads(out)["status"] == "done" and json.loads(out)["request"].startswith("samples-")
 
 
-def test_not_recovered_is_exit_code_3(unfed, done):
+def test_not_recovered_is_exit_code_3(unfed: Callable[..., Any], done: Path) -> None:
     code, _, err = unfed("forget", done, "--client", "2")
     assert code == 3 and "is not recovered after 3 rounds" in err and "--until 6" in err
 
 
-def test_after_exit_code_3_status_names_ways_out_that_work(unfed, done):
+def test_after_exit_code_3_status_names_ways_out_that_work(unfed: Callable[..., Any], done: Path) -> None:
     assert unfed("forget", done, "--client", "2")[0] == 3
     code, out, _ = unfed("status", done)
     assert code == 0 and "request client-2: denied (not recovered)" in out and "it stays owed" in out
@@ -156,7 +160,7 @@ def test_after_exit_code_3_status_names_ways_out_that_work(unfed, done):
     assert "request client-2: fulfilled" in unfed("status", done)[1]
 
 
-def test_another_request_is_served_though_the_one_before_was_not(unfed, done):
+def test_another_request_is_served_though_the_one_before_was_not(unfed: Callable[..., Any], done: Path) -> None:
     assert unfed("forget", done, "--client", "2", "--json")[0] == 3
     code, out, err = unfed("forget", done, "--client", "3", "--until", "1", "--json")
     assert code == 0 and json.loads(out)["status"] == "done", err
@@ -169,7 +173,7 @@ def test_another_request_is_served_though_the_one_before_was_not(unfed, done):
     assert code == 2 and "is out already, by request 'client-3'" in err.replace("\n", " ")
 
 
-def test_withdraw_lets_a_request_go(unfed, done):
+def test_withdraw_lets_a_request_go(unfed: Callable[..., Any], done: Path) -> None:
     assert unfed("forget", done, "--client", "2")[0] == 3
     code, out, _ = unfed("withdraw", done, "client-2")
     assert code == 0 and "Request 'client-2' is withdrawn" in out
@@ -187,7 +191,7 @@ def test_withdraw_lets_a_request_go(unfed, done):
         assert code == 2 and says in err.replace("\n", " ") and not out.strip(), err
 
 
-def test_export_evaluate_and_negate(unfed, done, here):
+def test_export_evaluate_and_negate(unfed: Callable[..., Any], done: Path, here: Path) -> None:
     assert unfed("export", done, "--method", "not", "-o", "m.safetensors")[0] == 0
     params, about = storage.load(here / "m.safetensors")
     assert about["architecture"] == "cnn-tiny"
@@ -204,20 +208,20 @@ def test_export_evaluate_and_negate(unfed, done, here):
     assert torch.equal(after["conv1.weight"], params["conv1.weight"])
 
 
-def test_convert_reads_a_state_dict(unfed, here):
+def test_convert_reads_a_state_dict(unfed: Callable[..., Any], here: Path) -> None:
     torch.save({"state_dict": {"a.weight": torch.ones(2, 2)}}, here / "m.pt")
     assert unfed("convert", "m.pt", "-o", "m.safetensors")[0] == 0
     assert storage.load(here / "m.safetensors")[0]["a.weight"].tolist() == [[1, 1], [1, 1]]
 
 
-def test_reports_in_three_formats(unfed, done, here):
+def test_reports_in_three_formats(unfed: Callable[..., Any], done: Path, here: Path) -> None:
     assert unfed("report", done, "-o", "x.html")[0] == 0 and (here / "x.html").exists()
     assert "| Method |" in unfed("report", done, "--format", "md", "--rule", "last")[1]
     assert unfed("report", done, "--format", "latex", "-o", "t.tex")[0] == 0
     assert r"\toprule" in (here / "t.tex").read_text()
 
 
-def test_methods_are_listed_with_what_they_need(unfed):
+def test_methods_are_listed_with_what_they_need(unfed: Callable[..., Any]) -> None:
     code, out, _ = unfed("methods")
     assert code == 0 and "NoT" in out and "Retrain" in out
     listed = json.loads(unfed("methods", "--json")[1])
@@ -226,7 +230,7 @@ def test_methods_are_listed_with_what_they_need(unfed):
     assert "layers" in out and "paper" in out
 
 
-def test_help_and_version(unfed):
+def test_help_and_version(unfed: Callable[..., Any]) -> None:
     assert "forget" in unfed("--help")[1]
     assert unfed("--version")[1].startswith("unfed ")
 
@@ -257,7 +261,9 @@ def test_help_and_version(unfed):
         (("report", "nowhere"), "is not a run folder"),
     ],
 )
-def test_bad_input_is_one_sentence_exit_code_2_and_nothing_written(unfed, here, arguments, says):
+def test_bad_input_is_one_sentence_exit_code_2_and_nothing_written(
+    unfed: Callable[..., Any], here: Path, arguments: Any, says: str
+) -> None:
     before = sorted(os.listdir(here))
     code, out, err = unfed(*arguments)
     assert code == 2
@@ -266,7 +272,7 @@ def test_bad_input_is_one_sentence_exit_code_2_and_nothing_written(unfed, here, 
     assert sorted(os.listdir(here)) == before
 
 
-def test_bad_input_about_a_run(unfed, done, here):
+def test_bad_input_about_a_run(unfed: Callable[..., Any], done: Path, here: Path) -> None:
     for arguments, says in [
         (("report", done, "--format", "pdf"), "takes html, md or latex"),
         (("report", done, "--rule", "first"), "first"),
@@ -283,7 +289,9 @@ def test_bad_input_about_a_run(unfed, done, here):
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
-def test_a_terminal_that_does_not_know_every_letter_is_no_reason_to_stop(here, encoding, monkeypatch):
+def test_a_terminal_that_does_not_know_every_letter_is_no_reason_to_stop(
+    here: Path, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = io.BytesIO()
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
@@ -299,7 +307,7 @@ def test_a_terminal_that_does_not_know_every_letter_is_no_reason_to_stop(here, e
 # --- dying ------------------------------------------------------------------------------------------------------------
 
 
-def start(here, *arguments):
+def start(here: Path, *arguments: Any) -> Any:
     command = [sys.executable, "-m", "unfed", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -313,7 +321,7 @@ def start(here, *arguments):
     )
 
 
-def wait_for(condition, process, seconds=60):
+def wait_for(condition: Callable[..., Any], process: Any, seconds: int = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end and process.poll() is None, "the process ended or took too long"
@@ -324,7 +332,7 @@ LONG = ("--set", "training.rounds=30", "--set", "unlearning.rounds=15")
 
 
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_with_130_and_the_command_that_resumes(here, kill):
+def test_an_interrupt_ends_with_130_and_the_command_that_resumes(here: Path, kill: Any) -> None:
     process = start(here, "run", "small.toml", *LONG)
     wait_for(lambda: (here / "runs/small/state").exists(), process)
     process.send_signal(kill)
@@ -334,7 +342,7 @@ def test_an_interrupt_ends_with_130_and_the_command_that_resumes(here, kill):
 
 
 @pytest.mark.slow  # in `make test`: a method killed so (test_kill.py), a run at its writes (test_run.py)
-def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(unfed, here):
+def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(unfed: Callable[..., Any], here: Any) -> None:
     assert unfed("run", "small.toml", *LONG, "--quiet", "--out", "whole")[0] == 0
     process = start(here, "run", "small.toml", *LONG, "--quiet", "--out", "killed")
     wait_for(lambda: (here / "killed/state").exists(), process)
@@ -355,7 +363,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(unfed, here):
         assert path.read_bytes() == (here / "killed" / path.relative_to(here / "whole")).read_bytes()
 
 
-def test_status_of_a_running_run(here, unfed):
+def test_status_of_a_running_run(here: Path, unfed: Callable[..., Any]) -> None:
     process = start(here, "run", "small.toml", *LONG, "--quiet")
     try:
         wait_for(lambda: (here / "runs/small/progress.json").exists(), process)

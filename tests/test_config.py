@@ -1,5 +1,8 @@
 """Every mistake in a config is one sentence with the key, what is allowed, and the nearest match."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from unfed.errors import UnfedError
@@ -7,23 +10,23 @@ from unfed.methods import NoT
 from unfed.runs.config import Config, presets
 
 
-def test_defaults_are_a_whole_experiment():
+def test_defaults_are_a_whole_experiment() -> None:
     config = Config.parse({})
     assert config.data.name == "digits" and config.partition.clients == 10
     assert list(config.methods.build()) == ["not", "ft", "retrain"]
 
 
-def test_every_preset_is_valid():
+def test_every_preset_is_valid() -> None:
     for name in presets():
         Config.preset(name)
 
 
-def test_a_config_comes_back_from_json_as_it_was():
+def test_a_config_comes_back_from_json_as_it_was() -> None:
     config = Config.preset("demo", ["methods.not.layers=['conv2']", "seed=[1, 2]"])
     assert Config.parse(config.to_json()) == config
 
 
-def test_a_file_is_read_and_its_paths_are_relative_to_it(tmp_path):
+def test_a_file_is_read_and_its_paths_are_relative_to_it(tmp_path: Path) -> None:
     (tmp_path / "ids.csv").write_text("client,position\n0,3\n1,4\n")
     (tmp_path / "c.toml").write_text('[data]\nroot = "images"\n[request]\nid = "x"\nsamples = "ids.csv"\n')
     config = Config.read(tmp_path / "c.toml")
@@ -31,18 +34,18 @@ def test_a_file_is_read_and_its_paths_are_relative_to_it(tmp_path):
     assert config.requests()[0].samples == (("0", 3), ("1", 4))
 
 
-def test_set_takes_toml_values_and_plain_strings():
+def test_set_takes_toml_values_and_plain_strings() -> None:
     config = Config.parse({}, ["training.rounds=7", "data.name=digits", "seed=[3,4]", "poison.client=2", "name=a b"])
     assert config.training.rounds == 7 and config.seed == (3, 4) and config.name == "a b"
     assert config.poison is not None and config.poison.client == "2"
 
 
-def test_a_method_can_stand_under_a_name_of_its_own():
+def test_a_method_can_stand_under_a_name_of_its_own() -> None:
     config = Config.parse({"methods": {"run": ["deep"], "deep": {"use": "not", "layers": ["conv2"]}}})
     assert config.methods.build() == {"deep": NoT(layers=("conv2",))}
 
 
-def test_one_request_or_several():
+def test_one_request_or_several() -> None:
     assert [r.id for r in Config.parse({"request": {"classes": [1]}}).requests()] == ["request-1"]
     several = Config.parse({"request": [{"id": "a", "clients": [1]}, {"id": "b", "fraction": 0.1}]})
     assert [r.kind for r in several.requests()] == ["client", "instance"]
@@ -75,19 +78,19 @@ def test_one_request_or_several():
         ("training.rounds.x=1", "--set training.rounds.x=1: 'rounds' is a value, not a table"),
     ],
 )
-def test_a_mistake_is_named(sets, says):
+def test_a_mistake_is_named(sets: Any, says: str) -> None:
     with pytest.raises(UnfedError, match=says) as error:
         Config.parse({"training": {"rounds": 5}}, [sets])
     assert "\n" not in str(error.value)
 
 
-def test_two_requests_with_one_id_are_refused():
+def test_two_requests_with_one_id_are_refused() -> None:
     config = Config.parse({"request": [{"id": "a", "clients": [1]}, {"id": "a", "clients": [2]}]})
     with pytest.raises(UnfedError, match="Two requests have the id 'a'"):
         config.requests()
 
 
-def test_a_file_that_is_not_there_or_not_toml(tmp_path):
+def test_a_file_that_is_not_there_or_not_toml(tmp_path: Path) -> None:
     with pytest.raises(UnfedError, match="cannot be read .*name a preset: .*demo"):
         Config.read(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("a = = 1")
@@ -109,7 +112,7 @@ def test_a_file_that_is_not_there_or_not_toml(tmp_path):
         ({"training": {"record": ["a/b"]}}, "method name 'a/b'"),
     ],
 )
-def test_a_name_that_becomes_a_file_stays_in_its_folder(raw, name):
+def test_a_name_that_becomes_a_file_stays_in_its_folder(raw: Any, name: Any) -> None:
     for read in (Config.parse, Config.kept):  # as a person writes it, and as a run folder gives it back
         with pytest.raises(UnfedError, match=f"The .*{name} cannot be used"):
             read(raw)

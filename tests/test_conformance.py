@@ -1,13 +1,18 @@
 """The conformance kit passes honest methods and finds each kind of dishonest one."""
 
 import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from unfed.errors import UnfedError
 from unfed.methods import METHODS, register
 from unfed.methods import find as load
+from unfed.methods.base import Method
 from unfed.testing.conformance import _claimed, _keeps_its_lineage, check
+from worlds import Small
 
 pytestmark = pytest.mark.usefixtures("allow_code")
 
@@ -29,8 +34,8 @@ class Mine(Method):
 
 
 @pytest.fixture
-def mine(tmp_path):
-    def make(body):
+def mine(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    def make(body: str) -> type[Method]:
         path = tmp_path / "my_method.py"
         path.write_text(HEAD + textwrap.indent(textwrap.dedent(body), "    "))
         return load(str(path))
@@ -39,18 +44,18 @@ def mine(tmp_path):
     METHODS.pop("mine", None)
 
 
-def broken(kind):
+def broken(kind: type[Method]) -> Any:
     return {claim.name.removesuffix(" (client)"): claim.saw for claim in check(kind) if not claim.held}
 
 
 @pytest.mark.slow
-def test_not_keeps_every_claim_on_every_scope():
+def test_not_keeps_every_claim_on_every_scope() -> None:
     claims = list(check(METHODS["not"]))
     assert [c for c in claims if not c.held] == []
     assert len(claims) == 1 + 3 * 5 + 1
 
 
-def test_an_honest_method_of_ones_own_passes(mine):
+def test_an_honest_method_of_ones_own_passes(mine: Callable[..., Any]) -> None:
     kind = mine(
         """
         strength: float = option(0.5, "how much of the weights is kept", "ours")
@@ -62,7 +67,7 @@ def test_an_honest_method_of_ones_own_passes(mine):
     assert broken(kind) == {}
 
 
-def test_touching_forgotten_rows_without_saying_so_is_found(mine):
+def test_touching_forgotten_rows_without_saying_so_is_found(mine: Callable[..., Any]) -> None:
     kind = mine(
         """
         def begin(self, server):
@@ -73,7 +78,7 @@ def test_touching_forgotten_rows_without_saying_so_is_found(mine):
     assert "trained on" in broken(kind)["touches forgotten rows only if its needs say so"]
 
 
-def test_hidden_state_is_found_by_resuming(mine):
+def test_hidden_state_is_found_by_resuming(mine: Callable[..., Any]) -> None:
     kind = mine(
         """
         def begin(self, server):
@@ -116,19 +121,19 @@ def round(self, server, state):
         (MOVED.format("ends"), True, "promises nothing"),
     ],
 )
-def test_a_lineage_that_does_not_hold_is_found(mine, body, held, says):
+def test_a_lineage_that_does_not_hold_is_found(mine: Callable[..., Any], body: Any, held: Any, says: str) -> None:
     register(kind := mine(body))
     claim = _claimed("lineage", _keeps_its_lineage, kind, "client", ())
     assert claim.held == held and says in claim.saw
 
 
-def test_a_lineage_that_there_is_not_is_found(mine):
+def test_a_lineage_that_there_is_not_is_found(mine: Callable[..., Any]) -> None:
     assert (
         "its lineage must be one of anew, carried, ends" in broken(mine(MOVED.format("stays")))["declares what it is"]
     )
 
 
-def test_a_broken_model_is_found(mine):
+def test_a_broken_model_is_found(mine: Callable[..., Any]) -> None:
     kind = mine(
         """
         def begin(self, server):
@@ -138,7 +143,7 @@ def test_a_broken_model_is_found(mine):
     assert "NaN" in broken(kind)["runs"]
 
 
-def test_work_behind_the_ledgers_back_is_found(mine):
+def test_work_behind_the_ledgers_back_is_found(mine: Callable[..., Any]) -> None:
     kind = mine(
         """
         def begin(self, server):
@@ -150,7 +155,7 @@ def test_work_behind_the_ledgers_back_is_found(mine):
     assert "the ledger says" in broken(kind)["is counted by the ledger"]
 
 
-def test_a_missing_declaration_is_found(mine):
+def test_a_missing_declaration_is_found(mine: Callable[..., Any]) -> None:
     kind = mine(
         """
         needs: ClassVar[frozenset[str]] = frozenset({"luck"})
@@ -164,7 +169,7 @@ def test_a_missing_declaration_is_found(mine):
     assert not claim.held and "'luck' is not known" in claim.saw and "'strength' lacks a meaning" in claim.saw
 
 
-def test_files_that_hold_no_method_are_named(tmp_path):
+def test_files_that_hold_no_method_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnfedError, match="There is no file"):
         load(str(tmp_path / "none.py"))
     (tmp_path / "empty.py").write_text("x = 1")
@@ -175,7 +180,7 @@ def test_files_that_hold_no_method_are_named(tmp_path):
         load(str(tmp_path / "bad.py"))
 
 
-def test_a_method_of_an_installed_package_is_known_by_name(monkeypatch):
+def test_a_method_of_an_installed_package_is_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package registers its method as an entry point; here the list of entry points plays that package."""
     from importlib import metadata
 
@@ -186,7 +191,7 @@ def test_a_method_of_an_installed_package_is_known_by_name(monkeypatch):
         load("nobodys")
 
 
-def test_a_method_in_a_file_can_be_run_by_its_path(tmp_path, mine, small):
+def test_a_method_in_a_file_can_be_run_by_its_path(tmp_path: Path, mine: Callable[..., Any], small: Small) -> None:
     from unfed.runs.run import Run
 
     mine("def begin(self, server):\n    return State(server.params)")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.numpy
@@ -12,9 +14,10 @@ from unfed import storage
 from unfed.model import digest
 from unfed.runs.folder import Job
 from unfed.runs.run import Run
+from worlds import Small
 
 
-def test_anybody_can_compute_the_digest_from_the_file(tmp_path):
+def test_anybody_can_compute_the_digest_from_the_file(tmp_path: Path) -> None:
     params = {"a": torch.randn(3, 4).t(), "b": torch.tensor(7), "c": torch.zeros(0)}
     storage.save(tmp_path / "m.safetensors", params, {})
     by_hand = {
@@ -39,13 +42,13 @@ W = torch.tensor([[1.0, -2.0], [0.0, 3.0]])
         (torch.tensor([[5.0, -2.0], [0.0, 3.0]]), "changed: 1 of 4 values"),
     ],
 )
-def test_a_change_has_its_name(after, said):
+def test_a_change_has_its_name(after: Any, said: Any) -> None:
     found = digest.beginning({"w": W, "b": torch.ones(2)}, {"w": after, "b": torch.ones(2)})
     assert found["changes"] == {"w": said} and list(found["begun"]) == ["w"]
     assert found["shapes"] == {"w": [2, 2], "b": [2]} and list(found["went_in"]) == ["w", "b"]
 
 
-def test_a_job_keeps_what_went_in_what_began_and_what_came_out(small, tmp_path):
+def test_a_job_keeps_what_went_in_what_began_and_what_came_out(small: Small, tmp_path: Path) -> None:
     run = Run.create(small("methods.run=['not', 'ft']"), tmp_path / "run")
     run.execute()
     found = {job["method"]: job for job in run.info()["jobs"]}
@@ -59,13 +62,15 @@ def test_a_job_keeps_what_went_in_what_began_and_what_came_out(small, tmp_path):
     assert found["not"]["file"] == "models/0/r1/not.safetensors"
 
 
-def test_a_crash_after_the_beginning_does_not_lose_it(small, tmp_path, monkeypatch):
+def test_a_crash_after_the_beginning_does_not_lose_it(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from unfed.methods import NoT
 
     class Crash(BaseException):
         pass
 
-    def crash(*args):
+    def crash(*args: Any) -> None:
         raise Crash
 
     run = Run.create(small(), tmp_path / "run")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,29 +17,29 @@ from unfed.testing.conformance import check
 ROOT = Path(__file__).parent.parent
 
 
-def block(page, kind):
+def block(page: Any, kind: Any) -> Any:
     return re.findall(rf"```{kind}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
 
 
-def test_the_reference_pages_are_what_the_code_says():
+def test_the_reference_pages_are_what_the_code_says() -> None:
     done = subprocess.run([sys.executable, "tools/reference.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_pages_build_without_a_warning(tmp_path):
+def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site/index.html").exists()
 
 
-def test_the_tutorials_config_is_valid():
+def test_the_tutorials_config_is_valid() -> None:
     config = Config.parse(tomllib.loads(block("tutorial/first-run.md", "toml")[0]))
     assert config.requests()[0].classes == (3,)
 
 
 @pytest.mark.slow
-def test_the_method_of_the_how_to_keeps_the_contract(tmp_path, allow_code):
+def test_the_method_of_the_how_to_keeps_the_contract(tmp_path: Path, allow_code: None) -> None:
     path = tmp_path / "shrink.py"
     path.write_text(block("how-to/method.md", "python")[0])
     try:
@@ -47,24 +48,24 @@ def test_the_method_of_the_how_to_keeps_the_contract(tmp_path, allow_code):
         METHODS.pop("shrink", None)
 
 
-def test_every_method_has_a_page():
+def test_every_method_has_a_page() -> None:
     missing = [name for name in METHODS if not (ROOT / f"docs/methods/{name}.md").exists()]
     assert missing == []
 
 
-def pages():
+def pages() -> Any:
     tracked = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True).stdout.split()
     return [ROOT / name for name in tracked] or [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 
-def anchors(page):
+def anchors(page: Any) -> Any:
     """The headings of a page, as the site and GitHub make them into anchors."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-def test_every_relative_link_of_every_page_leads_somewhere():
+def test_every_relative_link_of_every_page_leads_somewhere() -> None:
     broken = []
     for page in pages():
         text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -78,12 +79,12 @@ def test_every_relative_link_of_every_page_leads_somewhere():
     assert broken == []
 
 
-def test_every_page_is_in_the_menu():
+def test_every_page_is_in_the_menu() -> None:
     menu = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert sorted(menu) == sorted(str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md"))
 
 
-def test_nothing_cites_a_page_that_is_not_in_the_repository():
+def test_nothing_cites_a_page_that_is_not_in_the_repository() -> None:
     """Reasons stand in docs/explanation/decisions.md; notes that only their writers have are no reference."""
     cited = re.compile("METHODS" + r"(\.md| §| \d)|(CONTRACT|BEYOND|REVIEW|DESIGN)" + r"(\.md| §)")
     places = [p for p in ROOT.iterdir() if p.is_file() and p.suffix in (".md", ".toml", ".yml")]

@@ -1,31 +1,36 @@
 """What is measured, against plain counting; and what cannot be measured says why."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from unfed.client.measuring import score
-from unfed.data import Request
+from unfed.data import Request, Source
 from unfed.errors import UnfedError
 from unfed.measures.evaluator import Evaluator
+from unfed.model.params import Params
 from unfed.runs.world import World
+from worlds import Small
 
 
 @pytest.fixture
-def world(small):
+def world(small: Small) -> World:
     return World(small("poison.client=0"), 0)
 
 
-def predicted(world, params, source, rows):
+def predicted(world: World, params: Params, source: Source, rows: Tensor) -> tuple[Tensor, Tensor]:
     x, y = source.fetch(rows, None)
     logits = world.template.bind(params)(x)
     return logits, y
 
 
-def evaluator(world, *requests):
+def evaluator(world: World, *requests: Any) -> Evaluator:
     return Evaluator(world, world.scoped(requests), requests)
 
 
-def test_accuracies_are_plain_counts(world):
+def test_accuracies_are_plain_counts(world: World) -> None:
     request = Request("r", clients=("0",))
     clients, params = world.scoped([request]), world.fresh(1)
     seen = Evaluator(world, clients, [request])(params).numbers
@@ -36,10 +41,10 @@ def test_accuracies_are_plain_counts(world):
         assert seen[name] == pytest.approx(100 * float((logits.argmax(1) == y).double().mean()))
         loss = torch.nn.functional.cross_entropy(logits, y)
         assert seen[f"{name}_loss"] == pytest.approx(float(loss), rel=1e-4)
-    assert seen["loss_gap"] == pytest.approx(abs(seen["retain_loss"] - seen["forget_loss"]))
+    assert seen["loss_gap"] == pytest.approx(abs(float(seen["retain_loss"]) - float(seen["forget_loss"])))
 
 
-def test_validation_is_the_mean_over_the_clients_that_stay(world):
+def test_validation_is_the_mean_over_the_clients_that_stay(world: World) -> None:
     request = Request("r", clients=("0",))
     clients, params = world.scoped([request]), world.fresh(1)
     each = []
@@ -52,7 +57,7 @@ def test_validation_is_the_mean_over_the_clients_that_stay(world):
     assert found.validation(params) == pytest.approx(sum(each) / 3)
 
 
-def test_a_forgotten_class_is_taken_out_of_test_and_validation(world):
+def test_a_forgotten_class_is_taken_out_of_test_and_validation(world: World) -> None:
     params = world.fresh(1)
     seen = evaluator(world, Request("r", classes=(3,)))(params)
     labels = world.dataset.test.labels
@@ -62,35 +67,35 @@ def test_a_forgotten_class_is_taken_out_of_test_and_validation(world):
         assert not (client.labels[client.view("val")] == 3).any()
 
 
-def test_forgetting_every_class_is_refused(world):
+def test_forgetting_every_class_is_refused(world: World) -> None:
     with pytest.raises(UnfedError):
         evaluator(world, Request("r", classes=tuple(range(10))))
 
 
-def test_before_a_request_nothing_is_forgotten_and_that_is_said(world):
+def test_before_a_request_nothing_is_forgotten_and_that_is_said(world: World) -> None:
     seen = evaluator(world)(world.fresh(1)).numbers
     assert seen["forget"] == seen["mia"] == "not measured: nothing was forgotten yet"
 
 
-def test_without_a_poisoned_client_there_is_no_backdoor(small):
+def test_without_a_poisoned_client_there_is_no_backdoor(small: Small) -> None:
     seen = evaluator(World(small(), 0))(World(small(), 0).fresh(1)).numbers
     assert seen["backdoor"] == "not measured: no client was poisoned"
 
 
-def test_without_validation_rows_it_is_said(small):
+def test_without_validation_rows_it_is_said(small: Small) -> None:
     world = World(small("partition.validation=0.0"), 0)
     assert evaluator(world)(world.fresh(1)).numbers["validation"] == "not measured: no client holds validation rows"
 
 
-def test_the_attack_can_be_left_out(small):
+def test_the_attack_can_be_left_out(small: Small) -> None:
     world = World(small("evaluation.attack=false"), 0)
     seen = evaluator(world, Request("r", clients=("0",)))(world.fresh(1)).numbers
     assert seen["mia"] == "not measured: evaluation.attack is off"
 
 
-def test_the_backdoor_counts_stamped_images_of_other_classes_read_as_the_target(world):
+def test_the_backdoor_counts_stamped_images_of_other_classes_read_as_the_target(world: World) -> None:
     params = world.fresh(1)
-    test = world.dataset.test
+    test: Any = world.dataset.test
     rows = (test.labels != 0).nonzero().flatten()
     x, _ = test.fetch(rows, None)
     mean, std = test.transform.mean[0], test.transform.std[0]
@@ -100,16 +105,17 @@ def test_the_backdoor_counts_stamped_images_of_other_classes_read_as_the_target(
     assert evaluator(world)(params).numbers["backdoor"] == pytest.approx(100 * float(hits.double().mean()))
 
 
-def test_the_backdoor_is_not_tried_on_a_forgotten_class(world):
+def test_the_backdoor_is_not_tried_on_a_forgotten_class(world: World) -> None:
     params, test = world.fresh(1), world.dataset.test
     found = evaluator(world, Request("r", classes=(3,)))
+    assert found._attack is not None
     rows, source = found._attack
     assert not (test.labels[rows] == 3).any() and (test.labels[rows] == 4).any()
     expected = score(world.template, params, source, rows).accuracy
     assert found(params).numbers["backdoor"] == pytest.approx(expected)
 
 
-def test_samples_are_kept_per_row(world):
+def test_samples_are_kept_per_row(world: World) -> None:
     request = Request("r", clients=("0",))
     seen = evaluator(world, request)(world.fresh(1))
     rows = len(world.scoped([request])["0"].view("forget"))
@@ -119,7 +125,7 @@ def test_samples_are_kept_per_row(world):
     assert all(len(seen.samples[f"forget/{c}"]) == rows for c in ("loss", "correct", "confidence", "entropy"))
 
 
-def test_scores_do_not_depend_on_the_batch_size(world):
+def test_scores_do_not_depend_on_the_batch_size(world: World) -> None:
     rows, params = torch.arange(50), world.fresh(1)
     a, b = (score(world.template, params, world.dataset.test, rows, batch) for batch in (7, 50))
     assert torch.equal(a.predicted, b.predicted) and torch.allclose(a.loss, b.loss, atol=1e-5)

@@ -7,6 +7,7 @@ where x < 0. Each set holds numbers of its own, so that mixing up any two change
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ class Says(nn.Module):
 
 
 def between(low: float, high: float, n: int) -> list[float]:
-    return np.linspace(low, high, n).tolist()
+    return [float(x) for x in np.linspace(low, high, n)]
 
 
 # (training values, validation values) of each client. Client 0 leaves: its validation rows leave with it.
@@ -57,7 +58,7 @@ def right(values: list[float]) -> float:
 
 
 @pytest.fixture
-def world():
+def world() -> Any:
     values = [value for train, val in HELD.values() for value in (*train, *val)]
     source = TensorSource(
         torch.tensor(values, dtype=torch.float64)[:, None],
@@ -88,11 +89,11 @@ PARAMS = {"weight": torch.ones(1, dtype=torch.float64)}
 
 
 @pytest.fixture
-def seen(world):
+def seen(world: Any) -> Any:
     return Evaluator(world, world.scoped([REQUEST]), [REQUEST])(PARAMS)
 
 
-def test_every_accuracy_and_loss_speaks_of_its_own_rows(seen):
+def test_every_accuracy_and_loss_speaks_of_its_own_rows(seen: Any) -> None:
     forget, retain = HELD["0"][0], HELD["1"][0] + HELD["2"][0]
     for name, values in (("retain", retain), ("forget", forget), ("test", TEST)):
         assert seen.numbers[name] == pytest.approx(right(values)), name
@@ -103,29 +104,31 @@ def test_every_accuracy_and_loss_speaks_of_its_own_rows(seen):
     assert len(set(numbers)) == 4
 
 
-def test_validation_is_the_mean_over_clients_not_over_rows(world, seen):
+def test_validation_is_the_mean_over_clients_not_over_rows(world: Any, seen: Any) -> None:
     """0 % of client 1's two rows and half of client 2's ten: 25 %, although 5 of 12 rows are right."""
     assert right(HELD["1"][1]) == 0 and right(HELD["2"][1]) == 50
     assert seen.numbers["validation"] == pytest.approx(25.0)
     assert Evaluator(world, world.scoped([REQUEST]), [REQUEST]).validation(PARAMS) == pytest.approx(25.0)
 
 
-def test_who_has_no_retained_row_left_does_not_validate(world):
+def test_who_has_no_retained_row_left_does_not_validate(world: Any) -> None:
     """Every training row of client 2 by name: its validation rows are no forgotten rows, but it has left."""
     samples = Request("s", samples=tuple(("2", place) for place in range(len(HELD["2"][0]))))
     numbers = Evaluator(world, world.scoped([samples]), [samples])(PARAMS).numbers
     assert numbers["validation"] == pytest.approx((right(HELD["0"][1]) + right(HELD["1"][1])) / 2) == 0
 
 
-def test_a_gap_is_a_distance_whichever_loss_is_larger(world):
+def test_a_gap_is_a_distance_whichever_loss_is_larger(world: Any) -> None:
     for name, sign in (("0", 1), ("1", -1)):
         request = Request("r", clients=(name,))
         numbers = Evaluator(world, world.scoped([request]), [request])(PARAMS).numbers
-        difference = numbers["retain_loss"] - numbers["forget_loss"]
+        difference = float(numbers["retain_loss"]) - float(numbers["forget_loss"])
         assert sign * difference > 0 and numbers["loss_gap"] == pytest.approx(abs(difference))
 
 
-def test_the_attack_tells_the_forgotten_rows_from_the_test_rows_under_the_evaluations_seed(world, seen):
+def test_the_attack_tells_the_forgotten_rows_from_the_test_rows_under_the_evaluations_seed(
+    world: Any, seen: Any
+) -> None:
     """Not the retained ones, not the validation rows; and under one seed, so that rounds can be compared."""
     sets = {
         "forget": HELD["0"][0],
@@ -149,20 +152,20 @@ def test_the_attack_tells_the_forgotten_rows_from_the_test_rows_under_the_evalua
     assert len({attack("forget", "test", other) for other in range(20)}) > 3  # a seed is heard
 
 
-def test_two_evaluations_of_one_model_are_equal(world):
+def test_two_evaluations_of_one_model_are_equal(world: Any) -> None:
     evaluator = Evaluator(world, world.scoped([REQUEST]), [REQUEST])
     assert evaluator(PARAMS).numbers == evaluator(PARAMS).numbers
     again = Evaluator(world, world.scoped([REQUEST]), [REQUEST])
     assert again(PARAMS).numbers == evaluator(PARAMS).numbers
 
 
-def test_the_columns_behind_the_numbers_are_those_of_the_same_rows(seen):
+def test_the_columns_behind_the_numbers_are_those_of_the_same_rows(seen: Any) -> None:
     for name, values in (("forget", HELD["0"][0]), ("test", TEST)):
         assert torch.allclose(seen.samples[f"{name}/loss"].double(), loss(values), atol=1e-6)
         assert seen.samples[f"{name}/correct"].tolist() == [value < 0 for value in values]
 
 
-def test_what_its_owners_deleted_is_scored_by_nobody(world):
+def test_what_its_owners_deleted_is_scored_by_nobody(world: Any) -> None:
     deleted = Request("gone", clients=("2",), deleted=True)
     both = [deleted, REQUEST]
     numbers = Evaluator(world, world.scoped(both), both)(PARAMS).numbers

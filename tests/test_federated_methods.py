@@ -1,14 +1,16 @@
 """FedEraser, FUKD, PGD, MoDE and FCU: the properties their rules promise, on real digits in float64."""
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any, Literal, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from conftest import SMALL
 from test_perturb import fused_by_numpy
@@ -16,53 +18,56 @@ from unfed import rng
 from unfed.client import objectives, step
 from unfed.client.batch import Batch, Models, bounds, epoch_key, passes
 from unfed.client.measuring import score
+from unfed.client.optimiser import norm
 from unfed.client.plan import Phase, Plan, term
-from unfed.data import Request
+from unfed.data import ClientData, Request, TensorSource
 from unfed.engines import Sequential
+from unfed.engines.base import Block
 from unfed.errors import UnfedError
 from unfed.federation.history import History, Record
-from unfed.federation.ledger import Freight
+from unfed.federation.ledger import Freight, Ledger
+from unfed.federation.server import Members
 from unfed.methods import FCU, FUKD, METHODS, PGD, FedEraser, FineTune, MoDE, Retrain, State
 from unfed.methods.federaser import norms, rescaled
 from unfed.methods.mode import mixed
 from unfed.methods.pgd import radius
 from unfed.model.functional import Template
 from unfed.model.networks import build
-from unfed.model.params import load_into, params_of, tensor_bytes
+from unfed.model.params import Params, load_into, params_of, tensor_bytes
 from unfed.model.perturb import fold
 from unfed.runs.config import Config
 from unfed.runs.world import World
-from worlds import LEAVES, serve, sized, train, unlearn
+from worlds import LEAVES, Trained, serve, sized, train, unlearn
 
 EXACT = ("engine.precision=float64", "engine.name=sequential")
 CLASS, SAMPLES = Request("c", classes=(3,)), Request("s", fraction=0.1)
 
 
-def make(*sets):
+def make(*sets: Any) -> World:
     return World(Config.parse(SMALL, (*EXACT, *sets)), 0)
 
 
 @pytest.fixture(scope="module")
-def world():
+def world() -> World:
     return make()
 
 
 @pytest.fixture(scope="module")
-def trained(world):
+def trained(world: World) -> Trained:
     """θ* after three rounds, with everybody's history."""
     return train(world, 3, {"federaser": FedEraser(), "full": FedEraser(store="full"), "fukd": FUKD(), "pgd": PGD()})
 
 
-def equal(a, b):
+def equal(a: Params, b: Params) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
-def close(a, b, atol):
+def close(a: Params, b: Params, atol: float) -> bool:
     """Whether two models are near each other; counters are copied from somebody, not computed."""
     return all(torch.allclose(a[n].double(), b[n].double(), rtol=0, atol=atol) for n in a if a[n].is_floating_point())
 
 
-def models(world, rounds=1, **changes):
+def models(world: World, rounds: int = 1, **changes: Any) -> tuple[Params, dict[str, Params], dict[str, int]]:
     """Every client's model of the last of some rounds, the model before it and the weights."""
     server = serve(world, (), seed=world.seeds.training, **changes)
     state = State(server.params)
@@ -72,29 +77,30 @@ def models(world, rounds=1, **changes):
     return state.params, {b.clients[0]: b.of(0) for b in blocks}, {b.clients[0]: b.samples[0] for b in blocks}
 
 
-def mean(models, samples):
+def mean(models: dict[str, Params], samples: dict[str, int]) -> Params:
     total = sum(samples[c] for c in models)
-    return {n: sum(samples[c] / total * models[c][n] for c in models) for n in next(iter(models.values()))}
+    names = next(iter(models.values()))
+    return {n: torch.stack([samples[c] / total * models[c][n] for c in models]).sum(0) for n in names}
 
 
-def shuffled(world, rows, seed=0):
+def shuffled(world: World, rows: Tensor, seed: int = 0) -> World:
     """The same world, but the labels of these rows permuted, and different from what they were."""
     labels = world.clients[0].source.labels.clone()
     labels[rows] = (labels[rows] + 1 + torch.arange(len(rows)) % 3) % 10
-    source = world.clients[0].source.relabelled(labels, None, None)
+    source = cast(TensorSource, world.clients[0].source).relabelled(labels, None, None)
     other = make()
     other.clients = tuple(replace(c, source=source) for c in world.clients)
     return other
 
 
-def rows_of(world, request):
+def rows_of(world: World, request: Request) -> Tensor:
     return torch.cat([c.rows[c.view("forget")] for c in world.scoped([request]).values()])
 
 
 # --- FedEraser --------------------------------------------------------------------------------------------------------
 
 
-def test_federaser_with_one_kept_round_is_the_others_first_step(world):
+def test_federaser_with_one_kept_round_is_the_others_first_step(world: World) -> None:
     _, histories = train(world, 1, {"fe": FedEraser()})
     state = FedEraser().begin(serve(world, history=histories["fe"]))
     _, client, samples = models(world)
@@ -104,7 +110,7 @@ def test_federaser_with_one_kept_round_is_the_others_first_step(world):
 
 
 @pytest.mark.parametrize("model", ["cnn-tiny", "cnn-tiny-bn", "cnn-tiny-dropout"])
-def test_federaser_with_nobody_removed_repeats_the_training_exactly(model):
+def test_federaser_with_nobody_removed_repeats_the_training_exactly(model: str) -> None:
     world = make(f"model.name={model}", "training.schedule.kind=cosine", "training.epochs=2")
     theta, histories = train(world, 3, {"fe": FedEraser()})
     state = unlearn(FedEraser(), serve(world, (), history=histories["fe"]))
@@ -112,7 +118,7 @@ def test_federaser_with_nobody_removed_repeats_the_training_exactly(model):
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["tensor", "global"]))
-def test_a_calibrated_update_has_the_old_length_and_the_new_direction(seed, granularity):
+def test_a_calibrated_update_has_the_old_length_and_the_new_direction(seed: int, granularity: str) -> None:
     generator = torch.Generator().manual_seed(seed)
     new, old = ({n: torch.randn(3, 4, generator=generator).double() for n in "ab"} for _ in range(2))
     result = rescaled(new, norms(old), granularity)
@@ -125,14 +131,16 @@ def test_a_calibrated_update_has_the_old_length_and_the_new_direction(seed, gran
     assert torch.allclose(norms(result).norm(), norms(old).norm())
 
 
-def test_a_zero_update_stays_zero_whichever_side_it_is_on():
+def test_a_zero_update_stays_zero_whichever_side_it_is_on() -> None:
     some, none = {"a": torch.ones(3)}, {"a": torch.zeros(3)}
     assert equal(rescaled(none, norms(some)), none)
     assert equal(rescaled(some, norms(none)), none)
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "global"])
-def test_norms_are_exactly_as_good_as_the_full_history(world, trained, granularity):
+def test_norms_are_exactly_as_good_as_the_full_history(
+    world: World, trained: Trained, granularity: Literal["tensor", "global"]
+) -> None:
     theta, histories = trained
     a = unlearn(FedEraser(granularity=granularity), serve(world, history=histories["federaser"]))
     b = unlearn(FedEraser(store="full", granularity=granularity), serve(world, history=histories["full"]))
@@ -140,7 +148,7 @@ def test_norms_are_exactly_as_good_as_the_full_history(world, trained, granulari
     assert histories["federaser"].stored_bytes < histories["full"].stored_bytes
 
 
-def test_federaser_never_reads_what_the_leaver_left(world, trained):
+def test_federaser_never_reads_what_the_leaver_left(world: World, trained: Trained) -> None:
     history = trained[1]["federaser"]
     spoilt = {n: t * math.nan for n, t in history.own["0"].tensors.items()}
     other = replace(history, own={**history.own, "0": Record(spoilt, history.own["0"].numbers)})
@@ -148,7 +156,7 @@ def test_federaser_never_reads_what_the_leaver_left(world, trained):
     assert equal(a.params, b.params)
 
 
-def test_federaser_keeps_and_replays_every_second_round_only(world):
+def test_federaser_keeps_and_replays_every_second_round_only(world: World) -> None:
     method = FedEraser(every=2)
     _, histories = train(world, 5, {"fe": method})
     server = serve(world, history=histories["fe"])
@@ -157,7 +165,7 @@ def test_federaser_keeps_and_replays_every_second_round_only(world):
     assert server.ledger.comm_bytes == 2 * 2 * 3 * 4 * world.parameters
 
 
-def test_a_calibration_takes_its_share_of_the_local_epochs_rounded_up():
+def test_a_calibration_takes_its_share_of_the_local_epochs_rounded_up() -> None:
     world = make("training.epochs=3")
     method = FedEraser(calibration=0.5)
     _, histories = train(world, 2, {"fe": method})
@@ -167,7 +175,7 @@ def test_a_calibration_takes_its_share_of_the_local_epochs_rounded_up():
     assert server.ledger.flops == 2 * rows * 3 * world.forward_flops
 
 
-def test_federaser_leaves_out_who_was_absent_and_skips_a_round_of_leavers_only():
+def test_federaser_leaves_out_who_was_absent_and_skips_a_round_of_leavers_only() -> None:
     world = make("training.participation=0.25")  # one client a round
     method = FedEraser()
     _, histories = train(world, 12, {"fe": method})
@@ -180,18 +188,21 @@ def test_federaser_leaves_out_who_was_absent_and_skips_a_round_of_leavers_only()
     assert {c for asked in server.asked.values() for c in asked} == {*seen.values()} - {leaver}
 
 
-def calibrated_by_hand(world, history, start, leaving, skip=()):
+def calibrated_by_hand(
+    world: World, history: History, start: Params, leaving: set[str], skip: Any = ()
+) -> tuple[Params, list[int]]:
     """FedEraser's rule written out: who stays trains from θ̃, each tensor of its update gets the length it had."""
     staying = [c.name for c in world.clients if c.name not in leaving and c.name in history.own]
     kept = {t: [c for c in staying if t in history.own[c].numbers.get("rounds", ())] for t in range(2, 99)}
     plan = Plan.from_json(history.numbers["plan"])
-    params, replayed = start, []
+    params = start
+    replayed: list[int] = []
     for t, clients in kept.items():
         if not clients or t in skip:
             continue
-        answers = [
-            b for c in clients for b in world.engine(world.scoped([])).train(replace(plan, round=t), params, [c], {})
-        ]
+        engine = world.engine(world.scoped([]))
+        told = [engine.train(replace(plan, round=t), params, [c], {}) for c in clients]
+        answers = [block for blocks in told for block in blocks if isinstance(block, Block)]
         total, after = sum(b.samples[0] for b in answers), {n: w.clone() for n, w in params.items()}
         for block in answers:
             for name in params:
@@ -209,14 +220,14 @@ def calibrated_by_hand(world, history, start, leaving, skip=()):
 SIZES = (10, 30, 50, 70)
 
 
-def first_in(history):
+def first_in(history: History) -> Any:
     """Who was in round 1, and who in a later kept round."""
     own = history.own.items()
     return [c for c, r in own if "samples" in r.numbers], {c: r.numbers.get("rounds", []) for c, r in own}
 
 
 @pytest.mark.parametrize("model", ["cnn-tiny", "cnn-tiny-bn"])
-def test_federaser_gives_each_update_the_length_it_had_and_each_client_its_weight(model):
+def test_federaser_gives_each_update_the_length_it_had_and_each_client_its_weight(model: str) -> None:
     world = sized(make(f"model.name={model}", "training.participation=0.5"), *SIZES)
     method, full = FedEraser(), FedEraser(store="full")
     _, histories = train(world, 5, {"fe": method, "full": full})
@@ -230,7 +241,7 @@ def test_federaser_gives_each_update_the_length_it_had_and_each_client_its_weigh
     assert any((begun.params[n] - floats[n]).abs().max() > 1e-3 for n in floats)
 
 
-def test_federaser_starts_at_the_initial_model_where_nobody_who_stays_was_in_round_one():
+def test_federaser_starts_at_the_initial_model_where_nobody_who_stays_was_in_round_one() -> None:
     world = sized(make("training.participation=0.5"), *SIZES)
     method = FedEraser()
     _, histories = train(world, 5, {"fe": method, "full": FedEraser(store="full")})
@@ -245,7 +256,7 @@ def test_federaser_starts_at_the_initial_model_where_nobody_who_stays_was_in_rou
     assert not set(first) & {c for asked in server.asked.values() for c in asked}
 
 
-def test_federaser_that_never_kept_a_round_of_those_who_stay_says_so():
+def test_federaser_that_never_kept_a_round_of_those_who_stay_says_so() -> None:
     world = make("training.participation=0.25")
     _, histories = train(world, 1, {"fe": FedEraser()})
     (first,), _ = first_in(histories["fe"])
@@ -253,7 +264,7 @@ def test_federaser_that_never_kept_a_round_of_those_who_stay_says_so():
         FedEraser().begin(serve(world, (Request("x", clients=(first,)),), history=histories["fe"]))
 
 
-def test_federaser_goes_on_without_the_calibrator_that_asks_to_leave_meanwhile():
+def test_federaser_goes_on_without_the_calibrator_that_asks_to_leave_meanwhile() -> None:
     world = sized(make("training.participation=0.25"), *SIZES)  # one client a round
     method = FedEraser()
     _, histories = train(world, 8, {"fe": method, "full": FedEraser(store="full")})
@@ -268,7 +279,7 @@ def test_federaser_goes_on_without_the_calibrator_that_asks_to_leave_meanwhile()
     # The only one who could calibrate the next kept round asks to leave now.
     everything = [Request("x", clients=(leaver,)), Request("y", clients=(other,))]
     clients = world.scoped(everything, gone=everything[1:])
-    server.look_at(clients, world.engine(clients))
+    server.look_at(Members(clients, world.engine(clients)))
     truth, _ = calibrated_by_hand(world, histories["full"], state.params, {leaver, other}, skip=range(at))
     while not state.done:
         before, state = state, method.round(server, state)
@@ -276,7 +287,7 @@ def test_federaser_goes_on_without_the_calibrator_that_asks_to_leave_meanwhile()
     assert state.model and close(state.params, truth, 1e-12)
 
 
-def test_federaser_is_done_where_the_last_calibrator_leaves():
+def test_federaser_is_done_where_the_last_calibrator_leaves() -> None:
     world = sized(make("training.participation=0.25"), *SIZES)
     method = FedEraser()
     _, histories = train(world, 3, {"fe": method})
@@ -287,7 +298,7 @@ def test_federaser_is_done_where_the_last_calibrator_leaves():
     assert not state.done
     everything = [Request("x", clients=(gone,)), Request("y", clients=tuple(later))]
     clients = world.scoped(everything, gone=everything[1:])
-    server.look_at(clients, world.engine(clients))
+    server.look_at(Members(clients, world.engine(clients)))
     ended = method.round(server, state)
     assert ended.done and ended.model and equal(ended.params, state.params) and not server.asked
 
@@ -295,7 +306,9 @@ def test_federaser_is_done_where_the_last_calibrator_leaves():
 # --- FUKD -------------------------------------------------------------------------------------------------------------
 
 
-def test_fukd_with_nothing_to_subtract_starts_at_the_old_model_and_has_nothing_to_learn(world, trained):
+def test_fukd_with_nothing_to_subtract_starts_at_the_old_model_and_has_nothing_to_learn(
+    world: World, trained: Trained
+) -> None:
     theta, histories = trained
     empty = replace(histories["fukd"], own={c: r for c, r in histories["fukd"].own.items() if c != "0"})
     assert equal(FUKD(epochs=0).begin(serve(world, params=theta, history=empty)).params, theta)
@@ -306,7 +319,7 @@ def test_fukd_with_nothing_to_subtract_starts_at_the_old_model_and_has_nothing_t
     assert loss.abs().max() < 1e-12
 
 
-def test_fukd_after_one_round_is_the_round_without_the_leavers_updates(world):
+def test_fukd_after_one_round_is_the_round_without_the_leavers_updates(world: World) -> None:
     theta, histories = train(world, 1, {"fukd": FUKD()})
     start, client, samples = models(world)
     state = FUKD(epochs=0).begin(serve(world, params=theta, history=histories["fukd"]))
@@ -315,13 +328,13 @@ def test_fukd_after_one_round_is_the_round_without_the_leavers_updates(world):
     assert close(state.params, lazy, 1e-12)
 
 
-def test_fukd_sums_are_the_weighted_updates_of_all_rounds(world, trained):
+def test_fukd_sums_are_the_weighted_updates_of_all_rounds(world: World, trained: Trained) -> None:
     theta, histories = trained
-    total = sum(torch.stack([r.tensors["conv1.weight"] for r in histories["fukd"].own.values()]))
+    total = torch.stack([r.tensors["conv1.weight"] for r in histories["fukd"].own.values()]).sum(0)
     assert torch.allclose(total, theta["conv1.weight"] - world.fresh(1)["conv1.weight"])
 
 
-def test_distillation_teaches_the_student_and_leaves_the_teacher_alone(world, trained):
+def test_distillation_teaches_the_student_and_leaves_the_teacher_alone(world: World, trained: Trained) -> None:
     theta, histories = trained
     kept = {n: t.clone() for n, t in theta.items()}
     server = serve(world, params=theta, history=histories["fukd"])
@@ -335,7 +348,9 @@ def test_distillation_teaches_the_student_and_leaves_the_teacher_alone(world, tr
     assert seen[1] < 0.8 * seen[0] and equal(theta, kept)
 
 
-def test_distillation_reads_no_label_sends_nothing_and_costs_four_forward_passes_a_sample(world, trained):
+def test_distillation_reads_no_label_sends_nothing_and_costs_four_forward_passes_a_sample(
+    world: World, trained: Trained
+) -> None:
     theta, histories = trained
     held = torch.cat([c.rows[c.val] for c in world.clients[1:]])
     a, b = (serve(w, params=theta, history=histories["fukd"]) for w in (world, shuffled(world, held)))
@@ -344,7 +359,7 @@ def test_distillation_reads_no_label_sends_nothing_and_costs_four_forward_passes
     assert a.ledger.comm_bytes == a.ledger.wire_bytes == 0 and not a.asked
 
 
-def test_fukd_that_subtracts_too_much_says_so_and_clips_nothing(world, trained):
+def test_fukd_that_subtracts_too_much_says_so_and_clips_nothing(world: World, trained: Trained) -> None:
     theta, histories = trained
     huge = {n: t * math.inf for n, t in histories["fukd"].own["0"].tensors.items()}
     spoilt = replace(histories["fukd"], own={**histories["fukd"].own, "0": Record(huge, {"rounds": 3})})
@@ -352,7 +367,7 @@ def test_fukd_that_subtracts_too_much_says_so_and_clips_nothing(world, trained):
         FUKD().begin(serve(world, params=theta, history=spoilt))
 
 
-def test_fukd_recovers_at_its_own_rate_if_one_is_given(world, trained):
+def test_fukd_recovers_at_its_own_rate_if_one_is_given(world: World, trained: Trained) -> None:
     theta, histories = trained
     still = FUKD(epochs=0, recovery_lr=0.0)
     server = serve(world, params=theta, history=histories["fukd"])
@@ -364,7 +379,7 @@ def test_fukd_recovers_at_its_own_rate_if_one_is_given(world, trained):
 CLIMB = PGD(lr=0.05, iterations=3, updates=3, threshold=math.inf, clip=2.0)
 
 
-def test_the_leavers_last_model_is_replayed_bit_for_bit(world, trained):
+def test_the_leavers_last_model_is_replayed_bit_for_bit(world: World, trained: Trained) -> None:
     theta, histories = trained
     _, client, _ = models(world, 3)
     last = CLIMB.last_models(serve(world, params=theta, history=histories["pgd"]))
@@ -372,14 +387,14 @@ def test_the_leavers_last_model_is_replayed_bit_for_bit(world, trained):
     assert len(histories["pgd"].shared) == 1  # one model, whoever leaves
 
 
-def reference(world, trained, *leaving):
+def reference(world: World, trained: Trained, *leaving: Any) -> Params:
     theta, histories = trained
     server = serve(world, (Request("x", clients=leaving),), params=theta, history=histories["pgd"])
     return CLIMB.reference(server, CLIMB.last_models(server))
 
 
 @pytest.mark.parametrize("leaving", [("0",), ("3",), ("0", "2", "3")])
-def test_the_reference_is_the_mean_of_the_others_last_models(world, trained, leaving):
+def test_the_reference_is_the_mean_of_the_others_last_models(world: World, trained: Trained, leaving: Any) -> None:
     _, client, samples = models(world, 3)
     others = mean({c: m for c, m in client.items() if c not in leaving}, samples)
     assert close(reference(world, trained, *leaving), others, 1e-12)
@@ -389,7 +404,7 @@ def test_the_reference_is_the_mean_of_the_others_last_models(world, trained, lea
 @pytest.mark.parametrize(
     "who", [{}, {"participation": 0.5}, {"drop_out": 0.4, "quorum": 0.0}, {"participation": 0.75, "drop_out": 0.3}]
 )
-def test_the_reference_is_the_others_mean_as_the_last_round_averaged_them(model, who):
+def test_the_reference_is_the_others_mean_as_the_last_round_averaged_them(model: str, who: Any) -> None:
     world = sized(make(f"model.name={model}"), *SIZES)
     for rounds in (3, 4):
         trained = train(world, rounds, {"pgd": PGD()}, **{"quorum": 0.0, **who})
@@ -407,7 +422,7 @@ def test_the_reference_is_the_others_mean_as_the_last_round_averaged_them(model,
                 assert equal(found, trained[0])
 
 
-def test_who_is_purged_from_the_records_stays_in_the_mean_it_was_averaged_into():
+def test_who_is_purged_from_the_records_stays_in_the_mean_it_was_averaged_into() -> None:
     world = sized(make(), *SIZES)
     theta, histories = train(world, 2, {"pgd": PGD()})
     _, client, samples = models(world, 2)
@@ -417,7 +432,7 @@ def test_who_is_purged_from_the_records_stays_in_the_mean_it_was_averaged_into()
     assert close(reference(world, (theta, purged), "0"), others, 1e-12)
 
 
-def test_the_references_variances_stay_positive():
+def test_the_references_variances_stay_positive() -> None:
     world = make("model.name=cnn-tiny-bn")
     theta, histories = train(world, 2, {"pgd": PGD()})
     server = serve(world, params=theta, history=histories["pgd"])
@@ -427,7 +442,9 @@ def test_the_references_variances_stay_positive():
     assert (ref["norm1.running_var"] >= 1e-5).all() and (ref["norm1.running_mean"] != theta["norm1.running_mean"]).any()
 
 
-def climbed(world, trained, method, requests=(LEAVES,)):
+def climbed(
+    world: World, trained: Trained, method: PGD, requests: tuple[Request, ...] = (LEAVES,)
+) -> tuple[Params, float, Params, Ledger]:
     """(w_ref, δ, w, ledger) of the ascent."""
     theta, histories = trained
     server = serve(world, requests, params=theta, history=histories["pgd"])
@@ -436,31 +453,33 @@ def climbed(world, trained, method, requests=(LEAVES,)):
     return ref, radius(server, ref), method.begin(server).params, server.ledger
 
 
-def distance(world, a, b):
-    return float(step.norm({n: a[n] - b[n] for n in world.template.trainable}))
+def distance(world: World, a: Params, b: Params) -> float:
+    return float(norm({n: a[n] - b[n] for n in world.template.trainable}))
 
 
 @pytest.mark.parametrize("lr", [1e-3, 1.0, 50.0, 1e12])
-def test_the_ascent_never_leaves_the_ball_and_never_ends_in_nan(world, trained, lr):
+def test_the_ascent_never_leaves_the_ball_and_never_ends_in_nan(world: World, trained: Trained, lr: float) -> None:
     ref, within, w, _ = climbed(world, trained, replace(CLIMB, lr=lr))
     assert distance(world, w, ref) <= within * (1 + 1e-6)
     assert all(torch.isfinite(t).all() for t in w.values())
 
 
-def test_a_ball_of_radius_zero_gives_the_reference(world, trained, monkeypatch):
+def test_a_ball_of_radius_zero_gives_the_reference(
+    world: World, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("unfed.methods.pgd.radius", lambda server, ref: 0.0)
     ref, _, w, _ = climbed(world, trained, CLIMB)
     assert equal({n: w[n] for n in world.template.trainable}, {n: ref[n] for n in world.template.trainable})
 
 
-def test_climbing_makes_the_leavers_loss_larger(world, trained):
+def test_climbing_makes_the_leavers_loss_larger(world: World, trained: Trained) -> None:
     ref, _, w, _ = climbed(world, trained, replace(CLIMB, lr=1e-3))
     rows = rows_of(world, LEAVES)
     before, after = (score(world.template, p, world.clients[0].source, rows).mean_loss for p in (ref, w))
     assert after > before
 
 
-def test_a_threshold_of_zero_stops_after_exactly_one_step_and_none_never(world, trained):
+def test_a_threshold_of_zero_stops_after_exactly_one_step_and_none_never(world: World, trained: Trained) -> None:
     replayed = len(world.clients[0].train)
     for threshold, steps in ((0.0, 1), (math.inf, 9)):
         method = replace(CLIMB, threshold=threshold, updates=3)
@@ -468,13 +487,15 @@ def test_a_threshold_of_zero_stops_after_exactly_one_step_and_none_never(world, 
         assert ledger.flops == (replayed + steps * 64) * 3 * world.forward_flops
 
 
-def test_pgd_counts_two_transfers_and_sends_the_reference_the_last_model_and_the_replay(world, trained):
+def test_pgd_counts_two_transfers_and_sends_the_reference_the_last_model_and_the_replay(
+    world: World, trained: Trained
+) -> None:
     *_, ledger = climbed(world, trained, CLIMB)
     assert ledger.comm_bytes == 2 * 4 * world.parameters
     assert ledger.wire_bytes == 5 * tensor_bytes(world.template.like)  # θ^{T−1} and θ_0^T; w_ref, θ_0^T and w
 
 
-def test_pgd_keeps_one_model_per_round_in_which_somebody_was_last_seen():
+def test_pgd_keeps_one_model_per_round_in_which_somebody_was_last_seen() -> None:
     world = make("training.participation=0.5")
     theta, histories = train(world, 6, {"pgd": PGD()})
     history = histories["pgd"]
@@ -489,14 +510,14 @@ def test_pgd_keeps_one_model_per_round_in_which_somebody_was_last_seen():
     assert "0" not in gone.own and set(gone.shared) == {r.numbers["last"] for r in gone.own.values()}
 
 
-def test_pgd_refuses_a_client_it_never_saw(world, trained):
+def test_pgd_refuses_a_client_it_never_saw(world: World, trained: Trained) -> None:
     theta, histories = trained
     with pytest.raises(UnfedError, match="no record of client 0"):
         CLIMB.begin(serve(world, params=theta, history=histories["pgd"].without(["0"])))
 
 
 @pytest.mark.parametrize("request_", [CLASS, SAMPLES])
-def test_pgd_and_fcu_serve_other_scopes_only_if_told_to(world, trained, request_):
+def test_pgd_and_fcu_serve_other_scopes_only_if_told_to(world: World, trained: Trained, request_: Request) -> None:
     assert not CLIMB.serves(request_.kind) and not FCU().serves(request_.kind)
     method = replace(CLIMB, any_scope=True)
     assert method.serves(request_.kind)
@@ -509,27 +530,27 @@ def test_pgd_and_fcu_serve_other_scopes_only_if_told_to(world, trained, request_
 GUIDE = MoDE(guidance=2, degradation=1, coefficient=0.4, lr=0.01, degradation_lr=0.05)
 
 
-def test_mode_that_erases_nothing_and_learns_nothing_is_the_old_model(world, trained):
+def test_mode_that_erases_nothing_and_learns_nothing_is_the_old_model(world: World, trained: Trained) -> None:
     theta = trained[0]
     still = MoDE(guidance=2, degradation=2, coefficient=1.0, lr=0.0, degradation_lr=0.05)
     assert equal(unlearn(still, serve(world, params=theta), 2).params, theta)
 
 
-def test_mode_that_keeps_nothing_becomes_the_degraded_model(world, trained):
+def test_mode_that_keeps_nothing_becomes_the_degraded_model(world: World, trained: Trained) -> None:
     still = MoDE(guidance=1, degradation=1, coefficient=0.0, lr=0.0, degradation_lr=0.05)
     state = unlearn(still, serve(world, params=trained[0]), 1)
     assert equal(state.params, state.tensors["phi"])
 
 
 @given(st.floats(0, 1), st.integers(0, 1000))
-def test_an_erasure_is_the_convex_combination_of_every_tensor(keep, seed):
+def test_an_erasure_is_the_convex_combination_of_every_tensor(keep: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     a, b = ({"w": torch.randn(5, generator=generator), "n": torch.tensor(3 + i)} for i in range(2))
     found = mixed(a, b, keep)
     assert torch.allclose(found["w"], keep * a["w"] + (1 - keep) * b["w"]) and int(found["n"]) == 3
 
 
-def test_the_degraded_model_is_the_retrained_one_and_rests_after_its_rounds(world, trained):
+def test_the_degraded_model_is_the_retrained_one_and_rests_after_its_rounds(world: World, trained: Trained) -> None:
     server = serve(world, params=trained[0])
     state = GUIDE.round(server, GUIDE.begin(server))
     own = serve(world)
@@ -548,7 +569,9 @@ def test_the_degraded_model_is_the_retrained_one_and_rests_after_its_rounds(worl
         ({"degradation_decay": 0.0}, {"momentum": 0.0, "decay": 0.0}),
     ],
 )
-def test_the_degraded_model_steps_by_the_rule_that_its_options_name(world, trained, option, wanted):
+def test_the_degraded_model_steps_by_the_rule_that_its_options_name(
+    world: World, trained: Trained, option: Any, wanted: dict[str, float]
+) -> None:
     server = serve(world, params=trained[0])
     method = replace(GUIDE, **option)
     own = server.base.with_optimiser(lr=0.05, **wanted)
@@ -556,7 +579,7 @@ def test_the_degraded_model_steps_by_the_rule_that_its_options_name(world, train
     assert equal(method.round(server, method.begin(server)).tensors["phi"], expected)
 
 
-def test_the_guidance_is_one_plain_step_of_everybody_from_the_mixed_model(world, trained):
+def test_the_guidance_is_one_plain_step_of_everybody_from_the_mixed_model(world: World, trained: Trained) -> None:
     server = serve(world, params=trained[0])
     state = GUIDE.round(server, GUIDE.begin(server))
     phi = state.tensors["phi"]
@@ -568,49 +591,58 @@ def test_the_guidance_is_one_plain_step_of_everybody_from_the_mixed_model(world,
     assert equal(state.params, server.average(start, updates))
 
 
-def test_lambda_on_the_new_model_keeps_the_rest_of_the_old(world, trained):
+def test_lambda_on_the_new_model_keeps_the_rest_of_the_old(world: World, trained: Trained) -> None:
     still = MoDE(guidance=1, degradation=1, coefficient=0.4, lr=0.0, degradation_lr=0.05, keeps="new")
     state = unlearn(still, serve(world, params=trained[0]), 1)
     assert equal(state.params, mixed(trained[0], state.tensors["phi"], 0.6))
 
 
-def test_owners_can_be_guided_at_the_rate_of_the_degradation(world, trained):
+def test_owners_can_be_guided_at_the_rate_of_the_degradation(
+    world: World, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At a rate of 0 the leaver's model stays where it began; the others move on."""
     still = replace(GUIDE, degradation_lr=0.0, owner_lr="degradation")
     server, moved = serve(world, params=trained[0]), []
     original = server.train
 
-    def noted(plan, params, clients, *args, **kwargs):
+    def noted(plan: Any, params: Any, clients: Any, *args: Any, **kwargs: Any) -> Iterator[Block]:
         for block in original(plan, params, clients, *args, **kwargs):
             for index, client in enumerate(block.clients):
                 if plan.phases[0].view == "all":
                     moved.append((client, not equal(block.of(index), params)))
             yield block
 
-    server.train = noted
+    monkeypatch.setattr(server, "train", noted)
     still.round(server, still.begin(server))
     assert dict(moved) == {"0": False, "1": True, "2": True, "3": True}
 
 
 @pytest.mark.parametrize("option", [{"degradation_momentum": 1.0}, {"guidance_momentum": -0.1}])
-def test_a_momentum_outside_its_range_is_answered_in_a_sentence(option):
+def test_a_momentum_outside_its_range_is_answered_in_a_sentence(option: dict[str, Any]) -> None:
     with pytest.raises(UnfedError, match="at least 0 and below 1"):
         MoDE(**option)
 
 
 @pytest.mark.parametrize("request_", [LEAVES, CLASS, SAMPLES])
-def test_mode_reads_no_label_of_the_forgotten_data(world, trained, request_):
+def test_mode_reads_no_label_of_the_forgotten_data(
+    world: World, trained: Trained, request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = shuffled(world, rows_of(world, request_))
     if request_ is CLASS:  # the permuted labels would be another class: keep the marks
-        other.scoped = lambda requests, gone=(): {
-            c.name: replace(c, source=other.clients[0].source) for c in world.scoped(requests, gone).values()
-        }
+
+        def scoped(requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
+            source = other.clients[0].source
+            return {c.name: replace(c, source=source) for c in world.scoped(requests, gone).values()}
+
+        monkeypatch.setattr(other, "scoped", scoped)
     a, b = (unlearn(GUIDE, serve(w, (request_,), params=trained[0]), 3) for w in (world, other))
     assert equal(a.params, b.params)
 
 
 @pytest.mark.parametrize(("request_", "owners"), [(LEAVES, 1), (CLASS, 4), (SAMPLES, 4)])
-def test_mode_sends_the_degraded_model_to_its_owners_only(world, trained, request_, owners):
+def test_mode_sends_the_degraded_model_to_its_owners_only(
+    world: World, trained: Trained, request_: Request, owners: int
+) -> None:
     server = serve(world, (request_,), params=trained[0])
     unlearn(GUIDE, server, 2)
     staying = len(server.retained)
@@ -623,7 +655,7 @@ def test_mode_sends_the_degraded_model_to_its_owners_only(world, trained, reques
     assert server.ledger.flops == (3 * trained_rows + 2 * forget) * world.forward_flops
 
 
-def test_mode_has_no_model_before_its_guidance_is_over(world, trained):
+def test_mode_has_no_model_before_its_guidance_is_over(world: World, trained: Trained) -> None:
     server = serve(world, params=trained[0])
     state = GUIDE.begin(server)
     flags = []
@@ -638,24 +670,24 @@ def test_mode_has_no_model_before_its_guidance_is_over(world, trained):
 CONTRAST = FCU(iterations=7, fuse_every=3, rho=0.9)
 
 
-def features(world, params, other):
+def features(world: World, params: Params, other: Params) -> Tensor:
     x, y = world.dataset.test.fetch(torch.arange(16))
     batch = Batch(x, y, y == -1, y)
     models = Models(world.template, {"start": params, "downgraded": other})
     return objectives.contrast(world.template.bind(params), batch, models)
 
 
-def test_the_contrast_is_log_two_where_both_models_say_the_same(world, trained):
+def test_the_contrast_is_log_two_where_both_models_say_the_same(world: World, trained: Trained) -> None:
     loss = features(world, trained[0], trained[0])
     assert torch.allclose(loss, torch.full_like(loss, math.log(2)))
 
 
-def test_the_contrast_falls_over_ten_steps_on_one_batch():
+def test_the_contrast_falls_over_ten_steps_on_one_batch() -> None:
     world = make("training.batch=512")  # one batch is all of D_u
     theta, _ = train(world, 2)
     method = FCU(iterations=10, fuse_every=10, rho=0.0)
     phase = method.contrast(world.training_settings().phase, ())
-    losses = []
+    losses: list[Any] = []
     for steps in (1, 10):
         server = serve(world, params=theta)
         client = world.scoped([LEAVES])["0"]
@@ -665,9 +697,9 @@ def test_the_contrast_falls_over_ten_steps_on_one_batch():
     assert losses[1] < losses[0] - 0.05
 
 
-def published_phase(world, method, theta, psi):
+def published_phase(world: World, method: Any, theta: Params, psi: Params) -> tuple[Params, list[float]]:
     """FCU's phase at the leaver by `torch.optim`, `ReduceLROnPlateau` and a fusion written out, on the same batches."""
-    net, home, other = (build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=0).double() for _ in range(3))
+    net, home, other = (cast(Any, build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=0).double()) for _ in range(3))
     for module, params in ((net, theta), (home, theta), (other, psi)):
         load_into(module, params)
     net.train(), home.eval(), other.eval()
@@ -677,7 +709,9 @@ def published_phase(world, method, theta, psi):
     )
     client, plan = world.scoped([LEAVES])["0"], Plan(7, 0, ())
     steps = method.iterations // method.fuse_every * method.fuse_every
-    taken, losses, rates = 0, [], []
+    taken = 0
+    losses: list[float] = []
+    rates: list[float] = []
     for turn in passes(Phase(view="forget", steps=steps, batch=64), len(client.view("forget")), 0):
         key = epoch_key(plan, "0", "forget", turn.epoch)
         order = client.view("forget")[rng.order(rng.fold(key, rng.ORDER), len(client.view("forget")))]
@@ -703,7 +737,7 @@ def published_phase(world, method, theta, psi):
     return params_of(net), rates
 
 
-def test_fcus_phase_is_adam_a_plateau_and_the_fusion_for_every_tensor(world, trained):
+def test_fcus_phase_is_adam_a_plateau_and_the_fusion_for_every_tensor(world: World, trained: Trained) -> None:
     theta, method = trained[0], FCU(iterations=20, fuse_every=2, rho=0.9, lr=0.05, patience=0)
     server = serve(world, params=theta)
     truth, rates = published_phase(world, method, theta, server.init("downgraded model"))
@@ -715,7 +749,7 @@ def test_fcus_phase_is_adam_a_plateau_and_the_fusion_for_every_tensor(world, tra
     assert distance(world, found, theta) > 1
 
 
-def test_fcus_head_stays_where_it_was_bit_for_bit_without_a_fusion(world, trained):
+def test_fcus_head_stays_where_it_was_bit_for_bit_without_a_fusion(world: World, trained: Trained) -> None:
     found = FCU(iterations=4, fuse_every=1, rho=0.0, decay=0.1).begin(serve(world, params=trained[0])).params
     moved = {name for name, t in found.items() if not torch.equal(t, trained[0][name])}
     assert moved == {name for name in found if not name.startswith("head.")}
@@ -726,7 +760,7 @@ class Words(nn.Module):
 
     head_name = "out"
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.token = nn.Parameter(torch.randn(4, 6))
         self.places = nn.Embedding(4, 6)
@@ -734,22 +768,22 @@ class Words(nn.Module):
         self.norm = nn.LayerNorm([4, 6])
         self.out = nn.Linear(24, 10)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         x = self.mix(x.flatten(1).view(len(x), 4, 16)) + self.places(torch.arange(4)) + self.token
-        return self.out(F.dropout(self.norm(x).flatten(1), 0.5, self.training))
+        return self.out.forward(F.dropout(self.norm(x).flatten(1), 0.5, self.training))
 
 
-def words():
+def words() -> Words:
     return Words()
 
 
 @pytest.fixture
-def by_hand(allow_code):
+def by_hand(allow_code: None) -> World:
     return make("model.name=test_federated_methods:words")
 
 
 @pytest.mark.parametrize("engine", ["sequential", "batched"])
-def test_fcu_unlearns_on_a_model_that_drops_out_by_hand(engine, by_hand):
+def test_fcu_unlearns_on_a_model_that_drops_out_by_hand(engine: str, by_hand: World) -> None:
     theta, _ = train(by_hand, 1)
     world = make("model.name=test_federated_methods:words", f"engine.name={engine}")
     found = CONTRAST.begin(serve(world, params=theta)).params
@@ -757,13 +791,13 @@ def test_fcu_unlearns_on_a_model_that_drops_out_by_hand(engine, by_hand):
     assert close(found, truth, 1e-9) and not equal(found, theta)
 
 
-def test_fcu_fuses_weights_and_neither_embeddings_nor_tokens_nor_norms(by_hand):
+def test_fcu_fuses_weights_and_neither_embeddings_nor_tokens_nor_norms(by_hand: World) -> None:
     theta, _ = train(by_hand, 1)
     steps = [FCU(iterations=1, fuse_every=1, rho=rho).begin(serve(by_hand, params=theta)).params for rho in (0.0, 0.9)]
     assert {name for name in theta if not torch.equal(steps[0][name], steps[1][name])} == {"mix.weight", "out.weight"}
 
 
-def test_fcu_is_refused_before_any_work_where_only_the_head_trains():
+def test_fcu_is_refused_before_any_work_where_only_the_head_trains() -> None:
     module = build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=0).requires_grad_(False)
     module.head.requires_grad_(True)
     with pytest.raises(UnfedError, match="nothing before it can be trained"):
@@ -772,13 +806,13 @@ def test_fcu_is_refused_before_any_work_where_only_the_head_trains():
     FCU().check(Template(module, (1, 8, 8)).module)
 
 
-def test_fcu_reads_no_label(world, trained):
+def test_fcu_reads_no_label(world: World, trained: Trained) -> None:
     other = shuffled(world, rows_of(world, LEAVES))
     a, b = (CONTRAST.begin(serve(w, params=trained[0])).params for w in (world, other))
     assert equal(a, b) and not equal(a, trained[0])
 
 
-def test_fcu_drops_leftover_steps_and_its_random_model_travels_as_a_seed(world, trained):
+def test_fcu_drops_leftover_steps_and_its_random_model_travels_as_a_seed(world: World, trained: Trained) -> None:
     server = serve(world, params=trained[0])
     CONTRAST.begin(server)
     rows, left = len(world.clients[0].train), 6
@@ -788,7 +822,7 @@ def test_fcu_drops_leftover_steps_and_its_random_model_travels_as_a_seed(world, 
     assert server.ledger.wire_bytes == 2 * tensor_bytes(world.template.like)
 
 
-def test_the_order_of_fusion_matters_and_both_are_there(world, trained):
+def test_the_order_of_fusion_matters_and_both_are_there(world: World, trained: Trained) -> None:
     a = CONTRAST.begin(serve(world, params=trained[0])).params
     b = replace(CONTRAST, fusion_order="repo_call").begin(serve(world, params=trained[0])).params
     # The last step was a fusion: one keeps the phase of what was learnt, the other that of θ*.
@@ -813,7 +847,7 @@ READY = {
 
 @pytest.mark.parametrize("name", READY)
 @pytest.mark.parametrize("leaving", [("0", "1"), ("0", "1", "3")])
-def test_several_clients_can_leave_at_once(world, trained, name, leaving):
+def test_several_clients_can_leave_at_once(world: World, trained: Trained, name: str, leaving: Any) -> None:
     theta, histories = trained
     request = Request("many", clients=leaving)
     server = serve(world, (request,), params=theta, history=histories.get(name))
@@ -826,7 +860,7 @@ def test_several_clients_can_leave_at_once(world, trained, name, leaving):
 
 
 @pytest.mark.parametrize("name", READY)
-def test_partial_participation_works(name):
+def test_partial_participation_works(name: str) -> None:
     world = make("training.participation=0.5", "training.drop_out=0.2", "training.quorum=0.1")
     methods = {n: m for n, m in READY.items() if "history" in m.needs}
     theta, histories = train(world, 5, methods, quorum=0.0)
@@ -837,7 +871,7 @@ def test_partial_participation_works(name):
 
 
 @pytest.mark.parametrize("name", READY)
-def test_who_left_by_an_earlier_request_is_never_asked_again(world, trained, name):
+def test_who_left_by_an_earlier_request_is_never_asked_again(world: World, trained: Trained, name: str) -> None:
     theta, histories = trained
     requests = (LEAVES, Request("r2", clients=("2",)))
     server = serve(world, requests, params=theta, history=histories.get(name))
@@ -863,7 +897,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("kind", "values", "says"), BAD)
-def test_a_number_that_cannot_be_is_refused_in_one_sentence(kind, values, says):
+def test_a_number_that_cannot_be_is_refused_in_one_sentence(kind: Any, values: Any, says: str) -> None:
     with pytest.raises(UnfedError, match=says):
         kind(**values)
     label = kind.name
@@ -871,7 +905,7 @@ def test_a_number_that_cannot_be_is_refused_in_one_sentence(kind, values, says):
         Config.parse({**SMALL, "methods": {"run": [label], label: values}})
 
 
-def test_an_empty_or_foreign_history_is_refused(world, trained):
+def test_an_empty_or_foreign_history_is_refused(world: World, trained: Trained) -> None:
     theta, histories = trained
     with pytest.raises(UnfedError, match=r"training\.record"):
         FedEraser().begin(serve(world, params=theta))
@@ -889,7 +923,7 @@ def test_an_empty_or_foreign_history_is_refused(world, trained):
 
 @pytest.mark.parametrize("model", ["cnn", "cnn-wide", "resnet18", "vit-b-16"])
 @pytest.mark.parametrize("kind", [PGD, MoDE, FCU])
-def test_the_papers_values_fill_what_was_not_set(kind, model):
+def test_the_papers_values_fill_what_was_not_set(kind: type[FCU] | type[MoDE] | type[PGD], model: str) -> None:
     table = kind.paper["cnn" if model == "cnn-wide" else model]
     used = kind().on(model)
     assert {name: getattr(used, name) for name in table} == dict(table)
@@ -897,20 +931,20 @@ def test_the_papers_values_fill_what_was_not_set(kind, model):
     assert all(shown[name] == (value, "paper") for name, value in table.items())
 
 
-def test_what_is_set_wins_and_says_so():
+def test_what_is_set_wins_and_says_so() -> None:
     used = PGD(lr=0.5).on("resnet18")
     assert (used.lr, used.iterations) == (0.5, 2)
     assert ("lr", 0.5, "set here") in [(n, v, s) for n, v, _, s in PGD(lr=0.5).explain("resnet18")]
 
 
-def test_an_architecture_the_paper_does_not_have_must_be_told():
+def test_an_architecture_the_paper_does_not_have_must_be_told() -> None:
     with pytest.raises(UnfedError, match=r"set methods\.pgd\.lr .*0\.1 \(cnn\)"):
         PGD().on("my.module:factory")
     whole = PGD(lr=0.1, iterations=1, updates=1, threshold=1.0, clip=1.0)
     assert whole.on("my.module:factory") is whole
 
 
-def test_defaults_per_architecture_are_shown_with_their_source():
+def test_defaults_per_architecture_are_shown_with_their_source() -> None:
     shown = {name: (str(default), source) for name, default, _, source in MoDE.options()}
     assert shown["coefficient"] == ("0.4 (cnn), 0.95 (resnet18), 0.9 (vit-b-16)", "paper")
 
@@ -918,7 +952,7 @@ def test_defaults_per_architecture_are_shown_with_their_source():
 # --- the engine is not in the picture ---------------------------------------------------------------------------------
 
 
-def test_freight_counts_models_and_wire_apart(world):
+def test_freight_counts_models_and_wire_apart(world: World) -> None:
     server = serve(world)
     assert isinstance(server.engine, Sequential)
     extra = {"phi": server.params}
@@ -930,7 +964,7 @@ SERVED = [(name, request) for request in (LEAVES, CLASS) for name, m in READY.it
 
 
 @pytest.mark.parametrize(("name", "request_"), SERVED)
-def test_the_batched_engine_gives_the_same_model(world, trained, name, request_):
+def test_the_batched_engine_gives_the_same_model(world: World, trained: Trained, name: str, request_: Request) -> None:
     method = READY[name]
     theta, histories = trained
     stacked = make("engine.name=batched")

@@ -1,14 +1,20 @@
 """Rounds: who is asked, what is averaged, what it costs, and what must always hold."""
 
 import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from test_run import Crash, crash_at, outcome
 from unfed import rng
 from unfed.client.plan import Measure, Optimiser, Phase, Plan
+from unfed.data.scope import ClientData
 from unfed.engines import Sequential
+from unfed.engines.base import Block, Refusal
 from unfed.errors import Refused, UnfedError
 from unfed.federation import server
 from unfed.federation.schedule import Schedule, Settings
@@ -16,17 +22,25 @@ from unfed.federation.server import JobServer, Members, Setup
 from unfed.methods import FineTune, NoT, Retrain, State
 from unfed.model.functional import Template
 from unfed.model.networks import build
-from unfed.model.params import cast, params_of, tensor_bytes
+from unfed.model.params import Params, cast, params_of, tensor_bytes
 from unfed.runs.folder import Job
 from unfed.runs.run import Run
 from unfed.runs.world import World
+from worlds import Small, Toy, noting
 
 
-def fresh(seed, name="cnn-tiny"):
+def fresh(seed: int, name: str = "cnn-tiny") -> Params:
     return cast(params_of(build(name, shape=(1, 8, 8), classes=3, seed=seed)), torch.float64, "cpu")
 
 
-def serve(clients, params=None, seed=5, engine=None, model="cnn-tiny", **settings):
+def serve(
+    clients: Any,
+    params: Params | None = None,
+    seed: int = 5,
+    engine: Any = None,
+    model: str = "cnn-tiny",
+    **settings: Any,
+) -> JobServer:
     template = Template(build(model, shape=(1, 8, 8), classes=3, seed=0), (1, 8, 8)).to("cpu", torch.float64)
     phase = Phase(batch=4, optimiser=Optimiser(lr=0.05))
     return JobServer(
@@ -38,28 +52,35 @@ def serve(clients, params=None, seed=5, engine=None, model="cnn-tiny", **setting
     )
 
 
-def rounds(method, server, n):
+def only(answers: Iterable[Block | Refusal]) -> Block:
+    """The answer of the one client that was asked."""
+    (block,) = answers
+    assert isinstance(block, Block)
+    return block
+
+
+def rounds(method: FineTune | NoT | Retrain, server: JobServer, n: int) -> State:
     state = method.begin(server)
     for _ in range(n):
         state = method.round(server, state)
     return state
 
 
-def equal(a, b):
+def equal(a: Params, b: Params) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
 # --- what must always hold --------------------------------------------------------------------------------------------
 
 
-def test_not_without_layers_is_ft_bit_for_bit(toy):
+def test_not_without_layers_is_ft_bit_for_bit(toy: Toy) -> None:
     clients = toy(9, 12, 7, forget={0: list(range(9))})
     a = rounds(NoT(layers=()), serve(clients), 3)
     b = rounds(FineTune(), serve(clients), 3)
     assert equal(a.params, b.params)
 
 
-def test_retrain_on_an_empty_scope_and_the_same_seed_repeats_the_training_bit_for_bit(toy):
+def test_retrain_on_an_empty_scope_and_the_same_seed_repeats_the_training_bit_for_bit(toy: Toy) -> None:
     a = rounds(Retrain(), serve(toy(9, 12, 7)), 3)
     b = rounds(Retrain(), serve(toy(9, 12, 7), params=a.params), 3)
     assert equal(a.params, b.params)
@@ -67,12 +88,12 @@ def test_retrain_on_an_empty_scope_and_the_same_seed_repeats_the_training_bit_fo
     assert not equal(a.params, c.params)
 
 
-def test_ft_starts_at_theta_star(toy):
+def test_ft_starts_at_theta_star(toy: Toy) -> None:
     params = fresh(3)
     assert equal(FineTune().begin(serve(toy(9, 12), params)).params, params)
 
 
-def test_not_negates_the_first_weight_and_nothing_else(toy):
+def test_not_negates_the_first_weight_and_nothing_else(toy: Toy) -> None:
     params = fresh(3)
     state = NoT().begin(serve(toy(9, 12), params))
     assert torch.equal(state.params["conv1.weight"], -params["conv1.weight"])
@@ -84,27 +105,28 @@ def test_not_negates_the_first_weight_and_nothing_else(toy):
 
 @pytest.mark.parametrize("method", [NoT(), FineTune(), Retrain()])
 @pytest.mark.parametrize("forget", [{0: list(range(9))}, {0: [1, 2], 1: [5], 2: [0]}])
-def test_no_forgotten_row_is_ever_fetched(toy, monkeypatch, method, forget):
+def test_no_forgotten_row_is_ever_fetched(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, method: FineTune | NoT | Retrain, forget: dict[int, list[int]]
+) -> None:
     clients = toy(9, 12, 7, forget=forget)
-    source, seen = clients["0"].source, []
+    source = clients["0"].source
+    seen: list[Tensor] = []
     original = type(source).fetch
-    monkeypatch.setattr(
-        type(source), "fetch", lambda self, rows, draws=None: seen.append(rows) or original(self, rows, draws)
-    )
+    monkeypatch.setattr(type(source), "fetch", noting(seen, original, lambda self, rows, draws=None: rows))
     rounds(method, serve(clients), 2)
     touched = set(torch.cat(seen).tolist())
     forgotten = {int(clients[str(k)].rows[p]) for k, positions in forget.items() for p in positions}
     assert touched == set(range(28)) - forgotten
 
 
-def test_a_client_without_retained_rows_is_never_asked(toy):
+def test_a_client_without_retained_rows_is_never_asked(toy: Toy) -> None:
     server = serve(toy(9, 12, 7, forget={0: list(range(9))}))
     rounds(FineTune(), server, 2)
     assert server.asked == {1: ["1", "2"], 2: ["1", "2"]}
     assert server.retained == ("1", "2") and server.owners == ("0",)
 
 
-def test_every_client_gone_is_an_error(toy):
+def test_every_client_gone_is_an_error(toy: Toy) -> None:
     with pytest.raises(UnfedError, match="nobody is left to train"):
         serve(toy(3, 2, forget={0: [0, 1, 2], 1: [0, 1]}))
 
@@ -112,10 +134,10 @@ def test_every_client_gone_is_an_error(toy):
 # --- averaging --------------------------------------------------------------------------------------------------------
 
 
-def test_a_round_is_the_weighted_mean_of_its_clients(toy):
+def test_a_round_is_the_weighted_mean_of_its_clients(toy: Toy) -> None:
     clients, params = toy(9, 12), fresh(3)
     server = serve(clients, params)
-    alone = {k: next(iter(server.engine.train(server.plan(1), params, [k], {}))).of(0) for k in clients}
+    alone = {k: only(server.engine.train(server.plan(1), params, [k], {})).of(0) for k in clients}
     new = server.recover(State(params)).params
     for name in params:
         expected = (9 * alone["0"][name] + 12 * alone["1"][name]) / 21
@@ -125,18 +147,18 @@ def test_a_round_is_the_weighted_mean_of_its_clients(toy):
 class Shuffled(Sequential):
     """Answers come in any order."""
 
-    def train(self, plan, params, clients, context, optimiser=None):
+    def train(self, plan: Any, params: Any, clients: Any, context: Any, optimiser: Any = None) -> Iterator[Block]:
         yield from reversed(list(super().train(plan, params, clients, context, optimiser)))
 
 
-def test_the_order_of_the_answers_does_not_matter(toy):
+def test_the_order_of_the_answers_does_not_matter(toy: Toy) -> None:
     clients = toy(9, 12, 7)
     server = serve(clients)
     shuffled = serve(clients, engine=Shuffled(server.template, clients))
     assert equal(rounds(FineTune(), server, 2).params, rounds(FineTune(), shuffled, 2).params)
 
 
-def test_batch_statistics_are_averaged_and_counters_copied(toy):
+def test_batch_statistics_are_averaged_and_counters_copied(toy: Toy) -> None:
     clients = toy(9, 12)
     server = serve(clients, fresh(3, "cnn-tiny-bn"), model="cnn-tiny-bn")
     new = server.recover(State(server.params)).params
@@ -150,18 +172,18 @@ def test_batch_statistics_are_averaged_and_counters_copied(toy):
 class Faulty(Sequential):
     """Some clients answer with NaN."""
 
-    def __init__(self, template, clients, bad):
+    def __init__(self, template: Template, clients: dict[str, ClientData], bad: set[str]) -> None:
         super().__init__(template, clients)
         self.bad = bad
 
-    def train(self, plan, params, clients, context, optimiser=None):
+    def train(self, plan: Any, params: Any, clients: Any, context: Any, optimiser: Any = None) -> Iterator[Block]:
         for block in super().train(plan, params, clients, context, optimiser):
             if block.clients[0] in self.bad:
                 block.params["conv1.weight"][:] = float("nan")
             yield block
 
 
-def test_a_nan_update_is_refused_and_the_round_goes_on_with_the_rest(toy):
+def test_a_nan_update_is_refused_and_the_round_goes_on_with_the_rest(toy: Toy) -> None:
     clients = toy(9, 12, 7)
     server = serve(clients)
     server.engine = Faulty(server.template, clients, {"1"})
@@ -172,7 +194,7 @@ def test_a_nan_update_is_refused_and_the_round_goes_on_with_the_rest(toy):
     assert [(r.round, r.client) for r in server.refusals] == [(1, "1")]
 
 
-def test_below_the_quorum_the_round_fails_with_the_reasons(toy):
+def test_below_the_quorum_the_round_fails_with_the_reasons(toy: Toy) -> None:
     clients = toy(9, 12, 7)
     server = serve(clients)
     server.engine = Faulty(server.template, clients, {"0", "1"})
@@ -185,7 +207,7 @@ def test_below_the_quorum_the_round_fails_with_the_reasons(toy):
     server.recover(State(server.params))  # one is enough
 
 
-def test_clients_that_drop_out_are_named_and_the_rest_goes_on(toy):
+def test_clients_that_drop_out_are_named_and_the_rest_goes_on(toy: Toy) -> None:
     server = serve(toy(4, 4, 4, 4, 4, 4), drop_out=0.4, quorum=0.0, rounds=20)
     state = rounds(FineTune(), server, 12)
     missing = {(r.round, r.client) for r in server.refusals}
@@ -196,8 +218,8 @@ def test_clients_that_drop_out_are_named_and_the_rest_goes_on(toy):
     assert missing == {(r.round, r.client) for r in again.refusals}
 
 
-def test_a_failed_round_asked_for_again_meets_other_drop_outs_and_its_first_attempt_the_same(toy):
-    def silent(attempt, round=1):
+def test_a_failed_round_asked_for_again_meets_other_drop_outs_and_its_first_attempt_the_same(toy: Toy) -> None:
+    def silent(attempt: int, round: int = 1) -> list[str]:
         server = serve(toy(*[4] * 30), drop_out=0.5)
         server.attempt = attempt
         return [name for name in server.clients if server._drops_out(name, round)]
@@ -209,7 +231,7 @@ def test_a_failed_round_asked_for_again_meets_other_drop_outs_and_its_first_atte
     assert silent(1) != silent(0, round=2)
 
 
-def executed(run, world, tries=20):
+def executed(run: Run, world: World, tries: int = 20) -> int:
     """Resume as an operator would, until no round falls below the quorum; how often that took.
 
     A world is a function of the config, so it is not built again for each process that would.
@@ -226,7 +248,7 @@ def executed(run, world, tries=20):
     raise AssertionError(f"stuck after {tries} attempts")
 
 
-HARSH = (
+HARSH: tuple[str, ...] = (
     "training.drop_out=0.4",
     "seeds.training=3",
     "request=[]",
@@ -237,7 +259,9 @@ HARSH += ("partition.scheme=dirichlet", "partition.beta=0.5", "engine.name=seque
 HARSH += ("training.record=['fukd']", "evaluation.every=2", "evaluation.attack=false", "evaluation.samples=false")
 
 
-def test_a_round_below_the_quorum_is_asked_for_again_on_resume_and_a_kill_changes_nothing(small, tmp_path, monkeypatch):
+def test_a_round_below_the_quorum_is_asked_for_again_on_resume_and_a_kill_changes_nothing(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = small(*HARSH)
     world = World(config, 0)
     whole = Run.create(config, tmp_path / "whole", world)
@@ -260,7 +284,7 @@ def test_a_round_below_the_quorum_is_asked_for_again_on_resume_and_a_kill_change
         assert a[1] == b[1] and equal(a[0], b[0])
 
 
-def test_what_a_failed_attempt_cost_is_counted(small, tmp_path):
+def test_what_a_failed_attempt_cost_is_counted(small: Small, tmp_path: Path) -> None:
     world = World(small(*HARSH), 0)
     run = Run.create(world.config, tmp_path / "run", world)
     executed(run, world)
@@ -271,7 +295,7 @@ def test_what_a_failed_attempt_cost_is_counted(small, tmp_path):
     assert asked > 4 * 2 and lines[-1]["wire_bytes"] == (asked + answered) * size
 
 
-def test_partial_participation_asks_a_seeded_share(toy):
+def test_partial_participation_asks_a_seeded_share(toy: Toy) -> None:
     server = serve(toy(*[4] * 10), participation=0.3)
     rounds(FineTune(), server, 5)
     assert all(len(names) == 3 for names in server.asked.values())
@@ -280,7 +304,7 @@ def test_partial_participation_asks_a_seeded_share(toy):
     assert serve(toy(4, 4), participation=0.01).participants(1, ("0", "1")) in (("0",), ("1",))
 
 
-def test_half_a_client_is_a_client(toy):
+def test_half_a_client_is_a_client(toy: Toy) -> None:
     server = serve(toy(*[4] * 5), participation=0.5)
     assert len(server.participants(1, server.clients)) == 3
     assert len(server.participants(1, server.clients[:3])) == 2
@@ -289,7 +313,7 @@ def test_half_a_client_is_a_client(toy):
 # --- schedules --------------------------------------------------------------------------------------------------------
 
 
-def test_schedules_by_hand():
+def test_schedules_by_hand() -> None:
     assert Schedule().rate(0.1, 7, 10) == 0.1
     for kind in ("constant", "cosine", "step"):  # before the first round: the first round's rate
         assert Schedule(kind).rate(0.1, 0, 10) == Schedule(kind).rate(0.1, 1, 10) == 0.1
@@ -308,7 +332,7 @@ def test_schedules_by_hand():
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 10])
-def test_the_cosine_is_pytorchs_and_its_last_round_still_moves(rounds):
+def test_the_cosine_is_pytorchs_and_its_last_round_still_moves(rounds: int) -> None:
     optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     truth = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, rounds, eta_min=1e-4)
     for r in range(1, rounds + 1):
@@ -318,7 +342,7 @@ def test_the_cosine_is_pytorchs_and_its_last_round_still_moves(rounds):
     assert Schedule("cosine").rate(0.1, rounds, rounds) > 0
 
 
-def test_the_server_writes_the_rounds_rate_into_the_plan(toy):
+def test_the_server_writes_the_rounds_rate_into_the_plan(toy: Toy) -> None:
     server = serve(toy(4), schedule=Schedule("step", every=1, factor=0.1))
     assert server.plan(3).phases[0].optimiser.lr == pytest.approx(0.0005)
     assert server.base.optimiser.lr == 0.05
@@ -327,7 +351,7 @@ def test_the_server_writes_the_rounds_rate_into_the_plan(toy):
 # --- the ledger -------------------------------------------------------------------------------------------------------
 
 
-def test_costs_by_hand(toy):
+def test_costs_by_hand(toy: Toy) -> None:
     clients = toy(9, 12, 7, forget={0: list(range(9))})
     server = serve(clients)
     rounds(FineTune(), server, 2)
@@ -337,7 +361,7 @@ def test_costs_by_hand(toy):
     assert server.ledger.flops == 2 * (12 + 7) * 3 * 10
 
 
-def test_buffers_count_on_the_wire_but_not_in_the_papers_bytes(toy):
+def test_buffers_count_on_the_wire_but_not_in_the_papers_bytes(toy: Toy) -> None:
     server = serve(toy(9, 12), model="cnn-tiny-bn")
     server.recover(State(server.params))
     buffers = [n for n in server.params if n not in server.template.trainable]
@@ -347,14 +371,14 @@ def test_buffers_count_on_the_wire_but_not_in_the_papers_bytes(toy):
     assert server.ledger.comm_bytes == 4 * weights // 2
 
 
-def test_ft_and_not_cost_the_same(toy):
+def test_ft_and_not_cost_the_same(toy: Toy) -> None:
     a, b = serve(toy(9, 12)), serve(toy(9, 12))
     rounds(FineTune(), a, 3)
     rounds(NoT(), b, 3)
     assert dataclasses.replace(a.ledger, seconds=0) == dataclasses.replace(b.ledger, seconds=0)
 
 
-def test_who_does_not_answer_was_sent_a_model_but_sent_none(toy):
+def test_who_does_not_answer_was_sent_a_model_but_sent_none(toy: Toy) -> None:
     server = serve(toy(4, 4, 4, 4), drop_out=0.3, quorum=0.0)
     rounds(FineTune(), server, 6)
     size = tensor_bytes(server.params)
@@ -364,7 +388,7 @@ def test_who_does_not_answer_was_sent_a_model_but_sent_none(toy):
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def test_measured_sums_add_up_over_clients(toy):
+def test_measured_sums_add_up_over_clients(toy: Toy) -> None:
     clients = toy(9, 12)
     server = serve(clients)
     total = server.measure(Measure("correct", "all"), server.params, ["0", "1"])
@@ -373,13 +397,13 @@ def test_measured_sums_add_up_over_clients(toy):
     assert float(total["correct"]) == sum(float(p["correct"]) for p in parts)
 
 
-def test_a_measured_gradient_is_the_gradient(toy):
+def test_a_measured_gradient_is_the_gradient(toy: Toy) -> None:
     clients = toy(8)
     server = serve(clients)
     found = server.measure(Measure("gradient", "all", batch=8), server.params, ["0"])
     squared = server.measure(Measure("squared_gradient", "all", batch=8), server.params, ["0"])
     quiet = Phase(view="all", batch=8, optimiser=Optimiser(lr=1.0, momentum=0.0, decay=0.0))
-    after = next(iter(server.engine.train(Plan(1, 1, (quiet,)), server.params, ["0"], {}))).of(0)
+    after = only(server.engine.train(Plan(1, 1, (quiet,)), server.params, ["0"], {})).of(0)
     for name in server.template.trainable:
         step = server.params[name] - after[name]
         assert torch.allclose(found[name], step, atol=1e-12)
@@ -387,7 +411,7 @@ def test_a_measured_gradient_is_the_gradient(toy):
     assert float(found["batches"]) == 1
 
 
-def test_the_unlearning_seed_moves_every_draw(toy):
+def test_the_unlearning_seed_moves_every_draw(toy: Toy) -> None:
     clients = toy(9, 12)
     assert not equal(
         rounds(FineTune(), serve(clients, seed=1), 1).params, rounds(FineTune(), serve(clients, seed=2), 1).params
@@ -398,25 +422,25 @@ def test_the_unlearning_seed_moves_every_draw(toy):
 # --- a federation too large to look through ---------------------------------------------------------------------------
 
 
-class Registered(dict):
+class Registered(dict[str, ClientData]):
     """Clients that are made when they are asked for, and counted."""
 
-    def __init__(self, clients):
+    def __init__(self, clients: dict[str, ClientData]) -> None:
         super().__init__(clients)
-        self.made = set()
+        self.made: set[str] = set()
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> ClientData:
         self.made.add(name)
         return super().__getitem__(name)
 
-    def holding(self, view):
+    def holding(self, view: str) -> list[str]:
         return [] if view == "forget" else list(self)
 
-    def place(self, name):
+    def place(self, name: str) -> int:
         return int(name)
 
 
-def test_a_roll_is_asked_and_only_the_cohort_is_made(toy):
+def test_a_roll_is_asked_and_only_the_cohort_is_made(toy: Toy) -> None:
     clients = toy(9, 12, 7, 8, 10, 6)
     roll = Registered(clients)
     few = serve(roll, participation=0.34)
@@ -428,7 +452,7 @@ def test_a_roll_is_asked_and_only_the_cohort_is_made(toy):
     assert roll.made == set(asked)
 
 
-def test_who_holds_what_is_noted_by_view(toy):
+def test_who_holds_what_is_noted_by_view(toy: Toy) -> None:
     clients = toy(4, 5, 6, forget={0: [0, 1, 2, 3], 2: [1]})
     server = serve(clients)
     assert (server.clients, server.retained, server.owners) == (("0", "1", "2"), ("1", "2"), ("0", "2"))
@@ -440,7 +464,7 @@ def test_who_holds_what_is_noted_by_view(toy):
 class Examined:
     """An answer that is there at once, or one that a device is still working on."""
 
-    def __init__(self, block, like, round):
+    def __init__(self, block: str, like: dict[str, Any], round: int) -> None:
         self.block = block
         self.event = object() if block.startswith("device") else None
 
@@ -454,15 +478,18 @@ class Examined:
         ([], []),
     ],
 )
-def test_an_answer_on_a_device_is_read_when_the_next_client_is_at_work(monkeypatch, come, seen):
+def test_an_answer_on_a_device_is_read_when_the_next_client_is_at_work(
+    monkeypatch: pytest.MonkeyPatch, come: list[str], seen: list[str]
+) -> None:
     monkeypatch.setattr(server, "Check", Examined)
-    noted = []
+    noted: list[Any] = []
 
-    def answers():
+    def answers() -> Iterator[Any]:
         for number, answer in enumerate(come, 1):
             noted.append(f"made {number}")
             yield answer
 
     for found in server._checked(answers(), {}, 1):
+        assert isinstance(found, Examined)
         noted.append(found.block)
     assert noted == seen

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from unfed import storage
 from unfed.errors import UnfedError
 from unfed.model import files, networks, perturb
 from unfed.model.layers import choose
@@ -199,7 +200,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path, monkeypa
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.storage, "sync", full)
+    monkeypatch.setattr(storage, "sync", full)
     with pytest.raises(UnfedError, match=r"cannot be written.*No space left on device"):
         files.negate_file(source, target, ["first"])
     assert listing(tmp_path) == ["a.safetensors"]

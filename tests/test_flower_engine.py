@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from worlds import Small
+
 pytest.importorskip("flwr", reason="needs unfed[flower]")
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -58,7 +60,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 
 
 @pytest.fixture
-def config(small: Callable[..., Config]) -> Config:
+def config(small: Small) -> Config:
     return small(*DOUBLE)
 
 
@@ -92,7 +94,7 @@ def test_every_method_gives_on_flower_what_it_gives_here(name: str, scope: str, 
 
 
 @pytest.mark.own_process
-def test_fukd_distils_at_the_server_in_halves_where_the_run_computes_in_halves(small: Callable[..., Config]) -> None:
+def test_fukd_distils_at_the_server_in_halves_where_the_run_computes_in_halves(small: Small) -> None:
     """The server is where FUKD trains: what it computes there is what a simulation computes, halves too."""
     config, request = small('engine.precision="bf16"', 'engine.name="sequential"'), LEAVES
     local, method = World(config, 0), method_of("fukd")
@@ -116,7 +118,7 @@ def test_evaluation_reads_the_same_where_owners_allow_it(scope: str, config: Con
     assert local.evaluator([request]).forgotten_rows == remote.evaluator([request]).forgotten_rows
 
 
-def test_a_backdoor_is_measured_at_the_server(small: Callable[..., Config]) -> None:
+def test_a_backdoor_is_measured_at_the_server(small: Small) -> None:
     config = small(*DOUBLE, 'poison.client="0"')
     local = World(config, 0)
     remote = flower_world(config, grid_of(config), local=local)
@@ -126,7 +128,7 @@ def test_a_backdoor_is_measured_at_the_server(small: Callable[..., Config]) -> N
 
 
 @pytest.mark.parametrize("model", ["cnn-tiny-bn", "cnn-tiny-dropout"])
-def test_norms_and_dropout_are_the_same_there(model: str, small: Callable[..., Config]) -> None:
+def test_norms_and_dropout_are_the_same_there(model: str, small: Small) -> None:
     config = small(*DOUBLE, f'model.name="{model}"')
     assert_same(train(World(config, 0), 2)[0], train(flower_world(config, grid_of(config)), 2)[0])
 
@@ -146,7 +148,8 @@ def test_wire_bytes_are_a_hand_count_of_the_tensors_in_the_records(config: Confi
     grid = grid_of(config)
     world = flower_world(config, grid)
     server = serve(world, (LEAVES,))
-    grid.sent.clear(), grid.replies.clear()
+    grid.sent.clear()
+    grid.replies.clear()
     server.recover(NoT().begin(server))
     arrays = [a for m in grid.sent + grid.replies for r in m.content.array_records.values() for a in r.values()]
     by_hand = sum(a.numpy().nbytes for a in arrays)
@@ -160,7 +163,8 @@ def test_fcus_random_model_travels_as_a_seed(holds: str, config: Config) -> None
     grid = grid_of(config) if holds == "a part of the data set" else InProcessGrid(own)
     world = flower_world(config, grid)
     server = serve(world, (LEAVES,))
-    grid.sent.clear(), grid.replies.clear()
+    grid.sent.clear()
+    grid.replies.clear()
     method_of("fcu").begin(server)
     (question,) = grid.sent
     assert list(question.content.array_records) == ["params"]
@@ -376,9 +380,7 @@ def test_nobody_trains_on_validation_rows(config: Config) -> None:
         list(server.train(server.plan(0, replace(server.base, view="val")), server.params, ["1"]))
 
 
-def test_a_foreign_model_factory_runs_only_where_the_node_names_it(
-    small: Callable[..., Config], allow_code: None
-) -> None:
+def test_a_foreign_model_factory_runs_only_where_the_node_names_it(small: Small, allow_code: None) -> None:
     """That the server allows code does not matter to a node."""
     config = small(*DOUBLE, 'model.name="test_flower_engine:tiny"')
     with pytest.raises(Refused, match="which runs code of that module"):
@@ -389,9 +391,7 @@ def test_a_foreign_model_factory_runs_only_where_the_node_names_it(
     train(flower_world(config, grid), 1)
 
 
-def test_a_foreign_data_factory_runs_only_where_the_node_names_it(
-    small: Callable[..., Config], allow_code: None
-) -> None:
+def test_a_foreign_data_factory_runs_only_where_the_node_names_it(small: Small, allow_code: None) -> None:
     config = small(*DOUBLE, 'data.name="test_flower_engine:pair"')
     with pytest.raises(Refused, match="asks for the data 'test_flower_engine:pair', which runs code of that module"):
         waiting(config, grid_of(config), 4)

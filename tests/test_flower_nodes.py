@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from worlds import Small
+
 pytest.importorskip("flwr", reason="needs unfed[flower]")
 
 from flwr.app import Message
@@ -23,7 +25,6 @@ from unfed.federation.server import JobServer, Members, Setup
 from unfed.flower.options import Options
 from unfed.flower.server import run as serve
 from unfed.methods import FineTune, Retrain
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 from unfed.runs.world import World
 from worlds import serve as server_of
@@ -110,7 +111,7 @@ def test_a_node_that_joins_takes_part_from_the_next_round_on(name: str, tmp_path
     assert json.loads((tmp_path / "run" / "clients.json").read_text())["order"] == order
     assert_same(run.model(method="train"), here(tmp_path / "run", order, [order[:3], order, order]))
     # What is measured after it joined counts its rows too.
-    found, local = run.lines()[-1], World(run.config, 0)
+    found, local = dict(run.lines()[-1]), World(run.config, 0)
     for column, value in local.evaluator([])(run.model(method="train")).numbers.items():
         if column in ("retain", "validation", "test", "retain_loss"):
             assert found[column] == pytest.approx(value, abs=1e-9), column
@@ -189,7 +190,7 @@ def test_a_newcomer_that_does_not_answer_is_asked_again_once_it_gives_a_sign_of_
     assert [names[-1] for names in asked(run).values()] == ["3", "3", "3", "0"]
 
 
-def test_who_was_away_when_classes_were_asked_for_leaves_them_out_when_it_is_back(small: Callable[..., Config]) -> None:
+def test_who_was_away_when_classes_were_asked_for_leaves_them_out_when_it_is_back(small: Small) -> None:
     config = small('engine.precision="float64"', 'engine.name="sequential"')
     local, request = World(config, 0), Request("r1", classes=(3,))
     grid = grid_of(config)

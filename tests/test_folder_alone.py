@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +18,7 @@ from unfed.report.html import config_text
 from unfed.runs.config import Config
 from unfed.runs.folder import RunFolder
 from unfed.runs.run import Run
+from worlds import Small
 
 OLD = Path(__file__).parent / "fixtures" / "schema-1"
 ROWS = (("0", 0), ("0", 3), ("1", 2))
@@ -24,7 +26,7 @@ TEXT = "client,position\n0,0\n0,3\n1,2\n"
 
 
 @pytest.fixture
-def listed(small, tmp_path):
+def listed(small: Small, tmp_path: Path) -> Any:
     """A config whose request lists samples in a file, and the file."""
     file = tmp_path / "ids.csv"
     file.write_text(TEXT)
@@ -32,7 +34,7 @@ def listed(small, tmp_path):
     return Config.parse({**raw, "request": [{"id": "rows", "samples": str(file)}]}), file
 
 
-def test_a_list_of_samples_is_read_once_and_kept_with_its_sha256(listed, tmp_path):
+def test_a_list_of_samples_is_read_once_and_kept_with_its_sha256(listed: Any, tmp_path: Path) -> None:
     config, file = listed
     run = Run.create(config, tmp_path / "run")
     file.write_text("client,position\n1,0\n")  # somebody else's rows now
@@ -43,7 +45,7 @@ def test_a_list_of_samples_is_read_once_and_kept_with_its_sha256(listed, tmp_pat
 
 
 @pytest.mark.parametrize("fate", ["deleted", "replaced"])
-def test_a_run_goes_on_and_is_read_after_its_list_is_gone(listed, tmp_path, fate):
+def test_a_run_goes_on_and_is_read_after_its_list_is_gone(listed: Any, tmp_path: Path, fate: str) -> None:
     config, file = listed
     Run.create(config, tmp_path / "whole").execute()
     run = Run.create(config, tmp_path / "run")
@@ -59,7 +61,7 @@ def test_a_run_goes_on_and_is_read_after_its_list_is_gone(listed, tmp_path, fate
         assert found.exit_code == 0, found.output
 
 
-def test_a_filed_request_keeps_its_rows_and_the_sha256_of_its_list(listed, tmp_path):
+def test_a_filed_request_keeps_its_rows_and_the_sha256_of_its_list(listed: Any, tmp_path: Path) -> None:
     config, file = listed
     run = Run.create(config, tmp_path / "run")
     run.execute()
@@ -67,14 +69,15 @@ def test_a_filed_request_keeps_its_rows_and_the_sha256_of_its_list(listed, tmp_p
     assert CliRunner().invoke(app, made, catch_exceptions=False).exit_code == 0
     file.unlink()
     entry = Run.open(tmp_path / "run").queue.find("filed")
+    assert entry is not None
     assert entry.request.samples == ROWS and entry.request.listed == hashlib.sha256(TEXT.encode()).hexdigest()
 
 
-def test_the_same_rows_in_another_file_are_the_same_request():
+def test_the_same_rows_in_another_file_are_the_same_request() -> None:
     assert Request("r", samples=ROWS, listed="a" * 64) == Request("r", samples=ROWS)
 
 
-def test_a_kept_list_that_was_changed_is_refused(listed, tmp_path):
+def test_a_kept_list_that_was_changed_is_refused(listed: Any, tmp_path: Path) -> None:
     config, _ = listed
     Run.create(config, tmp_path / "run")
     file = tmp_path / "run" / "run.json"
@@ -83,7 +86,7 @@ def test_a_kept_list_that_was_changed_is_refused(listed, tmp_path):
         Run.open(tmp_path / "run")
 
 
-def test_a_page_shows_where_a_list_was_read_and_not_who_is_on_it(listed, tmp_path):
+def test_a_page_shows_where_a_list_was_read_and_not_who_is_on_it(listed: Any, tmp_path: Path) -> None:
     config, file = listed
     shown = config_text({"config": config.to_json()})
     assert "sha256" in shown and str(file) in shown and "client,position" not in shown
@@ -93,13 +96,13 @@ def test_a_page_shows_where_a_list_was_read_and_not_who_is_on_it(listed, tmp_pat
 
 
 @pytest.fixture
-def old(tmp_path):
+def old(tmp_path: Path) -> Any:
     """A run made by an older version (commit aba1fcb); its list of samples is gone."""
     return Path(shutil.copytree(OLD, tmp_path / "old"))
 
 
 @pytest.mark.parametrize("command", ["status", "report", "export", "evaluate"])
-def test_a_folder_of_layout_1_is_read(old, tmp_path, command):
+def test_a_folder_of_layout_1_is_read(old: Any, tmp_path: Path, command: Any) -> None:
     more = ["--out", str(tmp_path / "out.safetensors")] if command == "export" else []
     found = CliRunner().invoke(app, [command, str(old), *more], catch_exceptions=False)
     assert found.exit_code == 0, found.output
@@ -108,7 +111,7 @@ def test_a_folder_of_layout_1_is_read(old, tmp_path, command):
 
 
 @pytest.mark.parametrize("work", [lambda run: run.execute(), lambda run: run.forget(Request("r", clients=("1",)))])
-def test_no_work_goes_on_in_a_folder_of_layout_1(old, work):
+def test_no_work_goes_on_in_a_folder_of_layout_1(old: Any, work: Any) -> None:
     before = {path: path.read_bytes() for path in old.rglob("*") if path.is_file()}
     with pytest.raises(UnfedError, match="layout 1: status, report, export and evaluate read it.* unfed 0.1.0"):
         work(Run.open(old))
@@ -118,7 +121,7 @@ def test_no_work_goes_on_in_a_folder_of_layout_1(old, work):
 # --- looking ----------------------------------------------------------------------------------------------------------
 
 
-def test_looking_writes_nothing_and_holds_nothing_that_work_needs(tmp_path):
+def test_looking_writes_nothing_and_holds_nothing_that_work_needs(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert not folder.busy() and list(tmp_path.iterdir()) == []
     with folder.lock():
@@ -131,7 +134,7 @@ def test_looking_writes_nothing_and_holds_nothing_that_work_needs(tmp_path):
             assert free
 
 
-def test_a_folder_that_cannot_be_written_is_looked_at(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     folder = RunFolder(tmp_path)

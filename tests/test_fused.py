@@ -13,12 +13,13 @@ from torch.func import functional_call, vmap
 from test_batched import federation, plan_of
 from unfed.client.plan import Optimiser, Phase
 from unfed.engines import Batched, Sequential
-from unfed.engines.compiled import convolution, fused, kernels, recorded
+from unfed.engines.compiled import capture, convolution, fused, kernels, recorded
 from unfed.engines.compiled.kernels import Tiles, affordable
 from unfed.model.functional import Template
 from unfed.model.networks import build
 from unfed.model.networks.blocks import block, computed_by
 from unfed.model.params import cast, params_of
+from worlds import noting
 
 Layers = tuple[nn.Module, nn.Module, nn.Module, nn.Module]
 
@@ -133,7 +134,7 @@ def test_other_layers_are_left_to_themselves(what: str) -> None:
 def test_a_recorded_step_computes_its_blocks_at_once_and_changes_nothing(
     alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
+    monkeypatch.setattr(recorded, "compiler", capture.as_traced)
     clients = federation((9, 17, 24), augment=True)
     some = next(iter(clients.values())).source
     template = Template(build("cnn-small", shape=some.shape, classes=some.classes, seed=0), some.shape)
@@ -142,7 +143,7 @@ def test_a_recorded_step_computes_its_blocks_at_once_and_changes_nothing(
     plan = plan_of(Phase(batch=8, epochs=2, optimiser=Optimiser(lr=0.1)))
     calls: list[int] = []
     forward = fused.forward
-    monkeypatch.setattr(fused, "forward", lambda *args: calls.append(len(args[0])) or forward(*args))
+    monkeypatch.setattr(fused, "forward", noting(calls, forward, lambda *args: len(args[0])))
     engine: Any = Sequential(template, clients, compile=True) if alone else Batched(template, clients, compile=True)
     at_once = list(engine.train(plan, params, list(clients), {}))
     assert calls, "the blocks were not computed at once"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_recorded import transformer
-from unfed.engines.compiled import gelu, handwritten, kernels, recorded
+from unfed.engines.compiled import capture, gelu, handwritten, kernels, recorded
 
 HALF = torch.bfloat16
 make_fx(torch.neg, tracing_mode="fake")(torch.ones(1))  # what tracing imports, once for all children
@@ -98,7 +98,7 @@ def test_a_gradient_that_no_bias_adds_up_is_left_alone() -> None:
 
 @pytest.mark.own_process
 def test_a_transformer_trains_alike_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
+    monkeypatch.setattr(recorded, "compiler", capture.as_traced)
     calls: list[int] = []
     original = gelu.rewrite
     monkeypatch.setattr(gelu, "rewrite", lambda module: calls.append(original(module)))

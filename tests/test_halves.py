@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_recorded import transformer
-from unfed.engines.compiled import halves, handwritten, recorded
+from unfed.engines.compiled import capture, halves, handwritten, recorded
 
 HALF = torch.bfloat16
 make_fx(torch.neg, tracing_mode="fake")(torch.ones(1))  # what tracing imports, once for all children
@@ -46,7 +46,7 @@ def test_few_weights_and_those_of_convolutions_stay_where_they_are(monkeypatch: 
 
 def test_a_step_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is rounded before the step's end is what is rounded at its start: nobody writes a weight in between."""
-    monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
+    monkeypatch.setattr(recorded, "compiler", capture.as_traced)
     calls: list[int] = []
     original = halves.rewrite
     monkeypatch.setattr(halves, "rewrite", lambda module: calls.append(original(module)))

@@ -1,17 +1,24 @@
 """Histories: recorded only if needed, saved with their state, purged with their client, refused when missing."""
 
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from conftest import SMALL
 from test_run import Crash, crash_at, outcome
 from unfed import storage
 from unfed.client import step
+from unfed.client.batch import Batch, Draws
 from unfed.data import Request
+from unfed.data.scope import ClientData
 from unfed.errors import UnfedError
 from unfed.federation.history import History, Record
+from unfed.federation.protocol import Server
+from unfed.federation.state import State
 from unfed.methods import FedEraser
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
@@ -20,11 +27,11 @@ from unfed.runs.run import Run
 from worlds import slow
 
 TRAIN = Job(0, None, "train")
-QUICK = ("checkpoint.rounds=1", "training.rounds=3", "unlearning.rounds=2", "evaluation.every=2")
+QUICK: tuple[str, ...] = ("checkpoint.rounds=1", "training.rounds=3", "unlearning.rounds=2", "evaluation.every=2")
 QUICK += ("engine.name=sequential",)
 RECORD = "training.record=['federaser', 'fukd', 'pgd']"
 # Strong enough to be seen on a model that has hardly begun to learn.
-NUMBERS = {
+NUMBERS: dict[str, dict[str, Any]] = {
     "pgd": {"lr": 0.01, "iterations": 2, "updates": 2},
     "mode": {"guidance": 2, "degradation": 1},
     "fcu": {"iterations": 4, "fuse_every": 2},
@@ -36,23 +43,23 @@ SCOPES = {
 }
 SERVED = [("federaser", "client"), ("fukd", "client")]
 SERVED += [(name, scope) for name in ("pgd", "mode", "fcu") for scope in SCOPES]
-WIDE = {"pgd": {"any_scope": True}, "fcu": {"any_scope": True}}
+WIDE: dict[str, dict[str, Any]] = {"pgd": {"any_scope": True}, "fcu": {"any_scope": True}}
 
 
-def config(*labels, scope="client", sets=()):
+def config(*labels: Any, scope: str = "client", sets: Any = ()) -> Config:
     tables = {
         name: {**numbers, **(WIDE.get(name, {}) if scope != "client" else {})} for name, numbers in NUMBERS.items()
     }
     return Config.parse({**SMALL, "request": SCOPES[scope], "methods": {"run": labels, **tables}}, (*QUICK, *sets))
 
 
-def alone(*sets):
+def alone(*sets: Any) -> Config:
     """A run without a comparison, for requests that come later."""
     return Config.parse({n: v for n, v in SMALL.items() if n != "request"}, (*QUICK, "methods.run=['not']", *sets))
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained run that recorded for everybody and serves requests; copy it before use."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     made = Config.parse(
@@ -63,31 +70,31 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def run(trained, tmp_path):
+def run(trained: Path, tmp_path: Path) -> Run:
     shutil.copytree(trained, tmp_path / "run")
     return Run.open(tmp_path / "run")
 
 
-def history(run, label, job=TRAIN):
+def history(run: Run, label: str, job: Job = TRAIN) -> History:
     return run.folder.load_histories(job)[label]
 
 
 # --- recording --------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_recorded_unless_a_method_needs_it(tmp_path):
+def test_nothing_is_recorded_unless_a_method_needs_it(tmp_path: Path) -> None:
     Run.create(config("not", "ft"), tmp_path / "run").execute()
     assert RunFolder(tmp_path / "run").load_histories(TRAIN) == {}
     assert all(line["stored_server_bytes"] == 0 for line in Run.open(tmp_path / "run").lines() if "flops" in line)
 
 
-def test_recording_changes_nothing_in_the_training(tmp_path, run):
+def test_recording_changes_nothing_in_the_training(tmp_path: Path, run: Run) -> None:
     Run.create(alone(), tmp_path / "plain").execute()
     a, b = Run.open(tmp_path / "plain").model(method="train"), run.model(method="train")
     assert all(torch.equal(a[n], b[n]) for n in a)
 
 
-def test_stored_bytes_are_what_is_stored_beside_what_the_original_would_store(tmp_path):
+def test_stored_bytes_are_what_is_stored_beside_what_the_original_would_store(tmp_path: Path) -> None:
     Run.create(config("federaser", "fukd", "pgd"), tmp_path / "run").execute()
     run = Run.open(tmp_path / "run")
     last = {line["method"]: line for line in run.lines()}
@@ -99,11 +106,11 @@ def test_stored_bytes_are_what_is_stored_beside_what_the_original_would_store(tm
     assert last["federaser"]["stored_original_bytes"] == (1 + clients * rounds) * size
     assert last["fukd"]["stored_original_bytes"] == clients * rounds * size
     assert last["pgd"]["stored_original_bytes"] == clients * size
-    total = sum(last[name]["stored_server_bytes"] for name in ("federaser", "fukd", "pgd"))
+    total = sum(float(last[name]["stored_server_bytes"]) for name in ("federaser", "fukd", "pgd"))
     assert [x for x in run.lines() if x["method"] == "train"][-1]["stored_server_bytes"] == total
 
 
-def test_a_history_survives_being_written_down():
+def test_a_history_survives_being_written_down() -> None:
     own = {"a/b": Record({"w/x": torch.arange(3.0)}, {"rounds": [1, 2]}), "c": Record()}
     before = History(4, {"g/1": {"w": torch.ones(2)}}, own, {"plan": "{}"}, ("z",))
     after = History.unpack(*before.pack())
@@ -114,7 +121,7 @@ def test_a_history_survives_being_written_down():
     assert torch.equal(after.shared["g/1"]["w"], torch.ones(2))
 
 
-def test_a_damaged_history_is_one_sentence():
+def test_a_damaged_history_is_one_sentence() -> None:
     tensors, numbers = History(1, {"g": {"w": torch.ones(1)}}).pack()
     with pytest.raises(UnfedError, match="history cannot be read"):
         History.unpack(tensors, {**numbers, "groups": []})
@@ -123,14 +130,16 @@ def test_a_damaged_history_is_one_sentence():
 # --- resuming ---------------------------------------------------------------------------------------------------------
 
 
-def reopened(folder, like):
+def reopened(folder: Path, like: Run) -> Run:
     """A run as a new process would open it; the world is a function of the config, so it is not built again."""
     run = Run.open(folder)
     run._worlds[0] = like.world(0)
     return run
 
 
-def test_a_training_that_records_survives_a_crash_at_every_write(tmp_path, monkeypatch):
+def test_a_training_that_records_survives_a_crash_at_every_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = alone(RECORD)
     whole = Run.create(made, tmp_path / "whole")
     with monkeypatch.context() as patch:
@@ -155,7 +164,9 @@ def test_a_training_that_records_survives_a_crash_at_every_write(tmp_path, monke
     ("name", "scope"),
     [*(case for case in SERVED if case[1] == "client"), *slow(*(case for case in SERVED if case[1] != "client"))],
 )
-def test_a_method_survives_a_crash_at_every_write(name, scope, tmp_path, monkeypatch):
+def test_a_method_survives_a_crash_at_every_write(
+    name: str, scope: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Every write point is a whole run again, so what is not in question here (attacks, batches) is kept small.
     small = ("evaluation.samples=false", "evaluation.attack=false", "training.batch=256")
     whole = Run.create(config(name, scope=scope, sets=small), tmp_path / "whole")
@@ -183,7 +194,9 @@ def test_a_method_survives_a_crash_at_every_write(name, scope, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("name", "scope"), [*SERVED, *((name, scope) for name in ("not", "ft", "retrain") for scope in SCOPES)]
 )
-def test_a_method_trains_on_forgotten_rows_only_if_it_says_so(name, scope, tmp_path, monkeypatch):
+def test_a_method_trains_on_forgotten_rows_only_if_it_says_so(
+    name: str, scope: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run.create(config(name, scope=scope), tmp_path / "run")
     theta, world = run._train(0, Silence()), run.world(0)
     clients = world.scoped(run.config.requests()).values()
@@ -191,7 +204,7 @@ def test_a_method_trains_on_forgotten_rows_only_if_it_says_so(name, scope, tmp_p
     touched = set()
     original = step.fetch
 
-    def seen(client, order, draws, begin, end):
+    def seen(client: ClientData, order: Tensor, draws: Draws, begin: int, end: int) -> Batch:
         touched.update(client.rows[order[begin:end]].tolist())
         return original(client, order, draws, begin, end)
 
@@ -208,7 +221,7 @@ def test_a_method_trains_on_forgotten_rows_only_if_it_says_so(name, scope, tmp_p
 
 
 @pytest.mark.parametrize("method", ["federaser", "fukd", "pgd", "not"])
-def test_a_served_request_purges_the_leaver_from_every_history(run, method):
+def test_a_served_request_purges_the_leaver_from_every_history(run: Run, method: str) -> None:
     run.forget(Request("r1", clients=("2",)), method=method, until=1)
     states = list(run.folder.states())
     held = [history["clients"] for _, numbers in states for history in numbers.get("histories", {}).values()]
@@ -226,7 +239,7 @@ def test_a_served_request_purges_the_leaver_from_every_history(run, method):
     assert not any(f"r1/{method}" in file and "trained with it" in what for file, what in files)
 
 
-def test_a_comparison_purges_nothing_and_says_so(tmp_path):
+def test_a_comparison_purges_nothing_and_says_so(tmp_path: Path) -> None:
     run = Run.create(config("fukd", "not"), tmp_path / "run")
     run.execute()
     assert "0" in history(run, "fukd").own
@@ -235,7 +248,7 @@ def test_a_comparison_purges_nothing_and_says_so(tmp_path):
     )
 
 
-def test_purging_is_taken_up_again_after_a_crash(run, monkeypatch):
+def test_purging_is_taken_up_again_after_a_crash(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, pytest.raises(Crash):
         patch.setattr(RunFolder, "purge", lambda *_: (_ for _ in ()).throw(Crash))
         run.forget(Request("r1", clients=("2",)), method="fukd", until=1)
@@ -245,7 +258,7 @@ def test_purging_is_taken_up_again_after_a_crash(run, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["federaser", "fukd", "pgd", "mode", "fcu", "not", "retrain"])
-def test_a_second_request_starts_from_what_the_first_left(run, method):
+def test_a_second_request_starts_from_what_the_first_left(run: Run, method: str) -> None:
     run.forget(Request("r1", clients=("2",)), method=method, until=2)
     first = run.current(0)
     run.forget(Request("r2", clients=("0", "1")), method=method, until=2)
@@ -256,7 +269,7 @@ def test_a_second_request_starts_from_what_the_first_left(run, method):
     assert "2" not in asked and (asked == {"3"} or method in ("pgd", "mode", "fcu"))
 
 
-def test_histories_of_those_that_start_at_the_model_in_force_go_on_during_recovery(run):
+def test_histories_of_those_that_start_at_the_model_in_force_go_on_during_recovery(run: Run) -> None:
     run.forget(Request("r1", clients=("2",)), method="not", until=2)
     job = Job(0, "r1", "not")
     later = run.folder.load_histories(job)
@@ -268,7 +281,7 @@ def test_histories_of_those_that_start_at_the_model_in_force_go_on_during_recove
     run.forget(Request("r2", clients=("1",)), method="pgd", until=1)
 
 
-def test_after_retrain_histories_begin_anew_and_after_federaser_they_end(run):
+def test_after_retrain_histories_begin_anew_and_after_federaser_they_end(run: Run) -> None:
     run.forget(Request("r1", clients=("2",)), method="retrain", until=2)
     assert run.folder.load_histories(Job(0, "r1", "retrain"))["fukd"].rounds == 2
     run.forget(Request("r2", clients=("1",)), method="federaser", until=1)
@@ -278,7 +291,7 @@ def test_after_retrain_histories_begin_anew_and_after_federaser_they_end(run):
     assert [entry.request.id for entry in run.folder.requests()] == ["r1", "r2"]
 
 
-def test_federaser_replays_without_all_leavers_so_far(run):
+def test_federaser_replays_without_all_leavers_so_far(run: Run) -> None:
     run.forget(Request("r1", clients=("2",)), method="not", until=1)
     run.forget(Request("r2", clients=("0",)), method="federaser", until=1)
     lines = [line for line in run.lines() if line["request"] == "r2" and line["method"] == "federaser"]
@@ -286,8 +299,15 @@ def test_federaser_replays_without_all_leavers_so_far(run):
     assert all(set(clients) == {"1", "3"} for line in lines for clients in line["asked"].values())
 
 
-def test_federaser_goes_on_where_its_only_calibrator_leaves_and_the_process_dies(tmp_path, monkeypatch):
-    few = ("training.participation=0.25", "training.rounds=6", "partition.scheme=dirichlet", "partition.beta=1")
+def test_federaser_goes_on_where_its_only_calibrator_leaves_and_the_process_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few: tuple[str, ...] = (
+        "training.participation=0.25",
+        "training.rounds=6",
+        "partition.scheme=dirichlet",
+        "partition.beta=1",
+    )
     few += ("evaluation.attack=false", "evaluation.samples=false")
     run = Run.create(alone("training.record=['federaser']", *few), tmp_path / "run")
     run.execute()
@@ -297,7 +317,7 @@ def test_federaser_goes_on_where_its_only_calibrator_leaves_and_the_process_dies
     replay = [t for t in sorted(seen) if seen[t] != leaver]
     (second,) = {seen[replay[1]]} - {seen[replay[0]]}  # it alone was there in the second round that is replayed
 
-    def dies(self, server, state):
+    def dies(self: FedEraser, server: Server, state: State) -> State:
         if state.round == 1:  # another process files a request
             other = reopened(run.folder.path, run)
             assert other.forget(Request("b", clients=(second,)), until=1).status == "queued"
@@ -309,7 +329,7 @@ def test_federaser_goes_on_where_its_only_calibrator_leaves_and_the_process_dies
         patch.setattr(FedEraser, "round", dies)
         run.forget(Request("a", clients=(leaver,)), method="federaser", until=1)
     reopened(run.folder.path, run).execute()
-    asked = {}
+    asked: dict[Any, Any] = {}
     for line in run.lines():
         if line["request"] == "a" and line["method"] == "federaser":
             asked |= line["asked"]
@@ -317,7 +337,7 @@ def test_federaser_goes_on_where_its_only_calibrator_leaves_and_the_process_dies
     assert run.current_job(0) == Job(0, "b", "not")
 
 
-def test_a_comparison_of_several_requests_hands_each_method_its_own_history(tmp_path):
+def test_a_comparison_of_several_requests_hands_each_method_its_own_history(tmp_path: Path) -> None:
     two = [{"id": "r1", "clients": ["0"]}, {"id": "r2", "clients": ["1"]}]
     made = Config.parse({**SMALL, "request": two, "methods": {"run": ["federaser", "fukd", "pgd"], **NUMBERS}}, QUICK)
     run = Run.create(made, tmp_path / "run")
@@ -331,7 +351,7 @@ def test_a_comparison_of_several_requests_hands_each_method_its_own_history(tmp_
 
 
 @pytest.mark.parametrize("method", ["federaser", "fukd", "pgd"])
-def test_a_history_that_was_not_recorded_is_asked_for_by_name(tmp_path, method):
+def test_a_history_that_was_not_recorded_is_asked_for_by_name(tmp_path: Path, method: str) -> None:
     run = Run.create(alone(), tmp_path / "run")
     run.execute()
     with pytest.raises(UnfedError, match=rf'recorded none for it: set training.record = \["{method}"\]') as caught:
@@ -340,7 +360,7 @@ def test_a_history_that_was_not_recorded_is_asked_for_by_name(tmp_path, method):
 
 
 @pytest.mark.parametrize("method", ["pgd", "mode", "fcu"])
-def test_who_needs_data_that_was_deleted_is_refused_before_any_work(run, tmp_path, method):
+def test_who_needs_data_that_was_deleted_is_refused_before_any_work(run: Run, tmp_path: Path, method: str) -> None:
     gone = Request("r1", clients=("3",), deleted=True)
     title = run.config.method(method).title
     with pytest.raises(UnfedError, match=rf"^{title} needs the target client's data; client 3 has deleted it\. Use "):
@@ -350,7 +370,7 @@ def test_who_needs_data_that_was_deleted_is_refused_before_any_work(run, tmp_pat
     assert not (tmp_path / "refused").exists() and not run.folder.requests()
 
 
-def test_what_was_deleted_is_not_scored_either(run):
+def test_what_was_deleted_is_not_scored_either(run: Run) -> None:
     run.forget(Request("r1", clients=("3",), deleted=True), method="not", until=1)
     line = run.lines()[-1]
     assert line["forget"] == line["mia"] == "not measured: its owners have deleted it"
@@ -360,32 +380,34 @@ def test_what_was_deleted_is_not_scored_either(run):
 @pytest.mark.parametrize(
     ("method", "scope"), [("federaser", "class"), ("fukd", "instance"), ("pgd", "class"), ("fcu", "class")]
 )
-def test_a_scope_that_is_not_served_is_refused_with_those_that_serve_it(tmp_path, method, scope):
+def test_a_scope_that_is_not_served_is_refused_with_those_that_serve_it(
+    tmp_path: Path, method: str, scope: str
+) -> None:
     made = Config.parse({**SMALL, "request": SCOPES[scope], "methods": {"run": [method]}}, QUICK)
     with pytest.raises(UnfedError, match=rf"does not serve {scope}-wise requests\. Use .*mode.*not"):
         Run.create(made, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_fukd_without_images_at_the_server_is_refused(tmp_path):
+def test_fukd_without_images_at_the_server_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnfedError, match=r"FUKD needs unlabelled data at the server; partition\.validation is 0"):
         Run.create(config("fukd", sets=("partition.validation=0",)), tmp_path / "run")
 
 
-def test_federaser_cannot_follow_a_request_for_rows(run):
+def test_federaser_cannot_follow_a_request_for_rows(run: Run) -> None:
     run.forget(Request("r1", classes=(3,)), method="not", until=1)
     with pytest.raises(UnfedError, match="rows of request 'r1' took part"):
         run.forget(Request("r2", clients=("0",)), method="federaser")
 
 
-def test_only_methods_that_need_history_can_be_recorded(tmp_path):
+def test_only_methods_that_need_history_can_be_recorded(tmp_path: Path) -> None:
     with pytest.raises(UnfedError, match=r"which needs no history; it takes .*federaser"):
         Run.create(alone("training.record=['not']"), tmp_path / "run")
     with pytest.raises(UnfedError, match="not known"):
         Run.create(alone("training.record=['fedraser']"), tmp_path / "run")
 
 
-def test_a_purged_client_is_not_taken_for_one_that_never_took_part(run):
+def test_a_purged_client_is_not_taken_for_one_that_never_took_part(run: Run) -> None:
     from worlds import serve
 
     run.forget(Request("r1", clients=("2",)), method="not", until=1)

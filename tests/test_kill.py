@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,20 +29,20 @@ evaluation = { attack = false, samples = false }
 """
 
 
-def start(here, *arguments):
+def start(here: Any, *arguments: Any) -> Any:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "unfed", *arguments]
     return subprocess.Popen(command, cwd=here, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def result(folder):
+def result(folder: Path) -> Any:
     run = Run.open(folder)
     models = {p.name: p.read_bytes() for p in (folder / "models").rglob("*.safetensors")}
     return [{k: v for k, v in line.items() if k != "seconds"} for line in run.lines()], models
 
 
 @pytest.mark.parametrize("method", ["not", *slow("federaser", "fcu")])
-def test_a_method_killed_in_the_middle_ends_as_if_it_had_not_been(method, tmp_path):
+def test_a_method_killed_in_the_middle_ends_as_if_it_had_not_been(method: Any, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(CONFIG.replace("METHOD", method))
     from unfed.runs.config import Config
 

@@ -12,6 +12,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import unfed
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.methods import METHODS
+from unfed.methods.not_ import NoT
 from unfed.model import layers, networks, perturb
 from unfed.model.layers import choose, choose_in
 from unfed.model.params import load_into, params_of
@@ -87,7 +88,7 @@ def test_a_frozen_layer_that_was_named_is_taken_and_said() -> None:
     model = fine_tuned("conv2", "head")
     assert names(choose(model, ["conv1"])) == ["conv1.weight"]
     with pytest.warns(UnfedWarning, match=r"frozen here, which no training will bring back: conv1\.weight"):
-        METHODS["not"](layers=("conv1",)).check(model)
+        NoT(layers=("conv1",)).check(model)
     with pytest.warns(UnfedWarning, match="frozen here"):
         unfed.negate(model, "conv1")
     with warnings.catch_warnings():
@@ -121,7 +122,7 @@ def test_a_tensor_a_module_and_a_glob_can_be_named() -> None:
 
 def test_no_address_chooses_nothing_and_a_lone_string_is_one_address() -> None:
     assert choose(tiny(), []) == ()
-    assert names(choose(tiny(), "first")) == ["conv1.weight"]  # type: ignore[arg-type]
+    assert names(choose(tiny(), "first")) == ["conv1.weight"]
 
 
 def test_a_set_takes_kinds_up_to_an_index() -> None:

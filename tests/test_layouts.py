@@ -318,7 +318,7 @@ def test_every_format_is_decoded_with_its_channels_and_orientation(suffix: str, 
     assert images.shape == (4, 3, 16, 16)
     left, right = images[:, :, 8, 2].int(), images[:, :, 8, 13].int()
     assert (left > 230).all()
-    near = lambda row, colour: (right[row] - torch.tensor(colour)).abs().max() < 12  # noqa: E731
+    near: Callable[..., Any] = lambda row, colour: (right[row] - torch.tensor(colour)).abs().max() < 12  # noqa: E731
     assert near(0, RED) and near(3, GREEN)
 
 

@@ -2,6 +2,8 @@
 
 import shutil
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,12 @@ from unfed import rng
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.federation.aggregate import average
-from unfed.federation.history import Recorder
+from unfed.federation.history import History, Past, Recorder
+from unfed.federation.protocol import Server
+from unfed.federation.state import State
 from unfed.methods import FUKD, METHODS, PGD, Method, NoT
 from unfed.methods.nr_freeze import NRFreeze
+from unfed.model.params import Params
 from unfed.model.perturb import PERTURBATIONS
 from unfed.runs import lineage
 from unfed.runs.config import Config
@@ -22,20 +27,20 @@ from unfed.runs.folder import Job, RunFolder
 from unfed.runs.lineage import FATES
 from unfed.runs.run import Run
 from unfed.runs.world import World
-from worlds import LEAVES, serve, sized, train
+from worlds import LEAVES, Trained, serve, sized, train
 
 EXACT = ("engine.precision=float64", "engine.name=sequential", "training.batch=16")
 TRAIN = Job(0, None, "train")
 pytestmark = pytest.mark.usefixtures("allow_code")
 ABSENT = {"participation": 0.75, "drop_out": 0.3, "quorum": 0.0}
-CLIMB = {"lr": 0.01, "iterations": 1, "updates": 2, "threshold": 1e300, "clip": 1.0}
-FEW = {
+CLIMB: dict[str, Any] = {"lr": 0.01, "iterations": 1, "updates": 2, "threshold": 1e300, "clip": 1.0}
+FEW: dict[str, dict[str, Any]] = {
     "pgd": CLIMB,
     "mode": {"guidance": 1, "degradation": 1, "coefficient": 0.5, "lr": 0.01, "degradation_lr": 0.01},
     "fcu": {"iterations": 2, "fuse_every": 2, "rho": 0.5},
     "fukd": {"epochs": 0},
 }
-KINDS = {**METHODS, "nr-freeze": NRFreeze}
+KINDS: dict[str, type[Method]] = {**METHODS, "nr-freeze": NRFreeze}
 LINEAGES = {
     "goes on": {"ft", "ga", "l1-sparse", "randl"},
     "carried": {"not", "fukd"},
@@ -45,26 +50,26 @@ LINEAGES = {
 }
 
 
-def gap(a, b, names):
+def gap(a: Params, b: Params, names: Any) -> float:
     return max(float((a[n] - b[n]).abs().max()) for n in names)
 
 
-def total(history, *without):
+def total(history: History, *without: Any) -> Params:
     """Σ_k S_k, all clients but some."""
     sums = [record.tensors for client, record in history.own.items() if client not in without]
-    return {n: sum(own[n] for own in sums) for n in sums[0]}
+    return {n: torch.stack([own[n] for own in sums]).sum(0) for n in sums[0]}
 
 
 @dataclass(frozen=True)
 class Witness(Method):
     """Remembers the last recorded round as it was."""
 
-    seen: list = field(default_factory=list)
+    seen: list[Past] = field(default_factory=list)
 
-    def begin(self, server):
+    def begin(self, server: Server) -> State:
         raise AssertionError
 
-    def record(self, history, past):
+    def record(self, history: History, past: Past) -> History:
         self.seen[:] = [past]
         return history
 
@@ -73,17 +78,17 @@ class Witness(Method):
 
 
 @pytest.fixture(scope="module")
-def world():
+def world() -> World:
     return sized(World(Config.parse(SMALL, EXACT), 0), 10, 30, 50, 70)
 
 
 @pytest.fixture(scope="module")
-def trained(world):
+def trained(world: World) -> Trained:
     recorded = {"fukd": FUKD(), "pgd": PGD(**CLIMB), "federaser": METHODS["federaser"]()}
     return train(world, 4, recorded, **ABSENT)
 
 
-def test_every_method_says_what_becomes_of_recorded_histories():
+def test_every_method_says_what_becomes_of_recorded_histories() -> None:
     assert {name: kind.lineage for name, kind in KINDS.items()} == {
         name: said for said, names in LINEAGES.items() for name in names
     }
@@ -91,7 +96,7 @@ def test_every_method_says_what_becomes_of_recorded_histories():
     assert {kind.follows for kind in KINDS.values()} == {"", "sums", "rounds"}
 
 
-def made(world, trained, method):
+def made(world: World, trained: Trained, method: Any) -> tuple[Params, Params, History, History, list[Any]]:
     """(θ after begin, θ after some rounds, the sums before them and after, the last round that was recorded)."""
     theta, histories = trained
     server = serve(world, (LEAVES,), theta, histories.get(method.name), participation=0.75)
@@ -107,12 +112,12 @@ def made(world, trained, method):
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
-def test_a_method_keeps_what_its_lineage_promises(world, trained, name):
+def test_a_method_keeps_what_its_lineage_promises(world: World, trained: Trained, name: str) -> None:
     kind, names, start = KINDS[name], world.template.trainable, world.fresh(1)
     method = kind(**FEW.get(name, {}))
     begun, end, before, after, seen = made(world, trained, method)
 
-    def apart(origin, history, *without):
+    def apart(origin: Params, history: History, *without: Any) -> float:
         """|θ⁰ + Σ_k S_k − θ|"""
         sums = total(history, *without)
         return gap(end, {n: origin[n] + sums[n] for n in names}, names)
@@ -136,7 +141,7 @@ def test_a_method_keeps_what_its_lineage_promises(world, trained, name):
 
 
 @pytest.mark.parametrize("how", sorted(PERTURBATIONS))
-def test_the_sums_follow_every_perturbation_of_not(world, trained, how):
+def test_the_sums_follow_every_perturbation_of_not(world: World, trained: Trained, how: str) -> None:
     method = NoT(perturbation=how, layers=("conv1.weight", "conv2.weight[1:3]"), include_bias=False)
     begun, end, before, after, _ = made(world, trained, method)
     names, start = world.template.trainable, world.fresh(1)
@@ -155,25 +160,25 @@ def test_the_sums_follow_every_perturbation_of_not(world, trained, how):
     assert gap(total(before), total(trained[1]["fukd"]), rest) == 0
 
 
-def test_a_frozen_layer_has_no_sum_to_carry(world):
+def test_a_frozen_layer_has_no_sum_to_carry(world: World) -> None:
     module = world.template.module
     assert NoT(layers=("conv1.weight",)).carry(module, {"conv2.weight": torch.ones(2)}, 1).keys() == {"conv2.weight"}
 
 
 # --- in a run that serves ---------------------------------------------------------------------------------------------
 
-QUICK = ("training.rounds=3", "unlearning.rounds=2", "evaluation.every=9", "evaluation.attack=false")
+QUICK: tuple[str, ...] = ("training.rounds=3", "unlearning.rounds=2", "evaluation.every=9", "evaluation.attack=false")
 QUICK += ("evaluation.samples=false", "partition.clients=6", "partition.scheme=dirichlet", "partition.beta=0.5")
 QUICK += ("training.participation=0.7", "training.drop_out=0.2", "training.quorum=0.1")
 
 
-def config(*sets, **methods):
+def config(*sets: Any, **methods: Any) -> Config:
     raw = {n: v for n, v in SMALL.items() if n != "request"}
     return Config.parse({**raw, "methods": {"run": ["not"], **FEW, **methods}}, (*EXACT, *QUICK, *sets))
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def served(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A trained run whose clients hold unequal shares and are often away; copy it before use."""
     folder = tmp_path_factory.mktemp("lineage") / "run"
     run = Run.create(config("training.record=['fukd', 'pgd']"), folder)
@@ -183,7 +188,7 @@ def served(tmp_path_factory):
 
 
 @pytest.fixture
-def run(served, tmp_path):
+def run(served: Run, tmp_path: Path) -> Run:
     shutil.copytree(served.folder.path, tmp_path / "run")
     run = Run.open(tmp_path / "run")
     run._worlds[0] = served.world(0)
@@ -193,12 +198,14 @@ def run(served, tmp_path):
 QUEUE = [("a", "4", "not"), ("b", "1", "ft"), ("c", "0", "fukd"), ("d", "5", "not")]
 
 
-def serve_all(run, until=2):
+def serve_all(run: Run, until: int = 2) -> None:
     for name, client, method in QUEUE:
         run.forget(Request(name, clients=(client,)), method=method, until=until)
 
 
-def test_after_several_requests_the_sums_still_lead_to_the_model_in_force(run, monkeypatch):
+def test_after_several_requests_the_sums_still_lead_to_the_model_in_force(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(RunFolder, "purge", lambda *_: None)  # so that the leavers' sums are there to be counted
     world = run.world(0)
     names, module = world.template.trainable, world.template.module
@@ -213,7 +220,9 @@ def test_after_several_requests_the_sums_still_lead_to_the_model_in_force(run, m
     assert NoT().carry(module, start, 0)["conv1.weight"].equal(-start["conv1.weight"])
 
 
-def test_purging_the_leavers_leaves_the_records_of_the_others_as_they_are(run, tmp_path, monkeypatch):
+def test_purging_the_leavers_leaves_the_records_of_the_others_as_they_are(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(run.folder.path, tmp_path / "kept")
     kept = Run.open(tmp_path / "kept")
     kept._worlds[0] = run.world(0)
@@ -231,11 +240,11 @@ def test_purging_the_leavers_leaves_the_records_of_the_others_as_they_are(run, t
     assert all(torch.equal(x[n], y[n]) for n in x)
 
 
-def watched(monkeypatch, kind, name, seen):
+def watched(monkeypatch: pytest.MonkeyPatch, kind: type[FUKD] | type[PGD], name: str, seen: list[Any]) -> None:
     """Let a method's function tell what it was given and what it gave."""
     original = getattr(kind, name)
 
-    def telling(self, *given):
+    def telling(self: FUKD | PGD, *given: Any) -> Any:
         result = original(self, *given)
         seen.append((*given, result))
         return result
@@ -243,8 +252,11 @@ def watched(monkeypatch, kind, name, seen):
     monkeypatch.setattr(kind, name, telling)
 
 
-def test_fukd_after_not_subtracts_what_the_leaver_left_in_the_negated_model(run, monkeypatch):
-    pasts, begun = [], []
+def test_fukd_after_not_subtracts_what_the_leaver_left_in_the_negated_model(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pasts: list[Any] = []
+    begun: list[Any] = []
     before = run.folder.load_histories(TRAIN)["fukd"].own["1"].tensors
     with monkeypatch.context() as patch:
         watched(patch, FUKD, "record", pasts)
@@ -261,7 +273,7 @@ def test_fukd_after_not_subtracts_what_the_leaver_left_in_the_negated_model(run,
     assert before["conv1.weight"].abs().max() > 1e-3
 
 
-def test_a_killed_not_carries_the_sums_along_once(run, tmp_path, monkeypatch):
+def test_a_killed_not_carries_the_sums_along_once(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request, job = Request("a", clients=("4",)), Job(0, "a", "not")
     folders = {number: tmp_path / str(number) for number in range(1, 6)}
     for folder in folders.values():
@@ -299,7 +311,9 @@ class Shrink(Method):
 
 
 @pytest.mark.parametrize("maker", ["mode", "fcu", "pgd", "nr-freeze", "shrink"])
-def test_fukd_is_refused_when_filed_after_who_moved_the_model_beyond_its_sums(served, tmp_path, maker):
+def test_fukd_is_refused_when_filed_after_who_moved_the_model_beyond_its_sums(
+    served: Run, tmp_path: Path, maker: str
+) -> None:
     (tmp_path / "shrink.py").write_text(SHRINK)
     own = {"shrink": {"use": str(tmp_path / "shrink.py")}, "nr-freeze": {"use": "unfed.methods.nr_freeze:NRFreeze"}}
     shutil.copytree(served.folder.path, tmp_path / "run")
@@ -321,7 +335,7 @@ def test_fukd_is_refused_when_filed_after_who_moved_the_model_beyond_its_sums(se
     assert set(run.folder.load_histories(Job(0, "c", "retrain"))) == {"fukd", "pgd"}  # here it begins anew
 
 
-def test_pgd_looks_at_the_rounds_since_the_model_was_moved_only(run):
+def test_pgd_looks_at_the_rounds_since_the_model_was_moved_only(run: Run) -> None:
     run.forget(Request("a", clients=("4",)), method="not", until=1)
     job = Job(0, "a", "not")
     history = run.folder.load_histories(job)["pgd"]
@@ -333,7 +347,7 @@ def test_pgd_looks_at_the_rounds_since_the_model_was_moved_only(run):
         PGD(**CLIMB).begin(serve(run.world(0), (Request("b", clients=(absent,)),), run.current(0), history))
 
 
-def test_a_history_that_ended_meanwhile_is_refused_at_work_too(run):
+def test_a_history_that_ended_meanwhile_is_refused_at_work_too(run: Run) -> None:
     run.forget(Request("a", clients=("4",)), method="mode", until=1)
     with pytest.raises(UnfedError, match=r"but request 'a' \(mode\) left none; use not, ft or retrain"):
         lineage.history_of(run.folder, "fukd", FUKD(), TRAIN, Job(0, "a", "mode"))
@@ -350,7 +364,7 @@ FOLLOWER = (
 )
 
 
-def test_a_comparison_of_several_requests_refuses_who_cannot_follow_itself(tmp_path):
+def test_a_comparison_of_several_requests_refuses_who_cannot_follow_itself(tmp_path: Path) -> None:
     (tmp_path / "loose.py").write_text(FOLLOWER)
     two = [{"id": "a", "clients": ["0"]}, {"id": "b", "clients": ["1"]}]
     raw = {**SMALL, "request": two, "methods": {"run": ["loose"], "loose": {"use": str(tmp_path / "loose.py")}}}
@@ -361,14 +375,14 @@ def test_a_comparison_of_several_requests_refuses_who_cannot_follow_itself(tmp_p
     Run.create(one, tmp_path / "run")
 
 
-def test_every_fate_is_known():
+def test_every_fate_is_known() -> None:
     assert set(FATES) == {(what, said) for what in ("sums", "rounds") for said in LINEAGES}
 
 
 BEST = "training.keep_model=best-test"
 
 
-def test_a_history_that_leads_past_the_kept_model_is_refused_before_any_work(tmp_path):
+def test_a_history_that_leads_past_the_kept_model_is_refused_before_any_work(tmp_path: Path) -> None:
     says = r"history for fukd.* leads to the model of the last round, but training\.keep_model = 'best-test'"
     with pytest.raises(UnfedError, match=says):
         Run.create(config(BEST, "training.record=['fukd', 'pgd']"), tmp_path / "run")
@@ -382,10 +396,13 @@ def test_a_history_that_leads_past_the_kept_model_is_refused_before_any_work(tmp
 # --- repeating a round that is over -----------------------------------------------------------------------------------
 
 
-def test_a_round_is_repeated_on_the_rows_it_had_whatever_left_before_it(run, monkeypatch):
+def test_a_round_is_repeated_on_the_rows_it_had_whatever_left_before_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run.config = config("training.record=['fukd', 'pgd']", "methods.randl.federated=true")
     run.forget(Request("a", classes=(3,)), until=1)
-    pasts, climbed = [], []
+    pasts: list[Any] = []
+    climbed: list[Any] = []
     with monkeypatch.context() as patch:
         watched(patch, PGD, "record", pasts)
         run.forget(Request("b", classes=(5,)), method="randl", until=1)

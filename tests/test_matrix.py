@@ -84,7 +84,7 @@ def test_every_method_and_scope_is_run_on_every_engine_in_every_precision() -> N
 )
 def test_a_row_holds(row: Row) -> None:
     found = matrix.compared(row, "cpu")
-    assert found["ok"] and found["worst"] <= found["allowed"] < 1e-3 < found["moved"]  # type: ignore[operator]
+    assert found["ok"] and found["worst"] <= found["allowed"] < 1e-3 < found["moved"]
 
 
 def test_the_clients_are_of_10_and_30_images_and_a_third_leaves() -> None:
@@ -119,8 +119,8 @@ def test_a_row_that_fell_back_to_uncompiled_does_not_hold(monkeypatch: pytest.Mo
 
     monkeypatch.setitem(matrix.WAYS, "batched compiled", ("batched", True, refuse))
     found = matrix.compared(Row("ft", "class", "batched compiled", "float64", model="cnn-tiny"), "cpu")
-    assert found["worst"] < 1e-9 and not found["ok"]  # type: ignore[operator]
-    assert "no compiler here" in found["said"][0]  # type: ignore[index]
+    assert found["worst"] < 1e-9 and not found["ok"]
+    assert "no compiler here" in found["said"][0]
 
 
 def test_a_row_that_raises_is_a_failed_row_with_its_sentence() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ def size(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def cnn(name: str = "cnn-tiny", seed: int = 0, **options: object) -> nn.Module:
+def cnn(name: str = "cnn-tiny", seed: int = 0, **options: object) -> Any:
     return networks.build(name, shape=DIGITS, classes=10, seed=seed, **options)
 
 
@@ -52,14 +53,14 @@ def test_the_family_covers_the_other_candidates_for_the_paper_s_cnn(
 @pytest.mark.parametrize("name", networks.PRESETS)
 def test_every_preset_gives_logits_and_its_first_parameter_is_conv1_weight(name: str) -> None:
     shape = CIFAR if name == "cnn-wide" else DIGITS
-    model = networks.build(name, shape=shape, classes=7, seed=0)
+    model: Any = networks.build(name, shape=shape, classes=7, seed=0)
     assert model(torch.rand(2, *shape)).shape == (2, 7)
     assert next(iter(model.named_parameters()))[0] == "conv1.weight"
     assert next(iter(model.parameters())) is model.conv1.weight
 
 
 def test_any_depth_pool_and_hidden_layer_fit_together() -> None:
-    model = networks.build("cnn", shape=CIFAR, classes=3, seed=0, widths=[4, 6, 8], pool=2, hidden=5, dropout=0.1)
+    model: Any = networks.build("cnn", shape=CIFAR, classes=3, seed=0, widths=[4, 6, 8], pool=2, hidden=5, dropout=0.1)
     assert model(torch.rand(2, *CIFAR)).shape == (2, 3)
     assert model.features(torch.rand(2, *CIFAR)).shape == (2, 5)
     assert [name for name, _ in model.head.named_children()] == ["dropout", "linear"]
@@ -105,7 +106,7 @@ def test_a_model_is_a_function_of_its_seed_and_leaves_the_global_generator_alone
         ({"size": 3}, "no option 'size'"),
     ],
 )
-def test_impossible_knobs_are_refused_in_one_sentence(options: dict[str, object], sentence: str) -> None:
+def test_impossible_knobs_are_refused_in_one_sentence(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UnfedError, match=sentence):
         cnn(**options)
 
@@ -121,25 +122,28 @@ def test_a_preset_refuses_images_that_are_not_square() -> None:
 
 
 @pytest.fixture
-def mine(monkeypatch: pytest.MonkeyPatch, allow_code: None) -> types.ModuleType:
+def mine(monkeypatch: pytest.MonkeyPatch, allow_code: None) -> Any:
     module = types.ModuleType("my_models")
     monkeypatch.setitem(sys.modules, "my_models", module)
     return module
 
 
-def test_a_users_factory_gets_only_the_facts_it_asks_for(mine: types.ModuleType) -> None:
+def test_a_users_factory_gets_only_the_facts_it_asks_for(mine: Any) -> None:
     mine.by_classes = lambda classes: nn.Linear(2, classes)
     mine.by_both = lambda shape, classes, width=1: nn.Linear(shape[0], classes * width)
     mine.by_all = lambda **facts: nn.Linear(len(facts), 1)
     mine.by_none = lambda: nn.Linear(1, 1)
-    build = lambda name, **options: networks.build(f"my_models:{name}", shape=(3, 4, 4), classes=5, seed=0, **options)  # noqa: E731
+
+    def build(name: str, **options: Any) -> Any:
+        return networks.build(f"my_models:{name}", shape=(3, 4, 4), classes=5, seed=0, **options)
+
     assert build("by_classes").out_features == 5
     assert build("by_both", width=2).weight.shape == (10, 3)
     assert build("by_all").in_features == 2
     assert torch.equal(build("by_none").weight, build("by_none").weight)
 
 
-def test_a_users_factory_must_make_a_new_module_on_every_call(mine: types.ModuleType) -> None:
+def test_a_users_factory_must_make_a_new_module_on_every_call(mine: Any) -> None:
     only = nn.Linear(1, 1)
     mine.make = lambda: only
     networks.build("my_models:make", shape=(1,), classes=1, seed=0)
@@ -147,7 +151,7 @@ def test_a_users_factory_must_make_a_new_module_on_every_call(mine: types.Module
         networks.build("my_models:make", shape=(1,), classes=1, seed=0)
 
 
-def test_what_is_wrong_with_a_users_factory_is_said_in_one_sentence(mine: types.ModuleType) -> None:
+def test_what_is_wrong_with_a_users_factory_is_said_in_one_sentence(mine: Any) -> None:
     mine.make_net = lambda classes: nn.Linear(1, classes)
     mine.number = lambda: 3
     mine.broken = lambda: 1 / 0
@@ -213,6 +217,7 @@ class Token(nn.Module):
 
 def test_reset_reinitialises_what_it_can_and_names_the_rest() -> None:
     module = Token()
+    assert module.norm.running_mean is not None
     module.norm.running_mean.fill_(9.0)
     before = params_of(module)
     assert networks.reset(module, seed=3) == ("token",)
@@ -240,7 +245,7 @@ def test_a_failing_reset_leaves_the_values_as_they_were() -> None:
     def fail() -> None:
         raise RuntimeError("no")
 
-    module[0].reset_parameters = fail
+    module[0].reset_parameters = fail  # type: ignore[assignment]  # a layer that fails
     before = params_of(module)
     with pytest.raises(RuntimeError):
         networks.reset(module, seed=0)
@@ -254,6 +259,7 @@ def test_patches_are_the_convolution_they_stand_for() -> None:
     plain = torch.nn.functional.conv2d(x, layer.weight, layer.bias, stride=4)
     torch.testing.assert_close(layer(x), plain, rtol=1e-12, atol=1e-12)
     weights = torch.randn(plain.shape, dtype=torch.float64)
+    assert layer.bias is not None
     wanted = [x, layer.weight, layer.bias]
     found = torch.autograd.grad((layer(x) * weights).sum(), wanted)
     for one, other in zip(found, torch.autograd.grad((plain * weights).sum(), wanted), strict=True):

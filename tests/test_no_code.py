@@ -200,7 +200,8 @@ def keys(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[t
         if inner is not None:
             yield from keys(inner, (*path, name))
             continue
-        kind = TypeAdapter(Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation)
+        declared: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+        kind = TypeAdapter(declared)
         for shape in (lambda n: n, lambda n: [n], lambda n: {"x": n}):
             try:
                 kind.validate_python(shape("canary:run"))

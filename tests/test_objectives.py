@@ -38,7 +38,7 @@ def logits(seed: int) -> Tensor:
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_distillation_is_the_divergence_pytorch_computes(temperature: float) -> None:
     own, taught = logits(1).requires_grad_(), logits(2)
-    found = distil(Fixed(own), batch(), {"teacher": Fixed(taught)}, temperature)  # type: ignore[arg-type]
+    found = distil(Fixed(own), batch(), {"teacher": Fixed(taught)}, temperature)
     p, q = (own / temperature).log_softmax(-1), (taught / temperature).softmax(-1)
     want = temperature**2 * F.kl_div(p, q, reduction="none").sum(-1)
     torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-12)
@@ -52,7 +52,7 @@ def test_a_class_that_the_teacher_rules_out_costs_nothing() -> None:
     own[:, 2] = -torch.inf
     kept = [0, 1, 3, 4]
     own.requires_grad_()
-    found = distil(Fixed(own), batch(), {"teacher": Fixed(taught)}, 1.0)  # type: ignore[arg-type]
+    found = distil(Fixed(own), batch(), {"teacher": Fixed(taught)}, 1.0)
     without = F.kl_div(own[:, kept].log_softmax(-1), taught[:, kept].softmax(-1), reduction="none").sum(-1)
     torch.testing.assert_close(found, without, rtol=1e-12, atol=1e-12)
     assert bool(torch.isfinite(torch.autograd.grad(found.sum(), own)[0][:, kept]).all())
@@ -60,7 +60,7 @@ def test_a_class_that_the_teacher_rules_out_costs_nothing() -> None:
 
 def test_distillation_is_mapped_over_clients_without_an_inner_loop() -> None:
     def one(own: Tensor, taught: Tensor) -> Tensor:
-        return distil(Fixed(own), batch(), {"teacher": Fixed(taught)})  # type: ignore[arg-type]
+        return distil(Fixed(own), batch(), {"teacher": Fixed(taught)})
 
     own, taught = torch.stack([logits(1), logits(3)]), torch.stack([logits(2), logits(4)])
     with warnings.catch_warnings():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import pytest
@@ -91,12 +91,12 @@ def test_an_unknown_item_is_named_with_its_neighbour() -> None:
         chosen(["tabel-1"])
 
 
-def line(method: str, t: int, seed: int = 0, **metrics: Any) -> dict[str, Any]:
+def line(method: str, t: int, seed: int = 0, **metrics: Any) -> Any:
     return {"seed": seed, "request": "r", "method": method, "round": t, **metrics}
 
 
 def test_the_gap_after_each_round_is_the_mean_distance_to_the_last_retrain_of_that_seed() -> None:
-    goal = {"retain": 90.0, "forget": 50.0, "test": 80.0, "mia": 50.0}
+    goal: dict[str, Any] = {"retain": 90.0, "forget": 50.0, "test": 80.0, "mia": 50.0}
     lines = [
         line("retrain", 1, retain=0.0, forget=0.0, test=0.0, mia=0.0),
         line("retrain", 2, **goal),
@@ -107,7 +107,7 @@ def test_the_gap_after_each_round_is_the_mean_distance_to_the_last_retrain_of_th
         line("not", 1, seed=1, **{**goal, "mia": "not measured: no test data"}),
     ]
     run: Any = SimpleNamespace(lines=lambda: lines)
-    after_0, after_1 = gaps_by_round(run)["not"]
+    after_0, after_1 = cast(Any, gaps_by_round(run)["not"])
     assert after_0 == (0, pytest.approx(2.25), pytest.approx(math.sqrt(0.125)))
     assert after_1 == (1, pytest.approx(0.0), None), "one repetition has no spread"
 

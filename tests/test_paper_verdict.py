@@ -51,7 +51,7 @@ def test_further_away_it_may_still_lie_on_the_same_side_of_retrain(ours: Spread,
     assert found.difference == pytest.approx(88.0 - 85.56)
 
 
-def line(method: str, seed: int, **values: Any) -> dict[str, Any]:
+def line(method: str, seed: int, **values: Any) -> Any:
     costs = {"comm_bytes": 100.0, "flops": 100.0} | values
     return {"seed": seed, "request": "r", "method": method, "round": 5, "done": True, **costs}
 

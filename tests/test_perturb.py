@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -153,7 +154,9 @@ def test_a_random_rotation_prefers_no_sign() -> None:
 
 
 def test_reinit_takes_the_models_own_initialisation_and_graft_any_models() -> None:
-    build = lambda seed: params_of(networks.build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=seed))  # noqa: E731
+    def build(seed: int) -> Params:
+        return params_of(networks.build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=seed))
+
     params, layer = build(0), [Choice("conv1.weight", None, "test")]
     again = perturb.perturb(params, layer, "reinit", seed=5, fresh=build)["conv1.weight"]
     assert not torch.equal(again, params["conv1.weight"])
@@ -331,7 +334,7 @@ def test_the_maps_run_under_vmap_as_they_run_one_by_one() -> None:
     home = {"w": drawn((3, 2, 3, 3), 3), "b": drawn((3,), 4)}
     mask = {"w": drawn((3, 2, 3, 3), 5) > 0}
     radii = torch.tensor([0.0, 1.0, 5.0, 100.0], dtype=torch.float64)
-    maps = {
+    maps: dict[str, Callable[..., Params]] = {
         "ball": lambda p, r: perturb.ball(p, home, r),
         "fixed ball": lambda p, r: perturb.ball(p, home, 2.0),
         "hold": lambda p, r: perturb.hold(p, home, mask, ["b"]),

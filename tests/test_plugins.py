@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from unfed.methods import register as register_method
 from unfed.model import networks
 from unfed.runs.config import Config
 from unfed.runs.run import Run
+from worlds import Small
 
 METHOD = """
 from dataclasses import dataclass
@@ -37,11 +40,11 @@ class Mine(Method):
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Writes a module `users_own` that can be imported; whoever imports it leaves a file `ran` behind."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def write(text):
+    def write(text: str) -> Path:
         ran = f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
         (tmp_path / "users_own.py").write_text(ran + textwrap.dedent(text))
         sys.modules.pop("users_own", None)
@@ -51,7 +54,7 @@ def own(tmp_path, monkeypatch):
     sys.modules.pop("users_own", None)
 
 
-USERS = {
+USERS: dict[str, Callable[[str], Any]] = {
     "method": lambda name: find(name),
     "model": lambda name: networks.build(name, shape=(1, 8, 8), classes=10, seed=0),
     "data set": lambda name: data.load(name),
@@ -59,7 +62,7 @@ USERS = {
 
 
 @pytest.mark.parametrize("what", USERS)
-def test_nothing_is_imported_without_leave(what, own, tmp_path):
+def test_nothing_is_imported_without_leave(what: str, own: Callable[..., Any], tmp_path: Path) -> None:
     own("def thing(): pass")
     with pytest.raises(UnfedError, match="names code, 'users_own:thing', .* add --allow-code if you trust it"):
         USERS[what]("users_own:thing")
@@ -81,26 +84,30 @@ WRONG = {
 
 @pytest.mark.parametrize("what", USERS)
 @pytest.mark.parametrize("text", WRONG)
-def test_the_same_mistake_is_the_same_sentence_whatever_it_was_for(what, text, own, allow_code):
+def test_the_same_mistake_is_the_same_sentence_whatever_it_was_for(
+    what: str, text: str, own: Callable[..., Any], allow_code: None
+) -> None:
     own(text)
     with pytest.raises(UnfedError, match=WRONG[text].format(what=what)):
         USERS[what]("users_own:thing")
 
 
 @pytest.mark.parametrize("what", ["model", "data set"])
-def test_what_a_users_function_raises_is_a_sentence_with_its_name(what, own, allow_code):
+def test_what_a_users_function_raises_is_a_sentence_with_its_name(
+    what: str, own: Callable[..., Any], allow_code: None
+) -> None:
     own("def thing(): raise KeyError('weights')")
     with pytest.raises(UnfedError, match="'users_own:thing' failed .KeyError: 'weights'.; call it by itself"):
         USERS[what]("users_own:thing")
 
 
-def test_a_method_must_be_a_class_of_methods(own, allow_code):
+def test_a_method_must_be_a_class_of_methods(own: Callable[..., Any], allow_code: None) -> None:
     own("class thing: pass")
     with pytest.raises(UnfedError, match="is the class thing; it must be a subclass of Method"):
         find("users_own:thing")
 
 
-def test_a_method_in_a_file_is_loaded_once_and_hides_no_module_of_that_name(tmp_path, allow_code):
+def test_a_method_in_a_file_is_loaded_once_and_hides_no_module_of_that_name(tmp_path: Path, allow_code: None) -> None:
     import json
 
     file = tmp_path / "json.py"
@@ -111,7 +118,7 @@ def test_a_method_in_a_file_is_loaded_once_and_hides_no_module_of_that_name(tmp_
     assert find(str(file)).title == "Another"
 
 
-def test_leave_for_one_name_is_leave_for_no_other_and_ends_with_the_block(own):
+def test_leave_for_one_name_is_leave_for_no_other_and_ends_with_the_block(own: Callable[..., Any]) -> None:
     own("def thing(): raise ValueError('called')")
     only = plugins.allow_only({"users_own:other"}, "ask")
     with plugins.allow_code(), only, pytest.raises(UnfedError, match="not run unasked; ask."):
@@ -122,7 +129,9 @@ def test_leave_for_one_name_is_leave_for_no_other_and_ends_with_the_block(own):
         USERS["data set"]("users_own:thing")
 
 
-def test_a_method_of_an_installed_package_needs_leave_too(monkeypatch, own, tmp_path):
+def test_a_method_of_an_installed_package_needs_leave_too(
+    monkeypatch: pytest.MonkeyPatch, own: Callable[..., Any], tmp_path: Path
+) -> None:
     from importlib import metadata
 
     own(METHOD)
@@ -137,12 +146,12 @@ def test_a_method_of_an_installed_package_needs_leave_too(monkeypatch, own, tmp_
         assert Config.parse({"methods": {"run": ["theirs"]}}).method("theirs").title == "My Own"
 
 
-def test_methods_of_this_package_are_nobody_elses_code():
+def test_methods_of_this_package_are_nobody_elses_code() -> None:
     path = "unfed.methods.nr_freeze:NRFreeze"
     assert Config.parse({"methods": {"run": ["retrain", path]}}).method(path).title == "NR-Freeze"
 
 
-def test_what_a_program_registers_is_its_own_code_and_needs_no_leave():
+def test_what_a_program_registers_is_its_own_code_and_needs_no_leave() -> None:
     class Registered(FineTune):
         name = "registered"
 
@@ -153,7 +162,7 @@ def test_what_a_program_registers_is_its_own_code_and_needs_no_leave():
         METHODS.pop("registered")
 
 
-def test_a_config_is_refused_by_file_key_and_name(tmp_path, own):
+def test_a_config_is_refused_by_file_key_and_name(tmp_path: Path, own: Callable[..., Any]) -> None:
     own("")
     file = tmp_path / "experiment.toml"
     for key in ("data.name", "model.name", "methods.mine.use"):
@@ -167,7 +176,7 @@ def test_a_config_is_refused_by_file_key_and_name(tmp_path, own):
 
 
 @pytest.fixture
-def with_own_method(tmp_path, own, small):
+def with_own_method(tmp_path: Path, own: Callable[..., Any], small: Small) -> Path:
     """A finished run of a method of somebody's own, after which its code is gone."""
     file = own(METHOD)
     with unfed.allow_code():
@@ -180,7 +189,7 @@ def with_own_method(tmp_path, own, small):
     return tmp_path / "run"
 
 
-def test_a_run_with_a_method_of_somebodys_own_is_read_without_its_code(with_own_method):
+def test_a_run_with_a_method_of_somebodys_own_is_read_without_its_code(with_own_method: Path) -> None:
     """Title, needs and rounds were written down when the method was chosen."""
     run = Run.open(with_own_method)
     assert [(job.label, rounds) for job, rounds in run.jobs()] == [("train", 1), ("mine", 2), ("mine", 2)]
@@ -190,7 +199,7 @@ def test_a_run_with_a_method_of_somebodys_own_is_read_without_its_code(with_own_
     assert unfed.write_report(run).exists() and run.saved(request="later", method="mine")
 
 
-def test_a_run_that_says_nothing_of_its_methods_shows_their_names(with_own_method):
+def test_a_run_that_says_nothing_of_its_methods_shows_their_names(with_own_method: Path) -> None:
     import json
 
     file = with_own_method / "run.json"
@@ -206,7 +215,9 @@ def test_a_run_that_says_nothing_of_its_methods_shows_their_names(with_own_metho
 # --- the path ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_current_folder_comes_off_the_path_and_what_python_needs_stays(tmp_path, monkeypatch):
+def test_the_current_folder_comes_off_the_path_and_what_python_needs_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", str(tmp_path), "/somewhere", "."])
@@ -220,7 +231,7 @@ def test_the_current_folder_comes_off_the_path_and_what_python_needs_stays(tmp_p
 
 
 @pytest.mark.parametrize("how", ["module", "empty entry of PYTHONPATH"])
-def test_a_stray_file_in_the_current_folder_is_not_imported(how, tmp_path):
+def test_a_stray_file_in_the_current_folder_is_not_imported(how: str, tmp_path: Path) -> None:
     for name in ("matplotlib", "typer", "rich", "pydantic", "torch", "numpy", "my_own"):
         (tmp_path / f"{name}.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
     source = str(Path(unfed.__file__).parent.parent)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -28,7 +29,9 @@ from unfed import storage
 from unfed.api import write_report
 from unfed.data import Request
 from unfed.errors import Halted, Refused, Unanswered, UnfedError, UnfedWarning
+from unfed.federation.protocol import Server
 from unfed.methods import METHODS, Method, State
+from unfed.methods.not_ import NoT
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.progress import Silence
@@ -65,7 +68,7 @@ class Fake(Method):
     seen: ClassVar[list[tuple[int, set[int], set[int]]]] = []
     """Seed, rows in any training view, rows in the retain view, of every begin and round."""
 
-    def begin(self, server):
+    def begin(self, server: Server) -> State:
         self._look(server)
         fate = self.fates.get(server.seed, "fulfil")
         if fate == "refuse":
@@ -80,31 +83,31 @@ class Fake(Method):
             raise Halted("The disk is full.")
         return State({name: t * 0 for name, t in server.params.items()} if fate == "spoil" else server.params)
 
-    def round(self, server, state):
+    def round(self, server: Server, state: State) -> State:
         self._look(server)
         return replace(state, round=state.round + 1)
 
-    def _look(self, server):
-        clients = server.engine._clients.values()
+    def _look(self, server: Server) -> None:
+        clients = cast(Any, server).engine._clients.values()
         rows = [{int(row) for c in clients for row in c.rows[c.view(view)]} for view in ("all", "retain")]
-        self.seen.append((server.seed, *rows))
+        self.seen.append((server.seed, rows[0], rows[1]))
 
 
 @pytest.fixture(autouse=True)
-def clean():
+def clean() -> None:
     Fake.fates.clear()
     Fake.seen.clear()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def known():
+def known() -> Iterator[None]:
     METHODS["fake"] = Fake
     yield
     del METHODS["fake"]
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory, known):
+def template(tmp_path_factory: pytest.TempPathFactory, known: None) -> tuple[Path, World]:
     """A trained run, and the world it lives in: made once, copied by every test."""
     folder = tmp_path_factory.mktemp("queue") / "run"
     run = Run.create(Config.parse({}, [*SETS, "request=[]"]), folder)
@@ -112,20 +115,20 @@ def template(tmp_path_factory, known):
     return folder, run.world(0)
 
 
-def opened(folder, world) -> Run:
+def opened(folder: Path, world: World) -> Run:
     run = Run.open(folder)
     run._worlds[0] = world
     return run
 
 
 @pytest.fixture
-def run(template, tmp_path) -> Run:
+def run(template: tuple[Path, World], tmp_path: Path) -> Run:
     shutil.copytree(template[0], tmp_path / "run")
     return opened(tmp_path / "run", template[1])
 
 
 @pytest.fixture
-def strict(run, monkeypatch) -> Run:
+def strict(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The same run, but recovery must reach all of what the model could before."""
     evaluation = {**run.config.to_json()["evaluation"], "recovered_within": 0.0}
     run.config = Config.parse({**run.config.to_json(), "evaluation": evaluation})
@@ -147,7 +150,7 @@ def client(name: str, number: int) -> Request:
     return Request(name, clients=(str(number),))
 
 
-def queue(run: Run, *requests: Request, method="fake", until="1") -> None:
+def queue(run: Run, *requests: Request, method: str = "fake", until: str = "1") -> None:
     """File requests while nobody serves them."""
     with run.folder.lock() as free:
         assert free
@@ -176,7 +179,7 @@ FAILS = {
 
 
 @pytest.mark.parametrize("fate", FAILS)
-def test_of_three_requests_the_middle_one_fails_and_the_third_is_served(strict, fate):
+def test_of_three_requests_the_middle_one_fails_and_the_third_is_served(strict: Run, fate: str) -> None:
     run = strict
     fated(run, b=fate)
     queue(run, client("a", 3), until="1")
@@ -192,7 +195,7 @@ def test_of_three_requests_the_middle_one_fails_and_the_third_is_served(strict, 
 
 
 @pytest.mark.parametrize("method", ["ga", "ssd", "salun"])
-def test_a_class_asked_for_twice_is_refused_when_it_is_filed(run, method):
+def test_a_class_asked_for_twice_is_refused_when_it_is_filed(run: Run, method: str) -> None:
     run.forget(Request("first", classes=(3,)), method, 1)
     with pytest.raises(UnfedError, match="'second' asks for is out already, by request 'first'. Nothing is left to do"):
         run.forget(Request("second", classes=(3,)), method, 1)
@@ -200,7 +203,7 @@ def test_a_class_asked_for_twice_is_refused_when_it_is_filed(run, method):
     assert run.forget(client("next", 2), method, 1).status == "done"
 
 
-def test_a_request_fails_with_its_own_sentence_and_not_with_anothers(run):
+def test_a_request_fails_with_its_own_sentence_and_not_with_anothers(run: Run) -> None:
     fated(run, a="refuse", b="raise")
     queue(run, client("a", 3))
     with pytest.warns(UnfedWarning, match="Request 'a' could not be served"), pytest.raises(Refused) as caught:
@@ -209,7 +212,7 @@ def test_a_request_fails_with_its_own_sentence_and_not_with_anothers(run):
     assert isinstance(caught.value.__cause__, KeyError) and caught.value.exit_code == 3
 
 
-def test_resume_goes_on_with_what_is_open_and_fails_only_once(run):
+def test_resume_goes_on_with_what_is_open_and_fails_only_once(run: Run) -> None:
     fated(run, b="refuse", c="raise")
     queue(run, client("a", 3), client("b", 2), client("c", 1))
     with pytest.warns(UnfedWarning, match="Request 'c'"), pytest.raises(Refused, match="^Request 'b'"):
@@ -218,7 +221,7 @@ def test_resume_goes_on_with_what_is_open_and_fails_only_once(run):
     assert states(run) == {"a": "fulfilled", "b": "denied (refused)", "c": "denied (refused)"}
 
 
-def test_a_request_nobody_answers_is_put_off_and_tried_again_on_resume(run):
+def test_a_request_nobody_answers_is_put_off_and_tried_again_on_resume(run: Run) -> None:
     fated(run, a="no answer")
     queue(run, client("a", 3))
     with pytest.warns(UnfedWarning, match="It is still open"):
@@ -230,12 +233,14 @@ def test_a_request_nobody_answers_is_put_off_and_tried_again_on_resume(run):
     assert run.current_job(0) == Job(0, "a", "fake")
 
 
-def test_a_request_that_fails_in_a_round_leaves_no_lines_that_it_will_write_again(run, monkeypatch):
+def test_a_request_that_fails_in_a_round_leaves_no_lines_that_it_will_write_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seldom = {**run.config.to_json(), "checkpoint": {"rounds": 10}}
     monkeypatch.setattr(run.world(0), "config", Config.parse(seldom))
     original = Fake.round
 
-    def round(self, server, state):
+    def round(self: Fake, server: Server, state: State) -> State:
         if state.round == 1 and server.seed == run.world(0).seeds.request("a"):
             raise ValueError("in the second round")
         return original(self, server, state)
@@ -254,7 +259,7 @@ def test_a_request_that_fails_in_a_round_leaves_no_lines_that_it_will_write_agai
     assert [x["round"] for x in run.folder.lines() if x["method"] == "fake"] == [0, 1, 2, 3]
 
 
-def test_a_full_disk_decides_nothing(run):
+def test_a_full_disk_decides_nothing(run: Run) -> None:
     fated(run, a="full disk")
     with pytest.raises(Halted, match="The disk is full"):
         run.forget(client("a", 3), "fake", 1)
@@ -264,7 +269,7 @@ def test_a_full_disk_decides_nothing(run):
     assert states(run) == {"a": "fulfilled"}
 
 
-def test_a_comparison_that_fails_does_not_keep_the_queue_waiting(run, monkeypatch):
+def test_a_comparison_that_fails_does_not_keep_the_queue_waiting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Run, "_compare", lambda *_: (_ for _ in ()).throw(ValueError("mend me")))
     queue(run, client("a", 3))
     with pytest.raises(ValueError, match="mend me"):
@@ -272,12 +277,13 @@ def test_a_comparison_that_fails_does_not_keep_the_queue_waiting(run, monkeypatc
     assert states(run) == {"a": "fulfilled"}
 
 
-def test_what_is_filed_just_before_the_lock_is_let_go_is_served(run, monkeypatch):
+def test_what_is_filed_just_before_the_lock_is_let_go_is_served(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever filed it was told that it is queued, so somebody must take it up."""
-    original, late = RunFolder.lock, []
+    original = RunFolder.lock
+    late: list[str] = []
 
     @contextmanager
-    def lock(folder, name="work", wait=False):
+    def lock(folder: RunFolder, name: Any = "work", wait: Any = False) -> Iterator[bool]:
         with original(folder, name, wait) as free:
             yield free
             if name == "work" and free and not late:
@@ -301,7 +307,9 @@ def test_what_is_filed_just_before_the_lock_is_let_go_is_served(run, monkeypatch
         ([client("a", 3), client("b", 2), Request("c", classes=(3,))], Request("x", clients=("3",)), "request 'a'"),
     ],
 )
-def test_rows_that_are_gone_already_are_refused_with_the_request_by_which_they_left(run, first, second, by):
+def test_rows_that_are_gone_already_are_refused_with_the_request_by_which_they_left(
+    run: Run, first: list[Request], second: Request, by: str
+) -> None:
     size = len(run.world(0).clients[3].rows)
     for request in first:
         held = replace(request, samples=request.samples[:size]) if request.samples else request
@@ -311,7 +319,7 @@ def test_rows_that_are_gone_already_are_refused_with_the_request_by_which_they_l
     assert "x" not in states(run)
 
 
-def test_rows_of_a_request_that_is_owed_are_asked_for_by_that_request(run):
+def test_rows_of_a_request_that_is_owed_are_asked_for_by_that_request(run: Run) -> None:
     fated(run, a="refuse")
     with pytest.raises(Refused):
         run.forget(client("a", 3), "fake", 1)
@@ -321,12 +329,12 @@ def test_rows_of_a_request_that_is_owed_are_asked_for_by_that_request(run):
     assert run.forget(client("x", 3), "fake", 1).status == "done"
 
 
-def test_some_new_rows_are_reason_enough(run):
+def test_some_new_rows_are_reason_enough(run: Run) -> None:
     run.forget(Request("a", samples=(("3", 0), ("3", 1))), "fake", 1)
     assert run.forget(client("b", 3), "fake", 1).status == "done"
 
 
-def test_a_comparison_of_the_same_rows_twice_is_refused(template, tmp_path):
+def test_a_comparison_of_the_same_rows_twice_is_refused(template: tuple[Path, World], tmp_path: Path) -> None:
     twice = {"request": [{"id": "a", "classes": [3]}, {"id": "b", "classes": [3]}]}
     with pytest.raises(UnfedError, match="'b' asks for is out already, by request 'a'.* Leave it out of the config"):
         Run.create(Config.parse(twice, SETS), tmp_path / "x", template[1])
@@ -335,7 +343,7 @@ def test_a_comparison_of_the_same_rows_twice_is_refused(template, tmp_path):
 # --- what is owed -----------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_denied_request_stay_out_of_the_next_recovery_and_are_measured_in_it(run):
+def test_rows_of_a_denied_request_stay_out_of_the_next_recovery_and_are_measured_in_it(run: Run) -> None:
     fated(run, a="refuse")
     with pytest.raises(Refused):
         run.forget(Request("a", classes=(3,)), "fake", 1)
@@ -353,7 +361,7 @@ def test_rows_of_a_denied_request_stay_out_of_the_next_recovery_and_are_measured
     assert line["earlier"] == {"a": found} and found == pytest.approx(own)
 
 
-def test_what_owners_have_deleted_is_listed_as_not_measured(run):
+def test_what_owners_have_deleted_is_listed_as_not_measured(run: Run) -> None:
     fated(run, a="refuse")
     with pytest.raises(Refused):
         run.forget(replace(client("a", 3), deleted=True), "fake", 1)
@@ -361,7 +369,7 @@ def test_what_owners_have_deleted_is_listed_as_not_measured(run):
     assert run.lines()[-1]["earlier"] == {"a": "not measured: its owners have deleted it"}
 
 
-def test_status_and_report_name_what_is_owed_and_a_way_out_that_works(run):
+def test_status_and_report_name_what_is_owed_and_a_way_out_that_works(run: Run) -> None:
     fated(run, a="raise")
     with pytest.raises(
         Refused, match=r"stays owed.*`unfed forget .* --id a --method retrain --until 1`.*`unfed withdraw"
@@ -382,7 +390,7 @@ def test_status_and_report_name_what_is_owed_and_a_way_out_that_works(run):
 # --- asked again ------------------------------------------------------------------------------------------------------
 
 
-def test_a_denied_request_goes_on_where_it_was_if_nothing_was_served_since(strict):
+def test_a_denied_request_goes_on_where_it_was_if_nothing_was_served_since(strict: Run) -> None:
     run = strict
     fated(run, a="spoil")
     with pytest.raises(Refused, match="not recovered after 2 rounds"):
@@ -391,7 +399,7 @@ def test_a_denied_request_goes_on_where_it_was_if_nothing_was_served_since(stric
     assert [x["round"] for x in run.folder.lines() if x["method"] == "fake"] == [0, 1, 2, 3, 4]
 
 
-def test_asked_again_after_others_were_served_it_begins_anew_at_the_model_in_force(strict):
+def test_asked_again_after_others_were_served_it_begins_anew_at_the_model_in_force(strict: Run) -> None:
     """Its old rounds led away from a model that still held who has left since."""
     run = strict
     fated(run, a="spoil")
@@ -411,7 +419,7 @@ def test_asked_again_after_others_were_served_it_begins_anew_at_the_model_in_for
     assert len([x for x in run.folder.lines() if x["request"] == "a"]) > len(lines)  # what was tried stays on record
 
 
-def test_influence_follows_the_order_of_service(run):
+def test_influence_follows_the_order_of_service(run: Run) -> None:
     fated(run, a="refuse")
     with pytest.raises(Refused):
         run.forget(client("a", 3), "fake", 1)
@@ -421,7 +429,7 @@ def test_influence_follows_the_order_of_service(run):
     assert models == {("a", "models/0/train.safetensors"), ("b", "models/0/train.safetensors")}
 
 
-def test_a_request_that_waits_may_be_given_another_method(run):
+def test_a_request_that_waits_may_be_given_another_method(run: Run) -> None:
     queue(run, client("a", 3))
     with run.folder.lock():
         again(run).forget(client("a", 3), "ft", 2)
@@ -429,7 +437,7 @@ def test_a_request_that_waits_may_be_given_another_method(run):
     assert (entry.method, entry.until, entry.state) == ("ft", "2", "open")
 
 
-def test_a_request_at_work_keeps_its_method(run):
+def test_a_request_at_work_keeps_its_method(run: Run) -> None:
     fated(run, a="full disk")
     with pytest.raises(Halted):
         run.forget(client("a", 3), "fake", 1)
@@ -437,7 +445,7 @@ def test_a_request_at_work_keeps_its_method(run):
         run.forget(client("a", 3), "ft", 1)
 
 
-def test_what_another_request_has_taken_out_meanwhile_is_withdrawn_instead(run):
+def test_what_another_request_has_taken_out_meanwhile_is_withdrawn_instead(run: Run) -> None:
     fated(run, a="refuse")
     with pytest.raises(Refused):
         run.forget(Request("a", samples=(("3", 0), ("3", 1))), "fake", 1)
@@ -449,7 +457,7 @@ def test_what_another_request_has_taken_out_meanwhile_is_withdrawn_instead(run):
     assert not rows_of(run, client("b", 3)) & Fake.seen[-1][1]
 
 
-def test_an_id_names_one_request_for_ever(run):
+def test_an_id_names_one_request_for_ever(run: Run) -> None:
     run.forget(client("a", 3), "fake", 1)
     with pytest.raises(UnfedError, match="already used for another request"):
         run.forget(client("a", 2), "fake", 1)
@@ -462,7 +470,7 @@ def test_an_id_names_one_request_for_ever(run):
 # --- withdrawing ------------------------------------------------------------------------------------------------------
 
 
-def test_withdrawal_readmits_the_rows_and_nothing_else_does(run):
+def test_withdrawal_readmits_the_rows_and_nothing_else_does(run: Run) -> None:
     fated(run, a="refuse")
     with pytest.raises(Refused):
         run.forget(client("a", 3), "fake", 1)
@@ -475,7 +483,7 @@ def test_withdrawal_readmits_the_rows_and_nothing_else_does(run):
     assert "Client 3 was not taken out: the request was withdrawn." in write_report(run).read_text()
 
 
-def test_withdrawn_twice_is_withdrawn_once(run):
+def test_withdrawn_twice_is_withdrawn_once(run: Run) -> None:
     queue(run, client("a", 3))
     first = run.withdraw("a")
     file = next((run.folder.path / "requests").glob("*.json"))
@@ -483,7 +491,7 @@ def test_withdrawn_twice_is_withdrawn_once(run):
     assert run.withdraw("a") == first and file.read_bytes() == before
 
 
-def test_what_cannot_be_withdrawn_is_one_sentence(run):
+def test_what_cannot_be_withdrawn_is_one_sentence(run: Run) -> None:
     with pytest.raises(UnfedError, match="no request 'a'; it has none at all"):
         run.withdraw("a")
     run.forget(client("a", 3), "fake", 1)
@@ -493,10 +501,12 @@ def test_what_cannot_be_withdrawn_is_one_sentence(run):
         run.withdraw("b")
 
 
-def test_a_request_withdrawn_while_it_is_served_is_let_go_at_the_next_round(run, monkeypatch):
+def test_a_request_withdrawn_while_it_is_served_is_let_go_at_the_next_round(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original, other, made = Fake.round, again(run), []
 
-    def round(self, server, state):
+    def round(self: Fake, server: Server, state: State) -> State:
         made.append(state.round + 1)
         if state.round == 1:
             other.withdraw("a")
@@ -512,10 +522,12 @@ def test_a_request_withdrawn_while_it_is_served_is_let_go_at_the_next_round(run,
     assert rows_of(run, client("a", 3)) <= Fake.seen[-1][2]
 
 
-def test_a_request_withdrawn_after_its_last_round_does_not_come_into_force(run, monkeypatch):
+def test_a_request_withdrawn_after_its_last_round_does_not_come_into_force(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = RunFolder.save_model
 
-    def save_model(folder, job, *rest):
+    def save_model(folder: RunFolder, job: Job, *rest: Any) -> None:
         original(folder, job, *rest)
         again(run).withdraw("a")
 
@@ -524,14 +536,16 @@ def test_a_request_withdrawn_after_its_last_round_does_not_come_into_force(run, 
     assert run.current_job(0) == Job(0, None, "train")
 
 
-def test_a_waiting_request_that_is_withdrawn_takes_part_from_the_next_round_on(run, monkeypatch):
+def test_a_waiting_request_that_is_withdrawn_takes_part_from_the_next_round_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from unfed.methods import NoT
 
     original, other = NoT.round, again(run)
     queue(run, client("b", 2), method="not", until="3")
     queue(run, client("c", 1))
 
-    def round(self, server, state):
+    def round(self: NoT, server: Server, state: State) -> State:
         if state.round == 1:
             other.withdraw("c")
         return original(self, server, state)
@@ -542,7 +556,7 @@ def test_a_waiting_request_that_is_withdrawn_takes_part_from_the_next_round_on(r
     assert asked == {"1": ["0", "3"], "2": ["0", "3"], "3": ["0", "1", "3"]}
 
 
-def test_who_waits_is_not_asked_to_help_another_begin(run):
+def test_who_waits_is_not_asked_to_help_another_begin(run: Run) -> None:
     queue(run, client("a", 3), client("b", 2))
     run.execute()
     seeds = run.world(0).seeds
@@ -551,7 +565,7 @@ def test_who_waits_is_not_asked_to_help_another_begin(run):
     assert not rows_of(run, client("a", 3)) & begins[seeds.request("b")]
 
 
-def test_a_comparison_leaves_out_who_asked_to_leave_meanwhile(template, tmp_path):
+def test_a_comparison_leaves_out_who_asked_to_leave_meanwhile(template: tuple[Path, World], tmp_path: Path) -> None:
     run = Run.create(Config.parse({}, [*SETS, "request.clients=['0']"]), tmp_path / "run", template[1])
     run._train(0, Silence())
     queue(run, client("a", 3))
@@ -563,7 +577,7 @@ def test_a_comparison_leaves_out_who_asked_to_leave_meanwhile(template, tmp_path
 # --- expiring ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_not_begun_by_its_date_expires_and_stays_out(run, monkeypatch):
+def test_a_request_not_begun_by_its_date_expires_and_stays_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with run.folder.lock():
         assert again(run).forget(client("a", 3), "fake", 1, expires="2099-01-31").status == "queued"
     assert run.folder.requests()[0].expires == "2099-01-31T23:59:59Z"
@@ -578,7 +592,7 @@ def test_a_request_not_begun_by_its_date_expires_and_stays_out(run, monkeypatch)
     assert run.current_job(0) == Job(0, "a", "fake")
 
 
-def test_a_date_in_the_past_is_refused(run):
+def test_a_date_in_the_past_is_refused(run: Run) -> None:
     with pytest.raises(UnfedError, match="would have expired at 2020-01-31T23:59:59Z"):
         run.forget(client("a", 3), "fake", 1, expires="2020-01-31")
     assert run.folder.requests() == []
@@ -587,13 +601,15 @@ def test_a_date_in_the_past_is_refused(run):
 # --- crashes and folders of before ------------------------------------------------------------------------------------
 
 
-def described(run: Run):
+def described(run: Run) -> list[dict[str, Any]]:
     """Where every request stands, without the times."""
     times = ("changed", "created", "begun")
     return [{k: v for k, v in e.to_json().items() if k not in times} for e in run.folder.requests()]
 
 
-def test_a_queue_killed_at_any_write_ends_as_if_it_had_not_been(run, tmp_path, monkeypatch):
+def test_a_queue_killed_at_any_write_ends_as_if_it_had_not_been(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fated(run, b="raise")
     queue(run, client("a", 3), client("b", 2), client("c", 1))
     shutil.copytree(run.folder.path, tmp_path / "template")
@@ -617,7 +633,7 @@ def test_a_queue_killed_at_any_write_ends_as_if_it_had_not_been(run, tmp_path, m
         assert outcome(folder) == truth and described(opened(folder, run.world(0))) == entries, number
 
 
-def test_requests_of_the_time_before_states_are_read(run):
+def test_requests_of_the_time_before_states_are_read(run: Run) -> None:
     """Layout 1: a request whose job had ended was served, any other was waiting."""
     run.forget(client("a", 3), "fake", 1)
     run.forget(client("b", 2), "fake", 1)
@@ -635,7 +651,7 @@ def test_requests_of_the_time_before_states_are_read(run):
     assert old.current_job(0) == Job(0, "c", "fake")
 
 
-def test_a_request_file_cannot_name_a_file_elsewhere(run):
+def test_a_request_file_cannot_name_a_file_elsewhere(run: Run) -> None:
     queue(run, client("a", 3))
     (file,) = (run.folder.path / "requests").glob("*.json")
     raw = json.loads(file.read_text())
@@ -654,7 +670,7 @@ class Sequences(RuleBasedStateMachine):
     count: ClassVar[int] = 0
 
     @initialize()
-    def begin(self):
+    def begin(self) -> None:
         Sequences.count += 1
         folder = self.made[0].with_name(f"sequence-{Sequences.count}")
         shutil.copytree(self.made[0], folder)
@@ -667,7 +683,7 @@ class Sequences(RuleBasedStateMachine):
         what=st.sampled_from(["1", "2", "3", "class", "some"]),
         fate=st.sampled_from(["fulfil", "refuse", "raise", "no answer", "spoil"]),
     )
-    def file(self, what, fate):
+    def file(self, what: str, fate: str) -> None:
         name = f"r{len(self.filed)}"
         request = {
             "class": Request(name, classes=(3,)),
@@ -685,9 +701,10 @@ class Sequences(RuleBasedStateMachine):
 
     @precondition(lambda self: self.filed)
     @rule(data=st.data(), fate=st.sampled_from(["fulfil", "refuse"]))
-    def ask_again(self, data, fate):
+    def ask_again(self, data: Any, fate: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.filed)))
         before = self.run_.queue.find(name)
+        assert before is not None
         fated(self.run_, **{name: fate})
         with self.run_.folder.lock():
             try:
@@ -699,16 +716,18 @@ class Sequences(RuleBasedStateMachine):
 
     @precondition(lambda self: self.filed)
     @rule(data=st.data())
-    def withdraw(self, data):
+    def withdraw(self, data: Any) -> None:
         name = data.draw(st.sampled_from(sorted(self.filed)))
-        if self.run_.queue.find(name).state == "fulfilled":
+        found = self.run_.queue.find(name)
+        assert found is not None
+        if found.state == "fulfilled":
             with pytest.raises(UnfedError, match="is fulfilled"):
                 self.run_.withdraw(name)
         else:
             assert self.run_.withdraw(name).state == "revoked"
 
     @rule()
-    def serve(self):
+    def serve(self) -> None:
         Fake.seen.clear()
         before = {e.request.id: e for e in self.run_.folder.requests()}
         with warnings.catch_warnings():
@@ -730,12 +749,12 @@ class Sequences(RuleBasedStateMachine):
                 assert entry == before[name]
 
     @invariant()
-    def numbers_and_places_are_unique_and_the_last_served_is_in_force(self):
+    def numbers_and_places_are_unique_and_the_last_served_is_in_force(self) -> None:
         if not hasattr(self, "run_"):
             return
         entries = self.run_.folder.requests()
         assert [e.number for e in entries] == list(range(1, len(entries) + 1))
-        served = sorted((e for e in entries if e.state == "fulfilled"), key=lambda e: e.served)
+        served = sorted((e for e in entries if e.state == "fulfilled"), key=lambda e: e.served or 0)
         assert [e.served for e in served] == list(range(1, len(served) + 1))
         in_force = self.run_.current_job(0).request
         assert in_force == (served[-1].request.id if served else None)
@@ -747,6 +766,6 @@ def rows_of_seed(machine: Sequences, seed: int) -> set[int]:
     return rows_of(machine.run_, *(r for name, r in machine.filed.items() if seeds.request(name) == seed))
 
 
-def test_any_sequence_of_requests_keeps_rows_out_and_blocks_nobody(template):
+def test_any_sequence_of_requests_keeps_rows_out_and_blocks_nobody(template: tuple[Path, World]) -> None:
     Sequences.made = template
     run_state_machine_as_test(Sequences, settings=settings(max_examples=15, stateful_step_count=12))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from test_rules import line
@@ -13,7 +15,7 @@ RETRAIN = line("retrain", 4, (90, 40, 80, 50), backdoor="not measured: no client
 
 
 def said(forget: float, test: float, **more: object) -> list[str]:
-    own = line("ft", 4, (90, forget, test, 50), done=True, **more)
+    own: Any = line("ft", 4, (90, forget, test, 50), done=True, **more)
     return shortcomings(rows([BEFORE, RETRAIN, own], "last"))
 
 
@@ -32,7 +34,7 @@ def test_points_of_test_accuracy_that_are_lost_are_told() -> None:
 
 def test_a_backdoor_is_asked_before_the_forgotten_rows() -> None:
     """It is gone, so that it does not matter that the model is still right on the rows."""
-    before, retrain = (dict(some, backdoor=value) for some, value in ((BEFORE, 90.0), (RETRAIN, 2.0)))
+    before, retrain = (cast(Any, {**some, "backdoor": value}) for some, value in ((BEFORE, 90.0), (RETRAIN, 2.0)))
     for value, short in ((10.0, False), (60.0, True)):
         own = line("ft", 4, (90, 88, 80, 50), backdoor=value, done=True)
         found = {row.method: row for row in rows([before, retrain, own], "last")}

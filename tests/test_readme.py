@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +13,11 @@ from unfed.model.networks import build
 README = Path(__file__).parent.parent / "README.md"
 
 
-def blocks():
+def blocks() -> Any:
     return re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
-def test_the_ten_lines_run(tmp_path, monkeypatch, capsys):
+def test_the_ten_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     code = blocks()[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
@@ -26,7 +27,7 @@ def test_the_ten_lines_run(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "runs/readme/report.html").exists()
 
 
-def test_one_line_negates_a_module_in_place():
+def test_one_line_negates_a_module_in_place() -> None:
     model = build("cnn-tiny", shape=(1, 8, 8), classes=3, seed=0)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     space = {"unfed": unfed, "model": model}
@@ -42,20 +43,20 @@ def test_one_line_negates_a_module_in_place():
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
-def test_negating_a_convolution_and_its_norm_warns():
+def test_negating_a_convolution_and_its_norm_warns() -> None:
     model = build("cnn-tiny", shape=(1, 8, 8), classes=3, seed=0)
     with pytest.warns(unfed.UnfedWarning, match="cancel"):
         unfed.negate(model, ["conv1.weight", "conv1.bias", "norm1.weight"], dry_run=True)
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_is_there() -> None:
     for name in unfed.__all__:
         assert getattr(unfed, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = unfed.nothing
 
 
-def test_the_readmes_commands_are_the_makefiles():
+def test_the_readmes_commands_are_the_makefiles() -> None:
     makefile = (README.parent / "Makefile").read_text()
     for target in re.findall(r"^make ([a-z-]+)", README.read_text(), re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

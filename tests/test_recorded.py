@@ -17,7 +17,7 @@ from unfed.client.plan import Optimiser, Phase, Plan, term
 from unfed.data import ClientData, backdoor
 from unfed.engines import Batched, Sequential
 from unfed.engines.base import Context
-from unfed.engines.compiled import convolution, kernels, recorded
+from unfed.engines.compiled import capture, convolution, kernels, recorded
 from unfed.errors import UnfedWarning
 from unfed.model.functional import Template
 from unfed.model.networks import build
@@ -30,7 +30,7 @@ aten = torch.ops.aten
 @pytest.fixture(autouse=True)
 def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler takes a minute on two cores; what it is given is what is tested here."""
-    monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
+    monkeypatch.setattr(recorded, "compiler", capture.as_traced)
     monkeypatch.setattr(recorded, "BUSY_ROWS", 16)
 
 

@@ -8,10 +8,11 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib
 import pytest
@@ -36,7 +37,7 @@ SHAPES = {
 }
 
 
-def fake_line(seed: int, request: str, method: str, t: int, done: bool, wobble: float = 0.0) -> dict[str, Any]:
+def fake_line(seed: int, request: str, method: str, t: int, done: bool, wobble: float = 0.0) -> Any:
     """One evaluated round of a method that approaches its limit exponentially."""
     start, limit, pace = SHAPES.get(method, SHAPES["not"])
     fade = math.exp(-t / pace)
@@ -56,7 +57,7 @@ def fake_digest(method: str, tensor: str) -> str:
     return hashlib.sha256(f"{method} {tensor}".encode()).hexdigest()
 
 
-def fake_job(seed: int, method: str, rounds: int, finished: str | None = "all rounds") -> dict[str, Any]:
+def fake_job(seed: int, method: str, rounds: int, finished: str | None = "all rounds") -> Any:
     """A job of the run as `describe.jobs` tells it; NoT negates the first tensor."""
     names = ("conv1.weight", "conv1.bias", "head.weight")
     changes = {"not": {"conv1.weight": "negated"}, "retrain": dict.fromkeys(names, "changed")}.get(method, {})
@@ -73,7 +74,7 @@ def fake_job(seed: int, method: str, rounds: int, finished: str | None = "all ro
 
 def fake_run(
     seeds: tuple[int, ...] = (0,), methods: tuple[str, ...] = ("not", "ft", "retrain"), rounds: int = 20
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[dict[str, Any], list[Any]]:
     """A run folder's content, as `unfed demo` would leave it."""
     request = {"id": "r1", "kind": "client", "clients": ["0"], "classes": [], "samples": 0, "fraction": None}
     run = {
@@ -90,7 +91,7 @@ def fake_run(
             for seed in seeds
         ],
     }  # fmt: skip
-    lines = []
+    lines: list[Any] = []
     for seed in seeds:
         before = fake_line(seed, "r1", "before", 0, True)
         lines.append({**before, "retain": 98.2, "forget": 99.1, "test": 98.1, "mia": 61.0, "backdoor": 93.1})
@@ -186,7 +187,7 @@ def test_the_sentence_for_a_poisoned_client() -> None:
     ],
 )
 def test_the_sentence_for_other_scopes(request_: dict[str, Any], opening: str) -> None:
-    lines = [dict(line, backdoor="not measured: no backdoor in this run") for line in fake_run()[1]]
+    lines: list[Any] = [dict(line, backdoor="not measured: no backdoor in this run") for line in fake_run()[1]]
     said = sentence(request_, rows(lines, "last"))
     assert said.startswith(opening)
     assert "of the forgotten data instead of 99.1 %" in said and "backdoor" not in said
@@ -207,7 +208,7 @@ def test_the_sentence_when_nothing_recovered_or_nothing_ran() -> None:
 
 def test_one_shot_methods_take_one_step() -> None:
     run, lines = fake_run(methods=("retrain",))
-    shot = {**fake_line(0, "r1", "ssd", 0, True), "backdoor": 4.0}
+    shot: Any = {**fake_line(0, "r1", "ssd", 0, True), "backdoor": 4.0}
     assert "by SSD in one step:" in sentence(run["requests"][0], rows([*lines, shot], "last"))
 
 
@@ -216,7 +217,7 @@ def test_strings_of_the_run_are_escaped_everywhere() -> None:
     evil = "<script>alert(1)</script>"
     run |= {"name": evil, "clients": [evil], "hardware": evil, "config": {evil: evil}, "versions": {evil: evil}}
     run["requests"] = [{"id": evil, "kind": "client", "clients": [evil], "forgotten_rows": 3}]
-    hostile = [dict(line, request=evil, method=line["method"].replace("ft", evil)) for line in lines]
+    hostile: list[Any] = [dict(line, request=evil, method=line["method"].replace("ft", evil)) for line in lines]
     hostile[5] |= {"mia": f"not measured: {evil}", "refused": [{"round": 5, "client": evil, "reason": evil}]}
     text = render(run, hostile)
     page = Page(text)
@@ -227,7 +228,7 @@ def test_strings_of_the_run_are_escaped_everywhere() -> None:
 def test_not_measured_is_carried_to_the_page() -> None:
     run, lines = fake_run()
     missing = "not measured: only 3 forget samples; the attack needs at least 10"
-    text = Page(render(run, [dict(line, mia=missing) for line in lines])).text
+    text = Page(render(run, [cast(Any, {**line, "mia": missing}) for line in lines])).text
     # Each of three tables says it for Before, Retrain, NoT and FT and for three average gaps; the curve says it once.
     assert text.count(missing) >= 3 * 7 + 1
 
@@ -322,7 +323,7 @@ def test_figures_take_their_colours_from_the_page_and_describe_themselves() -> N
 def test_what_a_matplotlibrc_says_changes_no_figure_and_starts_no_program() -> None:
     """matplotlib reads one from the current folder; `text.usetex` would call LaTeX."""
     _, lines = fake_run()
-    drawn = [lambda: figures.curves(trajectories(lines)["r1"], "forget", name="f")]
+    drawn: list[Callable[[], object]] = [lambda: figures.curves(trajectories(lines)["r1"], "forget", name="f")]
     drawn += [lambda: figures.cost_bars(rows(lines, "last"), "comm_bytes", name="c")]
     before = [draw() for draw in drawn]
     with matplotlib.rc_context({"text.usetex": True, "font.size": 30, "lines.marker": "x", "axes.facecolor": "red"}):
@@ -331,9 +332,9 @@ def test_what_a_matplotlibrc_says_changes_no_figure_and_starts_no_program() -> N
 
 def test_figures_skip_what_is_no_model_and_what_was_not_measured() -> None:
     _, lines = fake_run(methods=("not",))
-    blind = [dict(line, forget="not measured: x") for line in lines]
+    blind: list[Any] = [dict(line, forget="not measured: x") for line in lines]
     assert figures.curves(trajectories(blind)["r1"], "forget", name="f") is None
-    no_model = [dict(line, model=False) for line in lines]
+    no_model: list[Any] = [dict(line, model=False) for line in lines]
     assert figures.curves(trajectories(no_model)["r1"], "forget", name="f") is None
 
 
@@ -341,7 +342,7 @@ def test_cost_bars_show_every_method_but_before() -> None:
     found = rows(fake_run()[1], "last")
     svg = figures.cost_bars(found, "comm_bytes", name="c")
     assert svg is not None and svg.count("7.1 MB</text>") == 3 and "Before" not in svg
-    free = [dict(line, comm_bytes=0) for line in fake_run()[1]]
+    free: list[Any] = [dict(line, comm_bytes=0) for line in fake_run()[1]]
     assert figures.cost_bars(rows(free, "last"), "comm_bytes", name="c") is None
 
 
@@ -369,7 +370,7 @@ def test_many_methods_are_ranked_in_words_and_equal_values_share_a_place() -> No
 # --- for the officer --------------------------------------------------------------------------------------------------
 
 
-def officer(run: dict[str, Any], lines: list[dict[str, Any]], request: dict[str, Any] | None = None) -> dict[str, Any]:
+def officer(run: dict[str, Any], lines: list[Any], request: dict[str, Any] | None = None) -> Any:
     return officer_view(run, request or run["requests"][0], rows(lines, "last"), trajectories(lines)["r1"])
 
 
@@ -473,7 +474,7 @@ def test_a_served_request_has_its_own_time_and_no_one_elses_backdoor() -> None:
     run["config"]["poison"] = {"client": "0", "target_class": 0}
     served = {"id": "r2", "kind": "client", "clients": ["3"], "created": "2026-11-16T10:30:00Z", "method": "not"}
     run["requests"].append(served)
-    more = [dict(line, request="r2") for line in lines if line["method"] in ("before", "not")]
+    more: list[Any] = [dict(line, request="r2") for line in lines if line["method"] in ("before", "not")]
     text = Page(render(run, [*lines, *more])).text
     assert "Asked 16 November 2026, 10:30 UTC" in text
     assert "Client 3 was taken out by NoT in 20 rounds and 7.1 MB: the model is right on" in text
@@ -483,11 +484,19 @@ def test_a_served_request_has_its_own_time_and_no_one_elses_backdoor() -> None:
 
 def test_jobs_tell_what_is_missing_down_to_the_training() -> None:
     run, _ = fake_run(methods=("not", "ft"))
-    train = {"seed": 0, "request": None, "method": "train", "rounds": 60, "finished": None, "needs": []}
+    train: dict[str, Any] = {"seed": 0, "request": None, "method": "train", "rounds": 60, "finished": None, "needs": []}
     for job in run["jobs"]:
         job |= {"finished": None, "beginning": None, "came_out": None}
     run["jobs"] = [train | {"file": "", "beginning": None, "came_out": None}, *run["jobs"]]
-    trained = {"seed": 0, "request": None, "method": "train", "round": 12, "done": False, "model": True, "test": 81.0}
+    trained: Any = {
+        "seed": 0,
+        "request": None,
+        "method": "train",
+        "round": 12,
+        "done": False,
+        "model": True,
+        "test": 81.0,
+    }
     assert unfinished(run, [trained]) == [
         "Request r1: nothing has been evaluated yet.",
         "Training, seed 0: at round 12 of 60.",
@@ -513,7 +522,8 @@ def test_a_request_that_did_not_recover_is_not_finished() -> None:
 def test_headings_come_in_order_and_tables_say_what_they_hold() -> None:
     run, lines = fake_run(methods=MANY)
     run["requests"].append({"id": "r2", "kind": "client", "clients": ["3"], "method": "not"})
-    for found in ([], [dict(line, request="r2") for line in lines if line["method"] in ("before", "not")]):
+    second: list[Any] = [{**line, "request": "r2"} for line in lines if line["method"] in ("before", "not")]
+    for found in ([], second):
         page = Page(render(run, [*lines, *found]))
         levels = [int(tag[1]) for tag in page.tags if re.fullmatch(r"h[1-6]", tag)]
         assert levels[0] == 1 and levels.count(1) == 1

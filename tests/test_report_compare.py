@@ -34,14 +34,16 @@ def test_every_row_says_its_run_and_gaps_stay_inside_it() -> None:
 
 def test_a_run_with_several_requests_names_them() -> None:
     one = fake("a")
-    two = Compared("a", one.info, [*one.lines, *(dict(line, request="r2") for line in one.lines)])
+    again: list[Any] = [{**line, "request": "r2"} for line in one.lines]
+    two = Compared("a", one.info, [*one.lines, *again])
     assert {row.request for row in compared_rows([two, fake("b")])} == {"a: r1", "a: r2", "b"}
 
 
 def test_differences_are_the_keys_that_differ() -> None:
     one, two = fake("a"), fake("b", methods=("not",))
-    two.info["config"] |= {"name": "other", "request": [{"id": "r1", "classes": [3]}]}
-    two.info["versions"]["torch"] = "2.14.0"
+    info: Any = two.info
+    info["config"] |= {"name": "other", "request": [{"id": "r1", "classes": [3]}]}
+    info["versions"]["torch"] = "2.14.0"
     assert dict(differences([one, two])) == {
         "methods": ["not, ft, retrain", "not"],
         "request.id": ["—", "r1"],

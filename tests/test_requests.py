@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -28,14 +29,14 @@ LEGAL = {
 }
 
 
-def entry(number=1, state="open", **values):
-    reason = "refused" if state == "denied" else None
+def entry(number: Any = 1, state: Any = "open", **values: Any) -> Any:
+    reason: Literal["refused"] | None = "refused" if state == "denied" else None
     made = Request(f"r{number}", clients=(str(number),))
     return Entry(number, made, "not", "recovered", AT, 0, state=state, reason=reason, **values)
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(STATES, STATES)))
-def test_every_step_that_is_not_in_the_table_is_refused(before, after):
+def test_every_step_that_is_not_in_the_table_is_refused(before: Any, after: Any) -> None:
     reason = "gate" if after == "denied" else None
     if (before, after) in LEGAL:
         stepped = entry(state=before).stepped(after, AT, reason=reason)
@@ -46,12 +47,12 @@ def test_every_step_that_is_not_in_the_table_is_refused(before, after):
 
 
 @pytest.mark.parametrize(("state", "reason"), [("denied", None), ("fulfilled", "gate")])
-def test_a_request_is_denied_for_a_reason_and_nothing_else_has_one(state, reason):
+def test_a_request_is_denied_for_a_reason_and_nothing_else_has_one(state: Any, reason: str) -> None:
     with pytest.raises(UnfedError, match="denied for a reason"):
         entry(state="in_progress").stepped(state, AT, reason=reason)
 
 
-def test_only_what_was_withdrawn_takes_part_again():
+def test_only_what_was_withdrawn_takes_part_again() -> None:
     assert {state: entry(state=state).accepted for state in STATES} == {s: s != "revoked" for s in STATES}
     assert [s for s in STATES if entry(state=s).owed] == ["denied", "expired"]
     assert [s for s in STATES if entry(state=s).waiting] == ["open", "in_progress"]
@@ -66,17 +67,17 @@ def test_only_what_was_withdrawn_takes_part_again():
         ("2026-01-31T12:00:00Z", "2026-01-31T12:00:00Z"),
     ],
 )
-def test_a_date_is_a_moment_in_utc_and_a_day_lasts_until_its_end(text, moment):
+def test_a_date_is_a_moment_in_utc_and_a_day_lasts_until_its_end(text: Any, moment: Any) -> None:
     assert date_of(text) == moment
 
 
 @pytest.mark.parametrize("text", ["soon", "2026-13-01", "", "31.01.2026"])
-def test_what_is_no_date_is_said_so(text):
+def test_what_is_no_date_is_said_so(text: Any) -> None:
     with pytest.raises(UnfedError, match="is no date; write it as 2026-01-31"):
         date_of(text)
 
 
-def test_what_was_not_begun_by_its_date_has_expired():
+def test_what_was_not_begun_by_its_date_has_expired() -> None:
     waiting = entry(expires="2026-01-31T23:59:59Z")
     assert waiting.at("2026-01-31T23:59:59Z").state == "open"
     assert waiting.at("2026-02-01T00:00:00Z").state == "expired"
@@ -86,7 +87,7 @@ def test_what_was_not_begun_by_its_date_has_expired():
     assert put_off.at("2027-01-01T00:00:00Z").state == "open"
 
 
-def test_asked_again_it_is_open_and_what_was_tried_is_written_down():
+def test_asked_again_it_is_open_and_what_was_tried_is_written_down() -> None:
     denied = entry(state="in_progress").stepped("denied", AT, reason="not recovered", why="too few rounds")
     again = denied.asked_again(replace(denied, method="retrain", until="20"), "2026-01-03T00:00:00Z")
     assert (again.state, again.reason, again.why, again.method, again.until) == ("open", None, None, "retrain", "20")
@@ -96,7 +97,7 @@ def test_asked_again_it_is_open_and_what_was_tried_is_written_down():
     assert again.methods == ("not", "retrain") and again.number == denied.number
 
 
-def test_a_date_that_has_passed_does_not_come_again():
+def test_a_date_that_has_passed_does_not_come_again() -> None:
     expired = entry(expires="2026-01-31T23:59:59Z").at("2026-02-01T00:00:00Z")
     again = expired.asked_again(replace(expired, expires=None), "2026-02-02T00:00:00Z")
     assert again.at("2026-02-03T00:00:00Z").state == "open" and again.attempts == ()
@@ -107,17 +108,22 @@ def test_a_date_that_has_passed_does_not_come_again():
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_order_of_service_is_not_the_order_of_filing():
+def test_the_order_of_service_is_not_the_order_of_filing() -> None:
     served = [entry(1, "fulfilled", served=3), entry(2, "fulfilled", served=1), entry(3, "denied"), entry(4)]
     assert [e.number for e in in_force(served)] == [2, 1]
     assert (next_place(served), next_number(served), next_place([]), next_number([])) == (4, 5, 1, 1)
 
 
-def test_what_was_begun_has_its_turn_before_what_was_asked_first():
+def number(found: Entry | None) -> int:
+    assert found is not None
+    return found.number
+
+
+def test_what_was_begun_has_its_turn_before_what_was_asked_first() -> None:
     queue = [entry(1), entry(2, "in_progress"), entry(3, "denied"), entry(4, "revoked"), entry(5)]
-    assert turn(queue, [0]).number == 2
-    assert turn(queue, [0], put_off=[2]).number == 1
-    assert turn(queue, [0], put_off=[1, 2]).number == 5
+    assert number(turn(queue, [0])) == 2
+    assert number(turn(queue, [0], put_off=[2])) == 1
+    assert number(turn(queue, [0], put_off=[1, 2])) == 5
     assert turn(queue, [7]) is None and turn(queue, [0], [1, 2, 5]) is None
 
 
@@ -131,7 +137,7 @@ def test_what_was_begun_has_its_turn_before_what_was_asked_first():
     served=st.none() | st.integers(1, 9),
     earlier=st.lists(st.text(min_size=1, max_size=5), max_size=3),
 )
-def test_an_entry_survives_its_file(state, reason, words, served, earlier):
+def test_an_entry_survives_its_file(state: Any, reason: Any, words: Any, served: Any, earlier: Any) -> None:
     made = Entry(
         7, Request("x", classes=(3,)), "not", "4", AT, 2, {"id": "x"}, state, reason if state == "denied" else None,
         words, AT, AT, served, AT, tuple(earlier), ({"method": "ft", "why": words},),
@@ -155,12 +161,12 @@ def test_an_entry_survives_its_file(state, reason, words, served, earlier):
         {"request": {"id": "x"}},
     ],
 )
-def test_a_damaged_file_is_one_sentence(change):
+def test_a_damaged_file_is_one_sentence(change: Any) -> None:
     raw = {**entry().to_json(), **change}
     with pytest.raises(UnfedError):
         Entry.from_json(raw, "The request file x.json")
 
 
-def test_a_file_that_is_no_table_is_one_sentence():
+def test_a_file_that_is_no_table_is_one_sentence() -> None:
     with pytest.raises(UnfedError, match="x.json has the layout 'list'"):
         Entry.from_json([], "x.json")

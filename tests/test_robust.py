@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,10 @@ from unfed.federation.robust import Robust
 from unfed.federation.state import State, usable
 from unfed.methods.finetune import FineTune
 from unfed.methods.retrain import Retrain
-from unfed.runs.config import Config
 from unfed.runs.folder import Job
 from unfed.runs.run import Run
 from unfed.runs.world import World
-from worlds import serve
+from worlds import Small, serve
 
 START = {"w": torch.tensor([0.0, 10.0], dtype=torch.float64), "n": torch.tensor(3)}
 
@@ -84,7 +83,7 @@ def test_a_norm_bound_that_nobody_exceeds_changes_no_bit() -> None:
 def test_without_an_update_there_is_nothing_to_average() -> None:
     for rule in ("mean", "norm", "median", "trimmed"):
         with pytest.raises(Refused, match="no update to average"):
-            Robust(rule).average(START, [])  # type: ignore[arg-type]
+            Robust(rule).average(START, [])
 
 
 # --- overflow ---------------------------------------------------------------------------------------------------------
@@ -109,7 +108,7 @@ def test_an_update_whose_sizes_overflow_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("engine", [Sequential, Batched])
 def test_one_enormous_update_does_not_end_a_run(
-    engine: Any, small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Any, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = engine.train
 
@@ -140,7 +139,7 @@ def test_a_state_that_is_not_finite_is_not_gone_on_from() -> None:
 
 
 def test_a_round_that_is_not_finite_is_not_saved_and_the_one_before_is_kept(
-    small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run.create(small("training.rounds=3", "methods.run=[]", "checkpoint.rounds=1"), tmp_path / "run")
     job = Job(0, None, "train")
@@ -167,7 +166,7 @@ def test_a_round_that_is_not_finite_is_not_saved_and_the_one_before_is_kept(
 # --- the config -------------------------------------------------------------------------------------------------------
 
 
-def test_recovery_may_have_a_rule_of_its_own(small: Callable[..., Config]) -> None:
+def test_recovery_may_have_a_rule_of_its_own(small: Small) -> None:
     plain = World(small(), 0)
     assert plain.training_settings().robust == plain.unlearning_settings(False, "not").robust == Robust()
     both = World(small('training.robust.rule="median"'), 0)
@@ -179,7 +178,7 @@ def test_recovery_may_have_a_rule_of_its_own(small: Callable[..., Config]) -> No
         small('training.robust.rule="krum"')
 
 
-def test_batched_is_sequential_under_a_robust_rule(small: Callable[..., Config]) -> None:
+def test_batched_is_sequential_under_a_robust_rule(small: Small) -> None:
     ends = []
     for engine in ("sequential", "batched"):
         config = small(f'engine.name="{engine}"', 'engine.precision="float64"', 'training.robust.rule="trimmed"')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +13,7 @@ from unfed.report.rules import RULES, Row, rows, trajectories
 from unfed.runs.job import JobRunner
 
 
-def line(method: str, t: int, metrics: tuple[float | str, ...] = (90, 50, 80, 50), **more: Any) -> dict[str, Any]:
+def line(method: str, t: int, metrics: tuple[float | str, ...] = (90, 50, 80, 50), **more: Any) -> Any:
     """One evaluated round; metrics are retain, forget, test, mia. Every round costs 100 bytes and 7 FLOPs."""
     base = dict(zip(("retain", "forget", "test", "mia"), metrics, strict=True))
     cost: dict[str, float] = {"comm_bytes": 100 * t, "wire_bytes": 110 * t, "flops": 7 * t, "stored_server_bytes": 0}
@@ -73,7 +73,7 @@ def test_a_job_stops_where_the_rule_says_recovered_whatever_the_binary_fractions
     assert (not found.verdict) == met
     world = SimpleNamespace(config=SimpleNamespace(evaluation=SimpleNamespace(recovered_within=0.1)))
     job: Any = SimpleNamespace(before=90.2, world=world)
-    assert JobRunner._is_recovered(job, State({}, round=1), {"validation": now}) == met
+    assert JobRunner._is_recovered(job, State({}, round=1), cast(Any, {"validation": now})) == met
 
 
 def test_recovered_needs_no_retrain() -> None:
@@ -166,7 +166,7 @@ def test_a_seed_that_never_recovered_is_not_averaged_away() -> None:
     slow = [dict(item, seed=1, validation=60.0) for item in NOT]
     row = only(rows(NOT + slow, "recovered"), "not")
     assert row.verdict == "not recovered within 4 rounds (best 60.0 at round 1) in 1 of 2 seeds"
-    both = [dict(item, seed=2, validation=61.0) for item in NOT] + slow
+    both: list[Any] = [dict(item, seed=2, validation=61.0) for item in NOT] + slow
     verdict = only(rows(both, "recovered"), "not").verdict
     assert verdict == "not recovered within 4 rounds (best 61.0 at round 1) in 2 of 2 seeds"
 
@@ -177,8 +177,8 @@ def test_seeds_without_retrain_do_not_enter_the_gap() -> None:
 
 
 def test_before_comes_first_then_retrain_and_training_lines_stay_out() -> None:
-    train = dict(line("train", 60), request=None)
-    before = line("before", 0, (97, 99, 98, 70), done=True)
+    train: Any = dict(line("train", 60), request=None)
+    before: Any = line("before", 0, (97, 99, 98, 70), done=True)
     found = rows([train, *NOT, before, *RETRAIN], "recovered")
     assert [row.method for row in found] == ["before", "retrain", "not"]
     assert found[0].metrics["forget"].mean == 99 and found[0].costs["flops"].mean == 0
@@ -214,4 +214,4 @@ def test_the_order_in_which_lines_were_written_does_not_matter() -> None:
 
 
 def test_nothing_evaluated_gives_no_rows() -> None:
-    assert rows([]) == [] and rows([dict(line("train", 1), request=None)]) == []
+    assert rows([]) == [] and rows([cast(Any, {**line("train", 1), "request": None})]) == []

@@ -2,6 +2,9 @@
 
 import json
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,14 +13,16 @@ from unfed import storage
 from unfed.data import Request
 from unfed.engines import Batched
 from unfed.errors import Refused, UnfedError
+from unfed.federation.protocol import Server
+from unfed.federation.state import State
 from unfed.runs.folder import Job
 from unfed.runs.progress import Silence
 from unfed.runs.run import Run
 from unfed.runs.world import World
-from worlds import slow
+from worlds import Small, noting, slow
 
 
-def outcome(folder):
+def outcome(folder: Path) -> Any:
     """Everything a run leaves that must be the same again: trajectory without times, models, samples."""
     run = Run.open(folder)
     lines = [{k: v for k, v in line.items() if k != "seconds"} for line in run.lines()]
@@ -32,13 +37,19 @@ class Crash(BaseException):
     """The process dies here."""
 
 
-def crash_at(monkeypatch, number):
+def loaded(run: Run, job: Job) -> tuple[State, dict[str, Any]]:
+    found = run.folder.load_state(job)
+    assert found is not None
+    return found
+
+
+def crash_at(monkeypatch: pytest.MonkeyPatch, number: int) -> dict[str, int]:
     """Let the number-th write of the process fail to happen, as if the process had been killed just before it."""
     count = {"writes": 0}
     for name in ("write_bytes", "append_line"):
         original = getattr(storage, name)
 
-        def guarded(*args, original=original):
+        def guarded(*args: Any, original: Callable[..., Any] = original) -> Any:
             count["writes"] += 1
             if count["writes"] == number:
                 raise Crash
@@ -52,7 +63,9 @@ FAST = ("checkpoint.rounds=2", "training.rounds=3", "unlearning.rounds=3", "eval
 
 
 @pytest.mark.parametrize("part", [0, *slow(1, 2, 3)])
-def test_a_run_killed_at_any_write_resumes_to_the_same_bytes(small, tmp_path, monkeypatch, part):
+def test_a_run_killed_at_any_write_resumes_to_the_same_bytes(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
     """Every fourth write, the other three quarters in `make test-slow`: each is a whole run again."""
     config = small(*FAST, "methods.run=['not', 'retrain']")
     Run.create(config, tmp_path / "whole").execute()
@@ -71,19 +84,19 @@ def test_a_run_killed_at_any_write_resumes_to_the_same_bytes(small, tmp_path, mo
         assert outcome(folder) == truth, f"differs after a crash at write {number} of {writes}"
 
 
-def test_a_resumed_not_is_not_negated_twice(small, tmp_path, monkeypatch):
+def test_a_resumed_not_is_not_negated_twice(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from unfed.methods import NoT
 
-    calls = []
+    calls: list[Any] = []
     original = NoT.begin
-    monkeypatch.setattr(NoT, "begin", lambda self, server: calls.append(1) or original(self, server))
+    monkeypatch.setattr(NoT, "begin", noting(calls, original, lambda *_: 1))
     folder = tmp_path / "run"
     run = Run.create(small(*FAST), folder)
     with monkeypatch.context() as patch, pytest.raises(Crash):
         patch.setattr(NoT, "round", lambda self, server, state: (_ for _ in ()).throw(Crash))
         run.execute()
     assert calls == [1]
-    saved, _ = run.folder.load_state(Job(0, "r1", "not"))
+    saved, _ = loaded(run, Job(0, "r1", "not"))
     trained = run.folder.load_model(Job(0, None, "train"))
     assert torch.equal(saved.params["conv1.weight"], -trained["conv1.weight"])
     Run.open(folder).execute()
@@ -91,7 +104,9 @@ def test_a_resumed_not_is_not_negated_twice(small, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("wanted", [None, 2])
-def test_a_run_goes_on_with_the_engine_and_the_stacks_it_began_with(small, tmp_path, monkeypatch, wanted):
+def test_a_run_goes_on_with_the_engine_and_the_stacks_it_began_with(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: int | None
+) -> None:
     """A later version may pick others; that would change last bits in the middle of a run."""
     config = small() if wanted is None else small(f"engine.chunk={wanted}")
     run = Run.create(config, tmp_path / "run")
@@ -103,10 +118,12 @@ def test_a_run_goes_on_with_the_engine_and_the_stacks_it_began_with(small, tmp_p
     assert World(config, 0).choice.name == "sequential"
     again = Run.open(tmp_path / "run").world(0)
     assert (again.choice.name, again.chunk) == began
-    assert again.engine({}).chunk(10**6) == began[1]
+    engine = again.engine({})
+    assert isinstance(engine, Batched)
+    assert engine.chunk(10**6) == began[1]
 
 
-def test_a_run_of_before_stacks_were_kept_makes_them_as_it_did(small, tmp_path):
+def test_a_run_of_before_stacks_were_kept_makes_them_as_it_did(small: Small, tmp_path: Path) -> None:
     Run.create(small("engine.name=batched"), tmp_path / "run")
     file = tmp_path / "run" / "run.json"
     described = json.loads(file.read_text())
@@ -115,7 +132,9 @@ def test_a_run_of_before_stacks_were_kept_makes_them_as_it_did(small, tmp_path):
     assert Run.open(tmp_path / "run").world(0).chunk is None
 
 
-def test_the_process_is_left_with_its_own_threads(small, tmp_path):
+def test_the_process_is_left_with_its_own_threads(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -123,7 +142,7 @@ def test_the_process_is_left_with_its_own_threads(small, tmp_path):
         assert torch.get_num_threads() == 2
         seen = []
         watch = Silence()
-        watch.goes_on = lambda *args: seen.append(torch.get_num_threads())
+        monkeypatch.setattr(watch, "goes_on", lambda *args: seen.append(torch.get_num_threads()))
         run.execute(watch)
         assert set(seen) == {1} and torch.get_num_threads() == 2
         Run.open(tmp_path / "run").model(method="train")
@@ -134,7 +153,7 @@ def test_the_process_is_left_with_its_own_threads(small, tmp_path):
         torch.set_num_threads(before)
 
 
-def test_executing_a_finished_run_again_changes_nothing(small, tmp_path):
+def test_executing_a_finished_run_again_changes_nothing(small: Small, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run = Run.create(small(*FAST), folder)
     run.execute()
@@ -143,7 +162,7 @@ def test_executing_a_finished_run_again_changes_nothing(small, tmp_path):
     assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "progress.json"}
 
 
-def test_a_torn_last_line_is_not_read(small, tmp_path):
+def test_a_torn_last_line_is_not_read(small: Small, tmp_path: Path) -> None:
     run = Run.create(small(*FAST), tmp_path / "run")
     run.execute()
     whole = run.lines()
@@ -154,7 +173,7 @@ def test_a_torn_last_line_is_not_read(small, tmp_path):
     assert run.folder.lines() == [json.loads(text) for text in run.folder.trajectory.read_text().splitlines()]
 
 
-def test_several_seeds_are_several_federations(small, tmp_path):
+def test_several_seeds_are_several_federations(small: Small, tmp_path: Path) -> None:
     run = Run.create(small("seed=[0, 1]", "training.rounds=1", "unlearning.rounds=1"), tmp_path / "run")
     run.execute()
     models = [run.folder.load_model(Job(seed, None, "train")) for seed in (0, 1)]
@@ -162,7 +181,7 @@ def test_several_seeds_are_several_federations(small, tmp_path):
     assert {line["seed"] for line in run.lines()} == {0, 1}
 
 
-def test_methods_of_a_comparison_share_the_unlearning_seed(small, tmp_path):
+def test_methods_of_a_comparison_share_the_unlearning_seed(small: Small, tmp_path: Path) -> None:
     """FT and NoT without layers are the same run under two names."""
     sets = ("methods.run=['ft', 'none']", "methods.none.use='not'", "methods.none.layers=[]", "training.rounds=1")
     run = Run.create(small(*sets), tmp_path / "run")
@@ -171,7 +190,7 @@ def test_methods_of_a_comparison_share_the_unlearning_seed(small, tmp_path):
     assert all(torch.equal(a[n], b[n]) for n in a)
 
 
-def test_several_requests_come_one_after_another(small, tmp_path):
+def test_several_requests_come_one_after_another(small: Small, tmp_path: Path) -> None:
     config = small("training.rounds=1", "unlearning.rounds=1", "methods.run=['ft']")
     raw = {**config.to_json(), "request": [{"id": "a", "clients": ["0"]}, {"id": "b", "classes": [3]}]}
     run = Run.create(type(config).parse(raw), tmp_path / "run")
@@ -189,7 +208,7 @@ def test_several_requests_come_one_after_another(small, tmp_path):
     assert second_start["test"] == pytest.approx(seen["test"])
 
 
-def test_a_run_can_start_from_an_existing_checkpoint(small, tmp_path):
+def test_a_run_can_start_from_an_existing_checkpoint(small: Small, tmp_path: Path) -> None:
     run = Run.create(small("training.rounds=2"), tmp_path / "first")
     run.execute()
     path = run.folder.model_file(Job(0, None, "train"))
@@ -200,12 +219,12 @@ def test_a_run_can_start_from_an_existing_checkpoint(small, tmp_path):
     assert start["test"] == end["test"]
 
 
-def test_early_stopping_ends_a_job(small, tmp_path):
+def test_early_stopping_ends_a_job(small: Small, tmp_path: Path) -> None:
     run = Run.create(
         small("training.rounds=40", "training.patience=2", "training.lr=0.0", "request=[]"), tmp_path / "run"
     )
     run.execute()
-    assert run.folder.numbers(Job(0, None, "train"))["finished"] == "early stop"
+    assert (run.folder.numbers(Job(0, None, "train")) or {})["finished"] == "early stop"
     assert run.lines()[-1]["round"] == 2
 
 
@@ -213,8 +232,8 @@ def test_early_stopping_ends_a_job(small, tmp_path):
 
 
 @pytest.fixture
-def train(small, tmp_path):
-    def make(*sets):
+def train(small: Small, tmp_path: Path) -> Callable[..., Run]:
+    def make(*sets: Any) -> Run:
         run = Run.create(small("training.rounds=4", "request=[]", "unlearning.rounds=4", *sets), tmp_path / "run")
         run.execute()
         return run
@@ -223,11 +242,11 @@ def train(small, tmp_path):
 
 
 @pytest.fixture
-def trained(train):
+def trained(train: Callable[..., Run]) -> Run:
     return train()
 
 
-def test_forget_leaves_a_new_model_in_force(trained):
+def test_forget_leaves_a_new_model_in_force(trained: Run) -> None:
     before = trained.current(0)
     done = trained.forget(Request("bye-3", clients=("3",)), until=2)
     assert done.status == "done"
@@ -238,14 +257,14 @@ def test_forget_leaves_a_new_model_in_force(trained):
     assert all("3" not in clients for line in lines for clients in line["asked"].values())
 
 
-def test_the_same_request_twice_does_nothing(trained):
+def test_the_same_request_twice_does_nothing(trained: Run) -> None:
     trained.forget(Request("x", clients=("3",)), until=2)
     before = trained.folder.trajectory.read_bytes()
     assert trained.forget(Request("x", clients=("3",)), until=2).status == "already done"
     assert trained.folder.trajectory.read_bytes() == before
 
 
-def test_an_id_belongs_to_one_request(trained):
+def test_an_id_belongs_to_one_request(trained: Run) -> None:
     trained.forget(Request("x", clients=("3",)), until=1)
     with pytest.raises(UnfedError, match="already used for another request"):
         trained.forget(Request("x", clients=("2",)), until=1)
@@ -253,11 +272,11 @@ def test_an_id_belongs_to_one_request(trained):
         trained.forget(Request("x", clients=("3",)), method="ft", until=1)
 
 
-def test_a_second_request_starts_from_what_the_first_left(trained):
+def test_a_second_request_starts_from_what_the_first_left(trained: Run) -> None:
     trained.forget(Request("a", clients=("3",)), until=1)
     first = trained.current(0)
     trained.forget(Request("b", clients=("1",)), until=1)
-    negated, _ = trained.folder.load_state(Job(0, "b", "not"))
+    negated, _ = loaded(trained, Job(0, "b", "not"))
     begin = [line for line in trained.lines() if line["request"] == "b" and line["round"] == 0][-1]
     assert begin["validation_before"] == pytest.approx(
         next(line for line in trained.lines() if line["request"] == "b" and line["method"] == "before")["validation"]
@@ -267,14 +286,14 @@ def test_a_second_request_starts_from_what_the_first_left(trained):
     assert first.keys() == negated.params.keys()
 
 
-def test_recovered_ends_at_the_first_round_that_is_good_enough(train):
+def test_recovered_ends_at_the_first_round_that_is_good_enough(train: Callable[..., Run]) -> None:
     trained = train("evaluation.recovered_within=100.0")
     trained.forget(Request("x", clients=("3",)))
     assert [line["round"] for line in trained.lines() if line["method"] == "not"] == [0, 1]
-    assert trained.folder.numbers(Job(0, "x", "not"))["finished"] == "recovered"
+    assert (trained.folder.numbers(Job(0, "x", "not")) or {})["finished"] == "recovered"
 
 
-def test_not_recovered_is_refused_and_can_go_on(train):
+def test_not_recovered_is_refused_and_can_go_on(train: Callable[..., Run]) -> None:
     trained = train("evaluation.recovered_within=0.0", "unlearning.rounds=1")
     with pytest.raises(
         Refused, match=r"Request 'x' is not recovered after 1 rounds: the best validation accuracy was \d"
@@ -286,20 +305,22 @@ def test_not_recovered_is_refused_and_can_go_on(train):
     assert rounds == [0, 1, 2, 3]  # it went on, it did not begin again
 
 
-def test_a_request_during_anothers_recovery_is_left_out_from_the_next_round_on(trained, monkeypatch):
+def test_a_request_during_anothers_recovery_is_left_out_from_the_next_round_on(
+    trained: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second process files the request; here the first job's second round plays that process."""
     from unfed.methods import NoT
 
     original, other = NoT.round, Run.open(trained.folder.path)
 
-    def round(self, server, state):
+    def round(self: NoT, server: Server, state: State) -> State:
         if state.round == 1 and not other.folder.requests()[1:]:
             assert other.forget(Request("b", clients=("1",)), until=1).status == "queued"
         return original(self, server, state)
 
     monkeypatch.setattr(NoT, "round", round)
     trained.forget(Request("a", clients=("3",)), until=4)
-    asked = {}
+    asked: dict[Any, Any] = {}
     for line in trained.lines():
         if line["method"] == "not":
             asked.setdefault(line["request"], {}).update(line["asked"])
@@ -317,13 +338,13 @@ def test_a_request_during_anothers_recovery_is_left_out_from_the_next_round_on(t
         (Request("../x", clients=("1",)), "cannot be used as a file name"),
     ],
 )
-def test_a_wrong_request_is_refused_and_nothing_is_filed(trained, request_, says):
+def test_a_wrong_request_is_refused_and_nothing_is_filed(trained: Run, request_: Request, says: str) -> None:
     with pytest.raises(UnfedError, match=says):
         trained.forget(request_, until=1)
     assert trained.folder.requests() == []
 
 
-def test_wrong_ways_to_ask(trained):
+def test_wrong_ways_to_ask(trained: Run) -> None:
     with pytest.raises(UnfedError, match="--until takes 'recovered' or a number"):
         trained.forget(Request("x", clients=("1",)), until="soon")
     with pytest.raises(UnfedError, match="The method 'nott' is not known"):
@@ -332,7 +353,7 @@ def test_wrong_ways_to_ask(trained):
         trained.forget(Request("x", clients=("1",)), seed=5)
 
 
-def test_forgetting_needs_a_finished_training(small, tmp_path):
+def test_forgetting_needs_a_finished_training(small: Small, tmp_path: Path) -> None:
     run = Run.create(small("request=[]"), tmp_path / "run")
     with pytest.raises(UnfedError, match="training of this run is not finished; first `unfed resume"):
         run.forget(Request("x", clients=("1",)))
@@ -341,7 +362,7 @@ def test_forgetting_needs_a_finished_training(small, tmp_path):
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def test_two_processes_do_not_work_in_one_folder(small, tmp_path):
+def test_two_processes_do_not_work_in_one_folder(small: Small, tmp_path: Path) -> None:
     run = Run.create(small(), tmp_path / "run")
     with run.folder.lock() as free:
         assert free
@@ -350,13 +371,13 @@ def test_two_processes_do_not_work_in_one_folder(small, tmp_path):
     assert not run.folder.busy()
 
 
-def test_a_run_is_not_created_over_something_else(small, tmp_path):
+def test_a_run_is_not_created_over_something_else(small: Small, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("")
     with pytest.raises(UnfedError, match="is there already and not empty"):
         Run.create(small(), tmp_path)
 
 
-def test_nothing_is_written_when_the_config_cannot_work(small, tmp_path):
+def test_nothing_is_written_when_the_config_cannot_work(small: Small, tmp_path: Path) -> None:
     for sets, says in [
         ("methods.not.layers=['conv9']", "conv9"),
         ("methods.not.perturbation=negat", "Did you mean 'negate'"),
@@ -373,7 +394,7 @@ def test_nothing_is_written_when_the_config_cannot_work(small, tmp_path):
         assert not (tmp_path / "run").exists()
 
 
-def test_a_checkpoint_of_another_architecture_is_refused(small, tmp_path):
+def test_a_checkpoint_of_another_architecture_is_refused(small: Small, tmp_path: Path) -> None:
     run = Run.create(small("training.rounds=1", "request=[]"), tmp_path / "a")
     run.execute()
     path = run.folder.model_file(Job(0, None, "train"))
@@ -386,7 +407,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(small, tmp_path):
         Run.create(small(f"model.initial='{tmp_path / 'nan.safetensors'}'"), tmp_path / "b")
 
 
-def test_a_folder_of_another_layout_is_refused(small, tmp_path):
+def test_a_folder_of_another_layout_is_refused(small: Small, tmp_path: Path) -> None:
     run = Run.create(small(), tmp_path / "run")
     raw = json.loads((tmp_path / "run" / "run.json").read_text())
     (tmp_path / "run" / "run.json").write_text(json.dumps({**raw, "schema": 99}))
@@ -397,7 +418,9 @@ def test_a_folder_of_another_layout_is_refused(small, tmp_path):
         Run.open(tmp_path / "run")
 
 
-def test_out_of_disk_ends_in_a_sentence_and_the_run_can_go_on(small, tmp_path, monkeypatch):
+def test_out_of_disk_ends_in_a_sentence_and_the_run_can_go_on(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import errno
 
     config = small(*FAST)
@@ -406,7 +429,7 @@ def test_out_of_disk_ends_in_a_sentence_and_the_run_can_go_on(small, tmp_path, m
     calls = {"n": 0}
     original = os.fsync
 
-    def full(descriptor):
+    def full(descriptor: int) -> None:
         calls["n"] += 1
         if calls["n"] > 12:
             raise OSError(errno.ENOSPC, "No space left on device")

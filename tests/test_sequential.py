@@ -19,7 +19,7 @@ from unfed.data import ClientData, DatasetSource
 from unfed.data.prefetch import ahead
 from unfed.engines import Sequential
 from unfed.engines.base import Context, PerClient
-from unfed.engines.compiled import recorded
+from unfed.engines.compiled import capture, recorded
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.functional import Template
 from unfed.model.networks import build
@@ -29,7 +29,7 @@ from worlds import slow
 
 @pytest.fixture(autouse=True)
 def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "compiler", recorded.as_traced)
+    monkeypatch.setattr(recorded, "compiler", capture.as_traced)
 
 
 def assert_replayed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ from torch import nn
 
 import unfed
 from unfed import storage
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 from unfed.runs.status import status
+from worlds import Small
 
 
 def called(folder: Path) -> Path:
@@ -26,7 +25,7 @@ def called(folder: Path) -> Path:
     return folder
 
 
-def test_run_json_has_the_same_keys_in_every_setting(small: Callable[..., Config], tmp_path: Path) -> None:
+def test_run_json_has_the_same_keys_in_every_setting(small: Small, tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="needs unfed[flower]")
     from flower_grid import flower_world, grid_of
 

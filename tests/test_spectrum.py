@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -175,10 +177,10 @@ def test_content_is_the_mean_of_the_sets() -> None:
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 
-def network(seed: int = 0) -> nn.Module:
+def network(seed: int = 0) -> Any:
     """Everything that behaves differently in training is in it: batch statistics and dropout."""
     with rng.seeded(seed):
-        net = nn.Sequential(
+        net: Any = nn.Sequential(
             nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3)
         ).double()
         net[1].running_mean.uniform_(-0.5, 0.5)
@@ -192,8 +194,8 @@ def data(n: int = 40) -> TensorSource:
     return TensorSource(x, torch.randint(0, 3, (n,), generator=generator), classes=3, dtype=torch.float64)
 
 
-def measured(net: nn.Module, rows: Tensor | None = None, **options: object) -> Gradients:
-    chosen = {"seed": 5, "batch": 7, "batches": 9, "size": 20, "sets": 4} | options
+def measured(net: nn.Module, rows: Tensor | None = None, **options: Any) -> Gradients:
+    chosen: dict[str, Any] = {"seed": 5, "batch": 7, "batches": 9, "size": 20, "sets": 4} | options
     rows = torch.arange(2, 40) if rows is None else rows
     return gradients(Template(net, (6,)), params_of(net), data(), rows, Sample(**chosen))
 
@@ -201,7 +203,7 @@ def measured(net: nn.Module, rows: Tensor | None = None, **options: object) -> G
 def by_hand(net: nn.Module, batch: Tensor, names: tuple[str, ...]) -> Tensor:
     net.eval().zero_grad()
     F.cross_entropy(net(data().images[batch]), data().labels[batch]).backward()
-    return torch.cat([p.grad.reshape(-1) for n, p in net.named_parameters() if n in names])
+    return torch.cat([p.grad.reshape(-1) for n, p in net.named_parameters() if n in names and p.grad is not None])
 
 
 ALL = tuple(name for name, _ in network().named_parameters())
@@ -289,7 +291,7 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
         ({"names": []}, "0 parameters; lower size, or name more tensors"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_with_the_remedy(options: dict[str, object], sentence: str) -> None:
+def test_what_cannot_be_measured_is_refused_with_the_remedy(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UnfedError, match=sentence):
         measured(network(), **options)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch.func import grad, vmap
 
 from unfed import storage
 from unfed.errors import UnfedError
-from unfed.methods import METHODS
+from unfed.methods.not_ import NoT
 from unfed.model import networks
 from unfed.model.flops import forward_flops
 from unfed.model.functional import Template
@@ -61,7 +63,7 @@ def test_the_sizes_are_torchvisions(name: str, classes: int, parameters: int, te
 
 
 def test_resnet_18_has_torchvisions_names_in_its_order() -> None:
-    norm = lambda at: [f"{at}.weight", f"{at}.bias"]  # noqa: E731
+    norm: Callable[..., Any] = lambda at: [f"{at}.weight", f"{at}.bias"]  # noqa: E731
     expected = ["conv1.weight", *norm("bn1")]
     for layer in range(1, 5):
         for block in range(2):
@@ -92,7 +94,7 @@ def test_vit_b_16_has_torchvisions_names_in_its_order() -> None:
 
 
 def test_efficientnet_b0_has_torchvisions_names_in_its_order() -> None:
-    unit = lambda at: [f"{at}.0.weight", f"{at}.1.weight", f"{at}.1.bias"]  # noqa: E731
+    unit: Callable[..., Any] = lambda at: [f"{at}.0.weight", f"{at}.1.weight", f"{at}.1.bias"]  # noqa: E731
     expected = unit("features.0")
     for stage, blocks in enumerate((1, 2, 2, 3, 3, 4, 1), start=1):
         for block in range(blocks):
@@ -167,7 +169,7 @@ def test_reset_reaches_every_parameter_and_follows_the_same_rules(name: str) -> 
 
 def test_the_papers_addresses_on_vit() -> None:
     module = bare("vit-b-16", 101)
-    chosen = lambda address: [(c.name, c.rows) for c in choose(module, [address])]  # noqa: E731
+    chosen: Callable[..., Any] = lambda address: [(c.name, c.rows) for c in choose(module, [address])]  # noqa: E731
     assert chosen("first") == chosen("conv_proj") == chosen(1) == [("conv_proj.weight", None)]
     assert chosen(0) == [("class_token", None)]
     assert chosen("encoder.pos_embedding") == [("encoder.pos_embedding", None)]
@@ -178,7 +180,7 @@ def test_the_papers_addresses_on_vit() -> None:
 
 def test_the_query_rows_are_the_queries() -> None:
     module = tiny("vit-tiny").double().eval()
-    attention = module.get_submodule("encoder.layers.encoder_layer_0.self_attention")
+    attention: Any = module.get_submodule("encoder.layers.encoder_layer_0.self_attention")
     x = torch.randn(2, 5, 16, dtype=torch.float64)
     reference = nn.MultiheadAttention(16, 2, batch_first=True).double()
     reference.load_state_dict(attention.state_dict())
@@ -203,7 +205,7 @@ def test_the_papers_set_on_efficientnet_is_every_convolution_up_to_index_150() -
 
 
 def test_not_negates_the_papers_set_on_efficientnet_unless_told_otherwise() -> None:
-    module, papers = bare("efficientnet-b0", 10), METHODS["not"]().layers
+    module, papers = bare("efficientnet-b0", 10), NoT().layers
     assert choose(module, papers)[0].name == "features.0.0.weight"
     assert [c.name for c in choose(module, papers)] == [c.name for c in choose(module, ["conv+dense<=150"])]
     assert [c.name for c in choose(module, ["first"])] == ["features.0.0.weight"]
@@ -219,7 +221,7 @@ def test_not_negates_the_papers_set_on_efficientnet_unless_told_otherwise() -> N
 def shaken(module: nn.Module, seed: int) -> Params:
     """Params without zeros: a head that starts at zero would make every gradient behind it zero."""
     generator = torch.Generator().manual_seed(seed)
-    noise = lambda t: 0.1 * torch.randn(t.shape, generator=generator, dtype=t.dtype)  # noqa: E731
+    noise: Callable[..., Any] = lambda t: 0.1 * torch.randn(t.shape, generator=generator, dtype=t.dtype)  # noqa: E731
     return {
         n: t + noise(t) if t.is_floating_point() and "running" not in n else t for n, t in params_of(module).items()
     }
@@ -244,8 +246,9 @@ def test_a_batched_gradient_of_two_copies_equals_separate_gradients(name: str) -
 
     split = [tuple({n: c[n] for n in part} for part in (template.trainable, template.state)) for c in copies]
     alone = [grad(loss)(w, s, x[i], keys[i]) for i, (w, s) in enumerate(split)]
-    stacked = [{n: torch.stack([one[n], two[n]]) for n in one} for one, two in zip(*split, strict=True)]
-    together = vmap(grad(loss))(*stacked, x, keys)
+    stacked: list[Any] = [{n: torch.stack([one[n], two[n]]) for n in one} for one, two in zip(*split, strict=True)]
+    weights, state = stacked
+    together = vmap(grad(loss))(weights, state, x, keys)
     for key, value in together.items():
         for i in range(2):
             assert torch.allclose(value[i], alone[i][key], rtol=1e-8, atol=1e-10), (name, key)
@@ -265,7 +268,7 @@ def test_stochastic_depth_is_keyed_per_row_and_off_in_eval_mode() -> None:
     template = Template(Branch(), (3,))
     assert template.keyed and not template.draws_its_own
     x = torch.ones(2000, 3)
-    net = lambda key: template.bind(template.like, key=torch.tensor(key))(x)  # noqa: E731
+    net: Callable[..., Any] = lambda key: template.bind(template.like, key=torch.tensor(key))(x)  # noqa: E731
     assert torch.equal(net(5), net(5)) and not torch.equal(net(5), net(6))
     assert set(net(5).unique().tolist()) == {0.0, 2.0}, "kept branches are scaled by 1 / (1 - p)"
     assert (net(5) == net(5)[:, :1]).all(), "a row is dropped as a whole"
@@ -331,7 +334,7 @@ def world(path: Path, name: str, *sets: str) -> World:
 def test_old_names_and_missing_counters_of_torchvisions_files_are_understood(tmp_path: Path) -> None:
     path = tmp_path / "old.safetensors"
     vit = params_of(tiny("vit-tiny", seed=4))
-    rename = lambda n: n.replace(".mlp.0.", ".mlp.linear_1.").replace(".mlp.3.", ".mlp.linear_2.")  # noqa: E731
+    rename: Callable[..., Any] = lambda n: n.replace(".mlp.0.", ".mlp.linear_1.").replace(".mlp.3.", ".mlp.linear_2.")  # noqa: E731
     storage.save(path, {rename(n): t for n, t in vit.items()}, {})
     loaded = world(path, "vit-tiny").initial
     assert loaded is not None and all(torch.equal(loaded[n], t) for n, t in vit.items())
@@ -368,7 +371,7 @@ def test_a_checkpoint_of_other_classes_needs_a_fresh_head(tmp_path: Path) -> Non
         ("efficientnet-tiny", {"stochastic_depth": 40.0}, "stochastic depth must lie in"),
     ],
 )
-def test_impossible_options_are_refused_in_one_sentence(name: str, options: dict[str, object], sentence: str) -> None:
+def test_impossible_options_are_refused_in_one_sentence(name: str, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UnfedError, match=sentence):
         tiny(name, **options)
 

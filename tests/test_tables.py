@@ -13,10 +13,15 @@ from unfed.report.tables import bytes_text, flops_text, latex, markdown, plain, 
 METRICS = ("retain", "forget", "test", "mia", "backdoor", "validation", "validation_before")
 
 
-def line(method: str, t: int, *metrics: float | str, **more: Any) -> dict[str, Any]:
+def line(method: str, t: int, *metrics: float | str, **more: Any) -> Any:
     state = {"seed": 0, "request": "r1", "method": method, "round": t, "done": True, "model": True}
     values = dict(zip(METRICS, metrics, strict=False))
     return {**state, **values, "comm_bytes": 3_550_000 * t, "flops": 1.7e9 * t, **more}
+
+
+def one_line(line: Any) -> list[Any]:
+    """A trajectory of a single line."""
+    return [line]
 
 
 LINES = [
@@ -59,7 +64,7 @@ def test_only_the_best_method_is_marked_never_before_or_retrain() -> None:
 
 
 def test_the_backdoor_column_appears_only_when_measured() -> None:
-    without = [dict(item, backdoor="not measured: no backdoor in this run") for item in LINES]
+    without: list[Any] = [dict(item, backdoor="not measured: no backdoor in this run") for item in LINES]
     assert "Backdoor" not in plain(rows(without))[0]
     some = [dict(LINES[1], backdoor="not measured: no stamped images"), *LINES[2:]]
     assert plain(rows(some))[1][0][6] == "not measured: no stamped images"
@@ -85,7 +90,7 @@ def test_without_retrain_the_gap_says_so() -> None:
 
 
 def test_missing_costs_say_so() -> None:
-    cells = plain(rows([dict(LINES[3], flops="not measured: the model is not traceable")]))[1][0]
+    cells = plain(rows(one_line({**LINES[3], "flops": "not measured: the model is not traceable"})))[1][0]
     assert cells[8] == "not measured: the model is not traceable"
 
 
@@ -111,7 +116,7 @@ def test_several_requests_are_told_apart() -> None:
 
 
 def test_user_strings_are_escaped() -> None:
-    odd = rows([dict(LINES[3], method="my_method & <b>|100%")])
+    odd = rows(one_line({**LINES[3], "method": "my_method & <b>|100%"}))
     assert r"my\_method \& \textless{}b\textgreater{}|100\%" in latex(odd)
     assert "my_method & &lt;b>\\|100%" in markdown(odd)
 
@@ -122,7 +127,7 @@ def test_every_line_of_a_markdown_table_has_the_same_width() -> None:
 
 
 def test_unfinished_methods_are_noted() -> None:
-    assert "- NoT: not finished; what there is up to round 2." in markdown(rows([dict(LINES[3], done=False)]))
+    assert "- NoT: not finished; what there is up to round 2." in markdown(rows(one_line({**LINES[3], "done": False})))
 
 
 def test_one_table_shows_one_rule() -> None:

@@ -1,13 +1,14 @@
 """A module as a pure function: keyed dropout, row-weighted BatchNorm, features, and a caller's module left alone."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from unfed import rng
 from unfed.errors import UnfedError, UnfedWarning
@@ -25,8 +26,8 @@ class Hand(nn.Module):
         super().__init__()
         self.fc = nn.Linear(6, 4)
 
-    def forward(self, x):
-        return self.fc(F.dropout(x, 0.5, self.training))
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc.forward(F.dropout(x, 0.5, self.training))
 
 
 class OwnDraws(nn.Module):
@@ -34,15 +35,15 @@ class OwnDraws(nn.Module):
         super().__init__()
         self.fc = nn.Linear(6, 4)
 
-    def forward(self, x):
-        return self.fc(x + torch.rand_like(x) if self.training else x)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc.forward(x + torch.rand_like(x) if self.training else x)
 
 
 def net(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def test_the_callers_module_is_not_changed():
+def test_the_callers_module_is_not_changed() -> None:
     module = net(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)).train()
     before = copy.deepcopy(module.state_dict())
     template = Template(module, (6,))
@@ -53,13 +54,13 @@ def test_the_callers_module_is_not_changed():
         assert torch.equal(value, before[name])
 
 
-def test_without_a_key_the_network_is_in_eval_mode():
+def test_without_a_key_the_network_is_in_eval_mode() -> None:
     module = net(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.9))
     x = torch.randn(5, 6)
     assert torch.equal(Template(module, (6,)).bind(params_of(module))(x), module.eval()(x))
 
 
-def test_dropout_is_a_function_of_its_key():
+def test_dropout_is_a_function_of_its_key() -> None:
     template = Template(net(nn.Linear(6, 40), nn.Dropout(0.5)), (6,))
     x, params = torch.randn(5, 6), template.like
     first = template.bind(params, key=KEY)(x)
@@ -67,33 +68,33 @@ def test_dropout_is_a_function_of_its_key():
     assert not torch.equal(first, template.bind(params, key=rng.fold(KEY, 1))(x))
 
 
-def test_two_dropout_layers_draw_different_masks():
+def test_two_dropout_layers_draw_different_masks() -> None:
     template = Template(net(nn.Dropout(0.5), nn.Dropout(0.5)), (1000,))
     kept = template.bind({}, key=KEY)(torch.ones(1, 1000)) > 0
     assert 0.2 < float(kept.double().mean()) < 0.3  # a quarter, were they the same it would be a half
 
 
 @given(st.floats(0.0, 0.9), st.integers(0, 2**62))
-def test_dropout_keeps_the_mean(p, key):
+def test_dropout_keeps_the_mean(p: float, key: int) -> None:
     out = keyed_dropout(torch.ones(100, 200), p, rng.as_key(key))
     assert abs(float(out.mean()) - 1) < 0.06
     kept = out[out > 0]
     assert torch.allclose(kept, torch.full_like(kept, 1 / (1 - p)))
 
 
-def test_a_mask_does_not_depend_on_rows_that_come_after():
+def test_a_mask_does_not_depend_on_rows_that_come_after() -> None:
     short, long = keyed_dropout(torch.ones(3, 7), 0.5, KEY), keyed_dropout(torch.ones(8, 7), 0.5, KEY)
     assert torch.equal(short, long[:3])
 
 
-def test_channel_dropout_drops_whole_channels():
+def test_channel_dropout_drops_whole_channels() -> None:
     out = Template(nn.Sequential(nn.Dropout2d(0.5)), (16, 4, 4)).bind({}, key=KEY)(torch.ones(6, 16, 4, 4))
     whole = out.flatten(2)
     assert torch.equal(whole.amin(2), whole.amax(2))
     assert 0.2 < float((whole.amax(2) == 0).double().mean()) < 0.8
 
 
-def test_stacked_clients_draw_what_each_draws_alone():
+def test_stacked_clients_draw_what_each_draws_alone() -> None:
     template = Template(net(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3)), (6,))
     keys, x = rng.fold(KEY, torch.arange(3)), torch.randn(3, 5, 6)
     stacked = {n: t.expand(3, *t.shape) for n, t in template.like.items()}
@@ -102,7 +103,7 @@ def test_stacked_clients_draw_what_each_draws_alone():
         assert torch.allclose(template.bind(template.like, key=keys[i])(x[i]), together[i], atol=1e-6)
 
 
-def test_dropout_called_by_hand_is_keyed_too():
+def test_dropout_called_by_hand_is_keyed_too() -> None:
     template = Template(Hand(), (6,))
     assert template.keyed and not template.draws_its_own
     x = torch.randn(50, 6)
@@ -114,7 +115,7 @@ def test_dropout_called_by_hand_is_keyed_too():
     assert torch.allclose(together[1], template.bind(template.like, key=keys[1])(x), atol=1e-6)
 
 
-def test_a_model_that_draws_its_own_numbers_is_noticed():
+def test_a_model_that_draws_its_own_numbers_is_noticed() -> None:
     with pytest.warns(UnfedWarning, match="bit-equal resume are off"):
         template = Template(OwnDraws(), (6,))
     assert template.draws_its_own
@@ -123,19 +124,19 @@ def test_a_model_that_draws_its_own_numbers_is_noticed():
 @pytest.mark.parametrize(
     "layer", [nn.MultiheadAttention(4, 2, dropout=0.1), nn.AlphaDropout(0.1), nn.LSTM(4, 4, 2, dropout=0.1)]
 )
-def test_dropout_that_cannot_be_keyed_is_refused(layer):
+def test_dropout_that_cannot_be_keyed_is_refused(layer: nn.Module) -> None:
     with pytest.raises(UnfedError, match="cannot be keyed; set it to 0"):
         Template(net(nn.Linear(4, 4), layer), (4,))
 
 
-def test_a_model_that_does_not_fit_the_data_is_named():
+def test_a_model_that_does_not_fit_the_data_is_named() -> None:
     with pytest.raises(UnfedError, match=r"does not accept a batch of inputs of shape \(7,\)"):
         Template(nn.Linear(6, 4), (7,))
 
 
-def test_a_forward_must_return_logits():
+def test_a_forward_must_return_logits() -> None:
     class Two(nn.Module):
-        def forward(self, x):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return x, x
 
     template = Template(Two(), (3,))
@@ -145,8 +146,8 @@ def test_a_forward_must_return_logits():
 
 @pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 3, 3)])
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_padded_rows_do_not_touch_batch_statistics(shape, momentum):
-    layer = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d}[len(shape)](4, momentum=momentum).double()
+def test_padded_rows_do_not_touch_batch_statistics(shape: Any, momentum: float | None) -> None:
+    layer: Any = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d}[len(shape)](4, momentum=momentum).double()
     nn.init.normal_(layer.weight)
     nn.init.normal_(layer.bias)
     template = Template(net(layer), shape)
@@ -161,20 +162,20 @@ def test_padded_rows_do_not_touch_batch_statistics(shape, momentum):
     assert int(params["0.num_batches_tracked"]) == 1
 
 
-def test_weighted_batchnorm_without_weights_is_pytorchs_own():
+def test_weighted_batchnorm_without_weights_is_pytorchs_own() -> None:
     layer = nn.BatchNorm2d(3)
     x = torch.randn(4, 3, 2, 2)
     assert torch.equal(WeightedBatchNorm(layer).train()(x), copy.deepcopy(layer).train()(x))
 
 
-def test_a_single_row_on_one_pixel_maps_does_not_break_batchnorm():
+def test_a_single_row_on_one_pixel_maps_does_not_break_batchnorm() -> None:
     template = Template(net(nn.Linear(6, 4), nn.BatchNorm1d(4)), (6,))
     params = {n: t.clone() for n, t in template.like.items()}
     assert torch.isfinite(template.bind(params, key=KEY)(torch.randn(1, 6))).all()
     assert torch.isfinite(params["1.running_var"]).all()
 
 
-def test_features_are_what_enters_the_head_before_its_dropout():
+def test_features_are_what_enters_the_head_before_its_dropout() -> None:
     module = build("cnn-tiny-dropout", shape=(1, 8, 8), classes=3, seed=0)
     template = Template(module, (1, 8, 8))
     x = torch.randn(4, 1, 8, 8)
@@ -185,7 +186,7 @@ def test_features_are_what_enters_the_head_before_its_dropout():
     assert torch.allclose(trained, features, atol=1e-6)  # no dropout before the head
 
 
-def test_features_of_a_model_that_drops_out_by_hand_are_keyed_as_its_logits_are():
+def test_features_of_a_model_that_drops_out_by_hand_are_keyed_as_its_logits_are() -> None:
     module = Hand()
     template, x = Template(module, (6,)), torch.randn(5, 6)
     net = template.bind(template.like, key=KEY)
@@ -194,7 +195,7 @@ def test_features_of_a_model_that_drops_out_by_hand_are_keyed_as_its_logits_are(
     assert not torch.equal(net.features(x), template.bind(template.like).features(x))
 
 
-def test_tied_weights_appear_once():
+def test_tied_weights_appear_once() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -202,8 +203,8 @@ def test_tied_weights_appear_once():
             self.b = nn.Linear(4, 4, bias=False)
             self.b.weight = self.a.weight
 
-        def forward(self, x):
-            return self.b(self.a(x))
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b.forward(self.a(x))
 
     module = Tied()
     template = Template(module, (4,))
@@ -212,10 +213,11 @@ def test_tied_weights_appear_once():
     assert torch.allclose(template.bind(doubled)(x), 4 * module(x), atol=1e-6)
 
 
-def test_frozen_parameters_are_not_trainable_but_there():
+def test_frozen_parameters_are_not_trainable_but_there() -> None:
     module = net(nn.Linear(4, 4), nn.Linear(4, 2))
     module[0].requires_grad_(False)
     template = Template(module, (4,))
     assert template.trainable == ("1.weight", "1.bias")
     assert template.state == ("0.weight", "0.bias")
-    assert not template.module[0].weight.requires_grad and template.module[1].weight.requires_grad
+    rebuilt: Any = template.module
+    assert not rebuilt[0].weight.requires_grad and rebuilt[1].weight.requires_grad

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, cast, get_type_hints
 
 import pytest
 
@@ -18,7 +18,7 @@ from unfed.measures.trajectory import Line, Point
 AT = Point(0, "r1", "not", 3, done=False)
 
 
-def test_what_is_written_is_read():
+def test_what_is_written_is_read() -> None:
     made = trajectory.line(
         AT, {"retain": 97.1, "mia": "not measured: no test data"}, 96.0, {"flops": 12}, asked={"3": ["a"]}
     )
@@ -26,7 +26,7 @@ def test_what_is_written_is_read():
     assert list(made) == [*vars(AT), "retain", "mia", "validation_before", "flops", "asked"]
 
 
-def test_what_says_nothing_is_left_out():
+def test_what_says_nothing_is_left_out() -> None:
     made = trajectory.line(AT, {}, 1.0, {}, earlier={}, start=1, refused=[])
     assert "earlier" not in made and "start" not in made and made["refused"] == []
 
@@ -48,23 +48,23 @@ def test_what_says_nothing_is_left_out():
         ({"start": 0}, "start"),
     ],
 )
-def test_a_wrong_field_is_one_sentence_with_the_place_and_its_name(change, field):
+def test_a_wrong_field_is_one_sentence_with_the_place_and_its_name(change: Any, field: Any) -> None:
     raw = {**vars(AT), "test": 90.0, **change}
     with pytest.raises(UnfedError, match=f"^Line 7 of t.jsonl .* as its {field}, not .*; restore the file.$"):
         trajectory.read(json.dumps(raw), "Line 7 of t.jsonl")
 
 
 @pytest.mark.parametrize("text", ["5", "[]", "{}", "{", "[" * 100_000, '{"seed": 1' + "0" * 5000 + "}"])
-def test_what_is_no_line_at_all_is_one_sentence(text):
+def test_what_is_no_line_at_all_is_one_sentence(text: Any) -> None:
     with pytest.raises(UnfedError, match="^here is damaged .*; restore the file.$"):
         trajectory.read(text, "here")
 
 
-def test_a_key_of_a_later_version_is_kept():
-    assert trajectory.read(json.dumps({**vars(AT), "undo": 3}), "here")["undo"] == 3
+def test_a_key_of_a_later_version_is_kept() -> None:
+    assert cast(Any, trajectory.read(json.dumps({**vars(AT), "undo": 3}), "here"))["undo"] == 3
 
 
-def test_the_columns_are_those_of_the_line_the_ledger_and_the_page():
+def test_the_columns_are_those_of_the_line_the_ledger_and_the_page() -> None:
     hints = get_type_hints(Line)
     assert set(COLUMNS) <= set(hints)
     assert [column.name for column in COSTS] == [column.name for column in fields(Ledger)]

@@ -1,29 +1,34 @@
 """What a config makes: seeds, rows and numbers of rounds, before anything runs."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from unfed.data import ClientData, Request, TensorSource, mark, public
 from unfed.runs.run import Run
 from unfed.runs.world import Seeds, World
+from worlds import Small
 
 
-def test_every_request_and_every_repetition_has_draws_of_its_own(small):
+def test_every_request_and_every_repetition_has_draws_of_its_own(small: Small) -> None:
     seeds = [Seeds.of(small(), seed).request(request) for seed in (0, 1) for request in ("r1", "r2")]
     assert len(set(seeds)) == 4 and seeds[0] == Seeds.of(small(), 0).request("r1")
     parts = Seeds.of(small(), 0)
     assert len({parts.partition, parts.training, parts.unlearning, parts.evaluation}) == 4
 
 
-def test_a_poisoned_clients_validation_rows_stay_clean(small):
+def test_a_poisoned_clients_validation_rows_stay_clean(small: Small) -> None:
     clean, poisoned = World(small(), 0), World(small("poison.client=1", "poison.target_class=3"), 0)
     for k, (before, after) in enumerate(zip(clean.clients, poisoned.clients, strict=True)):
         changed = before.labels != after.labels
         assert not changed[after.val].any() and bool(changed[after.train].any()) == (k == 1)
+        assert isinstance(after.source, TensorSource) and after.source.stamped is not None
         assert not after.source.stamped[after.rows[after.val]].any()
 
 
-def test_who_left_by_an_earlier_request_holds_no_row_at_all(small):
+def test_who_left_by_an_earlier_request_holds_no_row_at_all(small: Small) -> None:
     world = World(small(), 0)
     first, second = Request("a", samples=(("1", int(world.clients[1].train[0])),)), Request("b", clients=("0",))
     now = world.scoped([first, second], gone=[first])["1"]
@@ -31,7 +36,7 @@ def test_who_left_by_an_earlier_request_holds_no_row_at_all(small):
     assert len(world.scoped([first, second])["1"].view("all")) == len(world.clients[1].train)
 
 
-def test_retrain_has_trainings_rounds_and_the_others_their_own(small):
+def test_retrain_has_trainings_rounds_and_the_others_their_own(small: Small) -> None:
     world = World(small("training.rounds=5", "unlearning.rounds=2", "unlearning.lr=0.5"), 0)
     assert world.unlearning_settings(retrain=True).rounds == 5
     assert world.unlearning_settings(retrain=False, label="not").rounds == 2
@@ -41,27 +46,28 @@ def test_retrain_has_trainings_rounds_and_the_others_their_own(small):
     assert longer.unlearning_settings(retrain=True).rounds == 9
 
 
-def test_the_partitions_seed_moves_who_holds_what_and_no_other_seed_does(small):
-    def rows(*sets):
+def test_the_partitions_seed_moves_who_holds_what_and_no_other_seed_does(small: Small) -> None:
+    def rows(*sets: Any) -> Any:
         return torch.cat([client.rows for client in World(small(*sets), 0).clients])
 
     assert torch.equal(rows(), rows("seeds.training=5", "seeds.unlearning=6", "seeds.evaluation=7"))
     assert not torch.equal(rows(), rows("seeds.partition=5"))
 
 
-def test_the_servers_images_are_held_out_rows_of_those_who_stay_without_their_labels():
+def test_the_servers_images_are_held_out_rows_of_those_who_stay_without_their_labels() -> None:
     """Client b has no training row left, though nobody asked for its held-out rows."""
     source = TensorSource(torch.arange(30.0)[:, None], torch.arange(30) % 3)
     places = torch.arange(10)
     clients = [ClientData(name, source, 10 * k + places, places[:7], places[7:]) for k, name in enumerate("abc")]
     rows = Request("r", samples=(*(("b", place) for place in range(7)), ("c", 9)))
     server = public({client.name: client for client in mark(clients, [rows], 0)})
+    assert server is not None
     x, y = server.source.fetch(server.rows[server.view("all")])
     assert x.flatten().tolist() == [7, 8, 9, 27, 28]
     assert not y.any() and not server.labels.any()
 
 
-def test_who_left_by_an_earlier_request_is_no_owner_of_the_next(small, tmp_path):
+def test_who_left_by_an_earlier_request_is_no_owner_of_the_next(small: Small, tmp_path: Path) -> None:
     """FCU asks the owners of what is to be forgotten: for the second request that is its own client alone."""
     config = small("training.rounds=1", "unlearning.rounds=1", "methods.run=['fcu']", "evaluation.attack=false")
     asked = [{"id": "a", "clients": ["0"]}, {"id": "b", "clients": ["2"]}]
@@ -72,14 +78,14 @@ def test_who_left_by_an_earlier_request_is_no_owner_of_the_next(small, tmp_path)
     assert begun == {"a": {"0": ["0"]}, "b": {"0": ["2"]}}
 
 
-def test_the_last_round_is_evaluated_whatever_the_grid(small, tmp_path):
+def test_the_last_round_is_evaluated_whatever_the_grid(small: Small, tmp_path: Path) -> None:
     sets = ("training.rounds=1", "unlearning.rounds=3", "evaluation.every=2", "evaluation.attack=false")
     run = Run.create(small(*sets), tmp_path / "run")
     run.execute()
     assert [line["round"] for line in run.lines() if line["method"] == "not"] == [0, 2, 3]
 
 
-def test_a_job_goes_on_until_there_is_a_model(small, tmp_path):
+def test_a_job_goes_on_until_there_is_a_model(small: Small, tmp_path: Path) -> None:
     """One round is asked for, but MoDE's guidance takes two before anything can be used."""
     sets = ("training.rounds=1", "evaluation.attack=false", "methods.run=[]")
     run = Run.create(small(*sets, "methods.mode.guidance=2", "methods.mode.degradation=1"), tmp_path / "run")
@@ -89,7 +95,7 @@ def test_a_job_goes_on_until_there_is_a_model(small, tmp_path):
     assert lines == [(0, False), (1, False), (2, True)]
 
 
-def test_nothing_has_recovered_before_there_is_a_model(small, tmp_path):
+def test_nothing_has_recovered_before_there_is_a_model(small: Small, tmp_path: Path) -> None:
     """Every accuracy would do, and still two rounds of guidance must pass."""
     sets = ("training.rounds=1", "evaluation.attack=false", "methods.run=[]", "evaluation.recovered_within=100")
     run = Run.create(small(*sets, "methods.mode.guidance=2", "methods.mode.degradation=1"), tmp_path / "run")

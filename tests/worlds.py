@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from unfed.data import Request
+from unfed.data import ClientData, Request
 from unfed.federation.history import History, Recorder
 from unfed.federation.protocol import Server
 from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members, Setup
 from unfed.methods import Method, State
 from unfed.model.params import Params
+from unfed.runs.config import Config
 from unfed.runs.world import World
+
+Small = Callable[..., Config]
+"""Makes a small config with `key.path=value` changes: the fixture `small`."""
+Toy = Callable[..., dict[str, ClientData]]
+"""Makes clients of these sizes: the fixture `toy`."""
+Trained = tuple[Params, dict[str, History]]
+"""θ* and what methods recorded on the way to it: what `train` gives."""
 
 
 def slow(*cases: object) -> list[object]:
@@ -38,7 +47,7 @@ def serve(
     history: History | None = None,
     seed: int = 7,
     settings: Settings | None = None,
-    **changes: object,
+    **changes: Any,
 ) -> JobServer:
     """The server a method would meet on the last of these requests."""
     clients = world.scoped(requests, gone=requests[:-1])
@@ -63,7 +72,7 @@ def serve(
 
 
 def train(
-    world: World, rounds: int, methods: Mapping[str, Method] | None = None, **changes: object
+    world: World, rounds: int, methods: Mapping[str, Method] | None = None, **changes: Any
 ) -> tuple[Params, dict[str, History]]:
     """θ* after some rounds of everybody, and what these methods recorded."""
     server = serve(world, (), seed=world.seeds.training, **changes)
@@ -80,3 +89,15 @@ def unlearn(method: Method, server: Server, rounds: int = 0) -> State:
     while not state.done and (state.round < rounds or not state.model):
         state = method.round(server, state)
     return state
+
+
+def noting(
+    seen: list[Any], function: Callable[..., Any], note: Callable[..., Any] = lambda first, *_: first
+) -> Callable[..., Any]:
+    """`function`, which notes in `seen` what it is called with: its first argument, or what `note` makes of them."""
+
+    def noted(*args: Any, **named: Any) -> Any:
+        seen.append(note(*args, **named))
+        return function(*args, **named)
+
+    return noted

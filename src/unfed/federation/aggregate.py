@@ -99,7 +99,7 @@ class Check:
         self._answer = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=sums.is_cuda)
         self._answer.copy_(sums, non_blocking=True)
         if sums.is_cuda:
-            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.event = torch.cuda.Event()
             self.event.record()
 
     def result(self) -> tuple[Block, list[Refusal]]:

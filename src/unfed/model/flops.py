@@ -78,7 +78,7 @@ _PRODUCTS = re.compile(
 do `_thnn_fused_lstm_cell` and its like, whose products come before them."""
 
 
-class _Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Unknown(TorchDispatchMode):
     """Notices operations that may multiply and add, and for which the counter has no formula."""
 
     def __init__(self) -> None:

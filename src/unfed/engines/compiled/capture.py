@@ -75,7 +75,7 @@ def _warmed(run: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
     if not inputs[0].is_cuda:
         run(*inputs)
         return
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
