@@ -31,6 +31,7 @@ poison.client = 0
 request = { id = "r1", clients = ["0"] }
 methods.run = ["not", "retrain"]
 checkpoint.rounds = 1
+gate.max_drop = 100.0
 """
 
 

@@ -38,6 +38,7 @@ EXPERIMENT: dict[str, Any] = {
     "training.batch": 64,
     "training.lr": 0.02,
     "unlearning.rounds": 2,
+    "gate.max_drop": 100.0,
     "evaluation.attack": False,
     "engine.precision": "float64",
     "engine.name": "sequential",

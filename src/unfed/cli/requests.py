@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +18,8 @@ from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumab
 from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError
 from unfed.runs import description
+from unfed.runs.how import How
+from unfed.runs.requests import now
 from unfed.runs.run import Run
 
 stdout = Console(highlight=False)
@@ -31,8 +35,26 @@ def forget(
     ] = None,
     deleted: Annotated[bool, typer.Option("--deleted", help="The data is gone: ask nobody to train on it.")] = False,
     until: Annotated[
-        str | None, typer.Option(help="`recovered`, or a number of rounds. Default: recovered, or as last time.")
+        str | None,
+        typer.Option(
+            help="`recovered`, `forgotten`, `recovered,forgotten`, or a number of rounds. Default: recovered, or as"
+            " last time."
+        ),
     ] = None,
+    within: Annotated[
+        float | None, typer.Option(help="Points of validation accuracy that may be missing to be `recovered`.")
+    ] = None,
+    layers: Annotated[str | None, typer.Option(help="The method's layers, with commas: `conv1,conv2`.")] = None,
+    sets: Annotated[
+        list[str], typer.Option("--set", help="A hyperparameter of the method: `KEY=VALUE`. Repeatable.")
+    ] = [],  # noqa: B006
+    max_drop: Annotated[
+        float | None,
+        typer.Option(help="Points of validation accuracy that the model may lose and still come into force."),
+    ] = None,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Put the model in force though the gate says no; it is written down.")
+    ] = False,
     name: Annotated[
         str | None, typer.Option("--id", help="The request's id; alone, it tries a known request again.")
     ] = None,
@@ -65,13 +87,36 @@ def forget(
         request = known.request
     method = method or (known.method if known else "not")
     until = until or (known.until if known else "recovered")
+    how = _how(known.how if known else How(), within, layers, sets, max_drop, accept)
     try:
         with resumable(run), shown(opened, stdout, as_json or quiet) as display:
-            outcome = opened.forget(request, method, until, seed, display, expires)
+            outcome = opened.forget(request, method, until, seed, display, expires, how)
     except Refused:  # it is on record, so the report must not speak of the day before
         write_report(opened)
         raise
     _tell_outcome(opened, outcome.status, request.id, as_json, quiet)
+
+
+def _how(
+    last: How, within: float | None, layers: str | None, sets: list[str], max_drop: float | None, accept: bool
+) -> How:
+    """What is asked besides method and until; what is not said is as last time, but for the leave of the gate."""
+    given = [name.strip() for name in layers.split(",")] if layers is not None else []
+    named = [int(name) if name.lstrip("-").isdigit() else name for name in given]
+    return How(
+        How.hyperparameters(sets, named) if sets or named else last.set,
+        last.within if within is None else within,
+        last.max_drop if max_drop is None else max_drop,
+        {"by": _who(), "at": now()} if accept else None,
+    )
+
+
+def _who() -> str:
+    """Whoever sits at the keyboard, as the system knows them."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # an account without a name
+        return f"user {os.getuid()}"
 
 
 def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: bool) -> None:

@@ -203,13 +203,13 @@ class Judgement:
 
 def class_forgotten(before: Evidence, after: Evidence, classes: int) -> Judgement:
     """A forgotten class is read right at most as often as by chance."""
-    what = "accuracy on the class, upper 95 % bound, in percent"
+    what = "the upper 95 % bound of the accuracy on the class in percent"
     return _share(what, before.right, after.right, 100.0 / classes)
 
 
 def backdoor_forgotten(before: Evidence, after: Evidence, classes: int) -> Judgement:
     """A forgotten backdoor works at most as often as chance would have it."""
-    what = "stamped test images read as the target, upper 95 % bound, in percent"
+    what = "the upper 95 % bound of stamped test images read as the target in percent"
     return _share(what, before.stamped, after.stamped, 100.0 / classes)
 
 
@@ -228,7 +228,7 @@ def _share(what: str, before: NDArray[np.bool_] | str, after: NDArray[np.bool_] 
 
 def rows_forgotten(before: Evidence, after: Evidence, margin: float) -> Judgement:
     """Forgotten rows are fitted no better than held-out rows of the same labels."""
-    what = "advantage of the attack that calls low losses members, upper 95 % bound"
+    what = "the upper 95 % bound of the advantage of an attack that calls low losses members"
     for found in (after.forget, after.held_out, before.forget, before.held_out):
         if isinstance(found, str):
             return _unmeasured(what, margin, found)

@@ -26,6 +26,14 @@ class Refused(TypedDict):
     reason: str
 
 
+class Watched(TypedDict):
+    """What a rule that stops at `forgotten` saw: the verdict, in words, and its checks by name."""
+
+    verdict: str
+    said: str
+    checks: dict[str, Any]
+
+
 class Notes(TypedDict, total=False):
     """What stands in a line only where there is something to say."""
 
@@ -38,6 +46,8 @@ class Notes(TypedDict, total=False):
     """From 2 on where a job was begun anew at another model in force."""
     keep_model: str
     """Which epoch's model counts, where it is not the last."""
+    watched: Watched
+    """How far the request is forgotten, on the half of its rows that the rule that stops looks at."""
 
 
 class Line(Notes, total=False):
@@ -114,6 +124,7 @@ _FIELDS: dict[str, tuple[str, Any]] = {
     "earlier": ("a table of accuracies by request", lambda value: _table(value, _VALUE[1])),
     "start": ("a whole number from 1 on", lambda value: _whole(value) and value >= 1),
     "keep_model": ("a text", lambda value: _text(value)),
+    "watched": ("a table with verdict, said and checks", lambda value: _seen(value)),
 }
 
 
@@ -156,6 +167,10 @@ def _table(value: object, fits: Any, whole_keys: bool = False) -> bool:
         return False
     keys = not whole_keys or all(key.isascii() and key.isdigit() and len(key) < 16 for key in value)
     return keys and all(fits(own) for own in value.values())
+
+
+def _seen(value: object) -> bool:
+    return isinstance(value, dict) and _text(value.get("verdict")) and isinstance(value.get("checks"), dict)
 
 
 def _refusals(value: object) -> bool:

@@ -285,15 +285,20 @@ def _deep_copy(value: Any) -> Any:
     return [_deep_copy(v) for v in value] if isinstance(value, list | tuple) else value
 
 
+def toml_value(text: str) -> Any:
+    """A value as it is written in TOML; what is not valid TOML is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
 def _apply(values: dict[str, Any], change: str) -> None:
     """Write one `a.b.c=value` into the raw values. The value is TOML; what is not valid TOML is a string."""
     path, separator, text = change.partition("=")
     if not separator or not path.strip():
         raise UnfedError(f"--set takes key.path=value, not {change!r}; for example training.rounds=20.")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
+    value = toml_value(text)
     parts = [part.strip() for part in path.split(".")]
     table = values
     for part in parts[:-1]:

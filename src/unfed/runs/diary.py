@@ -25,6 +25,10 @@ class Diary:
     """SHA-256 of the model that went in, and what `begin` changed in it."""
     attempt: int = 0
     """How often the next round has failed for want of answers."""
+    missing: list[str] | None = None
+    """Which of the goals that it works for were not reached when it was last evaluated."""
+    watched: str = ""
+    """What was seen of forgetting then, in words, where that is a goal."""
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "ledger": self.ledger.to_json(), "asked": {str(r): c for r, c in self.asked.items()}}
@@ -41,6 +45,8 @@ class Diary:
             raw["refused"],
             raw.get("beginning"),
             raw.get("attempt", 0),
+            raw.get("missing"),
+            raw.get("watched", ""),
         )
 
 

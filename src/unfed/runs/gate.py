@@ -32,6 +32,10 @@ from unfed.runs.config_tables import GateConfig
 from unfed.values import Value, is_measured, not_measured
 
 
+class NotForgotten(Refused):
+    """The rounds that a request was given did not make its model forget."""
+
+
 class NotPassed(Refused):
     """A gate said no to the model that came out."""
 
@@ -64,7 +68,7 @@ class Check:
         if not is_measured(self.value):
             return f"{self.name}: {self.value}"
         how = "at most" if self.verdict == "passed" else "more than"
-        return f"{self.name} {self.verdict}: {self.what} {self.value:.3g}, {how} {self.bound:.3g}"
+        return f"{self.name} {self.verdict}: {self.what} is {self.value:.3g}, {how} {self.bound:.3g}"
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -97,7 +101,7 @@ class Decision:
 
 def utility(before: Value, after: Value, max_drop: float) -> Judgement:
     """The new model may read validation rows worse than the one in force, but only so much."""
-    what = "drop of validation accuracy, in points"
+    what = "the drop of validation accuracy in points"
     if not is_measured(before) or not is_measured(after):
         why = str(after if isinstance(after, str) else before)
         return Judgement(what, not_measured(why), max_drop, "not measured")
@@ -121,9 +125,9 @@ def is_forgotten(judgements: Mapping[str, Judgement]) -> Verdict:
     return "failed" if "failed" in verdicts else "passed" if "passed" in verdicts else "not measured"
 
 
-def why_not(judgements: Mapping[str, Judgement]) -> str:
-    """What stands in the way of a judgement, in a few words."""
-    return "; ".join(f"{name}: {found.value}" for name, found in judgements.items())
+def told(judgements: Mapping[str, Judgement]) -> str:
+    """Judgements in words."""
+    return "; ".join(Check.of(name, found, True).sentence for name, found in judgements.items())
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class Gate:
         for found in (self.watched(before, before), self.judged(before, before)):
             if is_forgotten(found) != "failed":
                 raise UnfedError(
-                    f"--until forgotten cannot be judged for request {self.request.id!r} ({why_not(found)}); use"
+                    f"--until forgotten cannot be judged for request {self.request.id!r} ({told(found)}); use"
                     " --until recovered or --until N."
                 )
 

@@ -30,6 +30,7 @@ from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members, Setup
 from unfed.federation.state import usable
 from unfed.measures import trajectory
+from unfed.measures.forgotten import Evidence
 from unfed.measures.metrics import recovered
 from unfed.measures.trajectory import Line
 from unfed.methods import Method, Retrain, State
@@ -37,6 +38,8 @@ from unfed.model import digest
 from unfed.model.params import Params, cast, tensor_bytes
 from unfed.runs.diary import Diary, began, start_on
 from unfed.runs.folder import Job, RunFolder
+from unfed.runs.gate import Gate, NotForgotten, is_forgotten, told
+from unfed.runs.how import Until
 from unfed.runs.progress import Silence, Watch
 from unfed.runs.world import World
 from unfed.values import Value, is_measured
@@ -69,7 +72,11 @@ class JobSpec:
     patience: int = 0
     """After how many rounds without a better validation accuracy it stops; 0 is never."""
     until: str | None = None
-    """A number of rounds, or `recovered`; None is as the settings say."""
+    """A number of rounds, `recovered`, `forgotten` or both; None is as the settings say."""
+    within: float = 0.5
+    """How near to the validation accuracy before counts as recovered, in points."""
+    gate: Gate | None = None
+    """What its model must show before it comes into force, where it is to come into force."""
     base: Mapping[str, Any] | None = None
     """What it begins at, as JSON; a saved state that began elsewhere is not gone on with."""
     history: History | None = None
@@ -82,7 +89,7 @@ class JobSpec:
     @property
     def rounds(self) -> int:
         """How many rounds it may take."""
-        return self.settings.rounds if self.until in (None, "recovered") else int(self.until)
+        return Until.of(self.until).rounds or self.settings.rounds
 
 
 class JobRunner:
@@ -108,8 +115,18 @@ class JobRunner:
         self._keeps_best = isinstance(spec.method, Retrain) and world.config.training.keep_model == "best-test"
         self._best_params: Params | None = None
         self._saved_at, self._saved_round = time.monotonic(), 0
-        if spec.until == "recovered" and not is_measured(self.before):
+        self.goals, self._known = Until.of(spec.until), self._evidence_before()
+        if "recovered" in self.goals.goals and not is_measured(self.before):
             raise UnfedError(f"--until recovered cannot be judged here ({self.before}); use --until N.")
+
+    def _evidence_before(self) -> Evidence | None:
+        """What the model that goes in shows of the request, where the job is to stop when that is gone."""
+        gate = self.spec.gate
+        if gate is None or not gate.stops_at_forgotten:
+            return None
+        evidence = self.evaluator.evidence(self.spec.params)
+        gate.measurable(evidence)
+        return evidence
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
@@ -131,7 +148,7 @@ class JobRunner:
             for label, history in self.folder.load_histories(self.job).items():
                 if label in self.server.recorders:
                     self.server.recorders[label].history = history.to(self.world.device)
-            if saved[1]["finished"] and state.round >= self._enough(saved[1]):
+            if self._enough(state, saved[1]["finished"]):
                 return self._write_model(state)
         self.watch.begins(self.job, state.round, self.rounds)
         outcome = self._outcome(state, diary)
@@ -144,12 +161,8 @@ class JobRunner:
             if outcome is None and self._save_due(state):
                 self._save(state, diary, None)
         self._save(state, diary, outcome)
-        if outcome == "not recovered":
-            raise NotRecovered(
-                f"Request {self.job.request!r} is not recovered after {state.round} rounds: the best validation"
-                f" accuracy was {diary.best:.2f} % (round {diary.best_round}), it takes {self._target():.2f} %;"
-                f" more rounds are given by --until {2 * self.rounds}."
-            )
+        if outcome.startswith("not "):
+            raise self._missed(state, diary, outcome)
         self.watch.ends(self.job, outcome)
         return self._write_model(state)
 
@@ -205,9 +218,11 @@ class JobRunner:
     def _on_device(self, tensors: Params) -> Params:
         return cast(tensors, self.world.dtype, self.world.device)
 
-    def _enough(self, numbers: dict[str, Any]) -> int:
-        """A job that ended by its number of rounds goes on when it is asked for more."""
-        return self.rounds if numbers["finished"] == "all rounds" and self.spec.until is not None else 0
+    def _enough(self, state: State, finished: str | None) -> bool:
+        """Whether a job has ended by what it is asked for now; one that is asked for more goes on."""
+        if self.spec.until is None or finished in (None, "done", "early stop"):
+            return bool(finished)
+        return finished == self.goals.reached if self.goals.goals else state.round >= self.rounds
 
     def _look_around(self) -> None:
         """From the next round on, who asked to leave while this job was running takes no part, and who joined does."""
@@ -249,25 +264,41 @@ class JobRunner:
         """Why the job ends here, or None."""
         if state.done:
             return "done"
-        if self.spec.until == "recovered" and line is not None and self._is_recovered(state, line):
-            return "recovered"
+        if self.goals.goals and line is not None and not diary.missing:
+            return self.goals.reached
         if not state.model:
             return None  # nothing usable yet, whatever the number of rounds: the unlearning itself must end first
         if self.spec.patience and state.round - diary.best_round >= self.spec.patience:
             return "early stop"
         if state.round >= self.rounds:
-            return "not recovered" if self.spec.until == "recovered" else "all rounds"
+            missing = [g for g in self.goals.goals if diary.missing is None or g in diary.missing]
+            return f"not {missing[0]}" if missing else "all rounds"
         return None
 
-    def _is_recovered(self, state: State, line: Line) -> bool:
-        value, within = line["validation"], self.world.config.evaluation.recovered_within
-        if not (state.round >= 1 and state.model and is_measured(value) and is_measured(self.before)):
-            return False
-        return recovered(value, self.before, within)
+    def _missing(self, state: State, line: Line) -> list[str]:
+        """Which goals are not reached by what a line says."""
+        if not (state.round >= 1 and state.model):
+            return list(self.goals.goals)
+        value, met = line.get("validation"), []
+        if is_measured(value) and is_measured(self.before) and recovered(value, self.before, self.spec.within):
+            met.append("recovered")
+        if "watched" in line and line["watched"]["verdict"] == "passed":
+            met.append("forgotten")
+        return [goal for goal in self.goals.goals if goal not in met]
 
-    def _target(self) -> float:
+    def _missed(self, state: State, diary: Diary, outcome: str) -> Refused:
+        """The sentence for a job whose rounds did not suffice."""
+        more = f"more rounds are given by --until {2 * self.rounds}"
+        if outcome == "not forgotten":
+            return NotForgotten(
+                f"Request {self.job.request!r} is not forgotten after {state.round} rounds ({diary.watched}); {more}."
+            )
         assert not isinstance(self.before, str)
-        return self.before - self.world.config.evaluation.recovered_within
+        return NotRecovered(
+            f"Request {self.job.request!r} is not recovered after {state.round} rounds: the best validation accuracy"
+            f" was {diary.best:.2f} % (round {diary.best_round}), it takes {self.before - self.spec.within:.2f} %;"
+            f" {more}."
+        )
 
     # --- what is written ------------------------------------------------------------------------------------------
 
@@ -298,8 +329,12 @@ class JobRunner:
             refused=diary.refused,
             earlier=seen.earlier,
             start=self.start,
-            **({"keep_model": self.world.config.training.keep_model} if self._keeps_best else {}),
         )
+        if self._keeps_best:
+            line["keep_model"] = self.world.config.training.keep_model
+        if (watched := self._watched(state)) is not None:
+            line["watched"], diary.watched = watched, watched["said"]
+        diary.missing = self._missing(state, line) if self.goals.goals else None
         self.folder.save_samples(self.job, state.round, seen.samples)
         diary.offset = self.folder.append(line)
         diary.asked, diary.refused = {}, []
@@ -311,8 +346,16 @@ class JobRunner:
             diary.best_test, self._best_params = test, state.params
         return line
 
+    def _watched(self, state: State) -> trajectory.Watched | None:
+        """What the rule that stops sees of forgetting, where that is a goal."""
+        gate = self.spec.gate
+        if gate is None or self._known is None:
+            return None
+        found = gate.watched(self._known, self.evaluator.evidence(state.params))
+        return {"verdict": is_forgotten(found), "said": told(found), "checks": {n: asdict(j) for n, j in found.items()}}
+
     def _save(self, state: State, diary: Diary, outcome: str | None) -> None:
-        finished = None if outcome == "not recovered" else outcome
+        finished = None if outcome is not None and outcome.startswith("not ") else outcome
         numbers = {"offset": diary.offset, "diary": diary.to_json(), "finished": finished, "rounds": self.rounds}
         numbers |= began(self.spec.base, self.start)
         if self._best_params is not None:

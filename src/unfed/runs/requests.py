@@ -14,12 +14,13 @@ step is one file, written whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time
 from typing import Any, Literal, get_args
 
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
+from unfed.runs.how import How
 
 SCHEMA = 2  # 1 had no states: a request whose job had ended was served, any other was waiting
 
@@ -84,7 +85,11 @@ class Entry:
     earlier: tuple[str, ...] = ()
     """The requests whose rows were out for good when it was taken up; a crash does not change what it began with."""
     attempts: tuple[Mapping[str, Any], ...] = ()
-    """What was tried before it was asked again: method, until, reason, why, at."""
+    """What was tried before it was asked again: method, until, how, reason, why, gate, at."""
+    how: How = field(default_factory=How)
+    """What was asked besides method and until."""
+    gate: Mapping[str, Any] | None = None
+    """What the gate found: its checks, whether they passed, who accepted it if they did not."""
 
     @property
     def accepted(self) -> bool:
@@ -134,15 +139,23 @@ class Entry:
 
         A date that has passed does not come again.
         """
-        tried = {"method": self.method, "until": self.until, "reason": self.reason, "why": self.why, "at": self.changed}
+        tried: dict[str, Any] = {
+            "method": self.method,
+            "until": self.until,
+            "reason": self.reason,
+            "why": self.why,
+            "at": self.changed,
+        }
+        tried |= ({"how": self.how.to_json()} if self.how != How() else {}) | ({"gate": self.gate} if self.gate else {})
         attempts = (*self.attempts, tried) if self.state == "denied" else self.attempts
         expires = asked.expires or (None if self.state == "expired" else self.expires)
-        how: dict[str, Any] = {"method": asked.method, "until": asked.until, "described": asked.described}
+        how: dict[str, Any] = {"method": asked.method, "until": asked.until, "how": asked.how}
+        how |= {"described": asked.described, "gate": None}
         return self.stepped("open", moment, **how, expires=expires, attempts=attempts, earlier=())
 
     def to_json(self) -> dict[str, Any]:
         plain = {**vars(self), "earlier": list(self.earlier), "attempts": [dict(tried) for tried in self.attempts]}
-        return {**plain, "request": self.request.to_json(), "schema": SCHEMA}
+        return {**plain, "request": self.request.to_json(), "how": self.how.to_json(), "schema": SCHEMA}
 
     @staticmethod
     def from_json(raw: Any, where: str = "A request file") -> Entry:
@@ -164,6 +177,10 @@ class Entry:
         if state not in STATES or (reason not in REASONS if state == "denied" else reason is not None):
             raise UnfedError(f"{where} has the state {state!r} for the reason {reason!r}; restore it from a copy.")
         request = Request.from_json(raw.get("request"))  # type: ignore[arg-type]
+        gate = raw.get("gate")
+        if gate is not None and not (isinstance(gate, Mapping) and isinstance(gate.get("checks"), list)):
+            raise UnfedError(f"{where} has {gate!r} as its gate; restore it from a copy.")
+        values |= {"how": How.from_json(raw.get("how") or {}, where), "gate": gate}
         earlier, attempts = tuple(raw.get("earlier") or ()), tuple(raw.get("attempts") or ())
         return Entry(request=request, described=raw.get("described"), earlier=earlier, attempts=attempts, **values)
 

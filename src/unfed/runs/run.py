@@ -32,10 +32,11 @@ from unfed.runs import description, lineage
 from unfed.runs.config import Config
 from unfed.runs.diary import began, last_starts, start_on
 from unfed.runs.folder import Job, RunFolder
+from unfed.runs.how import How, Until
 from unfed.runs.job import JobRunner, JobSpec
 from unfed.runs.progress import Heart, Silence, Watch
 from unfed.runs.requests import Entry
-from unfed.runs.serving import STOPS, Queue, gone_already, left_by
+from unfed.runs.serving import STOPS, Queue, gate_of, gone_already, left_by
 from unfed.runs.world import World, process_as_before
 
 
@@ -180,7 +181,7 @@ class Run:
                 for request in self.description["requests"]:
                     found.append((Job(seed, request["id"], label), self.about(label)["rounds"]))
         for entry in self.folder.requests():
-            rounds = self.about(entry.method, entry)["rounds"] if entry.until == "recovered" else int(entry.until)
+            rounds = Until.of(entry.until).rounds or self.about(entry.method, entry)["rounds"]
             found.append((Job(entry.seed, entry.request.id, entry.method), rounds))
         return found
 
@@ -254,6 +255,7 @@ class Run:
         """
         previous = previous or self._training_job(seed)
         world, retrain = self.world(seed), isinstance(method, Retrain)
+        config = self.config if entry is None else entry.how.on(self.config, label)
         rounds = description.rounds_of(self.config, label, method)
         settings = replace(world.unlearning_settings(retrain, label), rounds=rounds)
         history = lineage.history_of(self.folder, label, method, self._training_job(seed), previous)
@@ -270,6 +272,8 @@ class Run:
             tuple(requests),
             patience=self.config.unlearning.patience,
             until=None if entry is None else entry.until,
+            within=config.evaluation.recovered_within,
+            gate=None if entry is None else gate_of(world, config, entry),
             base=base,
             history=history,
             recorders=going_on,
@@ -309,6 +313,7 @@ class Run:
         seed: int | None = None,
         watch: Watch | None = None,
         expires: str | None = None,
+        how: How | None = None,
     ) -> Outcome:
         """Take a client, a class or samples out. Asked twice it is done once; one that was denied is tried again.
 
@@ -319,7 +324,8 @@ class Run:
         plugins.permit(self.config.methods.code([method], "--method"))
         known = self.queue.find(request.id)
         seed = known.seed if known is not None and seed is None else self.one_seed(seed)
-        entry, finished = self.queue.file(request, method, str(until), seed, expires)
+        how = how or (known.how if known is not None else How())
+        entry, finished = self.queue.file(request, method, str(until), seed, expires, how)
         if finished:
             return Outcome(entry, "already done")
         failed = self._at_the_desk(watch)
@@ -345,7 +351,10 @@ class Run:
         again = f"`unfed forget {where} --id {name} --method retrain --until {rounds}`"
         if self.description["engine"] == "flower":
             again = f'the same run config with mode="unlearn" methods="retrain" until="{rounds}"'
-        return f"{again} settles it for certain, `unfed withdraw {where} {name}` lets it go"
+        accept = ""
+        if entry.gate is not None and self.description["engine"] != "flower":
+            accept = f"`unfed forget {where} --id {name} --accept` puts its model in force all the same, "
+        return f"{accept}{again} settles it for certain, `unfed withdraw {where} {name}` lets it go"
 
     def one_seed(self, seed: int | None) -> int:
         """The repetition that is meant; a run with several must be told."""

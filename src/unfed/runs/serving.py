@@ -24,12 +24,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from unfed import rng
 from unfed.data import Request
 from unfed.errors import Halted, NotRecovered, Refused, Unanswered, UnfedError, listed
 from unfed.model.params import Params
 from unfed.runs import lineage
+from unfed.runs.config import Config
 from unfed.runs.description import describe_request, method_facts
 from unfed.runs.folder import Job
+from unfed.runs.gate import Decision, Gate, NotForgotten, NotPassed, passed
+from unfed.runs.how import How, Until
 from unfed.runs.names import check_id, check_label
 from unfed.runs.progress import Watch
 from unfed.runs.requests import Entry, Reason, date_of, in_force, next_number, next_place, now, turn
@@ -97,21 +101,27 @@ class Queue:
             yield self._folder.requests()
 
     def file(
-        self, request: Request, method: str, until: str, seed: int, expires: str | None = None
+        self,
+        request: Request,
+        method: str,
+        until: str,
+        seed: int,
+        expires: str | None = None,
+        how: How = How(),  # noqa: B008
     ) -> tuple[Entry, bool]:
         """The request as it now stands in the queue, and whether it was fulfilled already."""
         run = self._run
         check_id(request.id, "request id")
         check_label(method)
-        if until != "recovered" and not (until.isascii() and until.isdigit() and int(until) >= 1):
-            raise UnfedError(f"--until takes 'recovered' or a number of rounds, not {until!r}.")
+        Until.of(until)  # what it does not take is refused here
+        config = how.on(run.config, method)
         expires = None if expires is None else date_of(expires)
         if expires is not None and expires < now():
             raise UnfedError(f"The request would have expired at {expires}, before it is filed; give a later date.")
         world = run.world(seed)
-        chosen = lineage.welcome(run.config, method, request, ())
+        chosen = lineage.welcome(config, method, request, ())
         chosen.check(world.template.module)
-        served_by = {"served_by": method_facts(run.config, method, chosen)}
+        served_by = {"served_by": method_facts(config, method, chosen)}
         if not run.trained(seed) and not self._folder.busy():
             raise UnfedError(f"The training of this run is not finished; first `unfed resume {self._folder.path}`.")
         if request.id in run.config.request_ids():
@@ -120,16 +130,18 @@ class Queue:
             for entry in entries:
                 if entry.request.id == request.id:
                     asked = replace(entry, request=request, method=method, until=until, seed=seed, expires=expires)
+                    asked = replace(asked, how=how)
                     asked = replace(
                         asked, described=None if entry.described is None else {**entry.described, **served_by}
                     )
                     return self._asked_again(entry, asked, entries)
             accepted = [e for e in entries if e.accepted and e.seed == seed]
             self._refuse_if_gone(request, seed, accepted)
-            self._refuse_if_unable(method, request, accepted)
+            self._refuse_if_unable(config, method, request, accepted)
             described = describe_request(world, [*(e.request for e in accepted), request]) | served_by
             at, number = now(), next_number(entries)
-            entry = Entry(number, request, method, until, at, seed, described, changed=at, expires=expires)
+            entry = Entry(number, request, method, until, at, seed, described, changed=at, expires=expires, how=how)
+            self._refuse_if_blind(entry, accepted)
             self._folder.put_request(entry)
             return entry, False
 
@@ -148,7 +160,7 @@ class Queue:
             return entry, True
         if entry.state == "revoked":
             raise UnfedError(f"Request {request.id!r} was withdrawn; ask anew under another --id.")
-        if entry.state == "in_progress" and other_method:
+        if entry.state == "in_progress" and (other_method or entry.how.set != asked.how.set):
             raise UnfedError(
                 f"Request {request.id!r} is being served by {entry.method} already; let it end (`unfed resume"
                 f" {self._folder.path}`), or withdraw it and ask anew under another --id."
@@ -157,7 +169,8 @@ class Queue:
         if entry.owed or other_method:
             ahead = [e for e in others if not e.waiting or e.state == "in_progress" or e.number < entry.number]
             self._refuse_if_gone(request, entry.seed, in_force(others))
-            self._refuse_if_unable(asked.method, request, ahead)
+            self._refuse_if_unable(asked.how.on(self._run.config, asked.method), asked.method, request, ahead)
+            self._refuse_if_blind(asked, ahead)
         changed = (
             entry.asked_again(asked, now()) if entry.owed else replace(asked, expires=asked.expires or entry.expires)
         )
@@ -165,9 +178,18 @@ class Queue:
             self._folder.put_request(changed)
         return changed, False
 
-    def _refuse_if_unable(self, method: str, request: Request, ahead: Sequence[Entry]) -> None:
+    def _refuse_if_blind(self, entry: Entry, accepted: Sequence[Entry]) -> None:
+        """Refuse `--until forgotten` where nothing could tell. What is not trained yet is judged at its turn."""
+        run = self._run
+        if "forgotten" not in Until.of(entry.until).goals or not run.trained(entry.seed):
+            return
+        world, config = run.world(entry.seed), entry.how.on(run.config, entry.method)
+        evaluator = world.evaluator([*(e.request for e in accepted), entry.request])
+        gate_of(world, config, entry).measurable(evaluator.evidence(run.current(entry.seed)))
+
+    def _refuse_if_unable(self, config: Config, method: str, request: Request, ahead: Sequence[Entry]) -> None:
         """Refuse a method that could not serve the request after those that come before it."""
-        lineage.welcome(self._run.config, method, request, [e.request for e in ahead])
+        lineage.welcome(config, method, request, [e.request for e in ahead])
         line = [*in_force(ahead), *(e for e in ahead if e.waiting)]
         lineage.unbroken(self._run.config, method, line)
 
@@ -220,7 +242,8 @@ class Queue:
             # What cannot be read here stands in everybody's way and is nobody's fault, so it is not in the guard below.
             previous, params = self._run.current_job(entry.seed), self._run.current(entry.seed)
             try:
-                self._work(entry, params, previous, watch)
+                after = self._work(entry, params, previous, watch)
+                decision = self._judge(entry, params, after)
             except Withdrawn:
                 self._folder.cut_back()
             except STOPS:
@@ -231,7 +254,7 @@ class Queue:
                     failed.append(settled)
                     self.errors[entry.request.id] = error
             else:
-                self._fulfil(entry)
+                self._fulfil(entry, decision)
         return failed
 
     def _take(self, entry: Entry) -> Entry | None:
@@ -248,17 +271,31 @@ class Queue:
             self._folder.put_request(taken)
             return taken
 
-    def _work(self, entry: Entry, params: Params, previous: Job, watch: Watch) -> None:
-        run, by_id = self._run, {e.request.id: e for e in self._folder.requests()}
-        out = [by_id[name] for name in entry.earlier]
+    def _work(self, entry: Entry, params: Params, previous: Job, watch: Watch) -> Params:
+        run, out, config = self._run, self._before(entry), entry.how.on(self._run.config, entry.method)
         # Those before it may have ended otherwise than was expected when it was filed.
         self._refuse_if_gone(entry.request, entry.seed, out)
-        self._refuse_if_unable(entry.method, entry.request, out)
+        self._refuse_if_unable(config, entry.method, entry.request, out)
         requests = [*(e.request for e in out), entry.request]
         base = {"model": "/".join(previous.path.parts), "without": list(entry.earlier)}
+        began_with = base | ({"set": dict(entry.how.set)} if entry.how.set else {})
         run._score_before(entry.seed, requests, params, base=base)
-        method = run.config.method(entry.method)
-        run._unlearn(entry.seed, requests, entry.method, method, params, watch, entry, previous, base)
+        method = config.method(entry.method)
+        done = run._unlearn(entry.seed, requests, entry.method, method, params, watch, entry, previous, began_with)
+        return done.params
+
+    def _before(self, entry: Entry) -> list[Entry]:
+        """The requests whose rows were out when this one was taken up."""
+        by_id = {e.request.id: e for e in self._folder.requests()}
+        return [by_id[name] for name in entry.earlier]
+
+    def _judge(self, entry: Entry, before: Params, after: Params) -> Decision:
+        """What the gate says of the model that came out; where it says no, and nobody accepts that, it is raised."""
+        run, config = self._run, entry.how.on(self._run.config, entry.method)
+        world = run.world(entry.seed)
+        evaluator = world.evaluator([*(e.request for e in self._before(entry)), entry.request])
+        decision = gate_of(world, config, entry).decide(evaluator, before, after)
+        return passed(decision, entry.request.id, entry.how.accept)
 
     def aside(self, entry: Entry) -> list[Request]:
         """What came in since a request was taken up: from the next round on it takes no part either."""
@@ -267,12 +304,12 @@ class Queue:
             raise Withdrawn
         return self.besides(entry.seed, (*entry.earlier, entry.request.id))
 
-    def _fulfil(self, entry: Entry) -> None:
+    def _fulfil(self, entry: Entry, decision: Decision) -> None:
         with self._desk() as entries:
             found = next(e for e in entries if e.number == entry.number)
             if found.state != "in_progress":  # withdrawn after its last round: what it left does not come into force
                 return
-            done = found.stepped("fulfilled", now(), served=next_place(entries))
+            done = found.stepped("fulfilled", now(), served=next_place(entries), gate=decision.to_json())
             self._folder.put_request(done)
         self._purge(done)
 
@@ -290,16 +327,24 @@ class Queue:
                 self.put_off.add(entry.number)
                 settled = found.stepped("open", now(), why=why)
             else:
-                settled = found.stepped("denied", now(), reason=reason_of(error), why=why)
+                gate = error.decision.to_json() if isinstance(error, NotPassed) else None
+                settled = found.stepped("denied", now(), reason=reason_of(error), why=why, gate=gate)
             self._folder.put_request(settled)
             return settled
 
     def _why(self, entry: Entry, error: Exception) -> str:
-        if isinstance(error, NotRecovered):
+        if isinstance(error, (NotRecovered, NotForgotten, NotPassed)):
             return str(error)
         title = self._run.about(entry.method, entry)["title"]
         said = str(error) if isinstance(error, UnfedError) else f"{type(error).__name__}: {error}"
         return f"Request {entry.request.id!r} could not be served by {title}: {said.removesuffix('.')}."
+
+
+def gate_of(world: World, config: Config, entry: Entry) -> Gate:
+    """The gate for the model that a request leaves, by a config that holds for it."""
+    key = rng.key(world.seeds.evaluation, "forgotten", entry.request.id)
+    classes = world.dataset.train.classes
+    return Gate(entry.request, classes, key, config.gate, "forgotten" in Until.of(entry.until).goals)
 
 
 def reason_of(error: Exception) -> Reason:

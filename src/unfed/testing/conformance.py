@@ -122,6 +122,7 @@ def _config(kind: type[Method], scope: str, sets: Sequence[str], engine: str = "
         "methods": {"run": [kind.name]},
         "evaluation": {"attack": False, "samples": False, "every": 100},
         "checkpoint": {"rounds": 1},
+        "gate": {"max_drop": 100.0},  # whether the model is of use after two rounds is no question of the contract
         "engine": {"name": engine, "precision": "float64"},
         "device": "cpu",
     }
