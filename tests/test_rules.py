@@ -10,6 +10,7 @@ import pytest
 from unfed.errors import UnfedError
 from unfed.methods import State
 from unfed.report.rules import RULES, Row, rows, trajectories
+from unfed.runs.how import Until
 from unfed.runs.job import JobRunner
 
 
@@ -71,9 +72,8 @@ def test_a_job_stops_where_the_rule_says_recovered_whatever_the_binary_fractions
         rows([line("not", 1, validation=now, validation_before=90.2)], "recovered", recovered_within=0.1), "not"
     )
     assert (not found.verdict) == met
-    world = SimpleNamespace(config=SimpleNamespace(evaluation=SimpleNamespace(recovered_within=0.1)))
-    job: Any = SimpleNamespace(before=90.2, world=world)
-    assert JobRunner._is_recovered(job, State({}, round=1), cast(Any, {"validation": now})) == met
+    job: Any = SimpleNamespace(before=90.2, spec=SimpleNamespace(within=0.1), goals=Until.of("recovered"))
+    assert (JobRunner._missing(job, State({}, round=1), cast(Any, {"validation": now})) == []) == met
 
 
 def test_recovered_needs_no_retrain() -> None:
