@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from conftest import SMALL
 from unfed.cli.main import main
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
-from unfed.measures.forgotten import Evidence, Judgement, Losses
+from unfed.measures.forgotten import Evidence, Judgement, Losses, Verdict, halves
+from unfed.runs.config import Config
 from unfed.runs.config_tables import GateConfig
+from unfed.runs.folder import Job
 from unfed.runs.gate import Check, Decision, Gate, NotPassed, is_forgotten, passed, utility
 from unfed.runs.how import How, Until
 from unfed.runs.run import Run
@@ -23,44 +29,54 @@ LEAVES = Request("leaves", clients=("1",))
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    from conftest import SMALL
-    from unfed.runs.config import Config
-
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gate") / "run"
     Run.create(Config.parse(SMALL, ENOUGH), folder).execute()
     return folder
 
 
 @pytest.fixture
-def run(trained, tmp_path):
+def run(trained: Path, tmp_path: Path) -> Run:
     """A run whose θ* is of use, with nothing filed."""
-    import shutil
-
     shutil.copytree(trained, tmp_path / "run")
     return Run.open(tmp_path / "run")
 
 
-def file_of(run):
+def entry_of(run: Run, name: str) -> Any:
+    """The request as it stands; a test that finds none fails."""
+    return run.queue.find(name)
+
+
+def numbers_of(run: Run, job: Job) -> Any:
+    """What a job's saved state says."""
+    return run.folder.numbers(job)
+
+
+def lines_of(run: Run, request: str, method: str) -> list[Any]:
+    return [line for line in run.lines() if (line["request"], line["method"]) == (request, method)]
+
+
+def file_of(run: Run) -> dict[str, Any]:
     (path,) = (run.folder.path / "requests").glob("*.json")
-    return json.loads(path.read_text())
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
-def test_a_model_that_lost_too_much_stays_out_of_force_and_its_request_owed(run):
+def test_a_model_that_lost_too_much_stays_out_of_force_and_its_request_owed(run: Run) -> None:
     before = run.current_job(0)
     with pytest.raises(Refused, match="does not pass the gate .utility failed: the drop of validation accuracy"):
         run.forget(LEAVES, "not", until=1)
-    entry = run.queue.find("leaves")
+    entry = entry_of(run, "leaves")
     assert (entry.state, entry.reason, entry.owed) == ("denied", "gate", True)
     assert run.current_job(0) == before, "the old model is in force"
     assert [r.id for r in run.queue.besides(0)] == ["leaves"], "and the leaver stays out"
     check = entry.gate["checks"][0]
     assert (check["name"], check["verdict"], check["bound"]) == ("utility", "failed", 10.0)
-    line = [x for x in run.lines() if x["request"] == "leaves" and x["method"] == "not"][-1]
+    line = lines_of(run, "leaves", "not")[-1]
     assert check["value"] == pytest.approx(line["validation_before"] - line["validation"])
 
 
-def test_whoever_accepts_it_all_the_same_is_on_record(run):
+def test_whoever_accepts_it_all_the_same_is_on_record(run: Run) -> None:
     with pytest.raises(Refused):
         run.forget(LEAVES, "not", until=1)
     how = How(accept={"by": "somebody", "at": "2026-01-01T00:00:00Z"})
@@ -72,73 +88,75 @@ def test_whoever_accepts_it_all_the_same_is_on_record(run):
     assert run.current_job(0).request == "leaves"
 
 
-def test_what_passes_needs_no_acceptance_and_none_is_written(run):
+def test_what_passes_needs_no_acceptance_and_none_is_written(run: Run) -> None:
     run.forget(LEAVES, "ft", until=1, how=How(accept={"by": "somebody", "at": "now"}))
     assert file_of(run)["gate"]["passed"] and file_of(run)["gate"]["accepted"] is None
 
 
-def test_more_rounds_settle_what_the_gate_denied(run):
+def test_more_rounds_settle_what_the_gate_denied(run: Run) -> None:
     with pytest.raises(Refused):
         run.forget(LEAVES, "not", until=1)
     assert run.forget(LEAVES, "not", until=8).status == "done"
     assert [x["round"] for x in run.lines() if x["method"] == "not"] == list(range(9)), "it went on where it was"
 
 
-def test_the_largest_drop_is_set_for_one_request_alone(run):
+def test_the_largest_drop_is_set_for_one_request_alone(run: Run) -> None:
     run.forget(LEAVES, "not", until=1, how=How(max_drop=100.0))
     assert file_of(run)["how"] == {"max_drop": 100.0} and file_of(run)["gate"]["checks"][0]["bound"] == 100.0
     assert run.config.gate.max_drop == 10.0
 
 
-def test_hyperparameters_and_within_hold_for_one_request_alone(run):
+def test_hyperparameters_and_within_hold_for_one_request_alone(run: Run) -> None:
     run.forget(LEAVES, "not", "recovered", how=How({"layers": ["conv2"]}, within=60.0, max_drop=60.0))
-    entry = run.queue.find("leaves")
-    numbers = run.folder.numbers(run.current_job(0))
+    entry = entry_of(run, "leaves")
+    numbers = numbers_of(run, run.current_job(0))
     changed = list(numbers["diary"]["beginning"]["changes"])
     assert changed and all("conv2" in name for name in changed), numbers["diary"]["beginning"]
     assert numbers["finished"] == "recovered" and entry.how.set == {"layers": ["conv2"]}
 
 
-def test_another_hyperparameter_begins_anew(run):
+def test_another_hyperparameter_begins_anew(run: Run) -> None:
     with pytest.raises(Refused):
         run.forget(LEAVES, "not", until=1)
     with pytest.raises(Refused):
         run.forget(LEAVES, "not", until=1, how=How({"layers": ["conv2"]}))
-    assert run.folder.numbers(run.jobs()[-1][0])["start"] == 2
+    assert numbers_of(run, run.jobs()[-1][0])["start"] == 2
 
 
-def test_until_forgotten_is_refused_where_nothing_can_tell(run):
+def test_until_forgotten_is_refused_where_nothing_can_tell(run: Run) -> None:
     with pytest.raises(UnfedError, match="--until forgotten cannot be judged for request 'leaves' .*not measured") as e:
         run.forget(LEAVES, "not", "forgotten")
     assert e.value.exit_code == 2 and run.folder.requests() == [], "nothing was filed"
 
 
-def test_a_class_is_worked_on_until_it_is_forgotten(run):
+def test_a_class_is_worked_on_until_it_is_forgotten(run: Run) -> None:
     """The rows that decide are not those that stopped it."""
     seven = Request("seven", classes=(7,))
     assert run.forget(seven, "not", "recovered,forgotten", how=How(within=5.0)).status == "done"
-    gate = {check["name"]: check for check in run.queue.find("seven").gate["checks"]}
+    gate = {check["name"]: check for check in entry_of(run, "seven").gate["checks"]}
     assert gate["forgotten"]["verdict"] == "passed" and gate["forgotten"]["decides"]
     assert gate["forgotten"]["value"] <= 10.0 < gate["forgotten"]["before"]
-    assert run.folder.numbers(run.current_job(0))["finished"] == "recovered and forgotten"
-    last = [x for x in run.lines() if x["request"] == "seven" and x["method"] == "not"][-1]
+    assert numbers_of(run, run.current_job(0))["finished"] == "recovered and forgotten"
+    last = lines_of(run, "seven", "not")[-1]
     watched = last["watched"]["checks"]["forgotten"]
-    whole = run.queue.find("seven").described["forgotten_rows"]
+    whole = entry_of(run, "seven").described["forgotten_rows"]
     assert watched["rows"] + gate["forgotten"]["rows"] == whole, "each row is in one half"
 
 
-def test_rounds_that_do_not_suffice_to_forget_are_told_with_the_numbers(run):
+def test_rounds_that_do_not_suffice_to_forget_are_told_with_the_numbers(run: Run) -> None:
     """FT learns nothing against the class in three rounds at rate 0."""
     run.config.__dict__["unlearning"] = run.config.unlearning.model_copy(update={"lr": 0.0, "rounds": 3})
     with pytest.raises(Refused, match=r"not forgotten after 3 rounds .forgotten failed: .* more than 10") as error:
         run.forget(Request("seven", classes=(7,)), "ft", "forgotten")
     assert error.value.exit_code == 3
-    entry = run.queue.find("seven")
+    entry = entry_of(run, "seven")
     assert (entry.state, entry.reason) == ("denied", "gate")
 
 
-def test_the_command_line_says_what_failed_and_takes_an_acceptance(run, capsys, monkeypatch):
-    def call(*arguments):
+def test_the_command_line_says_what_failed_and_takes_an_acceptance(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(*arguments: str) -> tuple[Any, str]:
         monkeypatch.setattr(sys, "argv", ["unfed", "forget", str(run.folder.path), *arguments, "--quiet"])
         try:
             main()
@@ -162,14 +180,14 @@ def test_the_command_line_says_what_failed_and_takes_an_acceptance(run, capsys, 
     assert code == 2 and "--within" in said
 
 
-def test_utility_by_hand():
+def test_utility_by_hand() -> None:
     assert utility(95.0, 90.0, 5.0).verdict == "passed" and utility(95.0, 89.9, 5.0).verdict == "failed"
     assert utility(90.0, 97.0, 0.0) == Judgement(utility(1, 1, 1).what, -7.0, 0.0, "passed")
     why = not_measured("no client holds validation rows")
     assert utility(why, why, 5.0).value == why and utility(why, why, 5.0).verdict == "not measured"
 
 
-def test_only_what_decides_can_stop_a_model():
+def test_only_what_decides_can_stop_a_model() -> None:
     failed, unknown = Judgement("w", 3.0, 1.0, "failed"), Judgement("w", not_measured("why"), 1.0, "not measured")
     shown = Decision((Check.of("forgotten", failed, False), Check.of("utility", unknown, True)))
     assert shown.passed and passed(shown, "r") is shown
@@ -177,21 +195,20 @@ def test_only_what_decides_can_stop_a_model():
         passed(Decision((Check.of("forgotten", failed, True),)), "r")
 
 
-def test_forgotten_is_passed_where_something_was_measured_and_nothing_failed():
-    found = {verdict: Judgement("w", 1.0, 1.0, verdict) for verdict in ("passed", "failed", "not measured")}
+def test_forgotten_is_passed_where_something_was_measured_and_nothing_failed() -> None:
+    verdicts: tuple[Verdict, ...] = ("passed", "failed", "not measured")
+    found = {verdict: Judgement("w", 1.0, 1.0, verdict) for verdict in verdicts}
     assert is_forgotten({"a": found["passed"], "b": found["not measured"]}) == "passed"
     assert is_forgotten({"a": found["passed"], "b": found["failed"]}) == "failed"
     assert is_forgotten({"a": found["not measured"]}) == "not measured"
 
 
-def test_the_decision_never_sees_the_rows_on_which_it_was_stopped():
+def test_the_decision_never_sees_the_rows_on_which_it_was_stopped() -> None:
     """A model that knows exactly the rows that were not watched passes the rule that stops and fails the gate."""
     request, rows = Request("r", classes=(1,)), 200
     empty = Losses.of(np.zeros(0), np.zeros(0))
     gate = Gate(request, 10, key=3, rules=GateConfig(), stops_at_forgotten=True)
     known = Evidence(empty, empty, np.ones(rows, bool), "none")
-    from unfed.measures.forgotten import halves
-
     right = np.ones(rows, bool)
     right[halves(rows, 3)[0].numpy()] = False
     partly = Evidence(empty, empty, right, "none")
@@ -200,11 +217,11 @@ def test_the_decision_never_sees_the_rows_on_which_it_was_stopped():
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "recovered,", "soon", "recovered;forgotten", "1.5"])
-def test_what_until_does_not_take(text):
+def test_what_until_does_not_take(text: str) -> None:
     with pytest.raises(UnfedError, match="--until takes"):
         Until.of(text)
 
 
-def test_until_in_any_order():
+def test_until_in_any_order() -> None:
     assert Until.of("forgotten, recovered") == Until.of("recovered,forgotten") == Until(("recovered", "forgotten"))
     assert Until.of("12") == Until(rounds=12) and Until.of(None) == Until()

@@ -52,6 +52,7 @@ SETS = [
     "evaluation.attack=false",
     "evaluation.samples=false",
     "evaluation.recovered_within=100",
+    "gate.max_drop=100",
 ]
 
 
