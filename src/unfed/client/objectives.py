@@ -11,18 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from unfed import rng
+from unfed.client.batch import Batch, Models
 from unfed.errors import UnfedError, listed, nearest
-
-if TYPE_CHECKING:
-    from unfed.client.batch import Batch, Models
-    from unfed.model.functional import Net
+from unfed.model.functional import Net
 
 Loss = Callable[..., Tensor]
 

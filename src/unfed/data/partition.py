@@ -128,7 +128,7 @@ def split(n: int, key: int, fraction: float = 0.2) -> tuple[Tensor, Tensor]:
     if not 0.0 <= fraction < 1.0:
         raise UnfedError(f"The validation fraction must be at least 0 and below 1, not {fraction}.")
     held_out = min(portion(fraction, n), n - 1)
-    order = rng.order(rng.as_key(key), n)
+    order = rng.order(key, n)
     return order[held_out:].sort().values, order[:held_out].sort().values
 
 

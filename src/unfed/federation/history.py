@@ -13,17 +13,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from unfed.client.plan import Plan
+from unfed.engines.base import Block
 from unfed.errors import UnfedError
 from unfed.model.params import Params, tensor_bytes
-
-if TYPE_CHECKING:
-    from unfed.client.plan import Plan
-    from unfed.engines.base import Block
 
 
 @dataclass(frozen=True)

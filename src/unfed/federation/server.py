@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,19 +34,6 @@ from unfed.model.params import Params, tensor_bytes
 
 # Where a state carries the optimiser of a centralised run.
 OPTIMISER = "optimiser"
-
-
-@runtime_checkable
-class Roll(Protocol):
-    """A federation too large to look through: it says who holds rows without making every client."""
-
-    def holding(self, view: str) -> Sequence[str]:
-        """The names of the clients with rows in a view, in the federation's order."""
-        ...
-
-    def place(self, name: str) -> int:
-        """Where in that order a client stands."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -118,18 +105,10 @@ class JobServer:
         """Take note of who holds what; called again when a further request marks more rows, or somebody joined."""
         clients, self.engine = members.clients, members.engine
         self._public = members.public or self._public
-        self.clients: Sequence[str]
-        self.retained: Sequence[str]
-        self.owners: Sequence[str]
-        self._place: Callable[[str], int]
-        if isinstance(clients, Roll):
-            self._place = clients.place
-            self.clients, self.retained, self.owners = (clients.holding(view) for view in ("all", "retain", "forget"))
-        else:
-            self._place = {name: place for place, name in enumerate(clients)}.__getitem__
-            self.clients = tuple(n for n, c in clients.items() if c.holds("all"))
-            self.retained = tuple(n for n, c in clients.items() if c.holds("retain"))
-            self.owners = tuple(n for n, c in clients.items() if c.holds("forget"))
+        self._place = {name: place for place, name in enumerate(clients)}.__getitem__
+        self.clients: Sequence[str] = tuple(n for n, c in clients.items() if c.holds("all"))
+        self.retained: Sequence[str] = tuple(n for n, c in clients.items() if c.holds("retain"))
+        self.owners: Sequence[str] = tuple(n for n, c in clients.items() if c.holds("forget"))
         if not self.retained:
             raise UnfedError("Every client would be forgotten, so nobody is left to train; ask for fewer.")
 
