@@ -13,9 +13,11 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from unfed.flower.client import app as client_app
 from unfed.flower.nodes import Directory
+from unfed.flower.population import Past
 from unfed.flower.post import Post
 from unfed.flower.shard import describe
-from unfed.flower.world import FlowerWorld
+from unfed.flower.world import Holdings
+from unfed.flower.world import flower_world as built
 from unfed.runs.config import Config
 from unfed.runs.world import World
 
@@ -99,14 +101,12 @@ def grid_of(config: Config, allow: str = EVERYTHING) -> InProcessGrid:
     return InProcessGrid({"partition-id": k, "device": "cpu", **more} for k in range(config.partition.clients))
 
 
-def flower_world(
-    config: Config, grid: Grid, timeout: float = 5.0, local: World | None = None, **more: Any
-) -> FlowerWorld:
+def flower_world(config: Config, grid: Grid, timeout: float = 5.0, local: World | None = None, **more: Any) -> World:
     """A world over a grid; with a local one, the server holds its test data and the same public images."""
     directory = Directory(Post(grid, timeout), more.pop("bound", None))
     directory.look(describe(config, config.seed_list[0]))
-    dataset = None if local is None else local.dataset
-    return FlowerWorld(config, config.seed_list[0], directory, dataset=dataset, **more)
+    held = Holdings(None if local is None else local.dataset, more.pop("public", None))
+    return built(config, config.seed_list[0], directory, held, Past(more.pop("order", ())))
 
 
 def refuse(reason: str) -> Reply:

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from unfed.errors import UnfedError
-from unfed.measures.evaluator import Evaluator
 from unfed.methods import NoT
 from unfed.report.rules import rows
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
 from unfed.runs.progress import Silence
 from unfed.runs.run import Run
+from unfed.runs.simulated import simulated
 from unfed.runs.world import World
 
 NINE = ("retrain", "ft", "randl", "ga", "badt", "l1-sparse", "ssd", "salun", "not")
@@ -64,7 +64,7 @@ def test_retrain_and_the_base_model_are_those_of_their_best_epoch(done: Run) -> 
         model = done.folder.load_model(Job(0, request, label))
         world = done.world(0)
         requests = done.config.requests() if request else ()
-        seen = Evaluator(world, world.scoped(requests), requests)(model)
+        seen = world.evaluator(requests)(model)
         assert seen.numbers["test"] == best["test"]
     row = next(row for row in rows(done.lines()) if row.method == "retrain")
     assert row.metrics["test"].mean == best["test"] and "highest test accuracy" in row.note
@@ -101,7 +101,7 @@ def rates(world: World, label: str, retrain: bool = False) -> list[float]:
 
 
 def test_every_method_brings_the_papers_learning_rates() -> None:
-    world = World(config(unlearning={"rounds": 50}), 0)
+    world = simulated(config(unlearning={"rounds": 50}), 0)
     assert world.unlearning_settings(False, "ft").keep
     ft, negated = rates(world, "ft"), rates(world, "not")
     assert ft[0] == pytest.approx(0.01) and 1e-4 < ft[-1] < 1.1e-4 and ft[24] > 1e-3
@@ -111,15 +111,15 @@ def test_every_method_brings_the_papers_learning_rates() -> None:
 
 def test_the_config_comes_before_the_recipe_and_a_methods_own_table_before_both() -> None:
     own = {"run": ["ft", "not"], "not": {"unlearning": {"lr": 0.5, "rounds": 7, "schedule": {"kind": "constant"}}}}
-    world = World(config(unlearning={"rounds": 4, "lr": 0.2}, methods=own), 0)
+    world = simulated(config(unlearning={"rounds": 4, "lr": 0.2}, methods=own), 0)
     assert rates(world, "ft")[0] == pytest.approx(0.2) and len(rates(world, "ft")) == 4
     assert rates(world, "not") == [0.5] * 7
-    federated = World(config(setting="federated", partition={"clients": 2}), 0)
+    federated = simulated(config(setting="federated", partition={"clients": 2}), 0)
     assert rates(federated, "not") == [0.05] * 2
 
 
 def test_a_short_budget_goes_through_the_whole_cosine() -> None:
-    world = World(config(unlearning={"rounds": 4}), 0)
+    world = simulated(config(unlearning={"rounds": 4}), 0)
     least, most = NoT.recipe.minimum, NoT.recipe.lr
     assert rates(world, "not")[::2] == pytest.approx([most, (most + least) / 2])
 

@@ -6,6 +6,7 @@ where x < 0. Each set holds numbers of its own, so that mixing up any two change
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +17,10 @@ from torch import nn
 
 from unfed.data import ClientData, Request, TensorSource, mark
 from unfed.measures.attacks import membership_inference
-from unfed.measures.evaluator import Evaluator
+from unfed.measures.evaluator import Evaluator, Yardstick
 from unfed.model.functional import Template
 from unfed.runs.config import Config
-from unfed.runs.world import Seeds
+from unfed.runs.seeds import Seeds
 
 CONFIG = Config.parse({"name": "sets", "partition": {"clients": 3}, "evaluation": {"batch": 7}})
 REQUEST = Request("r", clients=("0",))
@@ -75,14 +76,12 @@ def world() -> Any:
     test = TensorSource(
         torch.tensor(TEST, dtype=torch.float64)[:, None], torch.zeros(len(TEST)).long(), classes=2, dtype=torch.float64
     )
-    return SimpleNamespace(
-        config=CONFIG,
-        template=Template(Says(), (1,)),
-        seeds=Seeds.of(CONFIG, 0),
-        held_out=test,
-        dataset=SimpleNamespace(test=test),
-        scoped=lambda requests, gone=(): {c.name: c for c in mark(clients, requests, 0)},
-    )
+    yardstick = Yardstick(Template(Says(), (1,)), test, seed=Seeds.of(CONFIG, 0).evaluation)
+
+    def scoped(requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
+        return {c.name: c for c in mark(clients, requests, 0)}
+
+    return SimpleNamespace(seeds=Seeds.of(CONFIG, 0), evaluator=lambda requests: Evaluator(yardstick, scoped, requests))
 
 
 PARAMS = {"weight": torch.ones(1, dtype=torch.float64)}
@@ -90,7 +89,7 @@ PARAMS = {"weight": torch.ones(1, dtype=torch.float64)}
 
 @pytest.fixture
 def seen(world: Any) -> Any:
-    return Evaluator(world, world.scoped([REQUEST]), [REQUEST])(PARAMS)
+    return world.evaluator([REQUEST])(PARAMS)
 
 
 def test_every_accuracy_and_loss_speaks_of_its_own_rows(seen: Any) -> None:
@@ -108,20 +107,20 @@ def test_validation_is_the_mean_over_clients_not_over_rows(world: Any, seen: Any
     """0 % of client 1's two rows and half of client 2's ten: 25 %, although 5 of 12 rows are right."""
     assert right(HELD["1"][1]) == 0 and right(HELD["2"][1]) == 50
     assert seen.numbers["validation"] == pytest.approx(25.0)
-    assert Evaluator(world, world.scoped([REQUEST]), [REQUEST]).validation(PARAMS) == pytest.approx(25.0)
+    assert world.evaluator([REQUEST]).validation(PARAMS) == pytest.approx(25.0)
 
 
 def test_who_has_no_retained_row_left_does_not_validate(world: Any) -> None:
     """Every training row of client 2 by name: its validation rows are no forgotten rows, but it has left."""
     samples = Request("s", samples=tuple(("2", place) for place in range(len(HELD["2"][0]))))
-    numbers = Evaluator(world, world.scoped([samples]), [samples])(PARAMS).numbers
+    numbers = world.evaluator([samples])(PARAMS).numbers
     assert numbers["validation"] == pytest.approx((right(HELD["0"][1]) + right(HELD["1"][1])) / 2) == 0
 
 
 def test_a_gap_is_a_distance_whichever_loss_is_larger(world: Any) -> None:
     for name, sign in (("0", 1), ("1", -1)):
         request = Request("r", clients=(name,))
-        numbers = Evaluator(world, world.scoped([request]), [request])(PARAMS).numbers
+        numbers = world.evaluator([request])(PARAMS).numbers
         difference = float(numbers["retain_loss"]) - float(numbers["forget_loss"])
         assert sign * difference > 0 and numbers["loss_gap"] == pytest.approx(abs(difference))
 
@@ -142,7 +141,7 @@ def test_the_attack_tells_the_forgotten_rows_from_the_test_rows_under_the_evalua
         return membership_inference(loss(sets[a]), loss(sets[b]), seed=seed, method="sklearn")
 
     assert seen.numbers["mia"] == attack("forget", "test")
-    evaluator = Evaluator(world, world.scoped([REQUEST]), [REQUEST])
+    evaluator = world.evaluator([REQUEST])
     for weight in (0.9, 0.8, 0.7, 0.6, 0.5):  # five other models, the same seed
         found = evaluator({"weight": weight * PARAMS["weight"]}).numbers["mia"]
         scaled = [loss([weight * value for value in sets[name]]) for name in ("forget", "test")]
@@ -153,9 +152,9 @@ def test_the_attack_tells_the_forgotten_rows_from_the_test_rows_under_the_evalua
 
 
 def test_two_evaluations_of_one_model_are_equal(world: Any) -> None:
-    evaluator = Evaluator(world, world.scoped([REQUEST]), [REQUEST])
+    evaluator = world.evaluator([REQUEST])
     assert evaluator(PARAMS).numbers == evaluator(PARAMS).numbers
-    again = Evaluator(world, world.scoped([REQUEST]), [REQUEST])
+    again = world.evaluator([REQUEST])
     assert again(PARAMS).numbers == evaluator(PARAMS).numbers
 
 
@@ -168,8 +167,8 @@ def test_the_columns_behind_the_numbers_are_those_of_the_same_rows(seen: Any) ->
 def test_what_its_owners_deleted_is_scored_by_nobody(world: Any) -> None:
     deleted = Request("gone", clients=("2",), deleted=True)
     both = [deleted, REQUEST]
-    numbers = Evaluator(world, world.scoped(both), both)(PARAMS).numbers
+    numbers = world.evaluator(both)(PARAMS).numbers
     assert numbers["forget_loss"] == pytest.approx(float(loss(HELD["0"][0]).mean()))
     assert numbers["retain_loss"] == pytest.approx(float(loss(HELD["1"][0]).mean()))
-    alone = Evaluator(world, world.scoped([deleted]), [deleted])(PARAMS).numbers
+    alone = world.evaluator([deleted])(PARAMS).numbers
     assert alone["forget"] == alone["mia"] == "not measured: its owners have deleted it"

@@ -36,7 +36,8 @@ from unfed.model.networks import build
 from unfed.model.params import Params, load_into, params_of, tensor_bytes
 from unfed.model.perturb import fold
 from unfed.runs.config import Config
-from unfed.runs.world import World
+from unfed.runs.simulated import simulated
+from unfed.runs.world import Residents, World
 from worlds import LEAVES, Trained, serve, sized, train, unlearn
 
 EXACT = ("engine.precision=float64", "engine.name=sequential")
@@ -44,7 +45,7 @@ CLASS, SAMPLES = Request("c", classes=(3,)), Request("s", fraction=0.1)
 
 
 def make(*sets: Any) -> World:
-    return World(Config.parse(SMALL, (*EXACT, *sets)), 0)
+    return simulated(Config.parse(SMALL, (*EXACT, *sets)), 0)
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +89,8 @@ def shuffled(world: World, rows: Tensor, seed: int = 0) -> World:
     labels = world.clients[0].source.labels.clone()
     labels[rows] = (labels[rows] + 1 + torch.arange(len(rows)) % 3) % 10
     source = cast(TensorSource, world.clients[0].source).relabelled(labels, None, None)
-    other = make()
-    other.clients = tuple(replace(c, source=source) for c in world.clients)
-    return other
+    clients = tuple(replace(c, source=source) for c in world.clients)
+    return replace(world, population=Residents(clients, world.seeds.partition))
 
 
 def rows_of(world: World, request: Request) -> Tensor:

@@ -25,6 +25,7 @@ from unfed.model.networks import build
 from unfed.model.params import Params, cast, params_of, tensor_bytes
 from unfed.runs.folder import Job
 from unfed.runs.run import Run
+from unfed.runs.simulated import simulated
 from unfed.runs.world import World
 from worlds import Small, Toy, noting
 
@@ -237,7 +238,7 @@ def executed(run: Run, world: World, tries: int = 20) -> int:
     A world is a function of the config, so it is not built again for each process that would.
     """
     for number in range(tries):
-        run._worlds[world.seed] = world
+        run.use(world)
         try:
             run.execute()
         except Refused as error:
@@ -263,7 +264,7 @@ def test_a_round_below_the_quorum_is_asked_for_again_on_resume_and_a_kill_change
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small(*HARSH)
-    world = World(config, 0)
+    world = simulated(config, 0)
     whole = Run.create(config, tmp_path / "whole", world)
     with monkeypatch.context() as patch:
         count = crash_at(patch, -1)
@@ -285,7 +286,7 @@ def test_a_round_below_the_quorum_is_asked_for_again_on_resume_and_a_kill_change
 
 
 def test_what_a_failed_attempt_cost_is_counted(small: Small, tmp_path: Path) -> None:
-    world = World(small(*HARSH), 0)
+    world = simulated(small(*HARSH), 0)
     run = Run.create(world.config, tmp_path / "run", world)
     executed(run, world)
     size = tensor_bytes(world.template.like)

@@ -25,9 +25,10 @@ from unfed.flower.nodes import Directory, in_order, parse_bound
 from unfed.flower.post import Failure, Post
 from unfed.flower.shard import describe, shard_of
 from unfed.flower.wire import MEASURE, TRAIN, Ask, drawn_models, own_part
-from unfed.flower.world import FlowerWorld
+from unfed.flower.world import nodes_of
 from unfed.methods import METHODS, Central, FineTune, Method, NoT, find
 from unfed.runs.config import Config
+from unfed.runs.simulated import simulated
 from unfed.runs.world import World
 from unfed.values import is_measured
 from worlds import LEAVES, serve, train, unlearn
@@ -66,7 +67,7 @@ def config(small: Small) -> Config:
 
 @pytest.fixture
 def local(config: Config) -> World:
-    return World(config, 0)
+    return simulated(config, 0)
 
 
 # --- equality ---------------------------------------------------------------------------------------------------------
@@ -97,7 +98,7 @@ def test_every_method_gives_on_flower_what_it_gives_here(name: str, scope: str, 
 def test_fukd_distils_at_the_server_in_halves_where_the_run_computes_in_halves(small: Small) -> None:
     """The server is where FUKD trains: what it computes there is what a simulation computes, halves too."""
     config, request = small('engine.precision="bf16"', 'engine.name="sequential"'), LEAVES
-    local, method = World(config, 0), method_of("fukd")
+    local, method = simulated(config, 0), method_of("fukd")
     remote = flower_world(config, grid_of(config), local=local, public=local.public(local.scoped([request])))
     theta, histories = train(local, 1, {"own": method})
     here, there = (method.begin(serve(world, (request,), theta, histories["own"])) for world in (local, remote))
@@ -120,7 +121,7 @@ def test_evaluation_reads_the_same_where_owners_allow_it(scope: str, config: Con
 
 def test_a_backdoor_is_measured_at_the_server(small: Small) -> None:
     config = small(*DOUBLE, 'poison.client="0"')
-    local = World(config, 0)
+    local = simulated(config, 0)
     remote = flower_world(config, grid_of(config), local=local)
     params, _ = train(local, 1)
     assert_same(params, train(remote, 1)[0])
@@ -130,7 +131,7 @@ def test_a_backdoor_is_measured_at_the_server(small: Small) -> None:
 @pytest.mark.parametrize("model", ["cnn-tiny-bn", "cnn-tiny-dropout"])
 def test_norms_and_dropout_are_the_same_there(model: str, small: Small) -> None:
     config = small(*DOUBLE, f'model.name="{model}"')
-    assert_same(train(World(config, 0), 2)[0], train(flower_world(config, grid_of(config)), 2)[0])
+    assert_same(train(simulated(config, 0), 2)[0], train(flower_world(config, grid_of(config)), 2)[0])
 
 
 def test_answers_are_averaged_in_the_clients_order_whatever_order_they_come_in(config: Config) -> None:
@@ -170,7 +171,7 @@ def test_fcus_random_model_travels_as_a_seed(holds: str, config: Config) -> None
     assert list(question.content.array_records) == ["params"]
     assert server.ledger.wire_bytes == 2 * sum(t.nbytes for t in server.params.values())
     text = str(question.content.config_records["ask"]["drawn"])
-    shard = shard_of(world.shard, grid.nodes[1000], "0")
+    shard = shard_of(nodes_of(world).shard, grid.nodes[1000], "0")
     assert_same(server.init("downgraded model"), drawn_models(text, shard.fresh)["downgraded"])
     with pytest.raises(UnfedError, match="'downgraded' came out other than at the server; install the same versions"):
         drawn_models(text, lambda seed: world.fresh(seed + 1))
@@ -369,8 +370,8 @@ def test_a_node_with_another_model_says_so_and_does_not_train(config: Config) ->
     other = {name: torch.zeros(2) for name in world.template.like}
     plan = serve(world, ()).plan(1).to_json()
     for kind, body in ((TRAIN, plan), (MEASURE, '[{"what": "correct", "view": "val", "batch": 64}]')):
-        ask = Ask(kind, "1", world.shard, body=body, tensors={"params": other})
-        (found,) = world.directory.post.send({1001: ask}).answers.values()
+        ask = Ask(kind, "1", nodes_of(world).shard, body=body, tensors={"params": other})
+        (found,) = nodes_of(world).directory.post.send({1001: ask}).answers.values()
         assert isinstance(found, Failure) and "The server's model has 'conv1.weight' with shape (2,)" in found.reason
 
 
@@ -500,7 +501,8 @@ def own_data(side: int = 8) -> dict[str, Any]:
 def test_a_users_own_loader_feeds_a_client_and_the_server_needs_no_data(config: Config) -> None:
     grid = InProcessGrid([{**own_data(), "client": name, "seed": i} for i, name in enumerate(("east", "west"))])
     world = flower_world(config, grid)
-    assert (world.shape, world.classes, [c.name for c in world.clients]) == ((1, 8, 8), 3, ["east", "west"])
+    nodes = nodes_of(world)
+    assert (nodes.shape, nodes.classes, [c.name for c in nodes.clients]) == ((1, 8, 8), 3, ["east", "west"])
     params, _ = train(world, 2)
     found = world.evaluator([])(params).numbers
     assert found["test"] == "not measured: the server holds no test data" and is_measured(found["validation"])
@@ -510,7 +512,7 @@ def test_a_node_with_other_images_is_named_and_takes_no_part(config: Config) -> 
     sides = {"a": 8, "b": 8, "c": 12}
     grid = InProcessGrid([{**own_data(side), "client": name} for name, side in sides.items()])
     world = flower_world(config, grid)
-    assert world.refused == {"c": "its samples have the shape (1, 12, 12), the federation's (1, 8, 8)"}
+    assert nodes_of(world).refused == {"c": "its samples have the shape (1, 12, 12), the federation's (1, 8, 8)"}
     assert serve(world, ()).retained == ("a", "b")
 
 
@@ -527,7 +529,6 @@ def test_a_node_whose_partition_or_loader_is_wrong_says_so(config: Config) -> No
 
 def test_rows_of_a_client_cannot_be_read_by_the_server(config: Config) -> None:
     world = flower_world(config, grid_of(config))
-    assert isinstance(world, FlowerWorld)
     with pytest.raises(UnfedError, match="lie at the client"):
         world.clients[0].source.fetch(torch.arange(1))
 

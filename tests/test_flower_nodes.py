@@ -24,9 +24,10 @@ from unfed.data import Request
 from unfed.federation.server import JobServer, Members, Setup
 from unfed.flower.options import Options
 from unfed.flower.server import run as serve
+from unfed.flower.world import nodes_of
 from unfed.methods import FineTune, Retrain
 from unfed.runs.run import Run
-from unfed.runs.world import World
+from unfed.runs.simulated import simulated
 from worlds import serve as server_of
 
 Change = Callable[["Changing"], None]
@@ -75,7 +76,7 @@ def both(*changes: Change) -> Change:
 
 def here(folder: Path, order: list[str], rounds: list[list[str]]) -> dict[str, torch.Tensor]:
     """The training as the sequential engine does it, with these clients in these rounds."""
-    world = World(Options.of(values(folder)).config(), 0)
+    world = simulated(Options.of(values(folder)).config(), 0)
     clients = {name: world.scoped([])[name] for name in order}
     settings = world.training_settings()
     server = JobServer(
@@ -111,7 +112,7 @@ def test_a_node_that_joins_takes_part_from_the_next_round_on(name: str, tmp_path
     assert json.loads((tmp_path / "run" / "clients.json").read_text())["order"] == order
     assert_same(run.model(method="train"), here(tmp_path / "run", order, [order[:3], order, order]))
     # What is measured after it joined counts its rows too.
-    found, local = dict(run.lines()[-1]), World(run.config, 0)
+    found, local = dict(run.lines()[-1]), simulated(run.config, 0)
     for column, value in local.evaluator([])(run.model(method="train")).numbers.items():
         if column in ("retain", "validation", "test", "retain_loss"):
             assert found[column] == pytest.approx(value, abs=1e-9), column
@@ -134,7 +135,7 @@ def test_who_joins_a_recovery_is_counted_in_what_it_must_reach(tmp_path: Path) -
     run = serve(grid, values(tmp_path / "run", min_nodes=3))
     lines = [line for line in run.lines() if line["method"] == "not"]
     assert [line["asked"] for line in lines] == [{}, {"1": ["1", "2"]}, {"2": ["1", "2", "3"]}]
-    world, request = World(run.config, 0), Request("client-0", clients=("0",))
+    world, request = simulated(run.config, 0), Request("client-0", clients=("0",))
     expected = world.evaluator([request]).validation(run.model(method="train"))
     assert lines[-1]["validation_before"] == pytest.approx(expected) and lines[0]["validation_before"] != expected
 
@@ -192,11 +193,11 @@ def test_a_newcomer_that_does_not_answer_is_asked_again_once_it_gives_a_sign_of_
 
 def test_who_was_away_when_classes_were_asked_for_leaves_them_out_when_it_is_back(small: Small) -> None:
     config = small('engine.precision="float64"', 'engine.name="sequential"')
-    local, request = World(config, 0), Request("r1", classes=(3,))
+    local, request = simulated(config, 0), Request("r1", classes=(3,))
     grid = grid_of(config)
     world = flower_world(config, grid)
     away = grid.nodes.pop(1002)
-    world.directory.look(world.shard)
+    nodes_of(world).directory.look(nodes_of(world).shard)
     server = server_of(world, (request,), local.fresh(1))
     grid.nodes[1002] = away
     state = server.recover(FineTune().begin(server))

@@ -28,7 +28,7 @@ from unfed.flower.server import run as serve
 from unfed.methods import NoT
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.run import Run
-from unfed.runs.world import World
+from unfed.runs.simulated import simulated
 
 pytestmark = pytest.mark.flower_processes
 
@@ -144,7 +144,7 @@ def test_a_run_is_resumed_after_a_killed_superlink_and_survives_a_killed_node(de
 
     # From what the first request left everything is known, so the end can be computed here: negated once, one round.
     config = Options.of({"run-folder": str(folder), "set": f"{SET}; partition.clients=4"}).config()
-    local = World(config, 0)
+    local = simulated(config, 0)
     clients = local.scoped([FIRST, SECOND], gone=[FIRST])
     server = JobServer(
         Setup(local.template, local.fresh, local.forward_flops),

@@ -23,6 +23,7 @@ from unfed.flower import shard
 from unfed.flower.replies import Failure, attempt, decoded, said
 from unfed.methods.finetune import FineTune
 from unfed.runs.config import Config
+from unfed.runs.simulated import simulated
 from unfed.runs.world import World
 from worlds import LEAVES, serve
 
@@ -34,7 +35,7 @@ def config(small: Small) -> Config:
 
 @pytest.fixture
 def local(config: Config) -> World:
-    return World(config, 0)
+    return simulated(config, 0)
 
 
 def npy(header: str, data: bytes = b"") -> bytes:
@@ -229,8 +230,8 @@ def test_a_federation_of_liars_is_an_error_in_one_sentence(config: Config) -> No
 def test_a_robust_rule_over_flower_is_that_of_a_simulation(rule: str, small: Small) -> None:
     config = small(*DOUBLE, f'training.robust.rule="{rule}"')
     ends = []
-    for world in (World(config, 0), flower_world(config, grid_of(config))):
-        server = serve(world, (LEAVES,), World(config, 0).fresh(1))
+    for world in (simulated(config, 0), flower_world(config, grid_of(config))):
+        server = serve(world, (LEAVES,), simulated(config, 0).fresh(1))
         ends.append(server.recover(FineTune().begin(server)).params)
     for name, value in ends[0].items():
         torch.testing.assert_close(ends[1][name], value, rtol=0, atol=1e-12)

@@ -133,7 +133,7 @@ def test_a_damaged_history_is_one_sentence() -> None:
 def reopened(folder: Path, like: Run) -> Run:
     """A run as a new process would open it; the world is a function of the config, so it is not built again."""
     run = Run.open(folder)
-    run._worlds[0] = like.world(0)
+    run.use(like.world(0))
     return run
 
 

@@ -22,7 +22,7 @@ from unfed.data.fetch.folders import Files
 from unfed.data.source import Source
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
-from unfed.runs.world import World
+from unfed.runs.simulated import simulated
 
 
 def tensors(source: Source) -> TensorSource:
@@ -101,7 +101,7 @@ def test_cifar_comes_normalised_and_mirrored_and_the_config_decides(tmp_path: Pa
     small = ["partition.clients=2", "partition.validation=0", "device='cpu'", "model.name='cnn-tiny'"]
     config = {"data": {"name": "cifar10", "root": str(tmp_path)}}
     for sets, expected in ((["data.flip=0"], (0.0, 0)), ([], (0.5, 0)), (["data.pad_crop=4"], (0.5, 4))):
-        transform = tensors(World(Config.parse(config, [*small, *sets]), 0).dataset.train).transform
+        transform = tensors(simulated(Config.parse(config, [*small, *sets]), 0).dataset.train).transform
         assert (transform.flip, transform.pad_crop) == expected and transform.mean == own.mean
 
 

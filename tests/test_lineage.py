@@ -26,6 +26,7 @@ from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.lineage import FATES
 from unfed.runs.run import Run
+from unfed.runs.simulated import simulated
 from unfed.runs.world import World
 from worlds import LEAVES, Trained, serve, sized, train
 
@@ -79,7 +80,7 @@ class Witness(Method):
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return sized(World(Config.parse(SMALL, EXACT), 0), 10, 30, 50, 70)
+    return sized(simulated(Config.parse(SMALL, EXACT), 0), 10, 30, 50, 70)
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +192,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def run(served: Run, tmp_path: Path) -> Run:
     shutil.copytree(served.folder.path, tmp_path / "run")
     run = Run.open(tmp_path / "run")
-    run._worlds[0] = served.world(0)
+    run.use(served.world(0))
     return run
 
 
@@ -225,7 +226,7 @@ def test_purging_the_leavers_leaves_the_records_of_the_others_as_they_are(
 ) -> None:
     shutil.copytree(run.folder.path, tmp_path / "kept")
     kept = Run.open(tmp_path / "kept")
-    kept._worlds[0] = run.world(0)
+    kept.use(run.world(0))
     serve_all(run)
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "purge", lambda *_: None)
@@ -282,7 +283,8 @@ def test_a_killed_not_carries_the_sums_along_once(run: Run, tmp_path: Path, monk
     truth = run.folder.load_histories(job)["fukd"].pack()
     for number, folder in folders.items():
         killed, again = Run.open(folder), Run.open(folder)
-        killed._worlds[0] = again._worlds[0] = run.world(0)
+        killed.use(run.world(0))
+        again.use(run.world(0))
         with monkeypatch.context() as patch, pytest.raises(Crash):
             crash_at(patch, number + 1)  # the first write files the request
             killed.forget(request, until=2)
@@ -319,7 +321,7 @@ def test_fukd_is_refused_when_filed_after_who_moved_the_model_beyond_its_sums(
     shutil.copytree(served.folder.path, tmp_path / "run")
     run = Run.open(tmp_path / "run")
     run.config = config("training.record=['fukd', 'pgd']", **({maker: own[maker]} if maker in own else {}))
-    run._worlds[0] = served.world(0)
+    run.use(served.world(0))
     title = run.config.method(maker).title
     run.forget(Request("a", clients=("4",)), method=maker, until=1)
     job = Job(0, "a", maker)

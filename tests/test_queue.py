@@ -118,7 +118,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, known: None) -> tuple[Pat
 
 def opened(folder: Path, world: World) -> Run:
     run = Run.open(folder)
-    run._worlds[0] = world
+    run.use(world)
     return run
 
 
@@ -129,11 +129,11 @@ def run(template: tuple[Path, World], tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def strict(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+def strict(run: Run) -> Run:
     """The same run, but recovery must reach all of what the model could before."""
     evaluation = {**run.config.to_json()["evaluation"], "recovered_within": 0.0}
     run.config = Config.parse({**run.config.to_json(), "evaluation": evaluation})
-    monkeypatch.setattr(run.world(0), "config", run.config)
+    run.use(replace(run.world(0), config=run.config))
     return run
 
 
@@ -238,7 +238,7 @@ def test_a_request_that_fails_in_a_round_leaves_no_lines_that_it_will_write_agai
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seldom = {**run.config.to_json(), "checkpoint": {"rounds": 10}}
-    monkeypatch.setattr(run.world(0), "config", Config.parse(seldom))
+    run.use(replace(run.world(0), config=Config.parse(seldom)))
     original = Fake.round
 
     def round(self: Fake, server: Server, state: State) -> State:
@@ -338,7 +338,7 @@ def test_some_new_rows_are_reason_enough(run: Run) -> None:
 def test_a_comparison_of_the_same_rows_twice_is_refused(template: tuple[Path, World], tmp_path: Path) -> None:
     twice = {"request": [{"id": "a", "classes": [3]}, {"id": "b", "classes": [3]}]}
     with pytest.raises(UnfedError, match="'b' asks for is out already, by request 'a'.* Leave it out of the config"):
-        Run.create(Config.parse(twice, SETS), tmp_path / "x", template[1])
+        Run.create(config := Config.parse(twice, SETS), tmp_path / "x", replace(template[1], config=config))
 
 
 # --- what is owed -----------------------------------------------------------------------------------------------------
@@ -567,7 +567,8 @@ def test_who_waits_is_not_asked_to_help_another_begin(run: Run) -> None:
 
 
 def test_a_comparison_leaves_out_who_asked_to_leave_meanwhile(template: tuple[Path, World], tmp_path: Path) -> None:
-    run = Run.create(Config.parse({}, [*SETS, "request.clients=['0']"]), tmp_path / "run", template[1])
+    config = Config.parse({}, [*SETS, "request.clients=['0']"])
+    run = Run.create(config, tmp_path / "run", replace(template[1], config=config))
     run._train(0, Silence())
     queue(run, client("a", 3))
     run.execute()

@@ -19,7 +19,7 @@ from unfed.methods.finetune import FineTune
 from unfed.methods.retrain import Retrain
 from unfed.runs.folder import Job
 from unfed.runs.run import Run
-from unfed.runs.world import World
+from unfed.runs.simulated import simulated
 from worlds import Small, serve
 
 START = {"w": torch.tensor([0.0, 10.0], dtype=torch.float64), "n": torch.tensor(3)}
@@ -167,11 +167,11 @@ def test_a_round_that_is_not_finite_is_not_saved_and_the_one_before_is_kept(
 
 
 def test_recovery_may_have_a_rule_of_its_own(small: Small) -> None:
-    plain = World(small(), 0)
+    plain = simulated(small(), 0)
     assert plain.training_settings().robust == plain.unlearning_settings(False, "not").robust == Robust()
-    both = World(small('training.robust.rule="median"'), 0)
+    both = simulated(small('training.robust.rule="median"'), 0)
     assert both.unlearning_settings(False, "not").robust == Robust("median")
-    own = World(small('unlearning.robust={rule="norm", bound=1.5}'), 0)
+    own = simulated(small('unlearning.robust={rule="norm", bound=1.5}'), 0)
     assert own.training_settings().robust == Robust()
     assert own.unlearning_settings(False, "not").robust == Robust("norm", 1.5)
     with pytest.raises(UnfedError, match="robust"):
@@ -182,7 +182,7 @@ def test_batched_is_sequential_under_a_robust_rule(small: Small) -> None:
     ends = []
     for engine in ("sequential", "batched"):
         config = small(f'engine.name="{engine}"', 'engine.precision="float64"', 'training.robust.rule="trimmed"')
-        server = serve(World(config, 0), ())
+        server = serve(simulated(config, 0), ())
         ends.append(server.recover(FineTune().begin(server)).params)
     for name, value in ends[0].items():
         torch.testing.assert_close(ends[1][name], value, rtol=0, atol=1e-10)

@@ -18,7 +18,7 @@ from unfed.federation.state import State
 from unfed.runs.folder import Job
 from unfed.runs.progress import Silence
 from unfed.runs.run import Run
-from unfed.runs.world import World
+from unfed.runs.simulated import simulated
 from worlds import Small, noting, slow
 
 
@@ -115,7 +115,7 @@ def test_a_run_goes_on_with_the_engine_and_the_stacks_it_began_with(
     assert began[0] == "batched" and began[1] == (wanted or Batched(run.world(0).template, {}).chunk(widest))
     monkeypatch.setattr("unfed.engines.batched.BUDGET_BYTES", {"cpu": 1})
     monkeypatch.setattr("unfed.engines.choice.CPU_BYTES", 0)
-    assert World(config, 0).choice.name == "sequential"
+    assert simulated(config, 0).choice.name == "sequential"
     again = Run.open(tmp_path / "run").world(0)
     assert (again.choice.name, again.chunk) == began
     engine = again.engine({})
@@ -201,10 +201,8 @@ def test_several_requests_come_one_after_another(small: Small, tmp_path: Path) -
     where = ("b", "ft", 0)
     second_start = next(line for line in run.lines() if (line["request"], line["method"], line["round"]) == where)
     world = run.world(0)
-    from unfed.measures.evaluator import Evaluator
-
     requests = run.config.requests()
-    seen = Evaluator(world, world.scoped(requests), requests)(first).numbers
+    seen = world.evaluator(requests)(first).numbers
     assert second_start["test"] == pytest.approx(seen["test"])
 
 

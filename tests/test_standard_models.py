@@ -21,6 +21,7 @@ from unfed.model.layers import choose
 from unfed.model.params import Params, params_of
 from unfed.runs.config import Config
 from unfed.runs.run import Run
+from unfed.runs.simulated import simulated
 from unfed.runs.world import World
 
 PHOTO = (3, 224, 224)
@@ -328,7 +329,7 @@ def test_attention_is_counted() -> None:
 
 def world(path: Path, name: str, *sets: str) -> World:
     small = ["partition.clients=2", "device='cpu'", f"model.name='{name}'", f"model.initial='{path}'"]
-    return World(Config.parse({"data": {"name": "digits"}}, [*small, *sets]), 0)
+    return simulated(Config.parse({"data": {"name": "digits"}}, [*small, *sets]), 0)
 
 
 def test_old_names_and_missing_counters_of_torchvisions_files_are_understood(tmp_path: Path) -> None:

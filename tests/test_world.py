@@ -8,7 +8,8 @@ import torch
 
 from unfed.data import ClientData, Request, TensorSource, mark, public
 from unfed.runs.run import Run
-from unfed.runs.world import Seeds, World
+from unfed.runs.seeds import Seeds
+from unfed.runs.simulated import simulated
 from worlds import Small
 
 
@@ -20,7 +21,7 @@ def test_every_request_and_every_repetition_has_draws_of_its_own(small: Small) -
 
 
 def test_a_poisoned_clients_validation_rows_stay_clean(small: Small) -> None:
-    clean, poisoned = World(small(), 0), World(small("poison.client=1", "poison.target_class=3"), 0)
+    clean, poisoned = simulated(small(), 0), simulated(small("poison.client=1", "poison.target_class=3"), 0)
     for k, (before, after) in enumerate(zip(clean.clients, poisoned.clients, strict=True)):
         changed = before.labels != after.labels
         assert not changed[after.val].any() and bool(changed[after.train].any()) == (k == 1)
@@ -29,7 +30,7 @@ def test_a_poisoned_clients_validation_rows_stay_clean(small: Small) -> None:
 
 
 def test_who_left_by_an_earlier_request_holds_no_row_at_all(small: Small) -> None:
-    world = World(small(), 0)
+    world = simulated(small(), 0)
     first, second = Request("a", samples=(("1", int(world.clients[1].train[0])),)), Request("b", clients=("0",))
     now = world.scoped([first, second], gone=[first])["1"]
     assert len(now.view("all")) == len(world.clients[1].train) - 1 == len(now.view("retain"))
@@ -37,18 +38,18 @@ def test_who_left_by_an_earlier_request_holds_no_row_at_all(small: Small) -> Non
 
 
 def test_retrain_has_trainings_rounds_and_the_others_their_own(small: Small) -> None:
-    world = World(small("training.rounds=5", "unlearning.rounds=2", "unlearning.lr=0.5"), 0)
+    world = simulated(small("training.rounds=5", "unlearning.rounds=2", "unlearning.lr=0.5"), 0)
     assert world.unlearning_settings(retrain=True).rounds == 5
     assert world.unlearning_settings(retrain=False, label="not").rounds == 2
     assert world.unlearning_settings(retrain=True).phase.optimiser.lr == pytest.approx(0.02)
     assert world.unlearning_settings(retrain=False, label="not").phase.optimiser.lr == pytest.approx(0.5)
-    longer = World(small("training.rounds=5", "unlearning.retrain_rounds=9"), 0)
+    longer = simulated(small("training.rounds=5", "unlearning.retrain_rounds=9"), 0)
     assert longer.unlearning_settings(retrain=True).rounds == 9
 
 
 def test_the_partitions_seed_moves_who_holds_what_and_no_other_seed_does(small: Small) -> None:
     def rows(*sets: Any) -> Any:
-        return torch.cat([client.rows for client in World(small(*sets), 0).clients])
+        return torch.cat([client.rows for client in simulated(small(*sets), 0).clients])
 
     assert torch.equal(rows(), rows("seeds.training=5", "seeds.unlearning=6", "seeds.evaluation=7"))
     assert not torch.equal(rows(), rows("seeds.partition=5"))

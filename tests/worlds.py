@@ -16,7 +16,7 @@ from unfed.federation.server import JobServer, Members, Setup
 from unfed.methods import Method, State
 from unfed.model.params import Params
 from unfed.runs.config import Config
-from unfed.runs.world import World
+from unfed.runs.world import Residents, World
 
 Small = Callable[..., Config]
 """Makes a small config with `key.path=value` changes: the fixture `small`."""
@@ -36,8 +36,8 @@ LEAVES = Request("r1", clients=("0",))
 
 def sized(world: World, *sizes: int) -> World:
     """The same world, but its clients hold this many training rows: a mean over rows is then no mean over clients."""
-    world.clients = tuple(replace(c, train=c.train[:n]) for c, n in zip(world.clients, sizes, strict=True))
-    return world
+    clients = tuple(replace(c, train=c.train[:n]) for c, n in zip(world.clients, sizes, strict=True))
+    return replace(world, population=Residents(clients, world.seeds.partition))
 
 
 def serve(

@@ -22,7 +22,7 @@ from torch import nn
 
 from unfed.central.inputs import Data, chosen, read, refuse_overlap
 from unfed.central.result import Result
-from unfed.central.world import Factory, Given, OwnWorld, reachable
+from unfed.central.world import Factory, Given, fingerprint, own_world, reachable, requests_of
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.measures.trajectory import Line
@@ -35,7 +35,8 @@ from unfed.runs.description import Call, description
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.progress import Silence, Watch
 from unfed.runs.run import Run
-from unfed.runs.world import process_as_before
+from unfed.runs.turn import Turn
+from unfed.runs.world import World, process_as_before
 from unfed.values import is_measured
 
 Progress = Callable[[int, int, Mapping[str, Any] | None], None]
@@ -90,8 +91,8 @@ def unlearn(
     wanted = Wanted(method, epochs, lr, batch, momentum, decay, seed, again, evaluate_every, options)
     config = _config(model, wanted, device)
     built = config.methods.build()
-    world = OwnWorld(config, given)
-    requests = world.requests()
+    world = own_world(config, given)
+    requests = requests_of(given, world)
     for label, one in built.items():
         if "init" in one.needs:
             reachable(model, factory, one.title)
@@ -104,10 +105,11 @@ def unlearn(
             UnfedWarning,
             stacklevel=2,
         )
+    task = Task(wanted, given, world, requests, built, _reference(retrain, world))
     if checkpoint is not None:
-        return _work(Path(checkpoint), wanted, world, requests, built, retrain, progress)
+        return _work(Path(checkpoint), task, _watch(progress))
     with tempfile.TemporaryDirectory() as folder:
-        return _work(Path(folder), wanted, world, requests, built, retrain, progress)
+        return _work(Path(folder), task, _watch(progress))
 
 
 # --- what was handed in -----------------------------------------------------------------------------------------------
@@ -198,64 +200,59 @@ def _config(model: nn.Module, wanted: Wanted, device: torch.device | str | None)
 # --- the work ---------------------------------------------------------------------------------------------------------
 
 
-class _Call(Run):
-    """The run folder of one call."""
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A call that was found right."""
 
-    def __init__(self, folder: RunFolder, world: OwnWorld, requests: tuple[Request, ...]) -> None:
-        super().__init__(folder)
-        self._worlds[world.seed] = world
-        self._own, self._requests = world, requests
+    wanted: Wanted
+    given: Given
+    world: World
+    requests: tuple[Request, ...]
+    methods: Mapping[str, Method]
+    reference: Params | None
+    """A model that the caller retrained."""
 
-    def work(self, built: Mapping[str, Method], reference: Params | None, watch: Watch) -> Params:
-        """Whatever is not done yet; the params that the last method left."""
-        params = self._own.params
-        with self.folder.lock() as free:
-            if not free:
-                raise UnfedError(f"Another process is at work in {self.folder.path}; wait, or take another folder.")
-            self.folder.cut_back()
-            self._score_before(self._own.seed, self._requests, params)
-            if reference is not None:
-                self._score_before(self._own.seed, self._requests, reference, "retrain")
-            left = params
-            for label, method in built.items():
-                left = self._unlearn(self._own.seed, self._requests, label, method, params, watch).params
-            return left
+    @property
+    def params(self) -> Params:
+        """The model that was handed in, as params."""
+        assert self.world.initial is not None
+        return self.world.initial
 
 
-def _work(
-    path: Path,
-    wanted: Wanted,
-    world: OwnWorld,
-    requests: tuple[Request, ...],
-    built: Mapping[str, Method],
-    retrain: bool | int | nn.Module,
-    progress: bool | Progress,
-) -> Result:
-    folder, label = RunFolder(path), wanted.method
-    _open(folder, wanted, world, requests, built)
-    run = _Call(folder, world, requests)
-    reference = _reference(retrain, world)
-    left = run.work(built, reference, _watch(progress))
+def _work(path: Path, task: Task, watch: Watch) -> Result:
+    folder, label, seed = RunFolder(path), task.wanted.method, task.world.seed
+    _open(folder, task)
+    run, left = Run(folder), task.params
+    run.use(task.world)
+    with folder.lock() as free:
+        if not free:
+            raise UnfedError(f"Another process is at work in {folder.path}; wait, or take another folder.")
+        folder.cut_back()
+        run.score_before(seed, task.requests, task.params)
+        if task.reference is not None:
+            run.score_before(seed, task.requests, task.reference, "retrain")
+        for name, method in task.methods.items():
+            left = run.unlearn(Turn(seed, task.requests, name, method, task.params), watch).params
     lines = run.lines()
     told: dict[str, list[Line]] = {}
     for line in lines:
         told.setdefault(line["method"], []).append(line)
     seen = {name: reference_line(own) if name == "retrain" else own[-1] for name, own in told.items()}
-    model = copy.deepcopy(world.given.model)
+    model = copy.deepcopy(task.given.model)
     load_into(model, left)
     return Result(
         model=model,
         before=seen["before"],
         after=seen[label],
         retrain=seen.get("retrain"),
-        title=built[label].title,
+        title=task.methods[label].title,
         epochs=int(seen[label]["round"]),
         lines=lines,
         info=run.info(),
     )
 
 
-def _reference(retrain: bool | int | nn.Module, world: OwnWorld) -> Params | None:
+def _reference(retrain: bool | int | nn.Module, world: World) -> Params | None:
     """A model that the caller retrained, as params."""
     if not isinstance(retrain, nn.Module):
         return None
@@ -264,14 +261,12 @@ def _reference(retrain: bool | int | nn.Module, world: OwnWorld) -> Params | Non
     return cast({name: found[name] for name in world.template.like}, world.dtype, world.device)
 
 
-def _open(
-    folder: RunFolder, wanted: Wanted, world: OwnWorld, requests: tuple[Request, ...], built: Mapping[str, Method]
-) -> None:
+def _open(folder: RunFolder, task: Task) -> None:
     """A new folder, or one that this very call began."""
-    mark = world.fingerprint()
+    mark, call = fingerprint(task.given, task.params), task.wanted.to_json()
     if (folder.path / "run.json").exists():
         found = folder.description()
-        where = _difference(found.get("call") or {}, wanted.to_json())
+        where = _difference(found.get("call") or {}, call)
         if where:
             raise UnfedError(
                 f"{folder.path} belongs to a call with other arguments ({where}); repeat that call, or choose another"
@@ -283,8 +278,8 @@ def _open(
                 " folder."
             )
         return
-    name = f"{world.config.model.name}, {name_of(list(built)[-1])}"
-    folder.create(description(world.config, world, [requests], built, Call(name, wanted.to_json(), mark)))
+    name = f"{task.world.config.model.name}, {name_of(list(task.methods)[-1])}"
+    folder.create(description(task.world, [task.requests], task.methods, Call(name, call, mark)))
 
 
 def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:

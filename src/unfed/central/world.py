@@ -6,6 +6,7 @@ import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,15 +14,17 @@ from torch import Tensor, nn
 
 from unfed import rng
 from unfed.central.inputs import Rows, row_sums, source
-from unfed.data import ClientData, Request, Source
-from unfed.engines import Engine, Sequential
+from unfed.data import ClientData, Request
 from unfed.engines.determinism import fixed_order
 from unfed.errors import UnfedError
 from unfed.model import networks
 from unfed.model.flops import forward_flops
+from unfed.model.functional import Template
 from unfed.model.params import Params, cast, check_like, params_of
 from unfed.runs.config import Config
-from unfed.runs.world import DTYPES, Seeds, World, pick_device, template_of
+from unfed.runs.ingredients import DTYPES, cpu_threads, pick_device, template_of
+from unfed.runs.seeds import Seeds
+from unfed.runs.world import Residents, World
 
 HOLDER = "all"
 Factory = Callable[[], nn.Module]
@@ -38,76 +41,75 @@ class Given:
     factory: Factory | None
 
 
-class OwnWorld(World):
+def own_world(config: Config, given: Given) -> World:
     """The world of one call: nothing is loaded, dealt or built, everything is the caller's."""
+    (seed,) = config.seed_list
+    device, dtype = pick_device(config.device), DTYPES[config.engine.precision]
+    fixed_order(device)
+    classes = _outputs(given, device, dtype)
+    train = source([given.retain, given.forget], classes, device, dtype)
+    test = None if given.test is None else source([given.test], classes, device, dtype)
+    if test is not None and test.shape != train.shape:
+        raise UnfedError(f"test rows have the shape {list(test.shape)}, training rows {list(train.shape)}.")
+    rows = torch.arange(len(train))
+    template = template_of(config, given.model, train.shape, device)
+    if not template.trainable:
+        raise UnfedError("No parameter of the model can be trained; set requires_grad on those that should move.")
+    params = cast(params_of(given.model), dtype, device)
+    check_like(params, template.like, "The model")  # finds NaN and infinity
+    flops = forward_flops(template)
+    world = World(
+        config=config,
+        seed=seed,
+        population=Residents((ClientData(HOLDER, train, rows, rows, rows[:0]),), Seeds.of(config, seed).partition),
+        template=template,
+        device=device,
+        forward_flops=flops,
+        fresh=partial(_fresh, given, template, dtype, device),
+        initial=params,
+        held_out=test,
+        threads=cpu_threads(config, device, flops),
+    )
+    world.settle()
+    return world
 
-    def __init__(self, config: Config, given: Given) -> None:
-        self.config, self.given = config, given
-        (self.seed,) = config.seed_list
-        self.seeds = Seeds.of(config, self.seed)
-        self.device, self.dtype = pick_device(config.device), DTYPES[config.engine.precision]
-        fixed_order(self.device)
-        self.repaired = ()
-        self.initial = None
-        classes = _outputs(given, self.device, self.dtype)
-        train = source([given.retain, given.forget], classes, self.device, self.dtype)
-        self._test = None if given.test is None else source([given.test], classes, self.device, self.dtype)
-        if self._test is not None and self._test.shape != train.shape:
-            raise UnfedError(f"test rows have the shape {list(self._test.shape)}, training rows {list(train.shape)}.")
-        rows = torch.arange(len(train))
-        self.clients = (ClientData(HOLDER, train, rows, rows, rows[:0]),)
-        self.template = template_of(config, given.model, train.shape, self.device)
-        if not self.template.trainable:
-            raise UnfedError("No parameter of the model can be trained; set requires_grad on those that should move.")
-        self.params = cast(params_of(given.model), self.dtype, self.device)
-        check_like(self.params, self.template.like, "The model")  # finds NaN and infinity
-        self.forward_flops = forward_flops(self.template)
-        self.threads = self._threads()
-        self.settle()
-        self.parameters = sum(self.template.like[n].numel() for n in self.template.trainable)
 
-    @property
-    def held_out(self) -> Source | None:
-        return self._test
+def _fresh(given: Given, template: Template, dtype: torch.dtype, device: torch.device, seed: int) -> Params:
+    """A model that never saw the data: the factory's, or this one re-initialised layer by layer."""
+    if given.factory is not None:
+        with rng.seeded(seed):
+            made = given.factory()
+        if not isinstance(made, nn.Module) or made is given.model:
+            raise UnfedError("factory must return a new torch.nn.Module on every call; let it build one.")
+        found = params_of(made)
+        check_like(found, template.like, "The model that factory made")
+        return cast({name: found[name] for name in template.like}, dtype, device)
+    again = copy.deepcopy(given.model)
+    untouched = networks.reset(again, seed)
+    if untouched:
+        raise UnfedError(_untouched(untouched))
+    return cast(params_of(again), dtype, device)
 
-    def engine(self, clients: dict[str, ClientData]) -> Engine:
-        """One client has nobody to be stacked with."""
-        return Sequential(self.template, clients, self.config.engine.compile)
 
-    def fresh(self, seed: int) -> Params:
-        """A model that never saw the data: the factory's, or this one re-initialised layer by layer."""
-        if self.given.factory is not None:
-            with rng.seeded(seed):
-                made = self.given.factory()
-            if not isinstance(made, nn.Module) or made is self.given.model:
-                raise UnfedError("factory must return a new torch.nn.Module on every call; let it build one.")
-            found = params_of(made)
-            check_like(found, self.template.like, "The model that factory made")
-            return cast({name: found[name] for name in self.template.like}, self.dtype, self.device)
-        again = copy.deepcopy(self.given.model)
-        untouched = networks.reset(again, seed)
-        if untouched:
-            raise UnfedError(_untouched(untouched))
-        return cast(params_of(again), self.dtype, self.device)
+def requests_of(given: Given, world: World) -> tuple[Request, ...]:
+    """D_u as requests. A class of which no row stays is a forgotten class: test data is then read without it."""
+    n, labels = len(given.retain), world.clients[0].labels.cpu()
+    kept, leaving = set(labels[:n].tolist()), labels[n:]
+    gone = tuple(sorted(set(leaving.tolist()) - kept))
+    rest = n + (~torch.isin(leaving, torch.tensor(gone, dtype=leaving.dtype))).nonzero().flatten()
+    classes = (Request("forget-classes" if len(rest) else "forget", classes=gone),) if gone else ()
+    samples = tuple((HOLDER, row) for row in rest.tolist())
+    return classes + ((Request("forget", samples=samples),) if samples else ())
 
-    def requests(self) -> tuple[Request, ...]:
-        """D_u as requests. A class of which no row stays is a forgotten class: test data is then read without it."""
-        n, labels = len(self.given.retain), self.clients[0].labels.cpu()
-        kept, leaving = set(labels[:n].tolist()), labels[n:]
-        gone = tuple(sorted(set(leaving.tolist()) - kept))
-        rest = n + (~torch.isin(leaving, torch.tensor(gone, dtype=leaving.dtype))).nonzero().flatten()
-        classes = (Request("forget-classes" if len(rest) else "forget", classes=gone),) if gone else ()
-        samples = tuple((HOLDER, row) for row in rest.tolist())
-        return classes + ((Request("forget", samples=samples),) if samples else ())
 
-    def fingerprint(self) -> str:
-        """What this call works on, so that a folder is only gone on with by the same model and rows."""
-        digest = hashlib.sha256()
-        for name, value in self.params.items():
-            digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-        for part in (self.given.retain, self.given.forget, self.given.test):
-            digest.update(b"nothing" if part is None else _words(part).numpy().tobytes())
-        return digest.hexdigest()[:32]
+def fingerprint(given: Given, params: Params) -> str:
+    """What a call works on, so that a folder is only gone on with by the same model and rows."""
+    digest = hashlib.sha256()
+    for name, value in params.items():
+        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    for part in (given.retain, given.forget, given.test):
+        digest.update(b"nothing" if part is None else _words(part).numpy().tobytes())
+    return digest.hexdigest()[:32]
 
 
 def reachable(model: nn.Module, factory: Factory | None, title: str) -> None:

@@ -40,7 +40,6 @@ from unfed.cli.options import (
 )
 from unfed.errors import Refused, UnfedError, UnfedWarning
 from unfed.measures import columns
-from unfed.measures.evaluator import Evaluator
 from unfed.methods import METHODS
 from unfed.model.params import cast, check_like
 from unfed.report import tables
@@ -269,7 +268,7 @@ def evaluate(
         check_like(params, world.template.like, f"The model {model}")
         params = cast({n: params[n] for n in world.template.like}, world.dtype, world.device)
     requests = opened.scope(one)
-    found = Evaluator(world, world.scoped(requests), requests)(params).numbers
+    found = world.evaluator(requests)(params).numbers
     if as_json:
         typer.echo(json.dumps(found))
         return

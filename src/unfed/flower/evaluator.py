@@ -14,28 +14,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unfed.client.measuring import Scores, score
+from unfed.client.measuring import Scores
 from unfed.client.plan import Measure, View
 from unfed.data import Request
-from unfed.errors import UnfedError
 from unfed.flower.engine import Flower
+from unfed.flower.population import Nodes, Roster
 from unfed.flower.post import Failure
 from unfed.flower.wire import own_part
-from unfed.measures.evaluator import Evaluation, Evaluator, sample_columns
+from unfed.measures.evaluator import Evaluation, HeldOut, Yardstick, sample_columns
 from unfed.measures.forgotten import Evidence
 from unfed.measures.metrics import loss_gap
 from unfed.model.digest import digests, fingerprint
 from unfed.model.params import Params
 from unfed.values import Value, not_measured
-
-if TYPE_CHECKING:
-    from unfed.flower.world import FlowerWorld, Roster
 
 NO_TEST = not_measured("the server holds no test data")
 DELETED = not_measured("data deleted")
@@ -60,29 +56,17 @@ class Memory:
         return self._told
 
 
-class RemoteEvaluator(Evaluator):
+class RemoteEvaluator:
     """Scores models by asking those who hold the rows."""
 
-    def __init__(self, world: FlowerWorld, roster: Roster, requests: Sequence[Request]) -> None:
-        self._world, self._config = world, world.config.evaluation
-        self._remote, self._roster = world, roster
-        engine = world.engine(roster)
-        assert isinstance(engine, Flower)
-        self._engine = engine
-        self._requests = tuple(requests)
+    def __init__(self, yardstick: Yardstick, nodes: Nodes, roster: Roster, engine: Flower, memory: Memory) -> None:
+        self._yardstick, self._nodes, self._roster = yardstick, nodes, roster
+        self._engine, self._memory, self._requests = engine, memory, roster.requests
         self._staying = [name for name, c in roster.items() if len(c.view("retain"))]
         self._owners = [name for name, c in roster.items() if len(c.view("forget"))]
         self.forgotten_rows = sum(len(roster[name].view("forget")) for name in self._owners)
-        self._no_forget = self._why_not(requests)
-        gone = [c for request in requests for c in request.classes]
-        self._held_out = world.held_out
-        labels = torch.empty(0, dtype=torch.int64) if self._held_out is None else self._held_out.labels.cpu()
-        self._test = (~torch.isin(labels, torch.tensor(gone, dtype=labels.dtype))).nonzero().flatten()
-        if self._held_out is not None and len(self._test) == 0:
-            raise UnfedError(
-                "Every class of the test set would be forgotten, so nothing is left to test; ask for less."
-            )
-        self._attack = None if self._held_out is None else self._triggered()
+        self._no_forget = self._why_not(self._requests)
+        self._held_out = HeldOut(yardstick, self._requests)
 
     def _why_not(self, requests: Sequence[Request]) -> str:
         """Why D_u cannot be measured; empty if it can. The leaver is not even asked where it would say no."""
@@ -91,9 +75,9 @@ class RemoteEvaluator(Evaluator):
         if any(request.deleted for request in requests) or not self._owners:
             return DELETED
         for name in self._owners:
-            if self._remote.directory.node(name) is None:
-                return not_measured(f"client {name}: {self._remote.directory.why_not(name)}")
-            if not self._remote.allows(name, "forget"):
+            if self._nodes.directory.node(name) is None:
+                return not_measured(f"client {name}: {self._nodes.directory.why_not(name)}")
+            if not self._nodes.allows(name, "forget"):
                 return not_measured(f"client {name} does not allow it")
         return ""
 
@@ -105,9 +89,7 @@ class RemoteEvaluator(Evaluator):
                 views.setdefault(name, []).append("forget")
         heard = self._survey(params, views)
         retain, forget = self._total(heard, "retain", self._staying), self._forgotten(heard)
-        test = None
-        if self._held_out is not None:
-            test = score(self._world.template, params, self._held_out, self._test, self._config.batch)
+        test = self._held_out.scores(params)
         single = self._forget_scores(params, test)
         numbers: dict[str, Value] = {
             "retain": retain if isinstance(retain, str) else retain.accuracy,
@@ -118,15 +100,15 @@ class RemoteEvaluator(Evaluator):
             "forget_loss": forget if isinstance(forget, str) else forget.mean_loss,
             "test_loss": NO_TEST if test is None else test.mean_loss,
             "loss_gap": _gap(retain, forget),
-            "mia": single if isinstance(single, str) else self._membership(single, test),
-            "backdoor": self._backdoor(params) if test is not None else NO_TEST,
+            "mia": single if isinstance(single, str) else self._held_out.membership(single, test),
+            "backdoor": self._held_out.backdoor(params) if test is not None else NO_TEST,
         }
         silent = {n: v["retain"] for n, v in heard.items() if "retain" in v and isinstance(v["retain"], Failure)}
         if silent:
             numbers["unheard"] = "; ".join(f"client {n}: {failure.reason}" for n, failure in silent.items())
         known = NO_SCORES if isinstance(single, str) else single
         earlier = {request.id: self._earlier(request, heard) for request in self._requests[:-1]}
-        return Evaluation(numbers, sample_columns(known, test) if self._config.samples else {}, earlier)
+        return Evaluation(numbers, sample_columns(known, test) if self._yardstick.samples else {}, earlier)
 
     def validation(self, params: Params) -> Value:
         """Only the retained clients' mean validation accuracy."""
@@ -144,7 +126,7 @@ class RemoteEvaluator(Evaluator):
             found = self._forgotten(self._survey(params, {name: ["forget"] for name in self._owners}))
         right = found if isinstance(found, str) else np.arange(int(found.count)) < int(found.correct)
         single = self._no_forget or not_measured("the clients give no labels of single rows")
-        stamped = NO_TEST if self._held_out is None else self._stamped(params)
+        stamped = NO_TEST if self._yardstick.held_out is None else self._held_out.stamped(params)
         return Evidence(single, single, right, stamped, counted=True)
 
     # --- asking -------------------------------------------------------------------------------------------------------
@@ -155,7 +137,7 @@ class RemoteEvaluator(Evaluator):
         A model is often looked at more than once: when its training ends, as it was before a request, as what recovery
         must reach. For a client that a request does not concern these are one question, and a question costs a message.
         """
-        known = self._remote.heard.of(params)
+        known = self._memory.of(params)
         places = {name: json.dumps([r.to_json() for r in own_part(self._requests, name)]) for name in views}
         asked: dict[str, list[View]] = {}
         for name in self._roster:
@@ -163,7 +145,7 @@ class RemoteEvaluator(Evaluator):
             missing = [view for view in views.get(name, ()) if view not in told]
             if missing:
                 asked[name] = missing
-        measures = {n: [Measure("correct", v, self._config.batch) for v in missing] for n, missing in asked.items()}
+        measures = {n: [Measure("correct", v, self._yardstick.batch) for v in missing] for n, missing in asked.items()}
         heard: dict[str, dict[View, Sums | Failure]] = {n: {**known.get((n, places[n]), {})} for n in views}
         for name, found in self._engine.survey(measures, params) if measures else ():
             heard[name] |= zip(asked[name], found, strict=True)
@@ -195,7 +177,7 @@ class RemoteEvaluator(Evaluator):
         if self._no_forget or test is None:
             return self._no_forget or NO_TEST
         for name in self._owners:
-            if not self._remote.allows(name, "samples"):
+            if not self._nodes.allows(name, "samples"):
                 return not_measured(f"client {name} does not give losses of single rows")
         parts = []
         for name, found in self._engine.scores("forget", params, self._owners):

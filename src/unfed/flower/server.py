@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,19 @@ from torch import Tensor
 from unfed import plugins
 from unfed.data import ClientData, DatasetSource, Request, TensorSource, Unlabelled
 from unfed.errors import UnfedError
-from unfed.flower.nodes import Census, Directory
+from unfed.flower.nodes import Directory
 from unfed.flower.options import Options
+from unfed.flower.population import Past
 from unfed.flower.post import Post
-from unfed.flower.runs import FlowerRun, mark, settled
+from unfed.flower.runs import Maker, adopt, begun, mark, reopened, serve, settled
 from unfed.flower.shard import describe
-from unfed.flower.world import FlowerWorld
+from unfed.flower.world import Holdings, flower_world, nodes_of
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
+from unfed.runs.ingredients import DTYPES, pick_device
 from unfed.runs.progress import Silence
-from unfed.runs.world import DTYPES, pick_device
+from unfed.runs.run import Run
+from unfed.runs.world import World
 from unfed.values import is_measured
 
 log = logging.getLogger("flwr")  # what is logged here is what `flwr log` and `flwr run --stream` show
@@ -69,7 +72,7 @@ def _end_with_superlink(folder: Path, run_id: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def run(grid: Grid, values: Mapping[str, Any], run_id: int = 0) -> FlowerRun:
+def run(grid: Grid, values: Mapping[str, Any], run_id: int = 0) -> Run:
     """Do what a run config asks for, and leave a word on how it ended."""
     options = Options.of(values)
     folder = options.folder
@@ -82,76 +85,72 @@ def run(grid: Grid, values: Mapping[str, Any], run_id: int = 0) -> FlowerRun:
             mark(folder, run_id, "failed", str(error) or type(error).__name__)
         log.error("unfed: the run failed: %s", error)
         raise
-    found.mark(run_id, "finished")
+    mark(folder, run_id, "finished")
     log.info("unfed: done; the results are in %s", folder)
     return found
 
 
-def _work(grid: Grid, options: Options, folder: Path, run_id: int) -> FlowerRun:
+def _work(grid: Grid, options: Options, folder: Path, run_id: int) -> Run:
     directory = Directory(Post(grid, options.round_timeout), options.bound)
 
-    def make(config: Config, seed: int, order: Sequence[str], known: Mapping[str, Census]) -> FlowerWorld:
+    def make(config: Config, seed: int, past: Past) -> World:
         directory.wait(options.min_nodes, describe(config, seed), options.wait_seconds)
-        world = FlowerWorld(
-            config,
-            seed,
-            directory,
-            public=_public(options.public, config),
-            holds_data=options.server_data,
-            known=known,
-            order=order,
-        )
-        for name, reason in world.refused.items():
+        held = Holdings(public=_public(options.public, config), loads=options.server_data)
+        world = flower_world(config, seed, directory, held, past)
+        for name, reason in nodes_of(world).refused.items():
             log.warning("unfed: client %s takes no part: %s", name, reason)
         return world
 
-    watch = _Log()
     if options.resume_from:
-        opened = FlowerRun(RunFolder(folder), make)
-        opened.mark(run_id, "running")
-        opened.execute(watch)
+        opened = reopened(RunFolder(folder), make)
+        mark(folder, run_id, "running")
+        opened.execute(_Log())
         return opened
     request = options.request()
     if options.mode != "train" and request is None:
         raise UnfedError("Say who leaves: forget-clients, forget-classes or forget-samples.")
     if options.mode == "unlearn":
         assert request is not None
-        return _unlearn(options, folder, request, make, watch, run_id)
+        opened = _to_unlearn_from(options, folder, make)
+        mark(folder, run_id, "running")
+        _unlearn(opened, options, request)
+        return opened
     config = options.config()
     if options.mode == "both":
         assert request is not None
         config = _with_request(config, request, options)
-    begun = FlowerRun.begin(config, folder, make)
-    begun.mark(run_id, "running")
-    begun.execute(watch)
-    return begun
+    new = begun(config, folder, make)
+    mark(folder, run_id, "running")
+    new.execute(_Log())
+    return new
 
 
-def _unlearn(options: Options, folder: Path, request: Request, make: Any, watch: _Log, run_id: int) -> FlowerRun:
+def _to_unlearn_from(options: Options, folder: Path, make: Maker) -> Run:
+    """The run whose model in force is to forget: the folder's, or a new one for a model file."""
     if len(options.method_list) != 1:
         raise UnfedError(f"mode unlearn takes one method, not {options.methods!r}; mode both compares several.")
     if (folder / "run.json").exists():
-        opened = FlowerRun(RunFolder(folder), make)
+        opened = reopened(RunFolder(folder), make)
         if opened.config.requests():  # or whoever was left out in the comparison would be asked again
             compared = ", ".join(asked.id for asked in opened.config.requests())
             raise UnfedError(
                 f"The run in {folder} compares methods on {compared}, and its model in force is still the trained one;"
                 ' train in another run-folder with mode="train", and unlearn there.'
             )
-    elif options.checkpoint:
-        opened = FlowerRun.begin(options.config(), folder, make)
-    else:
+        return opened
+    if not options.checkpoint:
         raise UnfedError(
             f"There is no run in {folder} to unlearn from; train there first, or name a model file with checkpoint=…."
         )
-    opened.mark(run_id, "running")
+    return begun(options.config(), folder, make)
+
+
+def _unlearn(opened: Run, options: Options, request: Request) -> None:
     if options.checkpoint:
-        opened.adopt(options.checkpoint)
-    world = opened.world(opened.one_seed(None))
-    assert isinstance(world, FlowerWorld)
+        adopt(opened, options.checkpoint)
+    nodes = nodes_of(opened.world(opened.one_seed(None)))
     until = options.until or str(opened.config.unlearning.rounds)
-    opened.serve(settled(world, request), options.method_list[0], until, watch)
-    return opened
+    serve(opened, settled(nodes, request), options.method_list[0], until, _Log())
 
 
 def _with_request(config: Config, request: Request, options: Options) -> Config:

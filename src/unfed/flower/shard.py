@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from unfed import plugins, rng
-from unfed.data import ClientData, DatasetSource, Request, Source, TensorSource, load, split
+from unfed.data import ClientData, DatasetSource, Request, Source, TensorSource, split
 from unfed.data.scope import own_marks
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
-from unfed.model.networks import build
-from unfed.model.params import Params, cast, params_of
+from unfed.model.params import Params, cast
 from unfed.runs.config import Config
-from unfed.runs.world import DTYPES, Seeds, World, pick_device, template_of
+from unfed.runs.ingredients import DTYPES, Network, data_set, deal, pick_device
+from unfed.runs.seeds import Seeds
 
 Node = Mapping[str, Any]
 """Flower's node config: what the one who runs a SuperNode wrote."""
@@ -123,13 +123,13 @@ def _shard(text: str, key: tuple[tuple[str, str], ...], client: str) -> Shard:
     if facts["threads"] is not None:
         torch.set_num_threads(facts["threads"])
     if _is_dealt(node):
-        world = _dealt(_without_shape(facts), node.get("data-root"), device)
-        data = replace(_partition(world, node), name=client)
+        dealt = _dealt(_without_shape(facts), node.get("data-root"), device)
+        data = replace(_partition(dealt.clients, node), name=client)
         _check(data.source, facts)
-        return Shard(data, world.seeds, lambda: world.template, world.fresh)
+        return Shard(data, dealt.seeds, lambda: dealt.template, dealt.network.fresh)
     config = _config(facts, node.get("data-root"), device)
-    seeds, where, dtype = Seeds.of(config, facts["seed"]), pick_device(device), DTYPES[config.engine.precision]
-    source = _own_source(config, node, seeds, where, dtype)
+    seeds, where = Seeds.of(config, facts["seed"]), pick_device(device)
+    source = _own_source(config, node, seeds, where)
     _check(source, facts)
     rows = torch.arange(len(source))
     train, val = split(len(rows), rng.key(seeds.partition, "validation", client), config.partition.validation)
@@ -147,25 +147,28 @@ def _without_shape(facts: dict[str, Any]) -> str:
     return json.dumps({**facts, "shape": None, "classes": None, "threads": None}, sort_keys=True)
 
 
-class _Dealt(World):
+@dataclass(frozen=True, eq=False)
+class _Dealt:
     """The whole federation, of which a node plays one part: only for trying out, where the data set is everywhere.
 
-    A client's process starts anew for every message, so nothing is done here that a client does not need: counting the
+    A client's process starts anew for every message, so nothing is made here that a client does not need: counting the
     FLOPs of a forward pass alone imports a compiler, for more than a second.
     """
 
-    def __init__(self, config: Config, seed: int) -> None:
-        self.config, self.seed, self.seeds = config, seed, Seeds.of(config, seed)
-        self.device, self.dtype = pick_device(config.device), DTYPES[config.engine.precision]
-        self.dataset = self._load()
-        self.clients = self._deal()
-        self.template = template_of(config, self._module(0), self.dataset.train.shape, self.device)
+    clients: tuple[ClientData, ...]
+    seeds: Seeds
+    network: Network
+    template: Template
 
 
 @lru_cache(maxsize=2)
-def _dealt(text: str, root: str | None, device: str) -> World:
+def _dealt(text: str, root: str | None, device: str) -> _Dealt:
     facts = _read(text)
-    return _Dealt(_config(facts, root, device), facts["seed"])
+    config, where = _config(facts, root, device), pick_device(device)
+    seeds = Seeds.of(config, facts["seed"])
+    dataset = data_set(config, seeds, where)
+    network = Network(config, dataset.train.shape, dataset.train.classes, where)
+    return _Dealt(deal(config, seeds, dataset).clients, seeds, network, network.template())
 
 
 def _config(facts: Mapping[str, Any], root: str | None, device: str) -> Config:
@@ -175,33 +178,21 @@ def _config(facts: Mapping[str, Any], root: str | None, device: str) -> Config:
     return Config.kept({**parts, "seed": facts["seed"], "device": device})
 
 
-def _partition(world: World, node: Mapping[str, str]) -> ClientData:
-    count, number = len(world.clients), node["partition-id"]
+def _partition(clients: Sequence[ClientData], node: Mapping[str, str]) -> ClientData:
+    count, number = len(clients), node["partition-id"]
     if node.get("num-partitions", str(count)) != str(count):
         raise UnfedError(
             f"This node counts {node['num-partitions']} partitions, the experiment {count}; make them agree."
         )
     if not number.isdigit() or int(number) >= count:
         raise UnfedError(f"The node config has partition-id={number}; it must be one of 0 to {count - 1}.")
-    return world.clients[int(number)]
+    return clients[int(number)]
 
 
-def _own_source(
-    config: Config, node: Mapping[str, str], seeds: Seeds, device: torch.device, dtype: torch.dtype
-) -> Source:
+def _own_source(config: Config, node: Mapping[str, str], seeds: Seeds, device: torch.device) -> Source:
     if "loader" in node:
-        return _loaded(node["loader"], node, device, dtype)
-    data = config.data
-    wanted = {n: getattr(data, n) for n in ("flip", "pad_crop", "resize", "crop")}
-    return load(
-        node.get("data", data.name),
-        root=data.root,
-        test_size=data.test_size,
-        seed=seeds.partition,
-        device=device,
-        dtype=dtype,
-        transform={n: value for n, value in wanted.items() if value is not None},
-    ).train
+        return _loaded(node["loader"], node, device, DTYPES[config.engine.precision])
+    return data_set(config, seeds, device, node.get("data")).train
 
 
 def _loaded(path: str, node: Mapping[str, str], device: torch.device, dtype: torch.dtype) -> Source:
@@ -234,22 +225,18 @@ def _check(source: Source, facts: Mapping[str, Any]) -> None:
 
 @lru_cache(maxsize=2)
 def _template(text: str, device: str) -> Template:
-    config, shape, module = _model(text, device, 0)
-    return template_of(config, module, shape, pick_device(device))
+    return _network(text, device).template()
 
 
 def _fresh(text: str, device: str, seed: int) -> Params:
-    config, _, module = _model(text, device, seed)
-    return cast(params_of(module), DTYPES[config.engine.precision], pick_device(device))
+    return _network(text, device).fresh(seed)
 
 
-def _model(text: str, device: str, seed: int) -> tuple[Config, tuple[int, ...], torch.nn.Module]:
+def _network(text: str, device: str) -> Network:
     facts = _read(text)
-    config = _config(facts, None, device)
     if facts["shape"] is None or facts["classes"] is None:
         raise UnfedError("The server did not say which shape and how many classes the model has; update the server.")
-    shape, model = tuple(facts["shape"]), config.model
-    return config, shape, build(model.name, shape=shape, classes=facts["classes"], seed=seed, **model.options)
+    return Network(_config(facts, None, device), tuple(facts["shape"]), facts["classes"], pick_device(device))
 
 
 def on(params: Params, like: Params) -> Params:

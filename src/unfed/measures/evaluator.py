@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,16 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unfed.client.measuring import Scores, score
-from unfed.data import ClientData, Request, triggered
+from unfed.data import ClientData, Request, Source, triggered
 from unfed.errors import UnfedError
 from unfed.measures.attacks import try_membership_inference
 from unfed.measures.forgotten import Evidence, Losses
 from unfed.measures.metrics import loss_gap
+from unfed.model.functional import Template
 from unfed.model.params import Params
 from unfed.values import Value, not_measured
-
-if TYPE_CHECKING:
-    from unfed.runs.world import World
 
 NOT_HELD_OUT = not_measured("no held-out data")
 
@@ -46,88 +44,158 @@ class Evaluation:
     """Accuracy on what each earlier request takes out, by its id: whether it stays forgotten."""
 
 
+class Scorer(Protocol):
+    """Scores models against one scope, wherever its rows lie."""
+
+    forgotten_rows: int
+
+    def __call__(self, params: Params) -> Evaluation:
+        """Every column that can be had."""
+        ...
+
+    def validation(self, params: Params) -> Value:
+        """Only the retained clients' mean validation accuracy."""
+        ...
+
+    def evidence(self, params: Params) -> Evidence:
+        """What a model shows of the last request alone."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Yardstick:
+    """What all evaluations of one world have in common."""
+
+    template: Template
+    held_out: Source | None
+    """The test data, if there is any."""
+    seed: int
+    """Of the attack's draws."""
+    batch: int = 1024
+    attack: bool = True
+    """Whether membership inference is tried."""
+    samples: bool = True
+    """Whether the scores of single rows are kept."""
+    target_class: int | None = None
+    """What a backdoor says, where a client was poisoned."""
+    poisoned: str | None = None
+    """That client."""
+
+
+class HeldOut:
+    """The test data as it is asked after some requests, and the attacks that need it.
+
+    Forgotten classes are taken out.
+    """
+
+    def __init__(self, yardstick: Yardstick, requests: Sequence[Request]) -> None:
+        self._yardstick, source = yardstick, yardstick.held_out
+        self._leaving = requests[-1].clients if requests else ()
+        gone = [c for request in requests for c in request.classes]
+        labels = torch.empty(0, dtype=torch.int64) if source is None else source.labels.cpu()
+        self._rows = (~torch.isin(labels, torch.tensor(gone, dtype=labels.dtype))).nonzero().flatten()
+        if source is not None and len(self._rows) == 0:
+            raise UnfedError(
+                "Every class of the test set would be forgotten, so nothing is left to test; ask for less."
+            )
+        self._stamped: tuple[Tensor, Source] | None = None
+        if source is not None and yardstick.target_class is not None:
+            rows, stamped = triggered(source, yardstick.target_class)
+            kept = torch.isin(rows.cpu(), self._rows)
+            self._stamped = rows.cpu()[kept], stamped
+
+    def scores(self, params: Params) -> Scores | None:
+        """How a model does on the test rows; None where there are none."""
+        stick = self._yardstick
+        return None if stick.held_out is None else self._score(params, stick.held_out, self._rows)
+
+    def membership(self, forget: Scores, test: Scores | None) -> Value:
+        """Whether the forgotten rows can be told from the test rows by their losses."""
+        if test is None:
+            return NOT_HELD_OUT
+        if not self._yardstick.attack:
+            return not_measured("evaluation.attack is off")
+        return try_membership_inference(forget.loss, test.loss, seed=self._yardstick.seed)
+
+    def backdoor(self, params: Params) -> Value:
+        """The share of stamped test images that are read as the target class."""
+        if self._stamped is None:
+            return not_measured("no client was poisoned")
+        rows, source = self._stamped
+        return self._score(params, source, rows).accuracy
+
+    def losses(self, params: Params) -> Losses | str:
+        """The losses on the test rows with their labels, or why there are none."""
+        source, test = self._yardstick.held_out, self.scores(params)
+        return NOT_HELD_OUT if source is None or test is None else Losses.of(test.loss, source.labels.cpu()[self._rows])
+
+    def stamped(self, params: Params) -> NDArray[np.bool_] | str:
+        """For each stamped test image whether the backdoor works, if it is the leaver who planted it."""
+        if self._stamped is None:
+            return not_measured("no client was poisoned")
+        if self._yardstick.poisoned not in self._leaving:
+            return not_measured("the client that planted the backdoor is not the one who leaves")
+        rows, source = self._stamped
+        return self._score(params, source, rows).correct.cpu().numpy()
+
+    def _score(self, params: Params, source: Source, rows: Tensor) -> Scores:
+        return score(self._yardstick.template, params, source, rows, self._yardstick.batch)
+
+
+class Scope(Protocol):
+    """Marks the forget sets of requests at the clients."""
+
+    def __call__(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> Mapping[str, ClientData]:
+        """The clients with these requests marked; of those that are `gone` no row is left at all."""
+        ...
+
+
 class Evaluator:
     """Scores models against one scope: Retain, Forget, Test, MIA and the rest.
 
     With an empty scope D_u is empty, and says so.
     """
 
-    def __init__(self, world: World, clients: Mapping[str, ClientData], requests: Sequence[Request]) -> None:
-        self._world, self._config = world, world.config.evaluation
-        holders = list(clients.values())
+    def __init__(self, yardstick: Yardstick, scoped: Scope, requests: Sequence[Request]) -> None:
+        self._yardstick, self._scoped, self._requests = yardstick, scoped, tuple(requests)
+        holders = list(scoped(requests).values())
         self._source = holders[0].source
         self._retain = torch.cat([c.rows[c.view("retain")] for c in holders])
         self._forget = torch.cat([c.rows[c.view("forget")] for c in holders])
         self.forgotten_rows = len(self._forget)
         deleted = [request for request in requests if request.deleted]
         if deleted:  # what its owners have deleted, nobody can score
-            marked = world.scoped(deleted).values()
-            gone_rows = torch.cat([c.rows[c.view("forget")] for c in marked])
-            self._forget = self._forget[~torch.isin(self._forget, gone_rows)]
+            self._forget = self._forget[~torch.isin(self._forget, _marked(scoped, deleted))]
         self._no_forget = not_measured("its owners have deleted it" if deleted else "nothing was forgotten yet")
-        self._places = {request.id: self._places_of(request) for request in requests[:-1]}
+        self._places = {request.id: self._places_of(request, scoped) for request in requests[:-1]}
         # Validation speaks of the clients that stay: one without a retained row has left.
         staying = [c for c in holders if len(c.view("retain"))]
         self._val = torch.cat([c.rows[c.view("val")] for c in staying])
         self._owner = torch.cat([torch.full((len(c.view("val")),), k) for k, c in enumerate(staying)])
-        gone = [c for request in requests for c in request.classes]
-        self._held_out = world.held_out
-        labels = torch.empty(0, dtype=torch.int64) if self._held_out is None else self._held_out.labels.cpu()
-        self._test = (~torch.isin(labels, torch.tensor(gone, dtype=labels.dtype))).nonzero().flatten()
-        if self._held_out is not None and len(self._test) == 0:
-            raise UnfedError(
-                "Every class of the test set would be forgotten, so nothing is left to test; ask for less."
-            )
-        self._attack = self._triggered()
-        self._requests = tuple(requests)
+        self._held_out = HeldOut(yardstick, requests)
 
     def evidence(self, params: Params) -> Evidence:
         """What a model shows of the last request alone: its rows that were in until now, beside held-out ones."""
-        world, batch = self._world, self._config.batch
+        stamped = self._held_out.stamped(params)
         if not self._requests or self._requests[-1].deleted:
-            return Evidence(self._no_forget, self._no_forget, self._no_forget, self._stamped(params))
-        scoped = world.scoped(self._requests, gone=self._requests[:-1])
+            return Evidence(self._no_forget, self._no_forget, self._no_forget, stamped)
+        scoped = self._scoped(self._requests, gone=self._requests[:-1])
         rows = torch.cat([c.rows[c.view("forget")] for c in scoped.values()])
-        seen, labels = score(world.template, params, self._source, rows, batch), self._source.labels
-        held_out: Losses | str = NOT_HELD_OUT
-        if self._held_out is not None:
-            test = score(world.template, params, self._held_out, self._test, batch)
-            held_out = Losses.of(test.loss, self._held_out.labels.cpu()[self._test])
-        own = labels[rows.to(labels.device)]
-        return Evidence(Losses.of(seen.loss, own), held_out, seen.correct.cpu().numpy(), self._stamped(params))
+        seen, labels = self._score(params, rows), self._source.labels
+        own = Losses.of(seen.loss, labels[rows.to(labels.device)])
+        return Evidence(own, self._held_out.losses(params), seen.correct.cpu().numpy(), stamped)
 
-    def _stamped(self, params: Params) -> NDArray[np.bool_] | str:
-        """For each stamped test image whether the backdoor works, if it is the leaver who planted it."""
-        poison = self._world.config.poison
-        if self._attack is None or poison is None:
-            return not_measured("no client was poisoned")
-        if not self._requests or poison.client not in self._requests[-1].clients:
-            return not_measured("the client that planted the backdoor is not the one who leaves")
-        rows, source = self._attack
-        return score(self._world.template, params, source, rows, self._config.batch).correct.cpu().numpy()
-
-    def _places_of(self, request: Request) -> Tensor:
+    def _places_of(self, request: Request, scoped: Scope) -> Tensor:
         """Where the rows of one request stand among those that are scored; empty where it cannot be asked for."""
-        own = torch.cat([c.rows[c.view("forget")] for c in self._world.scoped([request]).values()])
-        return torch.isin(self._forget, own).nonzero().flatten().cpu() if not request.deleted else own[:0]
-
-    def _triggered(self) -> tuple[Tensor, Any] | None:
-        poison = self._world.config.poison
-        if poison is None:
-            return None
-        rows, source = triggered(self._world.dataset.test, poison.target_class)
-        kept = torch.isin(rows.cpu(), self._test)
-        return rows.cpu()[kept], source
+        own = self._forget[:0] if request.deleted else _marked(scoped, [request])
+        return torch.isin(self._forget, own).nonzero().flatten().cpu()
 
     def __call__(self, params: Params) -> Evaluation:
-        world, batch = self._world, self._config.batch
         rows = torch.cat([self._retain, self._forget, self._val])
-        seen = score(world.template, params, self._source, rows, batch)
+        seen = self._score(params, rows)
         sizes = [len(self._retain), len(self._forget), len(self._val)]
         retain, forget, val = (seen[place] for place in torch.split_with_sizes(torch.arange(len(rows)), sizes))
-        test = None
-        if self._held_out is not None:
-            test = score(world.template, params, self._held_out, self._test, batch)
+        test = self._held_out.scores(params)
         nothing, some = self._no_forget, len(forget) > 0
         numbers: dict[str, Value] = {
             "retain": retain.accuracy,
@@ -138,18 +206,18 @@ class Evaluator:
             "forget_loss": forget.mean_loss if some else nothing,
             "test_loss": NOT_HELD_OUT if test is None else test.mean_loss,
             "loss_gap": loss_gap(retain.mean_loss, forget.mean_loss) if some else nothing,
-            "mia": self._membership(forget, test) if some else nothing,
-            "backdoor": self._backdoor(params),
+            "mia": self._held_out.membership(forget, test) if some else nothing,
+            "backdoor": self._held_out.backdoor(params),
         }
         again: dict[str, Value] = {
             name: forget[places].accuracy if len(places) else not_measured("its owners have deleted it")
             for name, places in self._places.items()
         }
-        return Evaluation(numbers, sample_columns(forget, test) if self._config.samples else {}, again)
+        return Evaluation(numbers, sample_columns(forget, test) if self._yardstick.samples else {}, again)
 
     def validation(self, params: Params) -> Value:
         """Only the retained clients' mean validation accuracy."""
-        return self._mean_validation(score(self._world.template, params, self._source, self._val, self._config.batch))
+        return self._mean_validation(self._score(params, self._val))
 
     def _mean_validation(self, val: Scores) -> Value:
         if len(val) == 0:
@@ -158,18 +226,13 @@ class Evaluator:
         count = torch.bincount(self._owner, minlength=len(right))
         return 100.0 * float((right[count > 0] / count[count > 0]).mean())
 
-    def _membership(self, forget: Scores, test: Scores | None) -> Value:
-        if test is None:
-            return NOT_HELD_OUT
-        if not self._config.attack:
-            return not_measured("evaluation.attack is off")
-        return try_membership_inference(forget.loss, test.loss, seed=self._world.seeds.evaluation)
+    def _score(self, params: Params, rows: Tensor) -> Scores:
+        return score(self._yardstick.template, params, self._source, rows, self._yardstick.batch)
 
-    def _backdoor(self, params: Params) -> Value:
-        if self._attack is None:
-            return not_measured("no client was poisoned")
-        rows, source = self._attack
-        return score(self._world.template, params, source, rows, self._config.batch).accuracy
+
+def _marked(scoped: Scope, requests: Sequence[Request]) -> Tensor:
+    """The rows that these requests take out."""
+    return torch.cat([c.rows[c.view("forget")] for c in scoped(requests).values()])
 
 
 def sample_columns(forget: Scores, test: Scores | None) -> dict[str, Tensor]:

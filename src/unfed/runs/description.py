@@ -93,16 +93,13 @@ class Call:
 
 
 def description(
-    config: Config,
-    world: World,
-    scopes: Sequence[Sequence[Request]],
-    methods: Mapping[str, Method],
-    call: Call | None = None,
+    world: World, scopes: Sequence[Sequence[Request]], methods: Mapping[str, Method], call: Call | None = None
 ) -> dict[str, Any]:
     """What `run.json` says of a run, in every setting: everything that is known before any work starts.
 
     Of each scope the last request is the one that is served, the ones before it being out.
     """
+    config = world.config
     return {
         "name": config.name if call is None else call.name,
         "created": now(),

@@ -18,7 +18,7 @@ from typing import Any
 
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
-from unfed.measures.evaluator import Evaluator
+from unfed.measures.evaluator import Scorer
 from unfed.measures.forgotten import (
     Evidence,
     Judgement,
@@ -163,7 +163,7 @@ class Gate:
                     " --until recovered or --until N."
                 )
 
-    def decide(self, evaluator: Evaluator, before: Params, after: Params) -> Decision:
+    def decide(self, evaluator: Scorer, before: Params, after: Params) -> Decision:
         """Look at the model in force and at the one that is to follow it."""
         drop = utility(evaluator.validation(before), evaluator.validation(after), self.rules.max_drop)
         checks = [Check.of("utility", drop, True)]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from unfed.data import ClientData, Request
 from unfed.engines.base import Engine, Refusal
@@ -46,15 +46,6 @@ from unfed.values import Value, is_measured
 
 # Where a saved state keeps the params of the best epoch, where that is the model that counts.
 BEST = "best"
-
-
-@runtime_checkable
-class Open(Protocol):
-    """A world whose clients come and go."""
-
-    def admit(self, requests: Sequence[Request]) -> bool:
-        """Take in who joined since the last time, but nobody whom these requests name; whether there was anybody."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -228,7 +219,7 @@ class JobRunner:
         """From the next round on, who asked to leave while this job was running takes no part, and who joined does."""
         leaving = tuple(self.spec.pending())
         everything = [*self.requests[:-1], *leaving, *self.requests[-1:]]
-        joined = isinstance(self.world, Open) and self.world.admit(everything)
+        joined = self.world.admit(everything)
         if leaving == self.left_out and not joined:
             return
         self.left_out = leaving

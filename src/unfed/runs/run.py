@@ -25,18 +25,20 @@ from unfed.data import Request
 from unfed.errors import Refused, UnfedError, UnfedWarning, listed
 from unfed.federation.history import Recorder
 from unfed.measures import trajectory
-from unfed.measures.trajectory import Line
 from unfed.methods import Method, Retrain, State
 from unfed.model.params import Params, cast, check_like
 from unfed.runs import description, lineage
 from unfed.runs.config import Config
-from unfed.runs.diary import began, last_starts, start_on
+from unfed.runs.diary import began, start_on
 from unfed.runs.folder import Job, RunFolder
-from unfed.runs.how import How, Until
+from unfed.runs.how import How
 from unfed.runs.job import JobRunner, JobSpec
 from unfed.runs.progress import Heart, Silence, Watch
+from unfed.runs.record import Record
 from unfed.runs.requests import Entry
 from unfed.runs.serving import STOPS, Queue, gate_of, gone_already, left_by
+from unfed.runs.simulated import as_it_began, simulated
+from unfed.runs.turn import Turn
 from unfed.runs.world import World, process_as_before
 
 
@@ -49,13 +51,16 @@ class Outcome:
     """`done`, `already done`, `withdrawn`, or `queued`: another process is at work and will take it up."""
 
 
-class Run:
-    """A run folder with the work that belongs to it."""
+Builder = Callable[[RunFolder, Config, int], World]
+"""(folder, its config, seed) -> the world of a run that goes on."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-        self.description = folder.description()
-        self.config = Config.kept(self.description["config"])  # reading a run builds nothing that it names
+
+class Run(Record):
+    """A run folder with the work that belongs to it; `build` makes its worlds, in whatever setting."""
+
+    def __init__(self, folder: RunFolder, build: Builder = as_it_began) -> None:
+        super().__init__(folder)
+        self._build = build
         self.queue = Queue(self)
         self._worlds: dict[int, World] = {}
         self._at_work = False
@@ -64,11 +69,14 @@ class Run:
 
     @staticmethod
     @process_as_before()
-    def create(config: Config, folder: str | Path, world: World | None = None) -> Run:
-        """A new run folder, once everything that can be known beforehand was found right."""
+    def create(config: Config, folder: str | Path, world: World | None = None, build: Builder = as_it_began) -> Run:
+        """A new run folder, once everything that can be known beforehand was found right.
+
+        Without a world of this config, the one of its first repetition is simulated.
+        """
         where = RunFolder(folder)
         plugins.permit(config.code())
-        world = world or World(config, config.seed_list[0])
+        world = world or simulated(config, config.seed_list[0])
         requests = config.requests()
         lineage.recordable(config)
         methods = {label: config.method(label) for label in config.methods.build()} if requests else {}
@@ -81,31 +89,28 @@ class Run:
             if by := left_by(world, request, requests[:i]):
                 raise UnfedError(f"{gone_already(request, by)} Leave it out of the config.")
         scopes = [requests[: i + 1] for i in range(len(requests))]
-        where.create(description.description(config, world, scopes, methods))
-        run = Run(where)
-        run._worlds[world.seed] = world
+        where.create(description.description(world, scopes, methods))
+        run = Run(where, build)
+        run.use(world)
         return run
 
     @staticmethod
     def open(folder: str | Path) -> Run:
         return Run(RunFolder(folder))
 
-    def permit(self) -> None:
-        """Refuse, before any work is begun, code that the config or a request names and nobody allowed."""
-        plugins.permit(self.config.code(), self.folder.path / "run.json")
-        for entry in self.folder.requests():
-            named = self.config.methods.code([entry.method], "method") if entry.accepted else ()
-            plugins.permit(named, self.folder.request_file(entry))
-
     def world(self, seed: int) -> World:
         if seed not in self._worlds:
             self.permit()
             self._worlds.clear()  # one at a time: a world holds the whole data set
             with process_as_before():
-                self._worlds[seed] = self._build(seed)
+                self._worlds[seed] = self._build(self.folder, self.config, seed)
         if self._at_work:
             self._worlds[seed].settle()
         return self._worlds[seed]
+
+    def use(self, world: World) -> None:
+        """Go on with a world that is built already."""
+        self._worlds = {world.seed: world}
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -116,14 +121,6 @@ class Run:
                 yield
             finally:
                 self._at_work = False
-
-    def _build(self, seed: int) -> World:
-        if self.description["engine"] == "flower":
-            raise UnfedError(
-                "The clients of this run are Flower nodes, so it cannot go on here; go on with `flwr run DIR"
-                f" --run-config 'resume-from=\"{self.folder.path.resolve()}\"'`."
-            )
-        return World(self.config, seed, self.description)
 
     # --- comparing ------------------------------------------------------------------------------------------------
 
@@ -171,46 +168,9 @@ class Run:
                 failed, first = [*(failed or []), *self.queue.serve(heart)], None
         return failed
 
-    def jobs(self) -> list[tuple[Job, int]]:
-        """Every job of this run in its order, with its number of rounds."""
-        found: list[tuple[Job, int]] = []
-        for seed in self.config.seed_list:
-            if self.trains:
-                found.append((self._training_job(seed), self.config.training.rounds))
-            for label in self.config.methods.run:
-                for request in self.description["requests"]:
-                    found.append((Job(seed, request["id"], label), self.about(label)["rounds"]))
-        for entry in self.folder.requests():
-            rounds = Until.of(entry.until).rounds or self.about(entry.method, entry)["rounds"]
-            found.append((Job(entry.seed, entry.request.id, entry.method), rounds))
-        return found
-
-    @property
-    def trains(self) -> bool:
-        """Whether θ* is made here; a call of `unlearn` is handed it."""
-        return not self.description.get("call")
-
-    def about(self, label: str, entry: Entry | None = None) -> dict[str, Any]:
-        """Title, needs and rounds of a method as they were written down when it was chosen; nothing is built for it."""
-        known = ((entry and entry.described) or {}).get("served_by") or self.description.get("methods", {}).get(label)
-        return known or description.plain_facts(self.config, label)
-
-    def ahead(self) -> list[tuple[Job, int]]:
-        """The jobs without those of requests on which nobody works any more."""
-        over = {Job(e.seed, e.request.id, e.method) for e in self.folder.requests() if e.owed or not e.accepted}
-        return [(job, rounds) for job, rounds in self.jobs() if job not in over]
-
-    def trained(self, seed: int) -> bool:
-        """Whether θ* of a repetition is there."""
-        job = self._training_job(seed)
-        return self.folder.finished(job) and self.folder.model_file(job).exists()
-
-    def _training_job(self, seed: int) -> Job:
-        return Job(seed, None, "train")
-
     def _train(self, seed: int, watch: Watch) -> Params:
         """θ*: Retrain on an empty scope, under the training seed."""
-        job = self._training_job(seed)
+        job = self.training_job(seed)
         if self.trained(seed):
             return self._model(job)
         world = self.world(seed)
@@ -230,58 +190,45 @@ class Run:
     def _compare(self, seed: int, trained: Params, watch: Watch) -> None:
         requests = self.config.requests()
         for i in range(len(requests)):
-            self._score_before(seed, requests[: i + 1], trained)
+            self.score_before(seed, requests[: i + 1], trained)
         for label in self.config.methods.run if requests else ():
-            params, method, previous = trained, self.config.method(label), self._training_job(seed)
+            params, method, previous = trained, self.config.method(label), self.training_job(seed)
             for i in range(len(requests)):
-                params = self._unlearn(seed, requests[: i + 1], label, method, params, watch, previous=previous).params
+                turn = Turn(seed, requests[: i + 1], label, method, params, previous)
+                params = self.unlearn(turn, watch).params
                 previous = Job(seed, requests[i].id, label)
 
-    def _unlearn(
-        self,
-        seed: int,
-        requests: Sequence[Request],
-        label: str,
-        method: Method,
-        params: Params,
-        watch: Watch,
-        entry: Entry | None = None,
-        previous: Job | None = None,
-        base: Mapping[str, Any] | None = None,
-    ) -> State:
-        """One method on the last of these requests, the ones before it being out already.
-
-        `previous` is the job that made `params`, if not the training; `base` is what a saved state must have begun at.
-        """
-        previous = previous or self._training_job(seed)
-        world, retrain = self.world(seed), isinstance(method, Retrain)
-        config = self.config if entry is None else entry.how.on(self.config, label)
-        rounds = description.rounds_of(self.config, label, method)
-        settings = replace(world.unlearning_settings(retrain, label), rounds=rounds)
-        history = lineage.history_of(self.folder, label, method, self._training_job(seed), previous)
-        going_on = lineage.recorders(self.folder, self.config, method, previous, world, requests[-1])
+    def unlearn(self, turn: Turn, watch: Watch) -> State:
+        """Give a method its turn; where it was begun already, it goes on."""
+        world, method, request, entry = self.world(turn.seed), turn.method, turn.requests[-1], turn.entry
+        config = self.config if entry is None else entry.how.on(self.config, turn.label)
+        training = self.training_job(turn.seed)
+        previous = turn.previous or training
+        rounds = description.rounds_of(self.config, turn.label, method)
+        settings = world.unlearning_settings(isinstance(method, Retrain), turn.label)
+        recorders = lineage.recorders(self.folder, self.config, method, previous, world, request)
         if entry is None:  # a comparison records for its own next request only; what is served, for whoever comes next
-            more = len(requests) < len(self.config.requests())
-            going_on = {own: recorder for own, recorder in going_on.items() if own == label and more}
+            more = len(turn.requests) < len(self.config.requests())
+            recorders = {own: recorder for own, recorder in recorders.items() if own == turn.label and more}
         spec = JobSpec(
-            Job(seed, requests[-1].id, label),
+            Job(turn.seed, request.id, turn.label),
             method,
-            settings,
-            world.seeds.request(requests[-1].id),
-            params,
-            tuple(requests),
+            replace(settings, rounds=rounds),
+            world.seeds.request(request.id),
+            turn.params,
+            tuple(turn.requests),
             patience=self.config.unlearning.patience,
             until=None if entry is None else entry.until,
             within=config.evaluation.recovered_within,
             gate=None if entry is None else gate_of(world, config, entry),
-            base=base,
-            history=history,
-            recorders=going_on,
-            pending=lambda: self.queue.besides(seed) if entry is None else self.queue.aside(entry),
+            base=turn.base,
+            history=lineage.history_of(self.folder, turn.label, method, training, previous),
+            recorders=recorders,
+            pending=lambda: self.queue.besides(turn.seed) if entry is None else self.queue.aside(entry),
         )
         return JobRunner(self.folder, world, spec, watch).run()
 
-    def _score_before(
+    def score_before(
         self,
         seed: int,
         requests: Sequence[Request],
@@ -344,32 +291,11 @@ class Run:
         """Let a request go, by its id: its rows take part again, from the next round on."""
         return self.queue.withdraw(request)
 
-    def way_out(self, entry: Entry) -> str:
-        """How a request that is owed can be settled."""
-        where, name = self.folder.path, entry.request.id
-        rounds = self.config.unlearning.retrain_rounds or self.config.training.rounds
-        again = f"`unfed forget {where} --id {name} --method retrain --until {rounds}`"
-        if self.description["engine"] == "flower":
-            again = f'the same run config with mode="unlearn" methods="retrain" until="{rounds}"'
-        accept = ""
-        if entry.gate is not None and self.description["engine"] != "flower":
-            accept = f"`unfed forget {where} --id {name} --accept` puts its model in force all the same, "
-        return f"{accept}{again} settles it for certain, `unfed withdraw {where} {name}` lets it go"
-
-    def one_seed(self, seed: int | None) -> int:
-        """The repetition that is meant; a run with several must be told."""
-        seeds = self.config.seed_list
-        if seed is None and len(seeds) > 1:
-            raise UnfedError(f"This run has {len(seeds)} repetitions; say which one with --seed, {listed(seeds)}.")
-        if seed is not None and seed not in seeds:
-            raise UnfedError(f"This run has no seed {seed}; use {listed(seeds)}.")
-        return seeds[0] if seed is None else seed
-
     # --- reading --------------------------------------------------------------------------------------------------
 
     def current_job(self, seed: int) -> Job:
         """The job whose model is in force: that of the request that was served last, else the training."""
-        return self.queue.job_in_force(seed) or self._training_job(seed)
+        return self.queue.job_in_force(seed) or self.training_job(seed)
 
     def current(self, seed: int) -> Params:
         """The model in force."""
@@ -398,7 +324,7 @@ class Run:
         if method is None and request is None:
             return self.current_job(seed)
         if method == "train":
-            return self._training_job(seed)
+            return self.training_job(seed)
         ids = [*self.config.request_ids()] + [e.request.id for e in self.folder.requests()]
         if request is None and len(ids) != 1:
             raise UnfedError(f"This run has {len(ids)} requests; say which one with --request, {listed(ids)}.")
@@ -407,40 +333,6 @@ class Run:
     def scope(self, seed: int) -> tuple[Request, ...]:
         """What was asked to leave, but for what was withdrawn; in a mere comparison, the compared requests."""
         return tuple(self.queue.besides(seed)) or self.config.requests()
-
-    def lines(self) -> list[Line]:
-        """The trajectory; the last line of a job that has ended says `done`, whatever made it end.
-
-        Of a job that was begun anew, only what came since; the file has it all.
-        """
-        lines = last_starts(self.folder.lines())
-        last = trajectory.last_of_each(lines)
-        for job, _ in self.jobs():
-            if self.folder.finished(job) and (job.seed, job.request, job.label) in last:
-                last[job.seed, job.request, job.label]["done"] = True
-        return lines
-
-    def info(self) -> dict[str, Any]:
-        """`run.json` with the requests that came later."""
-        entries, extra = self.folder.requests(), []
-        served = {(e.seed, e.request.id): self.about(e.method, e) for e in entries}
-        for entry in entries:
-            described = entry.described or description.plain_request(entry.request)
-            extra.append({**described, **description.entry(entry, self.way_out)})
-
-        def needs(job: Job) -> list[str] | None:
-            if job.request is None:
-                return []
-            found: list[str] | None = served.get((job.seed, job.request), self.about(job.label))["needs"]
-            return found
-
-        return {
-            **self.description,
-            "requests": [*self.description["requests"], *extra],
-            "methods": self.description.get("methods", {}) | {e.method: self.about(e.method, e) for e in entries},
-            "influence": lineage.influence(self.folder, self.config),
-            "jobs": description.jobs(self.folder, self.jobs(), needs),
-        }
 
 
 class _Continue(Retrain):

@@ -17,30 +17,29 @@ later ones were served follows them. What it began without is written into its f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 
 from unfed import rng
 from unfed.data import Request
 from unfed.errors import Halted, NotRecovered, Refused, Unanswered, UnfedError, listed
+from unfed.methods import State
 from unfed.model.params import Params
 from unfed.runs import lineage
 from unfed.runs.config import Config
 from unfed.runs.description import describe_request, method_facts
-from unfed.runs.folder import Job
+from unfed.runs.folder import Job, RunFolder
 from unfed.runs.gate import Decision, Gate, NotForgotten, NotPassed, passed
 from unfed.runs.how import How, Until
 from unfed.runs.names import check_id, check_label
 from unfed.runs.progress import Watch
 from unfed.runs.requests import Entry, Reason, date_of, in_force, next_number, next_place, now, turn
-
-if TYPE_CHECKING:
-    from unfed.runs.run import Run
-    from unfed.runs.world import World
+from unfed.runs.turn import Turn
+from unfed.runs.world import World
 
 # What befalls the machine, not a request: a device that is gone does not come back for the next request either.
 STOPS: tuple[type[BaseException], ...] = (Halted, OSError, getattr(torch, "AcceleratorError", Halted))
@@ -50,10 +49,40 @@ class Withdrawn(Exception):
     """The request at work was withdrawn."""
 
 
+class Worker(Protocol):
+    """Who serves what the queue gives out: a run."""
+
+    folder: RunFolder
+    config: Config
+
+    def world(self, seed: int) -> World: ...
+
+    def trained(self, seed: int) -> bool: ...
+
+    def current_job(self, seed: int) -> Job: ...
+
+    def current(self, seed: int) -> Params: ...
+
+    def about(self, label: str, entry: Entry | None = None) -> dict[str, Any]: ...
+
+    def way_out(self, entry: Entry) -> str: ...
+
+    def score_before(
+        self,
+        seed: int,
+        requests: Sequence[Request],
+        params: Params,
+        label: str = "before",
+        base: Mapping[str, Any] | None = None,
+    ) -> None: ...
+
+    def unlearn(self, turn: Turn, watch: Watch) -> State: ...
+
+
 class Queue:
     """The deletion requests of a run."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Worker) -> None:
         self._run, self._folder = run, run.folder
         self.errors: dict[str, Exception] = {}
         """What went wrong with the requests that failed here, by id."""
@@ -279,10 +308,10 @@ class Queue:
         requests = [*(e.request for e in out), entry.request]
         base = {"model": "/".join(previous.path.parts), "without": list(entry.earlier)}
         began_with = base | ({"set": dict(entry.how.set)} if entry.how.set else {})
-        run._score_before(entry.seed, requests, params, base=base)
+        run.score_before(entry.seed, requests, params, base=base)
         method = config.method(entry.method)
-        done = run._unlearn(entry.seed, requests, entry.method, method, params, watch, entry, previous, began_with)
-        return done.params
+        turn = Turn(entry.seed, requests, entry.method, method, params, previous, entry, began_with)
+        return run.unlearn(turn, watch).params
 
     def _before(self, entry: Entry) -> list[Entry]:
         """The requests whose rows were out when this one was taken up."""
@@ -343,8 +372,7 @@ class Queue:
 def gate_of(world: World, config: Config, entry: Entry) -> Gate:
     """The gate for the model that a request leaves, by a config that holds for it."""
     key = rng.key(world.seeds.evaluation, "forgotten", entry.request.id)
-    classes = world.dataset.train.classes
-    return Gate(entry.request, classes, key, config.gate, "forgotten" in Until.of(entry.until).goals)
+    return Gate(entry.request, world.classes, key, config.gate, "forgotten" in Until.of(entry.until).goals)
 
 
 def reason_of(error: Exception) -> Reason:

@@ -1,86 +1,42 @@
-"""The federation that a config describes, for one seed: data, clients, model.
+"""A world: everything that exists before a request arrives, as one value.
 
-    config ─► data ─► partition ─► (poison) ─► clients, template, fresh initialisation
+    who builds it                          whose rows                          who trains on them
+    runs/simulated.py:simulated            a config's, dealt to clients        this process
+    central/world.py:own_world             the caller's own, in one place      this process
+    flower/world.py:flower_world           the nodes', never seen here         the nodes
 
-A world is a function of (config, seed): build it twice and it is the same twice. That is why a run can be resumed
-from its config alone, and why nothing of it is ever saved.
+Everything above (jobs, runs, folders, reports) is written over this value alone, whatever built it. Another setting is
+another builder: it says who holds what (a population), what the model is, and, where that differs, who runs plans and
+who scores models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Protocol
 
 import torch
 
-from unfed import rng, storage
 from unfed.client.plan import Optimiser, Phase
-from unfed.data import ClientData, Dataset, Request, Source, backdoor, dirichlet, iid, load, mark, public, shards, split
+from unfed.data import ClientData, Dataset, Request, Source, mark
+from unfed.data import public as validation_images
 from unfed.engines import Batched, Engine, Sequential
-from unfed.engines.choice import Choice, choose
+from unfed.engines.choice import Choice
 from unfed.engines.determinism import fixed_order
 from unfed.errors import UnfedError
 from unfed.federation.robust import Robust
 from unfed.federation.schedule import Schedule, Settings
-from unfed.measures.evaluator import Evaluator
-from unfed.model.flops import Flops, forward_flops
+from unfed.measures.evaluator import Evaluator, Scorer, Yardstick
+from unfed.model.flops import Flops
 from unfed.model.functional import Template
-from unfed.model.networks import build, head_of, translated
-from unfed.model.params import Params, cast, check_like, params_of
+from unfed.model.params import Params
 from unfed.runs.config import Config
 from unfed.runs.config_tables import RecoveryConfig
-
-# In bf16 the params stay float32: only matrix products and convolutions of training are cast.
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
-
-
-# One client's forward pass over a batch: digits takes 3 to 10 MFLOP, the paper's CNN on 32x32 images 2 GFLOP.
-SMALL_STEP_FLOPS = 100_000_000
-
-
-@dataclass(frozen=True)
-class Seeds:
-    """The four seeds of one repetition. All derive from one number unless the config sets them."""
-
-    partition: int
-    training: int
-    unlearning: int
-    evaluation: int
-
-    @staticmethod
-    def of(config: Config, seed: int) -> Seeds:
-        given = config.seeds.model_dump()
-        return Seeds(**{n: rng.key(seed if v is None else v, n) for n, v in given.items()})
-
-    def request(self, request_id: str) -> int:
-        """The unlearning seed of a request: the same for every method of a comparison."""
-        return rng.key(self.unlearning, request_id)
-
-
-def small_step(batch: int, forward_flops: Flops) -> bool:
-    """Whether a step is too small for more than one CPU thread; one that could not be counted is not called small."""
-    return not isinstance(forward_flops, str) and batch * forward_flops < SMALL_STEP_FLOPS
-
-
-def pick_device(name: str) -> torch.device:
-    """auto: CUDA if there is one, else the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise UnfedError(f"device = {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices.")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UnfedError("device = 'mps' is not there on this machine; use cpu.")
-    return device
-
-
-def template_of(config: Config, module: torch.nn.Module, shape: Sequence[int], device: torch.device) -> Template:
-    """A model as a config computes it: on this device, in its precision, wherever it is trained."""
-    template = Template(module, shape).to(device, DTYPES[config.engine.precision])
-    template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
-    return template
+from unfed.runs.ingredients import DTYPES
+from unfed.runs.seeds import Seeds
 
 
 @contextmanager
@@ -95,65 +51,121 @@ def process_as_before() -> Iterator[None]:
         cudnn.deterministic, cudnn.benchmark = chosen
 
 
+# --- who holds what ---------------------------------------------------------------------------------------------------
+
+
+class Population(Protocol):
+    """The clients of a world, and which of their rows a request concerns."""
+
+    @property
+    def clients(self) -> tuple[ClientData, ...]:
+        """Everybody, in the order in which answers are averaged."""
+        ...
+
+    def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
+        """The clients with the forget sets of these requests marked; of those that are `gone` no row is left at all."""
+        ...
+
+    def holds(self, request: Request, gone: Sequence[Request]) -> bool:
+        """Whether a training row that a request asks for is still in, once these others are out."""
+        ...
+
+    def admit(self, requests: Sequence[Request]) -> bool:
+        """Take in who joined since the last time, but nobody whom these requests name; whether there was anybody."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Residents:
+    """Clients whose rows lie here; nobody comes or goes."""
+
+    clients: tuple[ClientData, ...]
+    seed: int
+    """Of the draws by which a request for a fraction takes rows."""
+
+    def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
+        marked = mark(self.clients, requests, self.seed)
+        if not gone:
+            return {c.name: c for c in marked}
+        before = mark(self.clients, gone, self.seed)
+        return {c.name: replace(c, train=c.train[~b.forget[c.train]]) for c, b in zip(marked, before, strict=True)}
+
+    def holds(self, request: Request, gone: Sequence[Request]) -> bool:
+        return any(len(c.view("forget")) for c in self.scoped([*gone, request], gone=gone).values())
+
+    def admit(self, requests: Sequence[Request]) -> bool:
+        return False
+
+
+# --- what differs between settings, as it is where the rows lie here --------------------------------------------------
+
+
+def local_engine(world: World, clients: Mapping[str, ClientData]) -> Engine:
+    """Plans run in this process: as the config says, or as suits the model and the device."""
+    if world.choice.name == "batched":
+        return Batched(world.template, clients, world.chunk, world.config.engine.compile)
+    return Sequential(world.template, clients, world.config.engine.compile)
+
+
+def local_evaluator(world: World, requests: Sequence[Request]) -> Scorer:
+    """Models are scored on rows that lie here."""
+    return Evaluator(world.yardstick, world.scoped, requests)
+
+
+ONE_BY_ONE = Choice("sequential", "nothing else was asked for")
+
+
+# --- the value --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class World:
     """Everything that exists before a request arrives."""
 
+    config: Config
+    seed: int
+    population: Population
+    template: Template
+    """The model as a pure function."""
+    device: torch.device
+    forward_flops: Flops
+    """What one sample's way through the model costs."""
+    fresh: Callable[[int], Params]
+    """A new initialisation, as a function of a seed."""
+    initial: Params | None = None
+    """The model that training starts from, where it is given; where nobody trains, θ* itself."""
+    held_out: Source | None = None
+    """The test data, if there is any."""
+    loaded: Dataset | None = None
+    """The data set that was read here, where one was."""
+    repaired: tuple[int, ...] = ()
+    """Clients that were topped up when the data was dealt."""
+    public: Callable[[Mapping[str, ClientData]], ClientData | None] = validation_images
+    """Unlabelled images at the server, if there are any; by default held-out rows of the clients that stay."""
     threads: int | None = None
     """CPU threads that work on one operation; None leaves the process as it is."""
+    choice: Choice = ONE_BY_ONE
     chunk: int | None = None
     """Clients per stack, if stacks are made and their size is fixed."""
+    engines: Callable[[World, Mapping[str, ClientData]], Engine] = local_engine
+    """Makes what runs plans at some clients."""
+    evaluators: Callable[[World, Sequence[Request]], Scorer] = local_evaluator
+    """Makes who scores models against some requests."""
 
-    def __init__(self, config: Config, seed: int, kept: Mapping[str, Any] | None = None) -> None:
-        """`kept` is what a run wrote down when it began: which engine, how many clients share a stack. Both change the
-        last bits of a result, so a run goes on with them whatever would be picked today."""
-        self.config, self.seed = config, seed
-        self.seeds = Seeds.of(config, seed)
-        self.device = pick_device(config.device)
-        fixed_order(self.device)
-        self.dtype = DTYPES[config.engine.precision]
-        if self.device.type == "mps" and self.dtype == torch.float64:
-            raise UnfedError("The mps device has no float64; set engine.precision to float32.")
-        self.dataset = self._load()
-        self.repaired: tuple[int, ...] = ()
-        self.clients = self._deal()
-        self.template = template_of(config, self._module(0), self.dataset.train.shape, self.device)
-        self.forward_flops = forward_flops(self.template)
-        self.choice, self.chunk = self._choose(kept)
-        self.threads = self._threads()
-        self.settle()
-        self.parameters = sum(self.template.like[n].numel() for n in self.template.trainable)
-        self.initial = self._initial()
+    # --- what follows from it -----------------------------------------------------------------------------------------
 
-    def _threads(self) -> int:
-        """How many CPU threads work on one operation: fixed, because the last bits of a sum may depend on it.
+    @cached_property
+    def seeds(self) -> Seeds:
+        return Seeds.of(self.config, self.seed)
 
-        Waking a second thread for a step of a few MFLOP costs more than it gives: on two busy cores the digits demo
-        took seven times the CPU seconds with two threads.
-        """
-        wanted = self.config.engine.threads
-        if wanted is None and self.device.type == "cpu":
-            wanted = 1 if small_step(self.config.training.batch, self.forward_flops) else None
-        return wanted or torch.get_num_threads()
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.config.engine.precision]
 
-    def settle(self) -> None:
-        """Set this process as the world needs it, so that a run is repeated bit for bit."""
-        fixed_order(self.device)
-        if self.threads is not None and self.threads != torch.get_num_threads():
-            torch.set_num_threads(self.threads)
-
-    def _choose(self, kept: Mapping[str, Any] | None) -> tuple[Choice, int | None]:
-        """The engine and the size of its stacks: as a run began, or as suits today."""
-        config, batch = self.config, self.config.training.batch
-        if kept is not None:
-            choose(kept["engine"], self.template, self.dataset.train, batch, self.forward_flops)  # can it still?
-            return Choice(kept["engine"], "as the run began"), kept.get("chunk", config.engine.chunk)
-        # One client has nobody to be stacked with.
-        wanted = "sequential" if self.central and config.engine.name == "auto" else config.engine.name
-        choice = choose(wanted, self.template, self.dataset.train, batch, self.forward_flops)
-        if choice.name == "sequential":
-            return choice, None
-        widest = min(batch + 1, max(len(client.train) for client in self.clients))
-        return choice, Batched(self.template, {}, config.engine.chunk).chunk(widest)
+    @property
+    def parameters(self) -> int:
+        """How many numbers train."""
+        return sum(self.template.like[n].numel() for n in self.template.trainable)
 
     @property
     def central(self) -> bool:
@@ -161,95 +173,61 @@ class World:
         return self.config.setting == "central"
 
     @property
-    def held_out(self) -> Source | None:
-        """The test data, if there is any."""
-        return self.dataset.test
+    def clients(self) -> tuple[ClientData, ...]:
+        return self.population.clients
 
-    # --- data -----------------------------------------------------------------------------------------------------
+    @property
+    def classes(self) -> int:
+        """How many classes the rows have, wherever they lie."""
+        return self.clients[0].source.classes
 
-    def _load(self) -> Dataset:
-        data = self.config.data
-        wanted = {n: getattr(data, n) for n in ("flip", "pad_crop", "resize", "crop")}
-        return load(
-            data.name,
-            root=data.root,
-            test_size=data.test_size,
-            seed=self.seeds.partition,
-            device=self.device,
-            dtype=self.dtype,
-            transform={n: value for n, value in wanted.items() if value is not None},
+    @property
+    def dataset(self) -> Dataset:
+        """The data set that was read here."""
+        if self.loaded is None:
+            raise UnfedError("This world holds no data set of its own; ask its clients.")
+        return self.loaded
+
+    @property
+    def yardstick(self) -> Yardstick:
+        """What all evaluations have in common."""
+        how, poison = self.config.evaluation, self.config.poison
+        return Yardstick(
+            self.template,
+            self.held_out,
+            self.seeds.evaluation,
+            how.batch,
+            how.attack,
+            how.samples,
+            None if poison is None else poison.target_class,
+            None if poison is None else poison.client,
         )
-
-    def _deal(self) -> tuple[ClientData, ...]:
-        part, seed, source = self.config.partition, self.seeds.partition, self.dataset.train
-        labels = source.labels.cpu()
-        if part.scheme == "iid":
-            dealt = iid(labels, part.clients, seed)
-        elif part.scheme == "dirichlet":
-            dealt = dirichlet(labels, part.clients, part.beta, seed, part.min_samples)
-        else:
-            dealt = shards(labels, part.clients, part.shards_per_client, seed)
-        self.repaired = dealt.repaired
-        keys = [rng.key(seed, "validation", k) for k in range(part.clients)]
-        splits = [split(len(rows), key, part.validation) for rows, key in zip(dealt.rows, keys, strict=True)]
-        poisoned = self.config.poison
-        if poisoned is not None:
-            if poisoned.client not in {str(k) for k in range(part.clients)}:
-                last = part.clients - 1
-                raise UnfedError(f"poison.client = {poisoned.client!r} is not one of the clients 0 to {last}.")
-            k = int(poisoned.client)
-            training = dealt.rows[k][splits[k][0]]
-            source = backdoor(source, training, poisoned.target_class, seed, poisoned.share)
-        return tuple(ClientData(str(k), source, rows, *splits[k]) for k, rows in enumerate(dealt.rows))
 
     def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
         """The clients with the forget sets of these requests marked; of those that are `gone` no row is left at all."""
-        marked = mark(self.clients, requests, self.seeds.partition)
-        if not gone:
-            return {c.name: c for c in marked}
-        before = mark(self.clients, gone, self.seeds.partition)
-        return {c.name: replace(c, train=c.train[~b.forget[c.train]]) for c, b in zip(marked, before, strict=True)}
+        return self.population.scoped(requests, gone)
 
     def holds(self, request: Request, gone: Sequence[Request]) -> bool:
         """Whether a training row that a request asks for is still in, once these others are out."""
-        return any(len(c.view("forget")) for c in self.scoped([*gone, request], gone=gone).values())
+        return self.population.holds(request, gone)
 
-    def engine(self, clients: dict[str, ClientData]) -> Engine:
-        """What runs the plans: as the config says, or as suits the model and the device."""
-        if self.choice.name == "batched":
-            return Batched(self.template, clients, self.chunk, self.config.engine.compile)
-        return Sequential(self.template, clients, self.config.engine.compile)
+    def admit(self, requests: Sequence[Request]) -> bool:
+        """Take in who joined since the last time, but nobody whom these requests name; whether there was anybody."""
+        return self.population.admit(requests)
 
-    def evaluator(self, requests: Sequence[Request]) -> Evaluator:
+    def engine(self, clients: Mapping[str, ClientData]) -> Engine:
+        """What runs plans at these clients."""
+        return self.engines(self, clients)
+
+    def evaluator(self, requests: Sequence[Request]) -> Scorer:
         """Who scores models against the scope of these requests."""
-        return Evaluator(self, self.scoped(requests), requests)
+        return self.evaluators(self, requests)
 
-    def public(self, clients: Mapping[str, ClientData]) -> ClientData | None:
-        """Unlabelled images at the server, if there are any: held-out rows of the clients that stay."""
-        return public(clients)
-
-    # --- model ----------------------------------------------------------------------------------------------------
-
-    def _module(self, seed: int) -> torch.nn.Module:
-        model, train = self.config.model, self.dataset.train
-        return build(model.name, shape=train.shape, classes=train.classes, seed=seed, **model.options)
-
-    def fresh(self, seed: int) -> Params:
-        """A new initialisation by the model's own rules."""
-        return cast(params_of(self._module(seed)), self.dtype, self.device)
-
-    def _initial(self) -> Params | None:
-        path = self.config.model.initial
-        if path is None:
-            return None
-        module = self.template.module
-        params = translated(module, storage.load(path, "checkpoint model.initial")[0])
-        if self.config.model.fresh_head:
-            head = head_of(module) + "."
-            own = {name: t for name, t in self.fresh(self.seeds.training).items() if name.startswith(head)}
-            params = {name: t for name, t in params.items() if not name.startswith(head)} | own
-        check_like(params, self.template.like, f"The checkpoint {path}")
-        return cast({name: params[name] for name in self.template.like}, self.dtype, self.device)
+    def settle(self) -> None:
+        """Set this process as the world needs it, so that a run is repeated bit for bit."""
+        fixed_order(self.device)
+        if self.threads is not None and self.threads != torch.get_num_threads():
+            torch.set_num_threads(self.threads)
 
     # --- settings -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,158 @@
+"""What a config names, made: a device, a data set, the clients it is dealt to, a network and where it starts.
+
+Every function here is a function of its arguments: call it twice and it gives the same twice. The builders of worlds
+(`simulated.py`, and those of the other settings) take what they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from unfed import rng, storage
+from unfed.data import ClientData, Dataset, backdoor, dirichlet, iid, load, shards, split
+from unfed.errors import UnfedError
+from unfed.model.flops import Flops
+from unfed.model.functional import Template
+from unfed.model.networks import build, head_of, translated
+from unfed.model.params import Params, cast, check_like, params_of
+from unfed.runs.config import Config
+from unfed.runs.seeds import Seeds
+
+# In bf16 the params stay float32: only matrix products and convolutions of training are cast.
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
+
+# One client's forward pass over a batch: digits takes 3 to 10 MFLOP, the paper's CNN on 32x32 images 2 GFLOP.
+SMALL_STEP_FLOPS = 100_000_000
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
+
+def pick_device(name: str) -> torch.device:
+    """auto: CUDA if there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise UnfedError(f"device = {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices.")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UnfedError("device = 'mps' is not there on this machine; use cpu.")
+    return device
+
+
+def small_step(batch: int, forward_flops: Flops) -> bool:
+    """Whether a step is too small for more than one CPU thread; one that could not be counted is not called small."""
+    return not isinstance(forward_flops, str) and batch * forward_flops < SMALL_STEP_FLOPS
+
+
+def cpu_threads(config: Config, device: torch.device, forward_flops: Flops) -> int:
+    """How many CPU threads work on one operation: fixed, because the last bits of a sum may depend on it.
+
+    Waking a second thread for a step of a few MFLOP costs more than it gives: on two busy cores the digits demo took
+    seven times the CPU seconds with two threads.
+    """
+    wanted = config.engine.threads
+    if wanted is None and device.type == "cpu":
+        wanted = 1 if small_step(config.training.batch, forward_flops) else None
+    return wanted or torch.get_num_threads()
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def data_set(config: Config, seeds: Seeds, device: torch.device, name: str | None = None) -> Dataset:
+    """The data set of a config, or another of this name read in the same way."""
+    data = config.data
+    wanted = {n: getattr(data, n) for n in ("flip", "pad_crop", "resize", "crop")}
+    return load(
+        data.name if name is None else name,
+        root=data.root,
+        test_size=data.test_size,
+        seed=seeds.partition,
+        device=device,
+        dtype=DTYPES[config.engine.precision],
+        transform={n: value for n, value in wanted.items() if value is not None},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Hand:
+    """Who was dealt what."""
+
+    clients: tuple[ClientData, ...]
+    repaired: tuple[int, ...]
+    """Clients that were topped up to the least number of rows."""
+
+
+def deal(config: Config, seeds: Seeds, dataset: Dataset) -> Hand:
+    """A data set in the hands of its clients, one of them poisoned if the config says so."""
+    part, seed, source = config.partition, seeds.partition, dataset.train
+    labels = source.labels.cpu()
+    if part.scheme == "iid":
+        dealt = iid(labels, part.clients, seed)
+    elif part.scheme == "dirichlet":
+        dealt = dirichlet(labels, part.clients, part.beta, seed, part.min_samples)
+    else:
+        dealt = shards(labels, part.clients, part.shards_per_client, seed)
+    keys = [rng.key(seed, "validation", k) for k in range(part.clients)]
+    splits = [split(len(rows), key, part.validation) for rows, key in zip(dealt.rows, keys, strict=True)]
+    poisoned = config.poison
+    if poisoned is not None:
+        if poisoned.client not in {str(k) for k in range(part.clients)}:
+            last = part.clients - 1
+            raise UnfedError(f"poison.client = {poisoned.client!r} is not one of the clients 0 to {last}.")
+        k = int(poisoned.client)
+        training = dealt.rows[k][splits[k][0]]
+        source = backdoor(source, training, poisoned.target_class, seed, poisoned.share)
+    clients = tuple(ClientData(str(k), source, rows, *splits[k]) for k, rows in enumerate(dealt.rows))
+    return Hand(clients, dealt.repaired)
+
+
+# --- model ------------------------------------------------------------------------------------------------------------
+
+
+def template_of(config: Config, module: torch.nn.Module, shape: Sequence[int], device: torch.device) -> Template:
+    """A model as a config computes it: on this device, in its precision, wherever it is trained."""
+    template = Template(module, shape).to(device, DTYPES[config.engine.precision])
+    template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
+    return template
+
+
+@dataclass(frozen=True)
+class Network:
+    """The model of a config, for inputs of this shape and so many classes."""
+
+    config: Config
+    shape: tuple[int, ...]
+    classes: int
+    device: torch.device
+
+    def module(self, seed: int) -> torch.nn.Module:
+        model = self.config.model
+        return build(model.name, shape=self.shape, classes=self.classes, seed=seed, **model.options)
+
+    def template(self) -> Template:
+        return template_of(self.config, self.module(0), self.shape, self.device)
+
+    def fresh(self, seed: int) -> Params:
+        """A new initialisation by the model's own rules."""
+        return self._cast(params_of(self.module(seed)))
+
+    def initial(self, template: Template, seed: int) -> Params | None:
+        """The checkpoint that training starts from, if the config names one; a fresh head is drawn by this seed."""
+        path = self.config.model.initial
+        if path is None:
+            return None
+        params = translated(template.module, storage.load(path, "checkpoint model.initial")[0])
+        if self.config.model.fresh_head:
+            head = head_of(template.module) + "."
+            own = {name: t for name, t in self.fresh(seed).items() if name.startswith(head)}
+            params = {name: t for name, t in params.items() if not name.startswith(head)} | own
+        check_like(params, template.like, f"The checkpoint {path}")
+        return self._cast({name: params[name] for name in template.like})
+
+    def _cast(self, params: Mapping[str, torch.Tensor]) -> Params:
+        return cast(dict(params), DTYPES[self.config.engine.precision], self.device)

@@ -1,0 +1,129 @@
+"""A run as its folder tells it: nothing that it names is built, or run, to read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unfed import plugins
+from unfed.errors import UnfedError, listed
+from unfed.measures import trajectory
+from unfed.measures.trajectory import Line
+from unfed.runs import description, lineage
+from unfed.runs.config import Config
+from unfed.runs.diary import last_starts
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.how import Until
+from unfed.runs.requests import Entry
+
+
+class Record:
+    """What is written in a run folder: its config, its jobs, its trajectory, its requests."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.description = folder.description()
+        self.config = Config.kept(self.description["config"])
+
+    def permit(self) -> None:
+        """Refuse, before any work is begun, code that the config or a request names and nobody allowed."""
+        plugins.permit(self.config.code(), self.folder.path / "run.json")
+        for entry in self.folder.requests():
+            named = self.config.methods.code([entry.method], "method") if entry.accepted else ()
+            plugins.permit(named, self.folder.request_file(entry))
+
+    def one_seed(self, seed: int | None) -> int:
+        """The repetition that is meant; a run with several must be told."""
+        seeds = self.config.seed_list
+        if seed is None and len(seeds) > 1:
+            raise UnfedError(f"This run has {len(seeds)} repetitions; say which one with --seed, {listed(seeds)}.")
+        if seed is not None and seed not in seeds:
+            raise UnfedError(f"This run has no seed {seed}; use {listed(seeds)}.")
+        return seeds[0] if seed is None else seed
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------
+
+    def jobs(self) -> list[tuple[Job, int]]:
+        """Every job of this run in its order, with its number of rounds."""
+        found: list[tuple[Job, int]] = []
+        for seed in self.config.seed_list:
+            if self.trains:
+                found.append((self.training_job(seed), self.config.training.rounds))
+            for label in self.config.methods.run:
+                for request in self.description["requests"]:
+                    found.append((Job(seed, request["id"], label), self.about(label)["rounds"]))
+        for entry in self.folder.requests():
+            rounds = Until.of(entry.until).rounds or self.about(entry.method, entry)["rounds"]
+            found.append((Job(entry.seed, entry.request.id, entry.method), rounds))
+        return found
+
+    @property
+    def trains(self) -> bool:
+        """Whether θ* is made here; a call of `unlearn` is handed it."""
+        return not self.description.get("call")
+
+    def about(self, label: str, entry: Entry | None = None) -> dict[str, Any]:
+        """Title, needs and rounds of a method as they were written down when it was chosen; nothing is built for it."""
+        known = ((entry and entry.described) or {}).get("served_by") or self.description.get("methods", {}).get(label)
+        return known or description.plain_facts(self.config, label)
+
+    def ahead(self) -> list[tuple[Job, int]]:
+        """The jobs without those of requests on which nobody works any more."""
+        over = {Job(e.seed, e.request.id, e.method) for e in self.folder.requests() if e.owed or not e.accepted}
+        return [(job, rounds) for job, rounds in self.jobs() if job not in over]
+
+    def trained(self, seed: int) -> bool:
+        """Whether θ* of a repetition is there."""
+        job = self.training_job(seed)
+        return self.folder.finished(job) and self.folder.model_file(job).exists()
+
+    def training_job(self, seed: int) -> Job:
+        """The job that makes θ* of a repetition."""
+        return Job(seed, None, "train")
+
+    # --- for a report -------------------------------------------------------------------------------------------------
+
+    def lines(self) -> list[Line]:
+        """The trajectory; the last line of a job that has ended says `done`, whatever made it end.
+
+        Of a job that was begun anew, only what came since; the file has it all.
+        """
+        lines = last_starts(self.folder.lines())
+        last = trajectory.last_of_each(lines)
+        for job, _ in self.jobs():
+            if self.folder.finished(job) and (job.seed, job.request, job.label) in last:
+                last[job.seed, job.request, job.label]["done"] = True
+        return lines
+
+    def way_out(self, entry: Entry) -> str:
+        """How a request that is owed can be settled."""
+        where, name = self.folder.path, entry.request.id
+        rounds = self.config.unlearning.retrain_rounds or self.config.training.rounds
+        again = f"`unfed forget {where} --id {name} --method retrain --until {rounds}`"
+        if self.description["engine"] == "flower":
+            again = f'the same run config with mode="unlearn" methods="retrain" until="{rounds}"'
+        accept = ""
+        if entry.gate is not None and self.description["engine"] != "flower":
+            accept = f"`unfed forget {where} --id {name} --accept` puts its model in force all the same, "
+        return f"{accept}{again} settles it for certain, `unfed withdraw {where} {name}` lets it go"
+
+    def info(self) -> dict[str, Any]:
+        """`run.json` with the requests that came later."""
+        entries, extra = self.folder.requests(), []
+        served = {(e.seed, e.request.id): self.about(e.method, e) for e in entries}
+        for entry in entries:
+            described = entry.described or description.plain_request(entry.request)
+            extra.append({**described, **description.entry(entry, self.way_out)})
+
+        def needs(job: Job) -> list[str] | None:
+            if job.request is None:
+                return []
+            found: list[str] | None = served.get((job.seed, job.request), self.about(job.label))["needs"]
+            return found
+
+        return {
+            **self.description,
+            "requests": [*self.description["requests"], *extra],
+            "methods": self.description.get("methods", {}) | {e.method: self.about(e.method, e) for e in entries},
+            "influence": lineage.influence(self.folder, self.config),
+            "jobs": description.jobs(self.folder, self.jobs(), needs),
+        }

@@ -1,0 +1,31 @@
+"""A method's turn on a request: what is handed from whoever decides that it is due to whoever does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unfed.data import Request
+from unfed.methods import Method
+from unfed.model.params import Params
+from unfed.runs.folder import Job
+from unfed.runs.requests import Entry
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One method's turn on the last of some requests, the ones before it being out already."""
+
+    seed: int
+    requests: Sequence[Request]
+    label: str
+    method: Method
+    params: Params
+    """The model it begins at."""
+    previous: Job | None = None
+    """The job that made it, if not the training."""
+    entry: Entry | None = None
+    """The request in the queue, where it is served; a comparison has none."""
+    base: Mapping[str, Any] | None = None
+    """What a saved state must have begun at."""
