@@ -28,12 +28,12 @@ EVERYTHING = "forget,gradients,samples"
 
 
 class InProcessGrid(Grid):
-    """Nodes with configs; node ids are 1000, 1001, … and connect or leave at will."""
+    """Nodes with configs; node ids are 1000, 1001, … unless said otherwise, and connect or leave at will."""
 
-    def __init__(self, configs: Iterable[Mapping[str, Any]], app: ClientApp = client_app) -> None:
+    def __init__(self, configs: Iterable[Mapping[str, Any]], app: ClientApp = client_app, first: int = 1000) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as a running ServerApp has
         self.app = app
-        self.nodes: dict[int, dict[str, Any]] = {1000 + i: dict(c) for i, c in enumerate(configs)}
+        self.nodes: dict[int, dict[str, Any]] = {first + i: dict(c) for i, c in enumerate(configs)}
         self.names: dict[int, str] = {}
         self.lives: dict[int, float] = {}
         self.contexts: dict[int, Context] = {}

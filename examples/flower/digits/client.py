@@ -1,11 +1,12 @@
-"""The client app: it trains and evaluates, and knows nothing of unlearning."""
+"""The client app: it trains and evaluates, and says who it is; it knows nothing else of unlearning."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from digits import task
+from unfed.flower import introduce  # new
 
-app = ClientApp()
+app = introduce(ClientApp())  # new: it was ClientApp()
 
 
 def own_part(context: Context):

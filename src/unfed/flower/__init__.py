@@ -1,7 +1,8 @@
 """Flower: the same unlearning on real, separate machines.
 
     unfed flower init DIR; flwr run DIR        unfed's own app: train, unlearn, evaluate, resume (server.py, client.py)
-    Unlearn(factory, perturb, exclude)         forget a client in an app you already have (existing.py)
+    Unlearn(factory, perturb, exclude)         forget a client in an app you already have (existing.py, leaving.py)
+    introduce(ClientApp())                     let its clients say who they are (who.py)
     unfed.engines.flower.Flower                the engine contract over Flower's grid
 
 Needs `pip install unfed[flower]`.
@@ -13,13 +14,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unfed.flower.existing import SubsetGrid, Unlearn, negate, registered
+    from unfed.flower.existing import Unlearn, negate, negate_arrays
+    from unfed.flower.leaving import SubsetGrid, node_with, registered
+    from unfed.flower.who import introduce, introduce_mod
 
-__all__ = ["SubsetGrid", "Unlearn", "negate", "registered"]
+_WHERE = {
+    "existing": ("Unlearn", "negate", "negate_arrays"),
+    "who": ("introduce", "introduce_mod"),
+    "leaving": ("SubsetGrid", "node_with", "registered"),
+}
+__all__ = [
+    "SubsetGrid",
+    "Unlearn",
+    "introduce",
+    "introduce_mod",
+    "negate",
+    "negate_arrays",
+    "node_with",
+    "registered",
+]
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when used: a client's process starts anew for every message and needs none of it.
-    if name in __all__:
-        return getattr(importlib.import_module("unfed.flower.existing"), name)
+    # Loaded when used: a client's process starts anew for every message and needs next to nothing of it.
+    for module, names in _WHERE.items():
+        if name in names:
+            return getattr(importlib.import_module(f"unfed.flower.{module}"), name)
     raise AttributeError(f"module 'unfed.flower' has no attribute {name!r}")

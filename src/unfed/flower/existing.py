@@ -1,35 +1,43 @@
-"""Forget a client in a Flower app you already have: five lines in the server app.
+"""Forget a client in a Flower app you already have: five lines in the server app, one in the client app.
 
-    from unfed.flower import Unlearn, negate, registered
+    from unfed.flower import Unlearn, negate, node_with
     strategy = Unlearn(
         lambda: FedAvg(min_available_nodes=3),        your strategy, built anew: a used one still carries the leaver
         perturb=negate(Net()),                        Eq. 3, once, on the arrays that training left
-        exclude=registered("client-3"),               whoever leaves: node ids, or a name bound to a key
+        exclude=node_with(partition_id=0),            whoever leaves: see leaving.py
     )
     result = strategy.start(grid, trained, num_rounds=5)
 
-`SubsetGrid` hides the leaver from the strategy (stock strategies cannot filter nodes) and refuses every message to it
-and every reply from it. An update with other tensors, or with NaN in it, is refused and named; a round without any
-usable update is an error, where a stock strategy would return empty arrays and raise nothing.
+The strategy sees a `SubsetGrid` without the leaver. Of a reply only that is judged which the strategy aggregates, the
+arrays and the weight; metrics are left alone. A reply with other tensors, with NaN in it or with a weight that is not
+positive is refused and named. A round without a usable reply changes nothing, as in a stock strategy; the last good
+arrays are kept (`strategy.arrays`, and in a file if `keep` names one, from which the next start goes on).
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
+from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
+from unfed import storage
 from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError
+from unfed.federation.aggregate import all_finite
+from unfed.flower.leaving import Exclude, SubsetGrid
+from unfed.flower.replies import Declared, Failure, Unreadable, attempt, finite, said, tensors
 from unfed.flower.wire import from_arrays
 from unfed.model.layers import choose
 from unfed.model.params import Params, params_of
@@ -37,13 +45,14 @@ from unfed.model.perturb import negate as negated
 
 log = logging.getLogger("flwr")
 
-Exclude = Collection[int] | Callable[[Grid], Collection[int]]
-"""Node ids, or a function that finds them among those connected, whenever somebody looks."""
 Perturb = Callable[[Params], Params]
 
 
 def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_bias: bool = False) -> Perturb:
-    """NoT's perturbation (Eq. 3) as a function of a state dict: the chosen layers of this architecture, negated."""
+    """NoT's perturbation (Eq. 3) as a function of a state dict: the chosen layers of this architecture, negated.
+
+    Arrays that an app numbers '0', '1', … are taken for the module's state dict in its order, if their shapes agree.
+    """
     chosen = choose(module, tuple(layers), include_bias)
     own, state = params_of(module), module.state_dict(keep_vars=True)
     # A tied weight stands in a state dict under each of its names: all of them are the same number.
@@ -51,105 +60,71 @@ def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_
     aliases = {name: [other for other, t in state.items() if t is places[name]] or [name] for name in own}
 
     def changed(arrays: Params) -> Params:
-        missing = [name for name in own if name not in arrays]
+        keys = dict(zip(state, arrays, strict=False)) if _numbered(arrays, state) else {name: name for name in arrays}
+        missing = [name for name in own if name not in keys]
         if missing:
             raise UnfedError(
-                f"The arrays have no {missing[0]!r}, so they are not of this model; give negate the right one."
+                f"The arrays have no {missing[0]!r}, so they are not of this model; give negate the right one, or name"
+                f" the arrays to negate: negate_arrays({next(iter(arrays), '0')!r})."
             )
-        new = negated({name: arrays[name] for name in own}, chosen)
+        new = negated({name: arrays[keys[name]] for name in own}, chosen)
         out = dict(arrays)
         for name, value in new.items():
             for alias in aliases[name]:
-                out[alias] = value
+                out[keys.get(alias, alias)] = value
         return out
 
     return changed
 
 
-def registered(*names: str) -> Callable[[Grid], Collection[int]]:
-    """The nodes that were registered under these names (`flwr supernode register KEY FEDERATION --name NAME`)."""
-
-    def found(grid: Grid) -> Collection[int]:
-        nodes = list(grid.get_nodes())
-        if nodes and not any(node.name for node in nodes):
-            raise UnfedError(
-                "No connected node has a registered name, so the leaver cannot be told apart; register the nodes' keys"
-                " with --name, or exclude by node id."
-            )
-        return [node.node_id for node in nodes if node.name in names]
-
-    return found
+def _numbered(arrays: Params, state: Params) -> bool:
+    """Whether arrays are a state dict whose names got lost on the way through a list of NumPy arrays."""
+    if list(arrays) != [str(place) for place in range(len(state))]:
+        return False
+    return all(old.shape == new.shape for old, new in zip(state.values(), arrays.values(), strict=True))
 
 
-class SubsetGrid(Grid):
-    """A grid without some of its nodes: they are not listed, not sent to, and not listened to."""
+def negate_arrays(*names: str) -> Perturb:
+    """NoT's perturbation (Eq. 3) where there is no module: these arrays, negated (`negate_arrays("0")`)."""
 
-    def __init__(self, grid: Grid, exclude: Exclude) -> None:
-        self._grid, self._exclude = grid, exclude
+    def changed(arrays: Params) -> Params:
+        missing = next((name for name in names if name not in arrays), None)
+        if missing is not None or not names:
+            raise UnfedError(f"There is no array {missing!r} to negate; there are {', '.join(map(repr, arrays))}.")
+        return {name: -value if name in names else value for name, value in arrays.items()}
 
-    @property
-    def excluded(self) -> frozenset[int]:
-        return frozenset(self._exclude(self._grid) if callable(self._exclude) else self._exclude)
-
-    def set_run(self, run: Any) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self._grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        self._refuse([dst_node_id])
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        out = self.excluded
-        return [node for node in self._grid.get_node_ids() if node not in out]
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        out = self.excluded
-        return [node for node in self._grid.get_nodes() if node.node_id not in out]
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages(self._allowed(messages))
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._heard(self._grid.pull_messages(message_ids))
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return self._heard(self._grid.send_and_receive(self._allowed(messages), timeout=timeout))
-
-    def _allowed(self, messages: Iterable[Message]) -> list[Message]:
-        found = list(messages)
-        self._refuse([message.metadata.dst_node_id for message in found])
-        return found
-
-    def _refuse(self, nodes: Iterable[int]) -> None:
-        out = self.excluded
-        for node in nodes:
-            if node in out:
-                raise UnfedError(f"Node {node} has left this federation, so no message goes to it; choose other nodes.")
-
-    def _heard(self, replies: Iterable[Message]) -> list[Message]:
-        out = self.excluded
-        return [reply for reply in replies if reply.metadata.src_node_id not in out]
+    return changed
 
 
 class Unlearn(Strategy):
     """A strategy that starts by forgetting: perturb once, then your own strategy without the leaver.
 
-    To go on from a round that was saved after the perturbation, pass `perturb=None`: negating twice is not negating.
+    To go on from a round that you saved after the perturbation, pass `perturb=None`: negating twice is not negating. Or
+    name a file with `keep`, and start again: it goes on from the last good round of that file by itself. What your
+    strategy carries from round to round (a momentum) begins anew.
     """
 
-    def __init__(self, strategy_factory: Callable[[], Strategy], perturb: Perturb | None, exclude: Exclude) -> None:
+    def __init__(
+        self,
+        strategy_factory: Callable[[], Strategy],
+        perturb: Perturb | None,
+        exclude: Exclude,
+        *,
+        gone: bool = False,
+        wait: float = 30.0,
+        keep: str | Path | None = None,
+    ) -> None:
+        """`gone`: the leaver need not be connected · `wait`: seconds until too few nodes are an error."""
         self._factory, self._perturb, self._exclude = strategy_factory, perturb, exclude
+        self._gone, self._wait, self._keep = gone, wait, None if keep is None else Path(keep)
         self._inner: Strategy | None = None
-        self._like: dict[str, tuple[tuple[int, ...], str]] = {}
-        self._out: Callable[[], frozenset[int]] = frozenset
+        self._like: dict[str, Declared] = {}
+        self._subset: SubsetGrid | None = None
+        self._begun, self._done, self._before = "", 0, 0
         self.refusals: list[Refusal] = []
         """Updates that were not aggregated, with the node's id for a name."""
+        self.arrays: ArrayRecord | None = None
+        """The arrays of the last round that went well; before the first, the perturbed ones."""
 
     @property
     def inner(self) -> Strategy:
@@ -157,8 +132,30 @@ class Unlearn(Strategy):
             raise UnfedError("The strategy is built by start(); call that first.")
         return self._inner
 
-    def start(self, grid: Grid, initial_arrays: ArrayRecord, *args: Any, **kwargs: Any) -> Result:
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *args: Any, **kwargs: Any) -> Result:
         """As your strategy's own start, with the trained model's arrays."""
+        inner = self._built()
+        least = max((int(getattr(s, name, 0) or 0) for s in _layers(inner) for name in MINIMUMS), default=0)
+        subset = SubsetGrid(grid, self._exclude, self._gone, least, self._wait)
+        subset.settle()
+        self._inner, self._subset, self.refusals = inner, subset, []
+        self._like = {name: (tuple(array.shape), array.dtype) for name, array in initial_arrays.items()}
+        self._begun, self._done = _digest(initial_arrays), 0
+        self.arrays = self._kept() or self._perturbed(initial_arrays)
+        if self._done >= num_rounds:
+            log.info("unfed: all %d rounds are in %s already", num_rounds, self._keep)
+            return Result(arrays=self.arrays)
+        self._before = before = self._done
+        result = super().start(subset, self.arrays, num_rounds - before, *args, **kwargs)
+        if self._done == before:
+            why = "; ".join(f"node {r.client}: {r.reason}" for r in self.refusals[:3]) or "nobody answered"
+            raise Refused(
+                f"None of {num_rounds - before} rounds had a usable update ({why}), so nothing was learned; mend these"
+                " clients and start again."
+            )
+        return result
+
+    def _built(self) -> Strategy:
         inner = self._factory()
         if not isinstance(inner, Strategy) or inner is self._inner:
             raise UnfedError(
@@ -170,103 +167,156 @@ class Unlearn(Strategy):
                 f"{type(inner).__name__} has a start() of its own, which Unlearn would not go through; perturb the"
                 " arrays yourself and hand your strategy a SubsetGrid."
             )
-        subset = SubsetGrid(grid, self._exclude)
-        self._check_enough(inner, subset)
-        self._inner, self._out, self.refusals = inner, lambda: subset.excluded, []
-        self._like = {name: (tuple(array.shape), array.dtype) for name, array in initial_arrays.items()}
-        arrays = initial_arrays
-        if self._perturb is not None:
-            changed = self._perturb(from_arrays(initial_arrays))
-            arrays = ArrayRecord(OrderedDict((name, changed[name]) for name in initial_arrays))
-        return super().start(subset, arrays, *args, **kwargs)
+        return inner
 
-    @staticmethod
-    def _check_enough(inner: Strategy, grid: Grid) -> None:
-        """Stock strategies wait for their minimum of nodes without a time-out: for ever, if the leaver made it up."""
-        least = max((int(getattr(inner, n, 0)) for n in ("min_available_nodes", "min_train_nodes")), default=0)
-        left = len(list(grid.get_node_ids()))
-        if left < least:
-            raise Refused(
-                f"{type(inner).__name__} waits for {least} nodes, but without the leaver {left} are connected; start"
-                " more, or lower its min_available_nodes and min_train_nodes."
+    def _perturbed(self, initial: ArrayRecord) -> ArrayRecord:
+        if self._perturb is None:
+            return initial
+        changed = self._perturb(from_arrays(initial))
+        return ArrayRecord(OrderedDict((name, changed[name]) for name in initial))
+
+    # --- the last good arrays -----------------------------------------------------------------------------------------
+
+    def _kept(self) -> ArrayRecord | None:
+        """Where an earlier start of the same unlearning got to, if its file is there."""
+        if self._keep is None or not self._keep.exists():
+            return None
+        found, about = storage.load(self._keep, "file of kept arrays")
+        if about.get("begun") != self._begun:
+            raise UnfedError(
+                f"{self._keep} was kept on the way from another model; move it away, or give keep another name."
             )
+        self._done = int(about["round"])
+        log.info("unfed: going on after round %d, kept in %s", self._done, self._keep)
+        return ArrayRecord(OrderedDict((name, found[name]) for name in self._like))
+
+    def _good(self, arrays: ArrayRecord) -> None:
+        self.arrays, self._done = arrays, self._done + 1
+        if self._keep is not None:
+            storage.save(self._keep, from_arrays(arrays), {"begun": self._begun, "round": self._done})
 
     # --- the hooks --------------------------------------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        return self.inner.configure_train(server_round, arrays, config, grid)
+        return self.inner.configure_train(server_round + self._before, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        heard = list(replies)
-        good = [reply for reply in heard if not self._refused(server_round, reply)]
-        if not any(reply.has_content() for reply in good):
-            why = "; ".join(f"node {r.client}: {r.reason}" for r in self.refusals if r.round == server_round)
-            raise Refused(
-                f"Round {server_round} got no usable update of {len(heard)} replies ({why or 'every client failed'});"
-                " mend these clients and start again from the last good arrays."
-            )
-        arrays, metrics = self.inner.aggregate_train(server_round, good)
-        return (None if arrays is None else self._typed(arrays)), metrics
+        """What the strategy makes of the usable replies; without any, or without a finite result, nothing changes."""
+        good = [reply for reply in replies if not self._refused(server_round, reply)]
+        if not good:
+            log.warning("unfed: round %d got no usable update; the arrays stay as they were", server_round)
+            return None, None
+        self._learn_types(good)
+        try:
+            arrays, metrics = self.inner.aggregate_train(server_round + self._before, good)
+        except InconsistentMessageReplies as error:  # "Skipping aggregation", says Flower, and ends the run
+            log.warning("unfed: round %d is not kept: %s", server_round, error)
+            return None, None
+        if arrays is None or not len(arrays):
+            return None, metrics
+        typed = self._typed(arrays)
+        if isinstance(typed, str):
+            log.warning("unfed: round %d is not kept: %s", server_round, typed)
+            return None, metrics
+        self._good(typed)
+        return typed, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+        return self.inner.configure_evaluate(server_round + self._before, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         out = self._out()
-        return self.inner.aggregate_evaluate(server_round, [r for r in replies if r.metadata.src_node_id not in out])
+        heard = [reply for reply in replies if reply.metadata.src_node_id not in out]
+        return self.inner.aggregate_evaluate(server_round + self._before, heard)
 
     def summary(self) -> None:
         log.info("\t├──> Unlearning without node(s) %s", ", ".join(map(str, sorted(self._out()))) or "(none connected)")
         self.inner.summary()
 
+    def _out(self) -> frozenset[int]:
+        return frozenset() if self._subset is None else self._subset.excluded
+
     # --- what may be aggregated -------------------------------------------------------------------------------------
 
     def _refused(self, server_round: int, reply: Message) -> bool:
-        reason = self._reason(reply)
-        if reason:
+        found = attempt(partial(self._judged, reply))
+        if isinstance(found, Failure):
             node = str(reply.metadata.src_node_id)
-            self.refusals.append(Refusal(server_round, node, reason))
-            log.warning("unfed: node %s in round %d: %s", node, server_round, reason)
-        return bool(reason)
+            self.refusals.append(Refusal(server_round, node, found.reason))
+            log.warning("unfed: node %s in round %d: %s", node, server_round, found.reason)
+        return isinstance(found, Failure)
 
-    def _reason(self, reply: Message) -> str:
+    def _judged(self, reply: Message) -> None:
+        """Look at what the strategy aggregates of a reply: its arrays and the weight it uses."""
         if reply.metadata.src_node_id in self._out():
-            return "it has left this federation"
+            raise Unreadable("it has left this federation")
         if reply.has_error():
-            return f"it failed: {(reply.error.reason or 'no reason given').strip().splitlines()[-1]}"
-        for record in reply.content.array_records.values():
-            shapes = {name: tuple(array.shape) for name, array in record.items()}
-            if shapes != {name: shape for name, (shape, _) in self._like.items()}:
-                odd = next(n for n in {**shapes, **self._like} if shapes.get(n) != self._like.get(n, (None,))[0])
-                return f"its update has another {odd!r} than the model"
-            try:
-                bad = [n for n, t in from_arrays(record).items() if t.is_floating_point() and not _finite(t)]
-            except UnfedError as error:
-                return str(error)
-            if bad:
-                return f"its update has NaN or infinite values in {bad[0]!r}"
-        for metrics in reply.content.metric_records.values():
-            for name, value in metrics.items():
-                if isinstance(value, float) and not math.isfinite(value):
-                    return f"its metric {name!r} is {value}"
-        return ""
+            raise Unreadable(f"it failed: {said((reply.error.reason or 'no reason given').strip().splitlines()[-1])}")
+        for record in self._aggregated(reply):
+            finite(tensors(record, {name: _whole_again(known, record.get(name)) for name, known in self._like.items()}))
+        weight_key = self._setting("weighted_by_key")
+        if weight_key is None:
+            return
+        weights = [metrics[weight_key] for metrics in reply.content.metric_records.values() if weight_key in metrics]
+        if not weights:
+            raise Unreadable(f"its metrics lack the weight {weight_key!r}")
+        for weight in weights:
+            if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
+                raise Unreadable(f"its weight {weight_key!r} is {said(weight, 40)}, which is not a positive number")
 
-    def _typed(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Averaging turns integer counters into floats; a model that is loaded wants them as they were."""
-        tensors = from_arrays(arrays)
+    def _aggregated(self, reply: Message) -> list[ArrayRecord]:
+        """The arrays that the strategy looks at: those under its key, or the only ones there are."""
+        records, key = reply.content.array_records, self._setting("arrayrecord_key")
+        return [record for name, record in records.items() if name == key or len(records) == 1]
+
+    def _learn_types(self, replies: Iterable[Message]) -> None:
+        """A stock strategy's training leaves counters as floats; clients know that they are whole numbers."""
+        records = [record for reply in replies for record in self._aggregated(reply)]
+        for name, known in self._like.items() if records else ():
+            found = {_whole_again(known, record[name]) for record in records}
+            self._like[name] = found.pop() if len(found) == 1 else known
+
+    def _setting(self, name: str) -> str | None:
+        return next((str(getattr(layer, name)) for layer in _layers(self.inner) if hasattr(layer, name)), None)
+
+    def _typed(self, arrays: ArrayRecord) -> ArrayRecord | str:
+        """The average in the types of the model (averaging turns counters into floats), or why it is not one."""
+        found = from_arrays(arrays)
+        if not all_finite(list(found.values())):
+            return "its average is not finite"
         kinds = {name: getattr(torch, dtype) for name, (_, dtype) in self._like.items()}
-        typed = OrderedDict((name, _as(value, kinds.get(name, value.dtype))) for name, value in tensors.items())
+        typed = OrderedDict((name, _as(value, kinds.get(name, value.dtype))) for name, value in found.items())
         return ArrayRecord(typed)
 
 
-def _finite(tensor: torch.Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())
+MINIMUMS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
+
+
+def _layers(strategy: Strategy) -> Iterator[Strategy]:
+    """A strategy, and whatever it is wrapped around (differential privacy)."""
+    inner: Any = strategy
+    while isinstance(inner, Strategy):
+        yield inner
+        inner = getattr(inner, "strategy", None)
+
+
+def _whole_again(known: Declared, array: Array | None) -> Declared:
+    """What an array must be; an integer may come where averaging had made a float64 of it."""
+    counter = array is not None and known[1] == "float64" and array.dtype in ("int64", "int32")
+    return (known[0], array.dtype) if counter and array is not None else known
+
+
+def _digest(arrays: ArrayRecord) -> str:
+    found = hashlib.sha256()
+    for name, array in arrays.items():
+        found.update(f"{name}:{array.dtype}:{tuple(array.shape)};".encode() + array.data)
+    return found.hexdigest()
 
 
 def _as(tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

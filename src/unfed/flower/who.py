@@ -1,0 +1,39 @@
+"""Let a client app say who its node is: one line in an app that knows nothing else of unfed.
+
+    app = introduce(ClientApp())                                after it is made, or
+    app = ClientApp(client_fn, mods=[introduce_mod])            where it is made of a client function
+
+Flower draws node ids anew for every run of its simulator, and for a SuperNode without a key whenever it connects. What
+stays is what the one who runs a node wrote into its config: `client`, `client-name` (NVFlare's bridge writes that) or
+`partition-id`. Asked by the server, the node answers with these and nothing else; no model is involved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+ACTION = "unfed"
+QUESTION = f"query.{ACTION}"
+ANSWER = "who"
+KEYS = ("client", "client-name", "partition-id")
+
+
+def introduce(app: ClientApp) -> ClientApp:
+    """The same app, which now answers when a server asks who its node is."""
+    app.query(ACTION)(_answered)
+    return app
+
+
+def introduce_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """The same for an app that is made of a client function: a mod that answers this one question itself."""
+    if message.metadata.message_type == QUESTION:
+        return _answered(message, context)
+    return call_next(message, context)
+
+
+def _answered(message: Message, context: Context) -> Message:
+    own = {key: str(context.node_config[key]) for key in KEYS if key in context.node_config}
+    return Message(RecordDict({ANSWER: ConfigRecord(dict(own))}), reply_to=message)
