@@ -21,8 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from unfed.engines.compiled import attention, fused, kernels
+from unfed.engines.compiled import fused, kernels
 from unfed.engines.compiled.kernels import Tiles
+from unfed.engines.compiled.transformer import attention, launch
 from workload import write
 
 SHAPES = {"first": (16, 32, (36, 32), (5, 1), 0, False), "second": (32, 64, (16, 16), (5, 5), 2, True)}
@@ -88,11 +89,11 @@ class Activation(Case):
         self.x, self.dy = (torch.randn(64 * 197, 3072, generator=make, device="cuda").to(dtype) for _ in range(2))
 
     def forward(self, how: object) -> tuple[Tensor, ...]:
-        return (kernels.gelu(self.x) if how is kernels else F.gelu(self.x),)
+        return (launch.gelu(self.x) if how is kernels else F.gelu(self.x),)
 
     def backward(self, how: object) -> tuple[Tensor, ...]:
         if how is kernels:
-            dx, parts = kernels.gelu_backward(self.dy, self.x)
+            dx, parts = launch.gelu_backward(self.dy, self.x)
             return dx, parts.sum(0)
         dx = torch.ops.aten.gelu_backward(self.dy, self.x)
         return dx, dx.sum(0, dtype=torch.float32)
@@ -111,10 +112,10 @@ class Attention(Case):
         self.kept = attention.forward(self.x)
 
     def forward(self, how: object) -> tuple[Tensor, ...]:
-        return kernels.attend(self.x) if how is kernels else attention.forward(self.x)
+        return launch.attend(self.x) if how is kernels else attention.forward(self.x)
 
     def backward(self, how: object) -> tuple[Tensor, ...]:
-        run = kernels.attend_backward if how is kernels else attention.backward
+        run = launch.attend_backward if how is kernels else attention.backward
         dx, parts = run(self.dout, self.x, *self.kept)
         return dx, parts.sum(0)
 

@@ -9,7 +9,8 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_recorded import transformer
-from unfed.engines.compiled import attention, capture, handwritten, kernels, recorded
+from unfed.engines.compiled import capture, handwritten, recorded
+from unfed.engines.compiled.transformer import attention, launch
 from unfed.model.networks.blocks import attend, computed_by
 from worlds import noting
 
@@ -37,9 +38,9 @@ def test_kernels_equal_the_readable_lines(length: int, heads: int, width: int) -
     x = draw(2, length, 3, heads, width, dtype=torch.float32)
     dout = draw(2, length, heads * width, seed=1, dtype=torch.float32)
     out, level = attention.forward(x)
-    for name, slow, fast in zip(("o", "level"), (out, level), kernels.attend(x), strict=True):
+    for name, slow, fast in zip(("o", "level"), (out, level), launch.attend(x), strict=True):
         torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-5, msg=name)
-    (dx, total), (fast_dx, parts) = (run(dout, x, out, level) for run in (attention.backward, kernels.attend_backward))
+    (dx, total), (fast_dx, parts) = (run(dout, x, out, level) for run in (attention.backward, launch.attend_backward))
     torch.testing.assert_close(fast_dx, dx, rtol=1e-4, atol=1e-5)
     assert parts.shape == (2, 3 * heads * width)
     torch.testing.assert_close(parts.sum(0), total[0], rtol=1e-4, atol=1e-4)
@@ -49,7 +50,7 @@ def test_an_overflow_is_not_hidden() -> None:
     pytest.importorskip("triton", reason="Triton is not installed, so its kernels cannot be interpreted")
     x = draw(1, 16, 3, 1, 16, dtype=torch.float32)
     x[0, 3, 1] = torch.nan
-    assert bool(kernels.attend(x)[0].isnan().all())
+    assert bool(launch.attend(x)[0].isnan().all())
 
 
 MISFITS = {

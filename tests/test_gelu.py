@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_recorded import transformer
-from unfed.engines.compiled import capture, gelu, handwritten, kernels, recorded
+from unfed.engines.compiled import capture, handwritten, recorded
+from unfed.engines.compiled.transformer import gelu, launch
 
 HALF = torch.bfloat16
 make_fx(torch.neg, tracing_mode="fake")(torch.ones(1))  # what tracing imports, once for all children
@@ -29,23 +30,23 @@ def values() -> tuple[Tensor, Tensor]:
 
 def test_the_kernel_is_gelu(interpreted: None) -> None:
     _, x = values()
-    torch.testing.assert_close(kernels.gelu(x), F.gelu(x.double()).float(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(launch.gelu(x), F.gelu(x.double()).float(), rtol=1e-6, atol=1e-6)
 
 
 def test_the_kernel_of_the_gradient_is_autograds_with_its_column_sums(interpreted: None) -> None:
     dy, x = values()
     leaf = x.double().requires_grad_()
     (expected,) = torch.autograd.grad((F.gelu(leaf) * dy.double()).sum(), leaf)
-    dx, parts = kernels.gelu_backward(dy, x)
+    dx, parts = launch.gelu_backward(dy, x)
     torch.testing.assert_close(dx, expected.float(), rtol=1e-5, atol=1e-6)
-    assert parts.shape == (kernels.gelu_parts(x), x.shape[1]) == (3, 131)
+    assert parts.shape == (launch.gelu_parts(x), x.shape[1]) == (3, 131)
     torch.testing.assert_close(parts.sum(0), expected.sum(0).float(), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])
 def test_what_is_not_finite_does_not_vanish(interpreted: None, value: float) -> None:
     x = torch.full((1, 16), value)
-    assert not bool(kernels.gelu(x).isfinite().any())
+    assert not bool(launch.gelu(x).isfinite().any())
 
 
 def backward(net: nn.Module, x: Tensor) -> list[Tensor]:

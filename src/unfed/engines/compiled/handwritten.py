@@ -19,9 +19,9 @@ class Handwritten:
     triton: bool = True
     """Triton's kernels, instead of the readable operators that say the same (`kernels.py`)."""
     attention: bool = True
-    """Attention over few tokens, with the gradient of its bias (`attention.py`)."""
+    """Attention over few tokens, with the gradient of its bias (`transformer/attention.py`)."""
     gelu: bool = True
-    """GELU with the gradient of the bias before it (`gelu.py`)."""
+    """GELU with the gradient of the bias before it (`transformer/gelu.py`)."""
     halves: bool = True
     """Weights rounded to halves at once at the step's start, instead of one by one (`halves.py`)."""
 

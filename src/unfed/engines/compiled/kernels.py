@@ -1,4 +1,4 @@
-"""How the kernels of `triton_kernels.py` and `triton_transformer.py` are called: grids, tiles, buffers.
+"""How the kernels of `triton_kernels.py` are called: grids, tiles, buffers.
 
 `fused.py` has the formulas of a whole block, `convolution.py` those of a convolution alone; both are tested against
 their readable lines.
@@ -109,11 +109,11 @@ def forward(
     winners, moments = torch.empty_like(p), x.new_empty((2, clients, images), dtype=torch.float32)
     t, count = tuning.pool, (oh // 2) * (ow // 2)
     parts = stats.shape[2]
-    rows = min(t.rows, _power(count))
+    rows = min(t.rows, power(count))
     _jit().pool[(-(-count // rows), images, clients)](
         y, stats, gamma.contiguous(), beta.contiguous(), p, winners, moments, eps,
-        PARTS=parts, PARTS2=_power(parts, 1), NT=sizes["NT"], BM=sizes["BM"], BN=sizes["BN"], PIXELS=oh * ow, OW=ow,
-        PW=ow // 2, WINDOWS=count, COUT=leaving, BQ=rows, BO=_power(leaving), num_warps=t.warps,
+        PARTS=parts, PARTS2=power(parts, 1), NT=sizes["NT"], BM=sizes["BM"], BN=sizes["BN"], PIXELS=oh * ow, OW=ow,
+        PW=ow // 2, WINDOWS=count, COUT=leaving, BQ=rows, BO=power(leaving), num_warps=t.warps,
     )  # fmt: skip
     return p, winners, y, moments
 
@@ -129,8 +129,8 @@ def convolve(x: Tensor, w: Tensor, y: Tensor, kh: int, kw: int, bias: Tensor | N
     entries = next((e for e in (t.entries, 64, 32) if e <= t.entries and run % e == 0), 0)
     if not entries:  # short runs: the whole kernel in large pieces
         t = tuning.conv_flat
-        entries = min(t.entries, _power(kh * run))
-    channels, size = min(t.channels, _power(leaving)), x.element_size()
+        entries = min(t.entries, power(kh * run))
+    channels, size = min(t.channels, power(leaving)), x.element_size()
     t = affordable(t, entries * size, entries * channels * size, shared_memory(x.device))
     units, per_image = images, oh * ow
     if bias is None and per_image % t.rows:
@@ -139,7 +139,7 @@ def convolve(x: Tensor, w: Tensor, y: Tensor, kh: int, kw: int, bias: Tensor | N
     sizes: dict[str, Any] = {
         "x_unit": x[0].numel() // units, "x_image": x[0, 0].numel(), "x_row": width * entering, "OW": ow,
         "IMAGE": per_image, "PIXELS": pixels, "CIN": entering, "COUT": leaving, "RUN": run, "K": kh * run,
-        "BM": min(t.rows, _power(pixels)), "BN": channels, "BK": entries, "VEC": math.gcd(entering, 8),
+        "BM": min(t.rows, power(pixels)), "BN": channels, "BK": entries, "VEC": math.gcd(entering, 8),
         "STAGES": t.stages, "PRECISION": precision(x), "NT": -(-leaving // channels),
     }  # fmt: skip
     tiles = -(-pixels // sizes["BM"]) * sizes["NT"]
@@ -169,10 +169,10 @@ def backward(
     gamma, beta, jit = gamma.contiguous(), beta.contiguous(), _jit()
     per_image = torch.empty((2, clients, images, leaving), dtype=torch.float32, device=x.device)
     levels = torch.empty((2, clients, images), dtype=torch.float32, device=x.device)
-    sizes = {"WINDOWS": oh * ow // 4, "COUT": leaving, "BO": _power(leaving)}
+    sizes = {"WINDOWS": oh * ow // 4, "COUT": leaving, "BO": power(leaving)}
     t = tuning.sums
     jit.sums[(images, clients)](
-        dp, winners, moments, gamma, beta, per_image, levels, PIXELS=oh * ow, BQ=min(t.rows, _power(oh * ow // 4)),
+        dp, winners, moments, gamma, beta, per_image, levels, PIXELS=oh * ow, BQ=min(t.rows, power(oh * ow // 4)),
         num_warps=t.warps, **sizes,
     )  # fmt: skip
     if not wants_x:
@@ -181,7 +181,7 @@ def backward(
     lines, wide = oh + 2 * margin, ow + 2 * margin
     dy = x.new_empty((clients, images, lines, wide, leaving))
     t = tuning.spread
-    rows = min(t.rows, _power(oh * ow // 4))
+    rows = min(t.rows, power(oh * ow // 4))
     tiles = -(-(oh * ow // 4) // rows)
     jit.spread[(tiles, images, clients)](
         y, dp, moments, levels, gamma, beta, dy, PW=ow // 2, OW=ow, MARGIN=margin, LINES=lines, WIDE=wide,
@@ -198,7 +198,7 @@ def weight(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int, oh: int, ow: in
     """See `convolution.stacked_conv_weight`."""
     clients, images, _, width, entering = x.shape
     leaving, entries, t = dy.shape[4], kh * kw * entering, _weight_tiles(x)
-    bk, bn = min(t.entries, _power(entries)), min(t.channels, _power(leaving))
+    bk, bn = min(t.entries, power(entries)), min(t.channels, power(leaving))
     columns = -(-leaving // bn)
     tiles, pixels = -(-entries // bk) * columns, images * oh * ow
     splits = parts(x, leaving, kh * kw, oh * ow, True)
@@ -219,14 +219,14 @@ def _at_once(
     clients, images, _, width, entering = x.shape
     oh, ow, leaving = y.shape[2:]
     entries, t, count = kh * kw * entering, tuning.at_once, oh * ow // 4
-    bk = min(t.entries, _power(entries))
+    bk = min(t.entries, power(entries))
     tiles = -(-entries // bk)
     splits = parts(x, leaving, kh * kw, oh * ow, False)
     out = torch.empty((splits, clients, entries + 1, leaving), dtype=torch.float32, device=x.device)
     _jit().weight_at_once[(tiles, splits, clients)](
         x, y, dp, moments, levels, gamma, beta, out, images, SHARE=-(-images // splits), x_image=x[0, 0].numel(),
         x_row=width * entering, PW=ow // 2, OW=ow, WINDOWS=count, CIN=entering, COUT=leaving, RUN=kw * entering,
-        K=entries, BQ=min(t.rows, _power(count)), BO=_power(leaving), BK=bk, VEC=math.gcd(entering, 8),
+        K=entries, BQ=min(t.rows, power(count)), BO=power(leaving), BK=bk, VEC=math.gcd(entering, 8),
         STAGES=t.stages, PRECISION=precision(x), num_warps=t.warps,
     )  # fmt: skip
     return out
@@ -239,7 +239,7 @@ def laid_out(x: Tensor, kw: int, padding: int, to: int) -> Tensor:
     clients, images, height, width, channels = x.shape
     out = x.new_empty((clients, images, height + 2 * padding, width + 2 * padding - kw + 1, to))
     line = out.shape[3] * to
-    block = min(1024, _power(line))
+    block = min(1024, power(line))
     _jit().spread_out[(clients * images, out.shape[2], -(-line // block))](
         x, out, HEIGHT=height, WIDTH=width, CIN=channels, PADDING=padding, COLUMNS=kw, WIDE=out.shape[3], TO=to,
         BLOCK=block, num_warps=4,
@@ -247,61 +247,13 @@ def laid_out(x: Tensor, kw: int, padding: int, to: int) -> Tensor:
     return out
 
 
-def gelu(x: Tensor) -> Tensor:
-    """See `gelu.gelu`."""
-    y, t = torch.empty_like(x), tuning.gelu
-    _jit("triton_transformer").gelu[(-(-x.numel() // t.rows),)](x, y, x.numel(), BLOCK=t.rows, num_warps=t.warps)
-    return y
-
-
-def gelu_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """See `gelu.gelu_backward`."""
-    (rows, columns), t = x.shape, tuning.gelu_backward
-    dx, sums = torch.empty_like(x), torch.empty((gelu_parts(x), columns), dtype=torch.float32, device=x.device)
-    _jit("triton_transformer").gelu_backward[(-(-columns // t.channels), len(sums))](
-        dy, x, dx, sums, rows, COLUMNS=columns, SHARE=SHARE, BM=t.rows, BN=t.channels, STAGES=t.stages,
-        num_warps=t.warps,
-    )  # fmt: skip
-    return dx, sums
-
-
-def gelu_parts(x: Tensor) -> int:
-    """In how many partial sums the gradient of the bias comes."""
-    return -(-x.shape[0] // SHARE)
-
-
-def attend(x: Tensor) -> tuple[Tensor, Tensor]:
-    """See `attention.forward`."""
-    images, length, _, heads, width = x.shape
-    out = x.new_empty((images, length, heads * width))
-    level = torch.empty((images, heads, length), dtype=torch.float32, device=x.device)
-    t = tuning.attend
-    _jit("triton_transformer").attend[(heads, images)](
-        x, out, level, math.log2(math.e) / math.sqrt(width), LENGTH=length, HEADS=heads, D=width, LP=_power(length),
-        BM=min(t.rows, _power(length)), STAGES=t.stages, num_warps=t.warps,
-    )  # fmt: skip
-    return out, level
-
-
-def attend_backward(dout: Tensor, x: Tensor, out: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-    """See `attention.backward`; the sums come image by image."""
-    images, length, _, heads, width = x.shape
-    dx, sums = torch.empty_like(x), torch.empty((images, 3 * heads * width), dtype=torch.float32, device=x.device)
-    t, scale = tuning.attend_backward, 1 / math.sqrt(width)
-    _jit("triton_transformer").attend_backward[(heads, images)](
-        x, out, level, dout, dx, sums, scale, scale * math.log2(math.e), LENGTH=length, HEADS=heads, D=width,
-        LP=_power(length), BM=min(t.rows, _power(length)), STAGES=t.stages, num_warps=t.warps,
-    )  # fmt: skip
-    return dx, sums
-
-
 def parts(x: Tensor, leaving: int, places: int, pixels: int, wants_x: bool) -> int:
     """In how many partial sums dw comes, so that every multiprocessor has work."""
     clients, images, entries = x.shape[0], x.shape[1], places * x.shape[4]
     t = _weight_tiles(x) if wants_x else tuning.at_once
-    tiles = -(-entries // min(t.entries, _power(entries)))
+    tiles = -(-entries // min(t.entries, power(entries)))
     if wants_x:
-        tiles *= -(-leaving // min(t.channels, _power(leaving)))
+        tiles *= -(-leaving // min(t.channels, power(leaving)))
     programs, most = clients * tiles, images * pixels // (8 * t.rows) if wants_x else images
     splits = 1
     while programs * splits < BUSY and 2 * splits <= most:
@@ -316,11 +268,11 @@ def _weight_tiles(x: Tensor) -> Tiles:
     return affordable(t, (t.entries + t.channels) * size, 0, shared_memory(x.device))
 
 
-def _power(n: int, least: int = 16) -> int:
+def power(n: int, least: int = 16) -> int:
     """The next power of two, at least what a matrix unit takes."""
     return max(least, 1 << (n - 1).bit_length())
 
 
-def _jit(module: str = "triton_kernels") -> Any:
+def _jit() -> Any:
     """The kernels themselves, imported on first use."""
-    return importlib.import_module(f"unfed.engines.compiled.{module}")
+    return importlib.import_module("unfed.engines.compiled.triton_kernels")

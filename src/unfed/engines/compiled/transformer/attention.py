@@ -24,6 +24,7 @@ from torch.fx import GraphModule
 
 from unfed.engines.compiled import handwritten, kernels, rewriting
 from unfed.engines.compiled.kernels import HALVES, sums_in
+from unfed.engines.compiled.transformer import launch
 
 LONGEST = 256
 """Tokens whose keys and values fit on a multiprocessor…"""
@@ -53,7 +54,7 @@ def fits(projected: Tensor, heads: int) -> bool:
 def attention(x: Tensor) -> tuple[Tensor, Tensor]:
     """[rows, length, 3, heads, d] to [rows, length, heads · d], and ℓ [rows, heads, length]."""
     x = x.contiguous()
-    return kernels.attend(x) if kernels.usable(x) else forward(x)
+    return launch.attend(x) if kernels.usable(x) else forward(x)
 
 
 @attention.register_fake
@@ -65,7 +66,7 @@ def _(x: Tensor) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("unfed::attention_backward", mutates_args=())
 def attention_backward(dout: Tensor, x: Tensor, out: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
     """dx, and its sums over rows and tokens in partial sums [parts, 3 · heads · d]."""
-    run = kernels.attend_backward if kernels.usable(x) else backward
+    run = launch.attend_backward if kernels.usable(x) else backward
     return run(dout.contiguous(), x.contiguous(), out, level)
 
 

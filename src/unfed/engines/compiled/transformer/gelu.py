@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 
 from unfed.engines.compiled import handwritten, kernels, rewriting
 from unfed.engines.compiled.kernels import HALVES
+from unfed.engines.compiled.transformer import launch
 
 aten: Any = torch.ops.aten
 
@@ -29,7 +30,7 @@ aten: Any = torch.ops.aten
 def gelu(x: Tensor) -> Tensor:
     """x Φ(x), of any shape."""
     x = x.contiguous()
-    return kernels.gelu(x) if kernels.usable(x) else aten.gelu(x)
+    return launch.gelu(x) if kernels.usable(x) else aten.gelu(x)
 
 
 @gelu.register_fake
@@ -42,14 +43,14 @@ def gelu_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """dx of [rows, columns], and its sums over the rows in float32, in partial sums [parts, columns]."""
     dy, x = dy.contiguous(), x.contiguous()
     if kernels.usable(x):
-        return kernels.gelu_backward(dy, x)
+        return launch.gelu_backward(dy, x)
     dx = aten.gelu_backward(dy, x)
     return dx, dx.sum(0, keepdim=True, dtype=torch.float32)
 
 
 @gelu_backward.register_fake
 def _(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    parts = kernels.gelu_parts(x) if kernels.usable(x) else 1
+    parts = launch.gelu_parts(x) if kernels.usable(x) else 1
     return x.new_empty(x.shape), x.new_empty((parts, x.shape[1]), dtype=torch.float32)
 
 
