@@ -125,6 +125,7 @@ WORK = {
 
 READ = {
     "status": ["status", "run"],
+    "check": ["check", "run"],
     "report": ["report", "run", "--format", "md"],
     "compare": ["compare", "run", "other", "--format", "md"],
     "export": ["export", "run", "-o", "out.safetensors"],

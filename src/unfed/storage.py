@@ -3,17 +3,20 @@
     write to a temporary file beside the target → fsync → rename over the target → fsync the folder
 
 A process killed at any moment leaves the old file or the new one. A checkpoint is one safetensors file whose header
-carries the numbers as JSON, so tensors and numbers can never come from two different rounds.
+carries the numbers as JSON, so tensors and numbers can never come from two different rounds, and the SHA-256 of both,
+so that a file that was damaged or changed is found when it is read. Files are for their owner alone (0600).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,10 @@ Tensors = dict[str, Tensor]
 
 _NUMBERS = "unfed"
 _ORDER = "order"
+_SUMS = "sha256"
+_CHUNK = 1 << 20
+_LONGEST_HEADER = 1 << 30
+PRIVATE = 0o600
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -35,7 +42,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(temporary, "wb") as file:
+            with open(temporary, "wb", opener=_private) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -47,6 +54,10 @@ def write_bytes(path: Path, data: bytes) -> None:
         sync(path.parent)
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE)
+
+
 def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
@@ -56,13 +67,14 @@ def read_json(path: Path, what: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UnfedError(f"There is no {what} at {path}; check the path.") from error
-    except (OSError, ValueError) as error:
-        raise UnfedError(f"The {what} at {path} is damaged ({error}); restore it from a copy.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else error
+        raise UnfedError(f"The {what} at {path} is damaged ({reason}); restore it from a copy.") from error
 
 
 def append_line(path: Path, line: str) -> int:
     """Add a line and give the file's new length, once it is on the disk."""
-    with disk_errors(path), open(path, "ab") as file:
+    with disk_errors(path), open(path, "ab", opener=_private) as file:
         file.write(line.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
@@ -81,21 +93,22 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
     """One file with tensors and numbers; the tensors' order is kept in the header."""
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     header = {_NUMBERS: json.dumps(numbers), _ORDER: json.dumps(list(plain))}
-    write_bytes(path, _in_order(safetensors.torch.save(plain, header)))
+    write_bytes(path, _in_order(safetensors.torch.save(plain, header), header))
 
 
 def load(path: Path, what: str = "checkpoint") -> tuple[Tensors, dict[str, Any]]:
     """The tensors in their own order, and the numbers (empty for a file of other makers)."""
+    verify(path, what)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             names = json.loads(header.get(_ORDER, "null")) or list(file.keys())
             # Copies: a mapped file would change under them, and where a mapped file cannot be replaced (Windows) a
             # job could not save over the state that it went on from.
-            return {name: file.get_tensor(name).clone() for name in names}, json.loads(header.get(_NUMBERS, "{}"))
+            return {name: file.get_tensor(name).clone() for name in names}, _numbers(header)
     except FileNotFoundError as error:
         raise UnfedError(f"There is no {what} at {path}; check the path.") from error
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise UnfedError(
             f"The {what} at {path} cannot be read as safetensors ({_short(error)}): it is truncated, damaged or of"
             " another format; restore it, or turn a .pt file into safetensors with `unfed convert`."
@@ -106,10 +119,58 @@ def numbers_of(path: Path) -> dict[str, Any]:
     """Only the numbers, without reading the tensors."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            found: dict[str, Any] = json.loads((file.metadata() or {}).get(_NUMBERS, "{}"))
-            return found
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
+            header = file.metadata() or {}
+            if _sums(header).get("numbers", _sum_of_numbers(header)) != _sum_of_numbers(header):
+                raise ValueError("its numbers are not those that were written")
+            return _numbers(header)
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise UnfedError(f"The state file {path} is damaged ({_short(error)}); delete it to redo its job.") from error
+
+
+def verify(path: Path, what: str = "checkpoint") -> None:
+    """Refuse a file whose tensors or numbers are not those that were written; one of other makers has nothing to say.
+
+    What cannot be read at all is left to whoever reads it.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if not 2 <= size <= min(_LONGEST_HEADER, os.fstat(file.fileno()).st_size):
+                return
+            described = json.loads(file.read(size))
+            header = described.pop("__metadata__", {})
+            if not (sums := _sums(header)):
+                return
+            found = hashlib.sha256(_canonical(described).encode())
+            while chunk := file.read(_CHUNK):
+                found.update(chunk)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return
+    if sums != {"numbers": _sum_of_numbers(header), "tensors": found.hexdigest()}:
+        raise UnfedError(
+            f"The {what} at {path} is not what was written there (its SHA-256 differs): it is damaged or was changed;"
+            " restore it from a copy."
+        )
+
+
+def _numbers(header: Mapping[str, str]) -> dict[str, Any]:
+    found = json.loads(header.get(_NUMBERS, "{}"))
+    if not isinstance(found, dict):
+        raise ValueError("its numbers are no table")
+    return found
+
+
+def _sums(header: Mapping[str, str]) -> dict[str, str]:
+    found = json.loads(header.get(_SUMS, "{}"))
+    return found if isinstance(found, dict) else {"numbers": "none"}
+
+
+def _sum_of_numbers(header: Mapping[str, str]) -> str:
+    return hashlib.sha256((header.get(_NUMBERS, "") + "\n" + header.get(_ORDER, "")).encode()).hexdigest()
+
+
+def _canonical(header: Mapping[str, Any]) -> str:
+    return json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def join(groups: Mapping[str, Tensors]) -> Tensors:
@@ -140,14 +201,37 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise Halted(f"{path} could not be written ({error.strerror or error}); check the path.") from error
 
 
-def _in_order(data: bytes) -> bytes:
-    """The same file with its header sorted: safetensors writes metadata in any order, and equal states must give equal
-    bytes, or a hash of the file would say nothing."""
+def _in_order(data: bytes, header: Mapping[str, str]) -> bytes:
+    """The same file with its header sorted, and the sums of its parts in it.
+
+    safetensors writes metadata in any order, and equal states must give equal bytes, or a hash of the file would say
+    nothing.
+    """
     size = int.from_bytes(data[:8], "little")
-    header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    text = header.encode()
+    described = json.loads(data[8 : 8 + size])
+    described.pop("__metadata__", None)
+    found = hashlib.sha256(_canonical(described).encode())
+    found.update(memoryview(data)[8 + size :])
+    sums = {"numbers": _sum_of_numbers(header), "tensors": found.hexdigest()}
+    text = _canonical({**described, "__metadata__": {**header, _SUMS: json.dumps(sums)}}).encode()
     text += b" " * (-len(text) % 8)  # tensors stay aligned
     return len(text).to_bytes(8, "little") + text + data[8 + size :]
+
+
+_LEFT = re.compile(r"\..+\.\d+\.tmp")
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a file is one that a killed process was about to write: by its name, which nothing else here has."""
+    return _LEFT.fullmatch(path.name) is not None
+
+
+def sweep(files: Iterable[Path]) -> None:
+    """Take away, of these files, what killed processes left; who calls this holds the lock that writers need."""
+    for path in files:
+        if is_leftover(path):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def sync(path: Path) -> None:

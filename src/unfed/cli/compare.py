@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 
 from unfed import storage
 from unfed.api import compare as write_comparison
 from unfed.api import compared
+from unfed.cli.console import Console, echo
 from unfed.errors import UnfedError
 from unfed.report.rules import named
 
@@ -30,16 +31,17 @@ def compare(
         raise UnfedError(f"--format takes html, md or latex, not {kind!r}.")
     named(rule)
     if kind == "html":
-        stdout.print(f"Report: {write_comparison(runs or [], out or Path('compare.html'), rule)}", soft_wrap=True)
+        made = write_comparison(runs or [], out or Path("compare.html"), rule)
+        stdout.print(f"Report: {escape(str(made))}", soft_wrap=True)
         return
     from unfed.report import compare as tables  # it can draw, and drawing is slow to import
 
     text = (tables.markdown if kind == "md" else tables.latex)(compared(runs or []), rule)
     if out is None:
-        typer.echo(text)
+        echo(text)
     else:
         storage.write_bytes(out, text.encode())
-        stdout.print(f"Report: {out}", soft_wrap=True)
+        stdout.print(f"Report: {escape(str(out))}", soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from unfed.cli.console import Console
 from unfed.cli.options import Json
 from unfed.data.fetch import download as downloads
 from unfed.data.fetch.download import Verified, catalogue

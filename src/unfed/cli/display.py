@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from unfed.cli.console import Console
 from unfed.report import tables
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
@@ -95,7 +95,7 @@ class Display(Silence):
         done = {"all rounds": "", "done": ""}.get(outcome, f", {outcome}")
         left = f"   {clock_text(self._clock.seconds_left)} left" if self._clock.left else ""
         self._console.print(
-            f"[green]✓[/green] {self._name(job):<22} {self._round:>4} rounds{done}   {self._summary()}{left}",
+            f"[green]✓[/green] {escape(self._name(job)):<22} {self._round:>4} rounds{done}   {self._summary()}{left}",
             highlight=False,
         )
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from unfed import storage
+from unfed.cli.console import Console
 from unfed.cli.options import Json
 from unfed.errors import UnfedError
 from unfed.model import files
@@ -46,7 +46,7 @@ def negate(
         rows = f"[{choice.rows[0]}:{choice.rows[1]}]" if choice.rows else ""
         stdout.print(f"{'would negate' if dry_run else 'negated'} {escape(choice.name + rows)}: {escape(choice.why)}")
     if not dry_run:
-        stdout.print(f"Wrote {out}", soft_wrap=True)
+        stdout.print(f"Wrote {escape(str(out))}", soft_wrap=True)
 
 
 def convert(
@@ -55,7 +55,7 @@ def convert(
 ) -> None:
     """Turn a PyTorch state dict into safetensors. Loads with `weights_only=True` and nothing else."""
     files.convert_file(source, out)
-    stdout.print(f"Wrote {out}", soft_wrap=True)
+    stdout.print(f"Wrote {escape(str(out))}", soft_wrap=True)
 
 
 def export(
@@ -71,7 +71,7 @@ def export(
     model = opened.config.model
     about = {"architecture": model.name, "options": model.options, "method": method, "request": request}
     storage.save(out, params, about)
-    stdout.print(f"Wrote {out}", soft_wrap=True)
+    stdout.print(f"Wrote {escape(str(out))}", soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import unfed
 from unfed import storage
+from unfed.cli.console import Console
 from unfed.cli.options import Json
 from unfed.errors import UnfedError
 from unfed.report.tables import bytes_text
@@ -98,7 +99,7 @@ def init(
     name = "".join(c if c.isalnum() else "-" for c in folder.resolve().name.lower()).strip("-") or "unfed-app"
     text = TEMPLATE.format(name=name, version=unfed.__version__, folder=where, nodes=nodes)
     storage.write_bytes(file, text.encode())
-    stdout.print(f"Wrote {file}. Start a SuperLink and {nodes} SuperNodes, then: flwr run {folder} --stream")
+    stdout.print(escape(f"Wrote {file}. Start a SuperLink and {nodes} SuperNodes, then: flwr run {folder} --stream"))
 
 
 @flower_app.command()
@@ -129,7 +130,9 @@ def costs(
     stdout.print(table)
     for found in flower:
         total = bytes_text(found["inbound-bytes"] + found["outbound-bytes"])
-        stdout.print(f"Flower run {found['run']}: {total} through the SuperLink, evaluation and queries included.")
+        stdout.print(
+            escape(f"Flower run {found['run']}: {total} through the SuperLink, evaluation and queries included.")
+        )
 
 
 def _traffic(run: Path, ls: Path) -> list[dict[str, Any]]:

@@ -17,15 +17,16 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 import unfed
 from unfed import plugins, storage
 from unfed.api import results, write_report
-from unfed.cli import compare, data, files, flower, methods, paper, requests
+from unfed.cli import check, compare, data, files, flower, methods, paper, requests
+from unfed.cli.console import Console, echo
 from unfed.cli.display import clock_text, percent, request_line, results_table, shown, story
+from unfed.cli.failing import explained
 from unfed.cli.options import (
     AllowCode,
     Budget,
@@ -44,6 +45,7 @@ from unfed.methods import METHODS
 from unfed.model.params import cast, check_like
 from unfed.report import tables
 from unfed.runs.config import Config, presets
+from unfed.runs.folder import RunFolder
 from unfed.runs.run import Run
 from unfed.runs.status import status as status_of
 from unfed.values import is_measured
@@ -62,6 +64,7 @@ requests.add_to(app)
 files.add_to(app)
 flower.add_to(app)
 compare.add_to(app)
+check.add_to(app)
 paper.add_to(app)
 
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
@@ -89,6 +92,10 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except Exception as error:  # never a bare traceback: whoever reads it can do nothing with it
+        sentence, code = explained(error)
+        stderr.print(f"[bold red]error:[/bold red] {escape(sentence)}", soft_wrap=True)
+        sys.exit(code)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
@@ -174,7 +181,7 @@ def _begin(config: Config, out: Path | None, name: str) -> Run:
     if out is not None:
         return Run.create(config, out)
     folder, number = Path("runs", name), 2
-    while folder.exists():
+    while not RunFolder(folder).vacant():
         if (folder / "run.json").exists():
             found = Run.open(folder)
             if found.config == config and status_of(found)["state"] == "interrupted":
@@ -204,7 +211,7 @@ def _work(run: Run, as_json: bool, quiet: bool, moment: float | None = None) -> 
             title = "After the last round (rule: last). ★ smallest average gap to Retrain."
             stdout.print(results_table(found, title, stdout.width >= 130))
         for sentence in story(run.lines()):
-            stdout.print(sentence, soft_wrap=True)
+            stdout.print(escape(sentence), soft_wrap=True)
         for request in status_of(run)["requests"]:
             if request["owed"]:
                 stdout.print(request_line(request), soft_wrap=True)
@@ -215,7 +222,8 @@ def _work(run: Run, as_json: bool, quiet: bool, moment: float | None = None) -> 
 def _headline(run: Run) -> str:
     about, config = run.description, run.config
     return (
-        f"[bold]{escape(config.name)}[/bold]: {config.data.name}, {len(about['clients'])} clients, {config.model.name}"
+        f"[bold]{escape(config.name)}[/bold]: {escape(config.data.name)}, {len(about['clients'])} clients,"
+        f" {escape(config.model.name)}"
         f" with {about['parameters']:,} parameters; {about['engine']} engine on {about['device']}."
     )
 
@@ -231,13 +239,17 @@ def status(run: RunArgument, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(found))
         return
-    stdout.print(f"[bold]{escape(opened.config.name)}[/bold] in {run}: {found['state']}")
+    stdout.print(f"[bold]{escape(opened.config.name)}[/bold] in {escape(str(run))}: {found['state']}")
     table = Table(box=None, pad_edge=False)
     for column in ("job", "round", "test", "forget", "state"):
         table.add_column(column, justify="right" if column in ("round", "test", "forget") else "left")
     for job in found["jobs"]:
         table.add_row(
-            job["job"], f"{job['round']}/{job['rounds']}", percent(job["test"]), percent(job["forget"]), job["state"]
+            escape(job["job"]),
+            f"{job['round']}/{job['rounds']}",
+            percent(job["test"]),
+            percent(job["forget"]),
+            job["state"],
         )
     stdout.print(table)
     for request in found["requests"]:
@@ -245,7 +257,7 @@ def status(run: RunArgument, as_json: Json = False) -> None:
     if found["state"] == "running":
         stdout.print(f"About {clock_text(found['seconds_left'])} left.")
     elif found["state"] == "interrupted":
-        stdout.print(f"Go on with: unfed resume {run}", soft_wrap=True)
+        stdout.print(f"Go on with: unfed resume {escape(str(run))}", soft_wrap=True)
 
 
 @app.command()
@@ -275,7 +287,7 @@ def evaluate(
     forgotten = ", ".join(r.id for r in requests) or "nothing"
     table = Table(title=f"Scope: {forgotten}", title_justify="left", box=None, pad_edge=False, show_header=False)
     for name, value in found.items():
-        table.add_row(name, columns.written(name, value) if is_measured(value) else str(value))
+        table.add_row(name, columns.written(name, value) if is_measured(value) else escape(str(value)))
     stdout.print(table)
 
 
@@ -291,14 +303,14 @@ def report(
     if kind not in ("html", "md", "latex"):
         raise UnfedError(f"--format takes html, md or latex, not {kind!r}.")
     if kind == "html":
-        stdout.print(f"Report: {write_report(opened, out, rule)}", soft_wrap=True)
+        stdout.print(f"Report: {escape(str(write_report(opened, out, rule)))}", soft_wrap=True)
         return
     text = (tables.markdown if kind == "md" else tables.latex)(results(opened, rule))
     if out is None:
-        typer.echo(text)
+        echo(text)
     else:
         storage.write_bytes(out, text.encode())
-        stdout.print(f"Report: {out}", soft_wrap=True)
+        stdout.print(f"Report: {escape(str(out))}", soft_wrap=True)
 
 
 if __name__ == "__main__":

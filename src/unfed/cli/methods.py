@@ -6,10 +6,10 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from unfed.cli.console import Console
 from unfed.cli.options import AllowCode, Json, Sets
 from unfed.errors import Refused
 from unfed.methods import METHODS, find

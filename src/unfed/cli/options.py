@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 
 from unfed import plugins
+from unfed.cli.console import Console
 from unfed.errors import UnfedError
 from unfed.runs.progress import Deadline, OutOfTime, Watch
 
@@ -64,5 +65,5 @@ def resumable(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         stderr = Console(stderr=True, highlight=False)
         why = "The budget is spent." if isinstance(stop, OutOfTime) else "Interrupted."
-        stderr.print(f"{why} Nothing is lost: go on with `unfed resume {folder}`.", soft_wrap=True)
+        stderr.print(f"{why} Nothing is lost: go on with `unfed resume {escape(str(folder))}`.", soft_wrap=True)
         sys.exit(130)

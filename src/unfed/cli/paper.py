@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from unfed.cli.console import Console
 from unfed.cli.display import shown
 from unfed.cli.options import AllowCode, Budget, Json, Quiet, Sets, moment_of, watched_until
 from unfed.errors import UnfedError, nearest

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 
 from unfed.api import write_report
+from unfed.cli.console import Console
 from unfed.cli.display import percent, shown
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
 from unfed.data import Request, SampleList
@@ -142,7 +143,7 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
             f" (before {percent(last['validation_before'])}), forget {percent(last['forget'])},"
             f" test {percent(last['test'])}."
         )
-        stdout.print(f"Report: {report}", soft_wrap=True)
+        stdout.print(f"Report: {escape(str(report))}", soft_wrap=True)
 
 
 def withdraw(

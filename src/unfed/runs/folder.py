@@ -29,10 +29,12 @@ from unfed.federation.history import History
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
 from unfed.methods import Method, State
+from unfed.model.digest import digests, fingerprint
 from unfed.model.params import Params
-from unfed.runs import presence
+from unfed.runs import presence, vouching
 from unfed.runs.names import check_id, check_label
 from unfed.runs.requests import Entry, now
+from unfed.runs.schema import STATE, STATE_MAY, checked, checked_description
 
 SCHEMA = 2  # 1 kept the path of a sample list, not what it said
 READ = (1, 2)
@@ -62,6 +64,15 @@ class Job:
 
 
 _HISTORY = "history:"
+# Where a saved state keeps the params of the best epoch, where that is the model that counts.
+BEST = "best"
+
+
+def numbers_at(path: Path) -> dict[str, Any] | None:
+    """The numbers of a saved state, if there is one: it may be replaced, and during a purge go, while others look."""
+    if not path.exists():
+        return None
+    return checked(storage.numbers_of(path), f"The saved state {path}", STATE, STATE_MAY)
 
 
 def _pack(histories: Mapping[str, History]) -> tuple[Params, dict[str, Any]]:
@@ -83,17 +94,33 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._writes = False
+        self._prefix = vouching.Prefix(self.trajectory)
 
     # --- run.json -------------------------------------------------------------------------------------------------
 
     def create(self, description: Mapping[str, Any]) -> None:
-        """Begin a run in a new or empty folder."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise UnfedError(
-                f"{self.path} is there already and not empty; choose another folder with --out, or go on with"
-                f" `unfed resume {self.path}`."
-            )
-        storage.write_json(self.path / "run.json", {"schema": SCHEMA, **description})
+        """Begin a run in a new or empty folder, for its owner alone; killed in here, it can be begun again."""
+        taken = UnfedError(
+            f"{self.path} is there already and not empty; choose another folder with --out, or go on with"
+            f" `unfed resume {self.path}`."
+        )
+        if not self.vacant():
+            raise taken
+        with storage.disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with presence.held(self.path, "work") as free:
+            if not (free and self.vacant()):
+                raise taken
+            storage.sweep(self.path.iterdir())
+            storage.write_json(self.path / "run.json", {"schema": SCHEMA, **description})
+
+    def vacant(self) -> bool:
+        """Whether a run can begin here: nothing is there, or only what a killed beginning left."""
+        if not self.path.exists():
+            return True
+        return self.path.is_dir() and all(
+            storage.is_leftover(path) or path.name in presence.LOCKS for path in self.path.iterdir()
+        )
 
     def description(self) -> dict[str, Any]:
         if not (self.path / "run.json").exists():
@@ -105,7 +132,7 @@ class RunFolder:
                 f"{self.path} was written in layout {layout!r}, this version reads layouts 1 and {SCHEMA};"
                 " use the version of unfed that wrote it."
             )
-        return found
+        return checked_description(found, str(self.path / "run.json"))
 
     def writable(self, description: Mapping[str, Any]) -> None:
         """Refuse to go on in a folder of an older layout, which is only read."""
@@ -128,6 +155,7 @@ class RunFolder:
 
     def lines(self) -> list[Line]:
         """All whole lines; the last one may be torn if a process died while writing it."""
+        self.vouched()
         if not self.trajectory.exists():
             return []
         whole, _, _ = self.trajectory.read_bytes().rpartition(b"\n")
@@ -140,7 +168,38 @@ class RunFolder:
 
     def cut_back(self) -> None:
         """Cut the trajectory to what a saved state vouches for."""
-        storage.cut(self.trajectory, max((int(numbers["offset"]) for _, numbers in self.states()), default=0))
+        self._prefix.forget()
+        storage.cut(self.trajectory, self.vouched())
+
+    def vouched(self) -> int:
+        """How much of the trajectory the saved states vouch for; refused where it, or `run.json`, is not what they say.
+
+        States are read first: a process that is at work only adds to the trajectory meanwhile.
+        """
+        states = list(self.states())
+        run = vouching.file_digest(self.path / "run.json")
+        for path, numbers in states:
+            if (bound := numbers.get("bound")) and bound.get("run") not in (None, run):
+                raise UnfedError(
+                    f"{self.path / 'run.json'} is not the one under which {path} was made: it was changed since;"
+                    " restore it from a copy."
+                )
+        last = max(states, key=lambda state: state[1]["offset"], default=None)
+        if last is None:
+            return 0
+        path, numbers = last
+        offset = int(numbers["offset"])
+        if self.length() < offset:
+            raise UnfedError(
+                f"{self.trajectory} has {self.length()} bytes, but {path} vouches for {offset}: its end is gone;"
+                " restore it from a copy."
+            )
+        if (said := numbers.get("bound", {}).get("trajectory")) and self._prefix.digest(offset) != said:
+            raise UnfedError(
+                f"{self.trajectory} is not what {path} vouches for: something in its first {offset} bytes was changed;"
+                " restore it from a copy."
+            )
+        return offset
 
     # --- jobs -----------------------------------------------------------------------------------------------------
 
@@ -157,22 +216,34 @@ class RunFolder:
     def states(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Every saved state's numbers."""
         for path in sorted((self.path / "state").rglob("*.safetensors")):
-            yield path, storage.numbers_of(path)
+            if (numbers := numbers_at(path)) is not None:
+                yield path, numbers
 
     def save_state(
         self, job: Job, state: State, numbers: Mapping[str, Any], histories: Mapping[str, History] | None = None
     ) -> None:
         """A state and the histories that belong to it: one file, so they can never come from two different rounds."""
         whole = {"round": state.round, "done": state.done, "model": state.model, "numbers": dict(state.numbers)}
+        whole["bound"] = self._bound(state, numbers)
         tensors = storage.join({"params": state.params, **state.tensors})
         packed = _pack(histories or {})
         storage.save(self.state_file(job), tensors | packed[0], {**whole, **numbers, "histories": packed[1]})
+
+    def _bound(self, state: State, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        """What a state vouches for besides itself."""
+        came_out = state.tensors.get(BEST) or state.params
+        return {
+            "run": vouching.file_digest(self.path / "run.json"),
+            "trajectory": self._prefix.digest(int(numbers["offset"])),
+            "model": fingerprint(digests(came_out)) if numbers.get("finished") and came_out else None,
+        }
 
     def load_state(self, job: Job) -> tuple[State, dict[str, Any]] | None:
         path = self.state_file(job)
         if not path.exists():
             return None
         tensors, numbers = storage.load(path, "saved state")
+        checked(numbers, f"The saved state {path}", STATE, STATE_MAY)
         groups = {n: g for n, g in storage.part(tensors).items() if not n.startswith(_HISTORY)}
         state = State(
             params=groups.pop("params", {}),
@@ -201,8 +272,7 @@ class RunFolder:
             storage.save(path, own | packed[0], {**numbers, "histories": packed[1]})
 
     def numbers(self, job: Job) -> dict[str, Any] | None:
-        path = self.state_file(job)
-        return storage.numbers_of(path) if path.exists() else None
+        return numbers_at(self.state_file(job))
 
     def finished(self, job: Job) -> bool:
         return bool((self.numbers(job) or {}).get("finished"))
@@ -211,7 +281,17 @@ class RunFolder:
         storage.save(self.model_file(job), params, numbers)
 
     def load_model(self, job: Job) -> Params:
-        return storage.load(self.model_file(job), "model")[0]
+        """The model that a job left; one that its state does not vouch for is refused."""
+        path = self.model_file(job)
+        params = storage.load(path, "model")[0]
+        numbers = self.numbers(job) or {}
+        said = numbers.get("bound", {}).get("model")
+        if numbers.get("finished") and said and fingerprint(digests(params)) != said:
+            raise UnfedError(
+                f"The model {path} is not the one that its job left ({self.state_file(job)} vouches for another);"
+                " restore it from a copy."
+            )
+        return params
 
     def drop_samples(self, job: Job) -> None:
         """Take away what an attempt that is given up scored, before the next one scores."""
@@ -224,7 +304,14 @@ class RunFolder:
     # --- requests -------------------------------------------------------------------------------------------------
 
     def requests(self) -> list[Entry]:
-        """Every deletion request as it stands now, in the order in which they were filed."""
+        """Every deletion request as it stands now, in the order in which they were filed; refused where one is gone."""
+        entries = self.filed()
+        for sentence in vouching.missing(self.path / "requests", entries):
+            raise UnfedError(sentence)
+        return entries
+
+    def filed(self) -> list[Entry]:
+        """Every deletion request whose file is there."""
         files = sorted((self.path / "requests").glob("*.json"))
         found: list[tuple[Entry, bool]] = []
         for file in files:
@@ -247,6 +334,7 @@ class RunFolder:
 
     def put_request(self, entry: Entry) -> None:
         storage.write_json(self.request_file(entry), entry.to_json())
+        vouching.note_filed(self.path / "requests", self.filed())
 
     def request_file(self, entry: Entry) -> Path:
         return self.path / "requests" / f"{entry.number:04d}-{check_id(entry.request.id, 'request id')}.json"
@@ -259,10 +347,21 @@ class RunFolder:
         if not self._writes and (self.path / "run.json").exists():
             self.writable(self.description())
         self._writes = True
-        with (
-            presence.at_work(self.path) if name == "work" else presence.held(self.path, name, -1 if wait else 0) as free
-        ):
+        held = presence.at_work(self.path) if name == "work" else presence.held(self.path, name, -1 if wait else 0)
+        with held as free:
+            if free:
+                self._sweep(name)
             yield free
+
+    def _sweep(self, lock: str) -> None:
+        """Take away what killed processes left, of the files that only the holder of this lock writes."""
+        if lock == "requests":
+            storage.sweep((self.path / "requests").glob(".*.tmp"))
+            return
+        for kind in ("state", "models", "samples"):
+            storage.sweep((self.path / kind).rglob(".*.tmp"))
+        for name in ("run.json", "clients.json", "progress.json", vouching.TOMBSTONES):
+            storage.sweep(self.path.glob(f".{name}.*.tmp"))
 
     def busy(self) -> bool:
         """Whether a process is at work here now."""

@@ -25,13 +25,13 @@ class Until:
         """`recovered`, `forgotten`, `recovered,forgotten` or a number; None asks for nothing."""
         if text is None:
             return Until()
-        if text.isascii() and text.isdigit() and int(text) >= 1:
+        if text.isascii() and text.isdigit() and len(text) <= 9 and int(text) >= 1:
             return Until(rounds=int(text))
         named = {goal.strip() for goal in text.split(",")}
         if not named <= set(GOALS):
             raise UnfedError(
                 "--until takes 'recovered', 'forgotten', both with a comma between them, or a number of rounds, not"
-                f" {text!r}."
+                f" {text[:60]!r}."
             )
         return Until(tuple(goal for goal in GOALS if goal in named))
 

@@ -37,15 +37,12 @@ from unfed.methods import Method, Retrain, State
 from unfed.model import digest
 from unfed.model.params import Params, cast, tensor_bytes
 from unfed.runs.diary import Diary, began, start_on
-from unfed.runs.folder import Job, RunFolder
+from unfed.runs.folder import BEST, Job, RunFolder
 from unfed.runs.gate import Gate, NotForgotten, is_forgotten, told
 from unfed.runs.how import Until
 from unfed.runs.progress import Silence, Watch
 from unfed.runs.world import World
 from unfed.values import Value, is_measured
-
-# Where a saved state keeps the params of the best epoch, where that is the model that counts.
-BEST = "best"
 
 
 @dataclass(frozen=True)

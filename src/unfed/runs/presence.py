@@ -27,6 +27,7 @@ from unfed.errors import UnfedError
 
 PATIENCE = 5.0
 """Seconds in which a lock that is held while nobody works is tried again: somebody is coming or going."""
+LOCKS = (".work.lock", ".requests.lock", ".busy.lock")
 _POLL = 0.02
 _RECENT = 60.0
 

@@ -13,14 +13,14 @@ step is one file, written whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time
 from typing import Any, Literal, get_args
 
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
-from unfed.runs.how import How
+from unfed.runs.how import How, Until
 
 SCHEMA = 2  # 1 had no states: a request whose job had ended was served, any other was waiting
 
@@ -38,6 +38,15 @@ STEPS: dict[Standing, frozenset[Standing]] = {
     "expired": frozenset({"open", "revoked"}),
 }
 """Where a request may go from where it stands."""
+
+_MAY: dict[str, Callable[[Any], bool]] = {
+    "described": lambda value: isinstance(value, dict),
+    "earlier": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+    "attempts": lambda value: (
+        isinstance(value, list) and all(isinstance(one, dict) and isinstance(one.get("method"), str) for one in value)
+    ),
+}
+"""What else a request file may hold, and must look like."""
 
 _SECOND = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -176,7 +185,19 @@ class Entry:
         state, reason = values.get("state", "open"), values.get("reason")
         if state not in STATES or (reason not in REASONS if state == "denied" else reason is not None):
             raise UnfedError(f"{where} has the state {state!r} for the reason {reason!r}; restore it from a copy.")
-        request = Request.from_json(raw.get("request"))  # type: ignore[arg-type]
+        try:
+            Until.of(values["until"])
+        except UnfedError as error:
+            raise UnfedError(f"{where} has {values['until'][:60]!r} as its until; restore it from a copy.") from error
+        if values["number"] < 1:
+            raise UnfedError(f"{where} has {values['number']!r} as its number; restore it from a copy.")
+        for name, fits in _MAY.items():
+            if raw.get(name) is not None and not fits(raw[name]):
+                raise UnfedError(f"{where} has {str(raw[name])[:60]!r} as its {name}; restore it from a copy.")
+        try:
+            request = Request.from_json(raw.get("request"))  # type: ignore[arg-type]
+        except UnfedError as error:
+            raise UnfedError(f"{where} has a request that cannot be read ({error}); restore it from a copy.") from error
         gate = raw.get("gate")
         if gate is not None and not (isinstance(gate, Mapping) and isinstance(gate.get("checks"), list)):
             raise UnfedError(f"{where} has {gate!r} as its gate; restore it from a copy.")

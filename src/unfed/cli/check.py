@@ -1,0 +1,41 @@
+"""`unfed check`: is a run folder whole?"""
+
+from __future__ import annotations
+
+import json
+
+import typer
+from rich.markup import escape
+
+from unfed.cli.console import Console
+from unfed.cli.options import Json, RunArgument
+from unfed.errors import UnfedError
+from unfed.runs import check as checking
+from unfed.runs.folder import RunFolder
+
+stdout = Console(highlight=False)
+
+
+def check(run: RunArgument, as_json: Json = False) -> None:
+    """Say whether a run folder is whole: nothing torn, edited, replaced or lost. Reads everything, changes nothing.
+
+    What was purged on purpose has a tombstone and counts as whole. Exit code 2 if something is wrong.
+    """
+    found = checking.check(RunFolder(run))
+    if as_json:
+        typer.echo(json.dumps({"whole": found.whole, "findings": found.findings, "counted": found.counted}))
+        if not found.whole:
+            raise typer.Exit(UnfedError.exit_code)
+        return
+    if found.whole:
+        counted = ", ".join(f"{number} {what}" for what, number in found.counted.items())
+        stdout.print(escape(f"{run} is whole: {counted}."), soft_wrap=True)
+        return
+    for sentence in found.findings:
+        stdout.print(escape(f"- {sentence}"), soft_wrap=True)
+    several = len(found.findings)
+    raise UnfedError(f"{run} is not whole: {several} thing{'s' if several > 1 else ''} found, listed above.")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(check)

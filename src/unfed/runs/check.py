@@ -1,0 +1,134 @@
+"""Is a run folder whole? Everything in it is read, and held against what the other files say of it.
+
+    run.json ─ states ─ trajectory ─ models ─ requests ─ samples        what is wrong, one sentence each; none: whole
+
+What was taken away on purpose has a tombstone, and counts as whole. What an interrupted process left (a torn last line,
+temporary files) is no fault: it is cut off or swept when work goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unfed import storage
+from unfed.errors import UnfedError
+from unfed.model.digest import digests, fingerprint
+from unfed.runs import vouching
+from unfed.runs.config import Config
+from unfed.runs.folder import RunFolder, numbers_at
+from unfed.runs.requests import Entry
+
+
+@dataclass
+class Found:
+    """What a look through a folder found."""
+
+    findings: list[str] = field(default_factory=list)
+    """One sentence for each thing that is wrong."""
+    counted: dict[str, int] = field(default_factory=dict)
+    """How much of what was looked through."""
+
+    @property
+    def whole(self) -> bool:
+        return not self.findings
+
+
+def check(folder: RunFolder) -> Found:
+    """Look through a folder. Nothing is changed, nothing that it names is built."""
+    found = Found()
+    description = _told(found, folder.description)
+    if description is None:
+        return found
+    _told(found, lambda: Config.kept(description["config"]))
+    buried = _told(found, lambda: vouching.tombstones(folder.path)) or {}
+    entries = _told(found, folder.filed)
+    for sentence in _told(found, lambda: vouching.missing(folder.path / "requests", entries or [])) or []:
+        found.findings.append(sentence)
+    states = _states(found, folder)
+    lines = _told(found, folder.lines) or []
+    _models(found, folder, states, buried)
+    samples = list(_files(folder.path / "samples"))
+    for path in samples:
+        _told(found, lambda path=path: storage.verify(path, "scores"))  # type: ignore[misc]
+    if entries is not None:
+        named = {line["request"] for line in lines} | {_request_of(folder, path) for path in states}
+        known = {asked["id"] for asked in description["requests"]} | {entry.request.id for entry in entries} | {None}
+        of_graves = {grave.request for grave in buried.values()}
+        for name in sorted(str(one) for one in named - known - of_graves):
+            found.findings.append(
+                f"{folder.path} has work on a request {name!r} that nobody filed, or whose file is gone; restore"
+                " requests/ from a copy."
+            )
+        found.findings += _promised(folder, entries, buried)
+    found.counted |= {"lines": len(lines), "states": len(states), "samples": len(samples)}
+    found.counted["requests"] = len(entries or [])
+    return found
+
+
+def _told(found: Found, read: Callable[[], Any]) -> Any:
+    """What is read, or None with a finding."""
+    try:
+        return read()
+    except UnfedError as error:
+        if str(error) not in found.findings:
+            found.findings.append(str(error))
+    except (OSError, RecursionError) as error:
+        found.findings.append(f"Something could not be read ({error}); restore it from a copy.")
+    return None
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    yield from sorted(folder.rglob("*.safetensors"))
+
+
+def _states(found: Found, folder: RunFolder) -> dict[Path, dict[str, Any]]:
+    states: dict[Path, dict[str, Any]] = {}
+    for path in _files(folder.path / "state"):
+        _told(found, lambda path=path: storage.verify(path, "saved state"))  # type: ignore[misc]
+        numbers = _told(found, lambda path=path: numbers_at(path))  # type: ignore[misc]
+        if numbers is not None:
+            states[path] = numbers
+    return states
+
+
+def _request_of(folder: RunFolder, state: Path) -> str | None:
+    parts = state.relative_to(folder.path / "state").parts
+    return parts[1] if len(parts) > 2 else None
+
+
+def _models(
+    found: Found,
+    folder: RunFolder,
+    states: dict[Path, dict[str, Any]],
+    buried: dict[str, vouching.Tombstone],
+) -> None:
+    """Every model is the one that its state vouches for, and none that a state vouches for is missing."""
+    models = {path.relative_to(folder.path / "models"): path for path in _files(folder.path / "models")}
+    found.counted["models"] = len(models)
+    of_state = {path.relative_to(folder.path / "state"): numbers for path, numbers in states.items()}
+    for job, numbers in of_state.items():
+        said = numbers.get("bound", {}).get("model")
+        file = f"models/{job.as_posix()}"
+        if said and numbers.get("finished") and job not in models and file not in buried:
+            found.findings.append(f"The model {folder.path / file} is gone, though its job has ended; restore it.")
+    for job, path in models.items():
+        loaded = _told(found, lambda path=path: storage.load(path, "model"))  # type: ignore[misc]
+        own = of_state.get(job)
+        if own is None:
+            if f"state/{job.as_posix()}" not in buried:
+                found.findings.append(f"No state vouches for the model {path}; restore state/ from a copy.")
+            continue
+        said = own.get("bound", {}).get("model")
+        if loaded is not None and said and own.get("finished") and fingerprint(digests(loaded[0])) != said:
+            found.findings.append(f"The model {path} is not the one that its job left; restore it from a copy.")
+
+
+def _promised(folder: RunFolder, entries: list[Entry], buried: dict[str, vouching.Tombstone]) -> Iterator[str]:
+    """Requests that are fulfilled by a model that is not there."""
+    for entry in entries:
+        file = Path("models", str(entry.seed), entry.request.id, f"{entry.method.replace(':', '.')}.safetensors")
+        if entry.state == "fulfilled" and file.as_posix() not in buried and not (folder.path / file).exists():
+            yield f"Request {entry.request.id!r} is fulfilled by {folder.path / file}, which is gone; restore it."

@@ -1,0 +1,112 @@
+"""What a run folder's JSON must look like: a table of fields for each kind, one sentence for the first wrong one.
+
+Only what is read is checked; a field that is not known is kept, so that a later version may add some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from unfed.errors import UnfedError
+from unfed.runs.names import check_id
+
+Fits = tuple[str, Callable[[Any], bool]]
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _facts(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(about, dict)
+        and isinstance(about.get("title"), str)
+        and (about.get("needs") is None or _texts(about["needs"]))
+        and _whole(about.get("rounds"))
+        for about in value.values()
+    )
+
+
+def _asked(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) and isinstance(one.get("id"), str) for one in value)
+
+
+def _histories(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(own, dict) and _texts(own.get("clients", [])) for own in value.values()
+    )
+
+
+TEXT: Fits = ("a text", lambda value: isinstance(value, str))
+TABLE: Fits = ("a table", lambda value: isinstance(value, dict))
+COUNT: Fits = ("a whole number from 0 on", lambda value: _whole(value) and value >= 0)
+YES: Fits = ("true or false", lambda value: isinstance(value, bool))
+TEXTS: Fits = ("a list of texts", _texts)
+
+
+def _or_none(fits: Fits) -> Fits:
+    return f"{fits[0]} or null", lambda value: value is None or fits[1](value)
+
+
+DESCRIPTION: dict[str, Fits] = {
+    "name": TEXT,
+    "created": TEXT,
+    "config": TABLE,
+    "seeds": ("a list of whole numbers", lambda value: isinstance(value, list) and all(_whole(one) for one in value)),
+    "clients": TEXTS,
+    "versions": ("a table of texts", lambda value: isinstance(value, dict) and _texts(list(value.values()))),
+    "hardware": TEXT,
+    "device": TEXT,
+    "engine": TEXT,
+    "parameters": COUNT,
+    "requests": ("a list of tables, each with its id", _asked),
+}
+DESCRIPTION_MAY: dict[str, Fits] = {
+    "chunk": _or_none(COUNT),
+    "topped_up_clients": TEXTS,
+    "methods": ("a table of methods, each with title, needs and rounds", _facts),
+    "rounds": TABLE,
+    "backdoor": _or_none(TABLE),
+    "recovered_within": ("a number", _number),
+}
+STATE: dict[str, Fits] = {"round": COUNT, "done": YES, "model": YES, "numbers": TABLE, "offset": COUNT}
+STATE_MAY: dict[str, Fits] = {
+    "finished": _or_none(TEXT),
+    "rounds": COUNT,
+    "diary": TABLE,
+    "histories": ("a table of histories, each with its clients", _histories),
+    "base": TABLE,
+    "start": ("a whole number from 1 on", lambda value: _whole(value) and value >= 1),
+    "bound": TABLE,
+}
+TOMBSTONE: dict[str, Fits] = {"file": TEXT, "sha256": TEXT, "request": TEXT, "date": TEXT}
+
+
+def checked(raw: Any, where: str, must: Mapping[str, Fits], may: Mapping[str, Fits] | None = None) -> dict[str, Any]:
+    """The table, if every field has its type; else one sentence that names the file and the field."""
+    if not isinstance(raw, dict):
+        raise UnfedError(f"{where} is damaged (it is no table of fields); restore it from a copy.")
+    for name, (what, fits) in {**must, **(may or {})}.items():
+        if name not in raw:
+            if name in must:
+                raise UnfedError(f"{where} has no {name}; restore it from a copy.")
+        elif not fits(raw[name]):
+            raise UnfedError(f"{where} has {str(raw[name])[:60]!r} as its {name}, not {what}; restore it from a copy.")
+    return raw
+
+
+def checked_description(raw: Any, where: str) -> dict[str, Any]:
+    """What `run.json` says, with every field that is read of its type."""
+    found = checked(raw, where, DESCRIPTION, DESCRIPTION_MAY)
+    for asked in found["requests"]:
+        check_id(asked["id"], f"request id in {where}")
+    return found

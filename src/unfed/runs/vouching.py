@@ -1,0 +1,161 @@
+"""What the files of a run folder say of each other, so that none can be changed, shortened or lost without a word.
+
+    state/…   vouches for   run.json               SHA-256 of the file that the job ran under
+                            trajectory.jsonl       SHA-256 of its first `offset` bytes
+                            models/…               fingerprint of the model that came out, once the job has ended
+    requests/filed.jsonl    lists every request that was filed, with the SHA-256 of what it asks for
+    tombstones.json         lists what was taken away on purpose: file, SHA-256, request, date
+
+These are sums, not signatures: they find what was damaged, edited or lost, not who rewrites all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from unfed import storage
+from unfed.data import Request
+from unfed.errors import UnfedError
+from unfed.runs.requests import Entry
+from unfed.runs.schema import TOMBSTONE, checked
+
+_CHUNK = 1 << 20
+TOMBSTONES = "tombstones.json"
+FILED = "filed.jsonl"
+
+
+class Prefix:
+    """SHA-256 of the first bytes of a file that only grows: each byte is read once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._hash, self._length = path, hashlib.sha256(), 0
+
+    def digest(self, length: int) -> str | None:
+        """Of the first `length` bytes; None if there are fewer."""
+        if length < self._length:
+            self._hash, self._length = hashlib.sha256(), 0
+        if not self.path.exists():
+            return self._hash.hexdigest() if length == 0 else None
+        with open(self.path, "rb") as file:
+            file.seek(self._length)
+            while self._length < length:
+                chunk = file.read(min(_CHUNK, length - self._length))
+                if not chunk:
+                    return None
+                self._hash.update(chunk)
+                self._length += len(chunk)
+        return self._hash.hexdigest()
+
+    def forget(self) -> None:
+        """Read everything again: the file was cut, or may have been changed."""
+        self._hash, self._length = hashlib.sha256(), 0
+
+
+def file_digest(path: Path) -> str | None:
+    """SHA-256 of a file, as `sha256sum` says it; None where there is none."""
+    if not path.exists():
+        return None
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def request_digest(request: Request) -> str:
+    """SHA-256 of what a request asks for; by which file its samples were listed is no part of that."""
+    plain = {name: value for name, value in request.to_json().items() if name != "listed"}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+# --- tombstones -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tombstone:
+    """What stood here and was taken away on purpose."""
+
+    file: str
+    """Its path inside the run folder, with slashes."""
+    sha256: str
+    """Of the file as it was when it was taken away."""
+    request: str
+    """The id of the request for which it went."""
+    date: str
+
+
+def tombstones(folder: Path) -> dict[str, Tombstone]:
+    """What was taken away, by its path."""
+    path = folder / TOMBSTONES
+    if not path.exists():
+        return {}
+    raw = storage.read_json(path, "list of tombstones")
+    listed = raw.get("tombstones") if isinstance(raw, dict) else None
+    if not isinstance(listed, list) or raw.get("schema") != 1:
+        raise UnfedError(f"{path} is no list of tombstones of layout 1; restore it from a copy.")
+    found = [Tombstone(**_only(checked(one, f"A tombstone in {path}", TOMBSTONE))) for one in listed]
+    return {one.file: one for one in found}
+
+
+def _only(raw: Mapping[str, Any]) -> dict[str, str]:
+    return {name: raw[name] for name in TOMBSTONE}
+
+
+def bury(folder: Path, graves: Iterable[Tombstone]) -> None:
+    """Add tombstones; to be written before the files themselves are taken away."""
+    every = {**tombstones(folder), **{one.file: one for one in graves}}
+    listed = [asdict(one) for one in every.values()]
+    storage.write_json(folder / TOMBSTONES, {"schema": 1, "tombstones": listed})
+
+
+# --- the list of what was filed ---------------------------------------------------------------------------------------
+
+
+def note_filed(requests: Path, entries: Iterable[Entry]) -> None:
+    """List requests that are not listed yet: after their files are written, so that a killed process lists too few."""
+    known = _filed(requests)
+    for entry in entries:
+        if entry.number not in known:
+            line = {"number": entry.number, "id": entry.request.id, "sha256": request_digest(entry.request)}
+            storage.append_line(requests / FILED, json.dumps(line, separators=(",", ":")))
+
+
+def missing(requests: Path, entries: Iterable[Entry]) -> list[str]:
+    """A sentence for every request that was filed and is not there as it was asked."""
+    there = {entry.number: entry for entry in entries}
+    buried, said = tombstones(requests.parent), []
+    for number, (name, digest) in _filed(requests).items():
+        file = f"requests/{number:04d}-{name}.json"
+        if number not in there:
+            if file not in buried:
+                said.append(
+                    f"The request {name!r} was filed here (number {number}) and its file {requests.parent / file} is"
+                    " gone: without it its rows would be trained on again; restore it from a copy."
+                )
+        elif request_digest(there[number].request) != digest:
+            said.append(
+                f"The request {name!r} in {requests.parent / file} asks for something else than what was filed;"
+                " restore it from a copy."
+            )
+    return said
+
+
+def _filed(requests: Path) -> dict[int, tuple[str, str]]:
+    path = requests / FILED
+    if not path.exists():
+        return {}
+    found: dict[int, tuple[str, str]] = {}
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    for place, text in enumerate(whole.split(b"\n") if whole else (), 1):
+        try:
+            line = json.loads(text)
+            number, name, digest = line["number"], line["id"], line["sha256"]
+            fits = isinstance(number, int) and isinstance(name, str) and isinstance(digest, str)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            fits = False
+        if not fits:
+            raise UnfedError(f"Line {place} of {path} is damaged; restore the file.")
+        found[number] = (name, digest)
+    return found

@@ -1,0 +1,157 @@
+"""What is read back is checked: whatever was torn, edited, replaced or lost in a run folder is found and named."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from unfed import storage
+from unfed.cli.main import app
+from unfed.data import Request
+from unfed.errors import UnfedError
+from unfed.runs import vouching
+from unfed.runs.check import check
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.run import Run
+
+SERVED = "models/0/leaves/not.safetensors"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A run that trained, compared nothing, and served one request; another waits."""
+    from conftest import SMALL
+    from unfed.runs.config import Config
+
+    config = Config.parse({**SMALL, "request": []}, ["training.rounds=2", "unlearning.rounds=1", "methods.run=['not']"])
+    run = Run.create(config, tmp_path_factory.mktemp("served") / "run")
+    run.execute()
+    run.forget(Request("leaves", clients=("1",)), until=1)
+    run.queue.file(Request("waits", clients=("2",)), "not", "1", 0)
+    return run.folder.path
+
+
+@pytest.fixture
+def folder(served, tmp_path):
+    return Path(shutil.copytree(served, tmp_path / "run"))
+
+
+def edited(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def flipped(path: Path, at: int = -3) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def shortened(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+
+
+def replaced(folder: Path) -> None:
+    """Another model, written as ours are, under the old name."""
+    tensors, numbers = storage.load(folder / "models/0/train.safetensors")
+    storage.save(folder / SERVED, {name: t + 1 for name, t in tensors.items()}, numbers)
+
+
+def asking_else(folder: Path) -> None:
+    """The request for another client."""
+    file = folder / "requests/0001-leaves.json"
+    raw = json.loads(file.read_text())
+    file.write_text(json.dumps({**raw, "request": {**raw["request"], "clients": ["0"]}}))
+
+
+DAMAGE = {
+    "run.json edited": (
+        lambda f: edited(f / "run.json", '"lr": 0.', '"lr": 1.'),
+        "run.json is not the one under which",
+    ),
+    "run.json of another type": (
+        lambda f: edited(f / "run.json", '"clients": [', '"clients": [7, '),
+        "as its clients, not",
+    ),
+    "trajectory shortened": (lambda f: shortened(f / "trajectory.jsonl"), "its end is gone"),
+    "trajectory edited": (lambda f: edited(f / "trajectory.jsonl", '"round":1', '"round":9'), "was changed"),
+    "trajectory gone": (lambda f: (f / "trajectory.jsonl").unlink(), "its end is gone"),
+    "state flipped": (lambda f: flipped(f / "state/0/train.safetensors"), "saved state at .* is not what was written"),
+    "state torn": (lambda f: (f / "state/0/train.safetensors").write_bytes(b"x" * 40), "is damaged"),
+    "model flipped": (lambda f: flipped(f / SERVED), "model at .* is not what was written"),
+    "model replaced": (replaced, "is not the one that its job left"),
+    "model gone": (lambda f: (f / SERVED).unlink(), "is gone"),
+    "served request gone": (lambda f: (f / "requests/0001-leaves.json").unlink(), "request 'leaves' was filed here"),
+    "waiting request gone": (lambda f: (f / "requests/0002-waits.json").unlink(), "request 'waits' was filed here"),
+    "request edited": (asking_else, "asks for something else"),
+    "request of another type": (
+        lambda f: edited(f / "requests/0001-leaves.json", '"earlier": []', '"earlier": {"a": 1}'),
+        "as its earlier",
+    ),
+}
+
+
+def test_a_whole_folder_is_whole_and_looking_changes_nothing(folder):
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    found = check(RunFolder(folder))
+    assert found.whole, found.findings
+    assert found.counted["requests"] == 2 and found.counted["models"] == 2 and found.counted["lines"] > 3
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_found_and_named(folder, name):
+    damage, sentence = DAMAGE[name]
+    damage(folder)
+    result = CliRunner().invoke(app, ["check", str(folder), "--json"], catch_exceptions=False)
+    found = json.loads(result.output)
+    assert result.exit_code == 2 and not found["whole"]
+    assert any(re.search(sentence, one) for one in found["findings"]), found["findings"]
+
+
+@pytest.mark.parametrize(
+    "name", ["run.json edited", "trajectory shortened", "trajectory edited", "served request gone"]
+)
+def test_no_work_goes_on_in_a_damaged_folder(folder, name):
+    DAMAGE[name][0](folder)
+    with pytest.raises(UnfedError, match="restore it"):
+        Run.open(folder).execute()
+
+
+def test_a_replaced_model_is_not_exported(folder):
+    replaced(folder)
+    with pytest.raises(UnfedError, match="not the one that its job left"):
+        RunFolder(folder).load_model(Job(0, "leaves", "not"))
+
+
+def test_a_torn_last_line_is_no_fault_and_glues_nothing_to_itself(folder):
+    with open(folder / "trajectory.jsonl", "ab") as file:
+        file.write(b'{"seed": 0, "requ')
+    assert check(RunFolder(folder)).whole
+    Run.open(folder).execute()  # serves what waits
+    assert check(RunFolder(folder)).whole and len(RunFolder(folder).lines()) > 4
+
+
+def test_what_was_purged_on_purpose_counts_as_whole(folder):
+    grave = vouching.Tombstone(SERVED, vouching.file_digest(folder / SERVED), "leaves", "2026-01-31T12:00:00Z")
+    vouching.bury(folder, [grave])
+    (folder / SERVED).unlink()
+    assert check(RunFolder(folder)).whole and vouching.tombstones(folder)[SERVED] == grave
+
+
+@pytest.mark.parametrize(
+    "text", ["5", "[" * 100_000, '{"schema": 2}', '{"schema": 2, "name": 1' + "0" * 5000 + "}", "\0"]
+)
+@pytest.mark.parametrize("file", ["run.json", "requests/0001-leaves.json", "tombstones.json"])
+def test_nonsense_is_one_sentence_whatever_reads_it(folder, file, text):
+    (folder / file).write_text(text)
+    for command in ("status", "check", "report"):
+        result = CliRunner().invoke(app, [command, str(folder)])
+        assert result.exception is None or isinstance(result.exception, UnfedError | SystemExit), result.exception
