@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ SERVED = "models/0/leaves/not.safetensors"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that trained, compared nothing, and served one request; another waits."""
     from conftest import SMALL
     from unfed.runs.config import Config
@@ -37,7 +38,7 @@ def served(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(served, tmp_path):
+def folder(served: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(served, tmp_path / "run"))
 
 
@@ -71,7 +72,7 @@ def asking_else(folder: Path) -> None:
     file.write_text(json.dumps({**raw, "request": {**raw["request"], "clients": ["0"]}}))
 
 
-DAMAGE = {
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "run.json edited": (
         lambda f: edited(f / "run.json", '"lr": 0.', '"lr": 1.'),
         "run.json is not the one under which",
@@ -98,7 +99,7 @@ DAMAGE = {
 }
 
 
-def test_a_whole_folder_is_whole_and_looking_changes_nothing(folder):
+def test_a_whole_folder_is_whole_and_looking_changes_nothing(folder: Path) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     found = check(RunFolder(folder))
     assert found.whole, found.findings
@@ -107,7 +108,7 @@ def test_a_whole_folder_is_whole_and_looking_changes_nothing(folder):
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_found_and_named(folder, name):
+def test_damage_is_found_and_named(folder: Path, name: str) -> None:
     damage, sentence = DAMAGE[name]
     damage(folder)
     result = CliRunner().invoke(app, ["check", str(folder), "--json"], catch_exceptions=False)
@@ -119,19 +120,19 @@ def test_damage_is_found_and_named(folder, name):
 @pytest.mark.parametrize(
     "name", ["run.json edited", "trajectory shortened", "trajectory edited", "served request gone"]
 )
-def test_no_work_goes_on_in_a_damaged_folder(folder, name):
+def test_no_work_goes_on_in_a_damaged_folder(folder: Path, name: str) -> None:
     DAMAGE[name][0](folder)
     with pytest.raises(UnfedError, match="restore it"):
         Run.open(folder).execute()
 
 
-def test_a_replaced_model_is_not_exported(folder):
+def test_a_replaced_model_is_not_exported(folder: Path) -> None:
     replaced(folder)
     with pytest.raises(UnfedError, match="not the one that its job left"):
         RunFolder(folder).load_model(Job(0, "leaves", "not"))
 
 
-def test_a_torn_last_line_is_no_fault_and_glues_nothing_to_itself(folder):
+def test_a_torn_last_line_is_no_fault_and_glues_nothing_to_itself(folder: Path) -> None:
     with open(folder / "trajectory.jsonl", "ab") as file:
         file.write(b'{"seed": 0, "requ')
     assert check(RunFolder(folder)).whole
@@ -139,8 +140,10 @@ def test_a_torn_last_line_is_no_fault_and_glues_nothing_to_itself(folder):
     assert check(RunFolder(folder)).whole and len(RunFolder(folder).lines()) > 4
 
 
-def test_what_was_purged_on_purpose_counts_as_whole(folder):
-    grave = vouching.Tombstone(SERVED, vouching.file_digest(folder / SERVED), "leaves", "2026-01-31T12:00:00Z")
+def test_what_was_purged_on_purpose_counts_as_whole(folder: Path) -> None:
+    digest = vouching.file_digest(folder / SERVED)
+    assert digest is not None
+    grave = vouching.Tombstone(SERVED, digest, "leaves", "2026-01-31T12:00:00Z")
     vouching.bury(folder, [grave])
     (folder / SERVED).unlink()
     assert check(RunFolder(folder)).whole and vouching.tombstones(folder)[SERVED] == grave
@@ -150,7 +153,7 @@ def test_what_was_purged_on_purpose_counts_as_whole(folder):
     "text", ["5", "[" * 100_000, '{"schema": 2}', '{"schema": 2, "name": 1' + "0" * 5000 + "}", "\0"]
 )
 @pytest.mark.parametrize("file", ["run.json", "requests/0001-leaves.json", "tombstones.json"])
-def test_nonsense_is_one_sentence_whatever_reads_it(folder, file, text):
+def test_nonsense_is_one_sentence_whatever_reads_it(folder: Path, file: str, text: str) -> None:
     (folder / file).write_text(text)
     for command in ("status", "check", "report"):
         result = CliRunner().invoke(app, [command, str(folder)])

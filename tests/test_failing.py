@@ -7,18 +7,22 @@ import io
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from unfed.cli import main as cli
 from unfed.cli.console import Console, visible
+from unfed.runs.config import Config
 from unfed.runs.folder import RunFolder
 from unfed.runs.run import Run
 
+Command = Callable[..., tuple[int, str, str]]
+
 
 @pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
     """Runs a command as a process would; (exit code, stdout, stderr)."""
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("warnings.showwarning", None)
@@ -35,18 +39,21 @@ def command(monkeypatch, capsys, tmp_path):
     return run
 
 
-def failing(error: BaseException):
+def failing(error: BaseException) -> Callable[..., None]:
     def fail(*_: object, **__: object) -> None:
         raise error
 
     return fail
 
 
-def test_an_unforeseen_error_is_one_sentence_with_a_log_and_exit_code_1(command, monkeypatch):
+def test_an_unforeseen_error_is_one_sentence_with_a_log_and_exit_code_1(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Run, "open", failing(KeyError("surprise")))
     code, _, err = command("status", "run")
     assert code == 1 and "Traceback" not in err and "not foreseen (KeyError: 'surprise')" in err
-    log = Path(re.search(r"details are in (\S+\.log);", err)[1])
+    (named,) = re.findall(r"details are in (\S+\.log);", err)
+    log = Path(named)
     assert "Traceback" in log.read_text() and "surprise" in log.read_text()
     if os.name == "posix":
         assert log.stat().st_mode & 0o777 == 0o600
@@ -61,25 +68,29 @@ def test_an_unforeseen_error_is_one_sentence_with_a_log_and_exit_code_1(command,
         (RecursionError("maximum recursion depth exceeded"), "nested too deep"),
     ],
 )
-def test_what_a_user_can_mend_has_a_sentence_of_its_own_and_exit_code_2(command, monkeypatch, error, said):
+def test_what_a_user_can_mend_has_a_sentence_of_its_own_and_exit_code_2(
+    command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str
+) -> None:
     monkeypatch.setattr(Run, "open", failing(error))
     code, _, err = command("status", "run")
     assert code == 2 and said in err and "Traceback" not in err and ".log" not in err
 
 
 @pytest.mark.parametrize("name", ["[/bold]x", "[red]", "a[b]"])
-def test_a_folder_whose_name_looks_like_markup_is_shown_as_it_is(command, small, tmp_path, name):
+def test_a_folder_whose_name_looks_like_markup_is_shown_as_it_is(
+    command: Command, small: Callable[..., Config], tmp_path: Path, name: str
+) -> None:
     Run.create(small(), tmp_path / name)
     code, out, err = command("status", tmp_path / name)
     assert code == 0 and name in out.replace("\n", ""), err
 
 
-def test_a_path_that_is_too_long_is_one_sentence(command, tmp_path):
+def test_a_path_that_is_too_long_is_one_sentence(command: Command, tmp_path: Path) -> None:
     code, _, err = command("status", tmp_path / ("x" * 5000))
     assert code == 2 and "Traceback" not in err and err.startswith("error:")
 
 
-def test_terminal_escapes_and_backward_text_become_visible():
+def test_terminal_escapes_and_backward_text_become_visible() -> None:
     assert visible("a\x1b[31mb\x7f\u202ec\n") == "a␛[31mb␡�c\n" and visible("θ → ℓ1 ★") == "θ → ℓ1 ★"
     stream = io.StringIO()
     Console(file=stream, force_terminal=True, color_system="truecolor", highlight=False).print(
@@ -91,7 +102,9 @@ def test_terminal_escapes_and_backward_text_become_visible():
 # --- beginning and leftovers ------------------------------------------------------------------------------------------
 
 
-def test_killed_inside_create_a_folder_can_be_begun_again(small, tmp_path, monkeypatch):
+def test_killed_inside_create_a_folder_can_be_begun_again(
+    small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Killed(BaseException):
         pass
 
@@ -106,7 +119,7 @@ def test_killed_inside_create_a_folder_can_be_begun_again(small, tmp_path, monke
     assert not [path for path in (tmp_path / "run").iterdir() if path.name.endswith(".tmp")]
 
 
-def test_a_folder_with_somebodys_files_is_not_taken_nor_touched(small, tmp_path):
+def test_a_folder_with_somebodys_files_is_not_taken_nor_touched(small: Callable[..., Config], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("mine")
     with pytest.raises(Exception, match="there already and not empty"):
@@ -114,7 +127,7 @@ def test_a_folder_with_somebodys_files_is_not_taken_nor_touched(small, tmp_path)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
 
 
-def test_what_killed_processes_left_is_swept_under_the_lock_that_writers_need(tmp_path):
+def test_what_killed_processes_left_is_swept_under_the_lock_that_writers_need(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     mine, theirs = tmp_path / "state/0/.train.safetensors.4711.tmp", tmp_path / "requests/.0001-a.json.4711.tmp"
     for path in (mine, theirs, tmp_path / "state/0/notes.tmp"):
@@ -128,7 +141,7 @@ def test_what_killed_processes_left_is_swept_under_the_lock_that_writers_need(tm
 
 
 @pytest.mark.skipif(os.name != "posix", reason="rights are others there")
-def test_a_run_folder_is_for_its_owner_alone(small, tmp_path):
+def test_a_run_folder_is_for_its_owner_alone(small: Callable[..., Config], tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         run = Run.create(small("training.rounds=1", "unlearning.rounds=1", "methods.run=['not']"), tmp_path / "run")
