@@ -41,6 +41,8 @@ from unfed.runs.config_tables import (
 )
 from unfed.runs.names import check_folder, check_id, check_label
 
+MOST_BYTES = 4 << 20
+
 
 class MethodsConfig(BaseModel):
     """Which methods run, in which order, and their hyperparameters by name.
@@ -179,13 +181,19 @@ class Config(Table):
         """A TOML file, with `key.path=value` changes on top. Paths in it are relative to the file."""
         path = Path(path)
         try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+            with open(path, "rb") as file:
+                text = file.read(MOST_BYTES + 1)
+            if len(text) > MOST_BYTES:
+                raise UnfedError(f"The config {path} is longer than {MOST_BYTES >> 20} MiB; give a smaller one.")
+            raw = tomllib.loads(text.decode())
         except OSError as error:
             raise UnfedError(
                 f"The config {path} cannot be read ({error.strerror}); check the path, or name a preset:"
                 f" {listed(presets())}."
             ) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except RecursionError as error:
+            raise UnfedError(f"The config {path} is nested too deep; give one with fewer levels.") from error
+        except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
             raise UnfedError(f"The config {path} is not valid TOML: {error}.") from error
         return Config.parse(raw, sets, path)
 
@@ -291,6 +299,8 @@ def toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    except (ValueError, RecursionError) as error:
+        raise UnfedError(f"The value {text[:40]!r}… is too long or nested too deep; give a smaller one.") from error
 
 
 def _apply(values: dict[str, Any], change: str) -> None:

@@ -22,7 +22,7 @@ class Table(BaseModel):
 
 
 Positive = Annotated[int, Field(ge=1)]
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 ClientName = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, int) and not isinstance(v, bool) else v)]
 
@@ -208,7 +208,7 @@ class EngineConfig(Table):
     precision: Literal["float32", "float64", "bf16"] = "float32"
     chunk: Positive | None = None
     compile: bool | None = None
-    threads: Positive | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads; by default one for small steps, else PyTorch's own number."""
 
 

@@ -49,6 +49,11 @@ Progress = Callable[[str, int, int | None], None]
 
 CHUNK_BYTES = 1 << 18
 TIMEOUT_SECONDS = 60.0
+MOST_DOWNLOADED = 4 << 30
+"""Bytes of one archive; the largest that is listed has 0.2 GiB."""
+MOST_UNPACKED = 16 << 30
+MOST_FILES = 1_000_000
+_LONGEST_NAME = 1024
 
 
 def download(
@@ -218,6 +223,10 @@ def _attempt(url: str, part: Path, have: int, name: str, progress: Progress | No
             for chunk in _chunks(response):
                 if chunk is None:
                     return False
+                if have + len(chunk) > MOST_DOWNLOADED:
+                    raise UnfedError(
+                        f"{url} sends more than {MOST_DOWNLOADED >> 30} GiB, so it was stopped; give another mirror."
+                    )
                 file.write(chunk)
                 have += len(chunk)
                 if progress is not None:
@@ -245,11 +254,19 @@ def unpack(archive: Path, folder: Path) -> None:
     """Write an archive's files under the folder; nothing is followed, linked or written anywhere else."""
     with disk_errors(folder):
         try:
-            for name, content in _members(archive):
+            left = MOST_UNPACKED
+            for count, (name, content) in enumerate(_members(archive), 1):
                 target = folder / _inside(name, archive)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with content, open(target, "xb") as file:
-                    shutil.copyfileobj(content, file)
+                    while chunk := content.read(CHUNK_BYTES):
+                        left -= len(chunk)
+                        if left < 0 or count > MOST_FILES:
+                            raise UnfedError(
+                                f"The archive {archive} unpacks to more than {MOST_UNPACKED >> 30} GiB or"
+                                f" {MOST_FILES:,} files; delete it and download it again."
+                            )
+                        file.write(chunk)
         except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
             said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":")
             raise UnfedError(f"The archive {archive} is damaged ({said}); delete it and download it again.") from error
@@ -275,6 +292,8 @@ def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
 
 def _inside(name: str, archive: Path) -> PurePosixPath:
     path = PurePosixPath(name)
+    if len(name) > _LONGEST_NAME:
+        raise UnfedError(f"The archive {archive} holds a name of {len(name)} characters; it was not unpacked.")
     if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or not path.parts:
         raise UnfedError(f"The archive {archive} holds {name!r}, which lies outside its folder; it was not unpacked.")
     return path

@@ -26,6 +26,8 @@ from unfed.data.fetch.roots import find
 from unfed.errors import UnfedError, nearest
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
+# By their content: what calls itself .png and is PostScript would have Pillow look for Ghostscript.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 CALTECH101_PLACES = (
     "caltech101/101_ObjectCategories",
     "caltech-101/101_ObjectCategories",
@@ -157,7 +159,7 @@ def _decoded(path: Path, side: int | None) -> npt.NDArray[np.uint8]:
     from PIL import Image, ImageOps  # here, because a client without image folders need not load it
 
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             deep = image.mode in ("I", "F") or image.mode.startswith("I;")
             if not deep:
                 upright = ImageOps.exif_transpose(image)

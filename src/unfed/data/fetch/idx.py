@@ -9,6 +9,7 @@ must never pass for MNIST.
 from __future__ import annotations
 
 import gzip
+import io
 import struct
 import zlib
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ FILES = {
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 _UINT8 = 8
+MOST_BYTES = 1 << 30  # twenty times what the family's largest file unpacks to
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,11 @@ def plain_bytes(path: Path) -> bytes:
     if path.suffix != ".gz":
         return data
     try:
-        return gzip.decompress(data)
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+            plain = packed.read(MOST_BYTES + 1)
+        if len(plain) > MOST_BYTES:
+            raise UnfedError(f"{path} unpacks to more than {MOST_BYTES >> 30} GiB; download it again.")
+        return plain
     except (OSError, EOFError, zlib.error) as error:
         raise UnfedError(f"{path} is truncated or no gzip file ({error}); download it again.") from error
 
