@@ -31,10 +31,11 @@ def check(run: RunArgument, as_json: Json = False) -> None:
         counted = ", ".join(f"{number} {what}" for what, number in found.counted.items())
         stdout.print(escape(f"{run} is whole: {counted}."), soft_wrap=True)
         return
-    for sentence in found.findings:
+    first, *others = found.findings
+    for sentence in others:
         stdout.print(escape(f"- {sentence}"), soft_wrap=True)
-    several = len(found.findings)
-    raise UnfedError(f"{run} is not whole: {several} thing{'s' if several > 1 else ''} found, listed above.")
+    more = f" ({len(others)} more above)" if others else ""
+    raise UnfedError(f"{run} is not whole{more}: {first}")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -45,8 +45,8 @@ def check(folder: RunFolder) -> Found:
     _told(found, lambda: Config.kept(description["config"]))
     buried = _told(found, lambda: vouching.tombstones(folder.path)) or {}
     entries = _told(found, folder.filed)
-    for sentence in _told(found, lambda: vouching.missing(folder.path / "requests", entries or [])) or []:
-        found.findings.append(sentence)
+    if entries is not None:
+        found.findings += _told(found, lambda: vouching.missing(folder.path, entries)) or []
     states = _states(found, folder)
     lines = _told(found, folder.lines) or []
     _models(found, folder, states, buried)

@@ -306,7 +306,7 @@ class RunFolder:
     def requests(self) -> list[Entry]:
         """Every deletion request as it stands now, in the order in which they were filed; refused where one is gone."""
         entries = self.filed()
-        for sentence in vouching.missing(self.path / "requests", entries):
+        for sentence in vouching.missing(self.path, entries):
             raise UnfedError(sentence)
         return entries
 
@@ -334,7 +334,7 @@ class RunFolder:
 
     def put_request(self, entry: Entry) -> None:
         storage.write_json(self.request_file(entry), entry.to_json())
-        vouching.note_filed(self.path / "requests", self.filed())
+        vouching.note_filed(self.path, self.filed())
 
     def request_file(self, entry: Entry) -> Path:
         return self.path / "requests" / f"{entry.number:04d}-{check_id(entry.request.id, 'request id')}.json"

@@ -3,7 +3,7 @@
     state/…   vouches for   run.json               SHA-256 of the file that the job ran under
                             trajectory.jsonl       SHA-256 of its first `offset` bytes
                             models/…               fingerprint of the model that came out, once the job has ended
-    requests/filed.jsonl    lists every request that was filed, with the SHA-256 of what it asks for
+    filed.jsonl             lists every request that was filed, with the SHA-256 of what it asks for
     tombstones.json         lists what was taken away on purpose: file, SHA-256, request, date
 
 These are sums, not signatures: they find what was damaged, edited or lost, not who rewrites all of it.
@@ -113,37 +113,37 @@ def bury(folder: Path, graves: Iterable[Tombstone]) -> None:
 # --- the list of what was filed ---------------------------------------------------------------------------------------
 
 
-def note_filed(requests: Path, entries: Iterable[Entry]) -> None:
+def note_filed(folder: Path, entries: Iterable[Entry]) -> None:
     """List requests that are not listed yet: after their files are written, so that a killed process lists too few."""
-    known = _filed(requests)
+    known = _filed(folder)
     for entry in entries:
         if entry.number not in known:
             line = {"number": entry.number, "id": entry.request.id, "sha256": request_digest(entry.request)}
-            storage.append_line(requests / FILED, json.dumps(line, separators=(",", ":")))
+            storage.append_line(folder / FILED, json.dumps(line, separators=(",", ":")))
 
 
-def missing(requests: Path, entries: Iterable[Entry]) -> list[str]:
+def missing(folder: Path, entries: Iterable[Entry]) -> list[str]:
     """A sentence for every request that was filed and is not there as it was asked."""
     there = {entry.number: entry for entry in entries}
-    buried, said = tombstones(requests.parent), []
-    for number, (name, digest) in _filed(requests).items():
+    buried, said = tombstones(folder), []
+    for number, (name, digest) in _filed(folder).items():
         file = f"requests/{number:04d}-{name}.json"
         if number not in there:
             if file not in buried:
                 said.append(
-                    f"The request {name!r} was filed here (number {number}) and its file {requests.parent / file} is"
+                    f"The request {name!r} was filed here (number {number}) and its file {folder / file} is"
                     " gone: without it its rows would be trained on again; restore it from a copy."
                 )
         elif request_digest(there[number].request) != digest:
             said.append(
-                f"The request {name!r} in {requests.parent / file} asks for something else than what was filed;"
+                f"The request {name!r} in {folder / file} asks for something else than what was filed;"
                 " restore it from a copy."
             )
     return said
 
 
-def _filed(requests: Path) -> dict[int, tuple[str, str]]:
-    path = requests / FILED
+def _filed(folder: Path) -> dict[int, tuple[str, str]]:
+    path = folder / FILED
     if not path.exists():
         return {}
     found: dict[int, tuple[str, str]] = {}

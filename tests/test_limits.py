@@ -1,0 +1,94 @@
+"""Whatever is read has a limit: how long, how deep, how many, of which kind; beyond it stands a sentence."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from unfed.data import sample_list
+from unfed.data.fetch import download, idx
+from unfed.data.fetch.folders import _decoded
+from unfed.data.sample_list import SampleList
+from unfed.errors import UnfedError
+from unfed.runs.config import Config
+from unfed.runs.how import Until
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = " + "[" * 20_000 + "]" * 20_000, "nested too deep"),
+        ("seed = 1" + "0" * 5000, "not valid TOML"),
+        ("name = '\\ud800'", "not valid TOML|cannot be used"),
+        ("# " + "x" * (4 << 20), "longer than 4 MiB"),
+        ("[engine]\nthreads = 100000", "engine.threads"),
+        ("[training]\nlr = 1e300", "training.lr"),
+    ],
+)
+def test_a_config_beyond_its_limits_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "c.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(UnfedError, match=said):
+        Config.read(tmp_path / "c.toml")
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 5000, "[" * 20_000])
+def test_a_change_beyond_its_limits_is_one_sentence(value: str) -> None:
+    with pytest.raises(UnfedError, match="too long or nested too deep|unknown|not known|seed"):
+        Config.parse({}, [f"seed={value}"])
+
+
+@pytest.mark.parametrize("until", ["²", "1" + "0" * 5000, "-1", "0"])
+def test_a_number_of_rounds_is_a_number_of_rounds(until: str) -> None:
+    with pytest.raises(UnfedError, match="--until takes"):
+        Until.of(until)
+
+
+def test_a_list_of_samples_has_a_limit_in_bytes_rows_and_digits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "ids.csv"
+    file.write_text("client,position\n" + "".join(f"a,{i}\n" for i in range(20)))
+    monkeypatch.setattr(sample_list, "MOST_ROWS", 19)
+    with pytest.raises(UnfedError, match="more than 19 samples"):
+        assert SampleList.read(file).samples
+    monkeypatch.setattr(sample_list, "MOST_BYTES", 50)
+    with pytest.raises(UnfedError, match="longer than"):
+        SampleList.read(file)
+    with pytest.raises(UnfedError, match="must be an integer from 0 on"):
+        assert SampleList("x", "client,position\na," + "1" * 5000 + "\n").samples
+
+
+def test_an_archive_that_unpacks_to_too_much_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("zeros", b"\0" * 100_000)
+    monkeypatch.setattr(download, "MOST_UNPACKED", 50_000)
+    with pytest.raises(UnfedError, match="unpacks to more than"):
+        download.unpack(tmp_path / "a.zip", tmp_path / "out")
+    monkeypatch.setattr(idx, "MOST_BYTES", 50_000)
+    (tmp_path / "labels.gz").write_bytes(gzip.compress(b"\0" * 100_000))
+    with pytest.raises(UnfedError, match="unpacks to more than"):
+        idx.plain_bytes(tmp_path / "labels.gz")
+
+
+def test_a_name_in_an_archive_has_a_limit(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        packed.writestr("x/" * 600 + "y", b"")
+    with pytest.raises(UnfedError, match="holds a name of 1201 characters"):
+        download.unpack(tmp_path / "a.zip", tmp_path / "out")
+
+
+def test_postscript_that_calls_itself_png_is_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import EpsImagePlugin
+
+    def looked_for(*_: object, **__: object) -> None:
+        raise AssertionError("Ghostscript was looked for")
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", looked_for)
+    (tmp_path / "a.png").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    )
+    with pytest.raises(UnfedError, match="cannot be decoded"):
+        _decoded(tmp_path / "a.png", None)
