@@ -13,6 +13,7 @@ import unfed
 from unfed import rng, storage
 from unfed.api import write_report
 from unfed.data import ClientData, Request, TensorSource
+from unfed.errors import UnfedError
 from unfed.model.flops import forward_flops
 from unfed.model.params import params_of
 from unfed.runs.config import Config
@@ -55,6 +56,12 @@ def test_a_call_that_has_ended_is_finished_for_whoever_reads_its_folder(tmp_path
     found = status(Run.open(called(tmp_path / "call")))
     assert found["state"] == "finished"
     assert [job["job"] for job in found["jobs"]] == ["0/forget/ft"]
+
+
+def test_the_folder_of_a_call_is_gone_on_with_by_the_call(tmp_path: Path) -> None:
+    """Its model and its rows lie with the caller, so nobody else can build its world."""
+    with pytest.raises(UnfedError, match="make that call again"):
+        Run.open(called(tmp_path / "call")).world(0)
 
 
 # --- a fourth setting is one builder ----------------------------------------------------------------------------------
