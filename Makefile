@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help demo docs test test-slow test-flower coverage mutants lint format package bench clean
+.PHONY: help demo docs test test-slow test-flower coverage mutants fuzz chaos lint format package bench clean
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,12 @@ coverage: .venv/dev.stamp  ## what no test runs, as a page: build/coverage/uncov
 
 mutants: .venv/dev.stamp  ## bends one line of a method, an attack or a measure at a time and sees that a test fails (minutes)
 	$(BIN)/python tools/mutants.py $(ONLY)
+
+fuzz: .venv/dev.stamp  ## inputs nobody would write, two minutes of them (FUZZ_MINUTES=60 for more); prints counts
+	$(BIN)/python tests/campaigns/fuzz.py
+
+chaos: .venv/dev.stamp  ## kills commands at every disk operation, fills the disk; prints counts (CHAOS_STEP=10: a tenth of them)
+	$(BIN)/python tests/campaigns/chaos.py
 
 lint: .venv/dev.stamp  ## ruff, mypy on package and tests (the package also as if on Windows) and who may import whom, as CI runs them
 	$(BIN)/ruff check .

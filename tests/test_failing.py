@@ -14,9 +14,9 @@ import pytest
 
 from unfed.cli import main as cli
 from unfed.cli.console import Console, visible
-from unfed.runs.config import Config
 from unfed.runs.folder import RunFolder
 from unfed.runs.run import Run
+from worlds import Small
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -78,7 +78,7 @@ def test_what_a_user_can_mend_has_a_sentence_of_its_own_and_exit_code_2(
 
 @pytest.mark.parametrize("name", ["[/bold]x", "[red]", "a[b]"])
 def test_a_folder_whose_name_looks_like_markup_is_shown_as_it_is(
-    command: Command, small: Callable[..., Config], tmp_path: Path, name: str
+    command: Command, small: Small, tmp_path: Path, name: str
 ) -> None:
     Run.create(small(), tmp_path / name)
     code, out, err = command("status", tmp_path / name)
@@ -103,7 +103,7 @@ def test_terminal_escapes_and_backward_text_become_visible() -> None:
 
 
 def test_killed_inside_create_a_folder_can_be_begun_again(
-    small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
         pass
@@ -119,7 +119,7 @@ def test_killed_inside_create_a_folder_can_be_begun_again(
     assert not [path for path in (tmp_path / "run").iterdir() if path.name.endswith(".tmp")]
 
 
-def test_a_folder_with_somebodys_files_is_not_taken_nor_touched(small: Callable[..., Config], tmp_path: Path) -> None:
+def test_a_folder_with_somebodys_files_is_not_taken_nor_touched(small: Small, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("mine")
     with pytest.raises(Exception, match="there already and not empty"):
@@ -141,7 +141,7 @@ def test_what_killed_processes_left_is_swept_under_the_lock_that_writers_need(tm
 
 
 @pytest.mark.skipif(os.name != "posix", reason="rights are others there")
-def test_a_run_folder_is_for_its_owner_alone(small: Callable[..., Config], tmp_path: Path) -> None:
+def test_a_run_folder_is_for_its_owner_alone(small: Small, tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         run = Run.create(small("training.rounds=1", "unlearning.rounds=1", "methods.run=['not']"), tmp_path / "run")
