@@ -420,39 +420,6 @@ def test_the_unlearning_seed_moves_every_draw(toy: Toy) -> None:
     assert rng.key(1, "init") != rng.key(2, "init")
 
 
-# --- a federation too large to look through ---------------------------------------------------------------------------
-
-
-class Registered(dict[str, ClientData]):
-    """Clients that are made when they are asked for, and counted."""
-
-    def __init__(self, clients: dict[str, ClientData]) -> None:
-        super().__init__(clients)
-        self.made: set[str] = set()
-
-    def __getitem__(self, name: str) -> ClientData:
-        self.made.add(name)
-        return super().__getitem__(name)
-
-    def holding(self, view: str) -> list[str]:
-        return [] if view == "forget" else list(self)
-
-    def place(self, name: str) -> int:
-        return int(name)
-
-
-def test_a_roll_is_asked_and_only_the_cohort_is_made(toy: Toy) -> None:
-    clients = toy(9, 12, 7, 8, 10, 6)
-    roll = Registered(clients)
-    few = serve(roll, participation=0.34)
-    plain = serve(clients, participation=0.34)
-    assert few.clients == list(clients) and list(few.owners) == []
-    asked = plain.participants(1, plain.retained)
-    assert few.participants(1, few.retained) == asked and len(asked) == 2
-    assert equal(rounds(Retrain(), few, 1).params, rounds(Retrain(), plain, 1).params)
-    assert roll.made == set(asked)
-
-
 def test_who_holds_what_is_noted_by_view(toy: Toy) -> None:
     clients = toy(4, 5, 6, forget={0: [0, 1, 2, 3], 2: [1]})
     server = serve(clients)
