@@ -40,17 +40,19 @@ from unfed import plugins, rng
 from unfed.data.partition import Deal, Partition
 from unfed.engines.compiled import recorded
 from unfed.errors import UnfedWarning
+from unfed.methods.sealed import drawn_from
 from unfed.model.params import Params
+from unfed.model.sealing import DRAW_BYTES
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
 from unfed.runs.run import Run
 
 FEDERATED: dict[str, tuple[str, ...]] = {
-    **{name: ("client", "class", "instance") for name in ("retrain", "ft", "not", "mode", "nr-freeze")},
+    **{name: ("client", "class", "instance") for name in ("retrain", "ft", "not", "sealed", "mode", "nr-freeze")},
     **{name: ("client",) for name in ("federaser", "fukd", "pgd", "fcu")},
 }
 """Methods of a federation, and the scopes they serve."""
-CENTRAL = ("retrain", "ft", "not", "randl", "ga", "badt", "l1-sparse", "ssd", "salun")
+CENTRAL = ("retrain", "ft", "not", "sealed", "randl", "ga", "badt", "l1-sparse", "ssd", "salun")
 """Methods where one place holds all data; they serve classes and samples."""
 
 WAYS = {
@@ -259,11 +261,16 @@ def prepared(row: Row) -> Iterator[None]:
 
 def models(row: Row, device: str) -> Params:
     """θ* and what the method left, by the names of their tensors."""
-    with prepared(row), tempfile.TemporaryDirectory() as folder:
+    with prepared(row), drawn_from(_repeatable), tempfile.TemporaryDirectory() as folder:
         run = Run.create(config(row, device), Path(folder, "run"))
         run.execute()
         kept = {"θ*": Job(0, None, "train"), "θ": Job(0, "gone", row.method)}
         return {f"{w}/{n}": t.cpu() for w, job in kept.items() for n, t in run.folder.load_model(job).items()}
+
+
+def _repeatable(seed: int) -> bytes:
+    """The reference and the row must draw the same, so a sealed draw comes from the job's seed here."""
+    return rng.key(seed, "matrix").to_bytes(DRAW_BYTES, "big")
 
 
 def truth(row: Row) -> Params:

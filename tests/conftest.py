@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, settings
 
 import unfed
 from apart import pytest_runtest_protocol, pytest_runtest_teardown  # noqa: F401 (hooks: pytest finds them here)
-from unfed import plugins
+from unfed import plugins, rng
 from unfed.data import ClientData, TensorSource
+from unfed.methods import sealed
 from unfed.runs.config import Config
 from worlds import Small, Toy
 
@@ -63,6 +64,13 @@ def pytest_runtest_setup(item: pytest.Item) -> object:
     numpy.random.seed(0)
     torch.manual_seed(0)
     return (yield)
+
+
+@pytest.fixture(autouse=True)
+def repeatable_draws() -> Iterator[None]:
+    """Sealed draws are functions of a job's seed in tests: runs are compared bit for bit."""
+    with sealed.drawn_from(lambda seed: rng.key(seed, "sealed").to_bytes(32, "big")):
+        yield
 
 
 SMALL = {

@@ -137,7 +137,7 @@ def test_forget_serves_a_request_once(unfed: Callable[..., Any], done: Path) -> 
 def test_forget_by_class_and_by_samples(unfed: Callable[..., Any], done: Path, here: Path) -> None:
     assert unfed("forget", done, "--class", "3", "--until", "1", "--quiet")[:2] == (0, "")
     (here / "ids.csv").write_text("client,position\n1,0\n1,5\n")
-    code, out, err = unfed("forget", done, "--samples", "ids.csv", "--until", "1", "--json")
+    code, out, err = unfed("forget", done, "--samples", "ids.csv", "--method", "sealed", "--until", "1", "--json")
     assert code == 0, err
     assert json.loads(out)["status"] == "done" and json.loads(out)["request"].startswith("samples-")
 

@@ -118,10 +118,11 @@ def test_a_second_request_starts_from_what_the_first_left(tmp_path: Path) -> Non
     grid = nodes()
     serve(grid, values(tmp_path / "flower", mode="train"))
     serve(grid, values(tmp_path / "flower", mode="unlearn"))
-    there = serve(grid, values(tmp_path / "flower", mode="unlearn", forget_clients="", forget_classes="3"))
+    second = {"forget_clients": "", "forget_classes": "3", "methods": "sealed"}
+    there = serve(grid, values(tmp_path / "flower", mode="unlearn", **second))
     here = simulated(tmp_path / "here")
     here.forget(Request("client-0", clients=("0",)), "not", 2)
-    here.forget(Request("class-3", classes=(3,)), "not", 2)
+    here.forget(Request("class-3", classes=(3,)), "sealed", 2)
     assert_same(here.current(0), there.current(0))
 
 
@@ -141,7 +142,7 @@ def test_a_request_that_is_denied_stays_owed_and_the_next_is_served(tmp_path: Pa
     assert last["asked"] == {"1": ["1", "2"]} and isinstance(last["earlier"]["client-0"], float)
     found = CliRunner().invoke(cli, ["withdraw", str(folder), "client-0"])
     assert found.exit_code == 0, found.output
-    run = serve(grid, values(folder, mode="unlearn", forget_clients="2"))
+    run = serve(grid, values(folder, mode="unlearn", forget_clients="2", methods="sealed"))
     assert run.lines()[-1]["asked"] == {"1": ["0", "1"]}
 
 
@@ -151,7 +152,7 @@ def test_rows_that_are_gone_already_are_refused_when_they_are_asked_for(tmp_path
     serve(grid, values(folder, mode="unlearn", forget_clients="", forget_classes="3"))
     with pytest.raises(UnfedError, match="'again' asks for is out already, by request 'class-3'"):
         serve(grid, values(folder, mode="unlearn", forget_clients="", forget_classes="3", request_id="again"))
-    serve(grid, values(folder, mode="unlearn"))
+    serve(grid, values(folder, mode="unlearn", methods="sealed"))
     del grid.nodes[1000]
     with pytest.raises(UnfedError, match="'again' asks for is out already, by request 'client-0'"):
         serve(grid, values(folder, mode="unlearn", request_id="again", min_nodes=3))

@@ -257,7 +257,7 @@ def test_purging_is_taken_up_again_after_a_crash(run: Run, monkeypatch: pytest.M
     assert "2" not in history(run, "fukd").own and history(run, "fukd").purged == ("2",)
 
 
-@pytest.mark.parametrize("method", ["federaser", "fukd", "pgd", "mode", "fcu", "not", "retrain"])
+@pytest.mark.parametrize("method", ["federaser", "fukd", "pgd", "mode", "fcu", "ft", "retrain"])
 def test_a_second_request_starts_from_what_the_first_left(run: Run, method: str) -> None:
     run.forget(Request("r1", clients=("2",)), method=method, until=2)
     first = run.current(0)

@@ -478,7 +478,7 @@ def test_withdrawal_readmits_the_rows_and_nothing_else_does(run: Run) -> None:
     run.forget(client("b", 2), "not", 1)
     assert run.lines()[-1]["asked"] == {"1": ["0", "1"]}
     assert run.withdraw("a").state == "revoked"
-    run.forget(client("c", 1), "not", 1)
+    run.forget(client("c", 1), "ft", 1)
     assert run.lines()[-1]["asked"] == {"1": ["0", "3"]} and "a" not in run.lines()[-1]["earlier"]
     assert not run.info()["requests"][0]["owed"]
     assert "Client 3 was not taken out: the request was withdrawn." in write_report(run).read_text()

@@ -273,15 +273,15 @@ def test_an_id_belongs_to_one_request(trained: Run) -> None:
 def test_a_second_request_starts_from_what_the_first_left(trained: Run) -> None:
     trained.forget(Request("a", clients=("3",)), until=1)
     first = trained.current(0)
-    trained.forget(Request("b", clients=("1",)), until=1)
-    negated, _ = loaded(trained, Job(0, "b", "not"))
+    trained.forget(Request("b", clients=("1",)), "sealed", until=1)
+    later, _ = loaded(trained, Job(0, "b", "sealed"))
     begin = [line for line in trained.lines() if line["request"] == "b" and line["round"] == 0][-1]
     assert begin["validation_before"] == pytest.approx(
         next(line for line in trained.lines() if line["request"] == "b" and line["method"] == "before")["validation"]
     )
-    asked = [line["asked"] for line in trained.lines() if line["request"] == "b" and line["method"] == "not"][-1]
+    asked = [line["asked"] for line in trained.lines() if line["request"] == "b" and line["method"] == "sealed"][-1]
     assert asked == {"1": ["0", "2"]}
-    assert first.keys() == negated.params.keys()
+    assert first.keys() == later.params.keys()
 
 
 def test_recovered_ends_at_the_first_round_that_is_good_enough(train: Callable[..., Run]) -> None:
@@ -313,14 +313,14 @@ def test_a_request_during_anothers_recovery_is_left_out_from_the_next_round_on(
 
     def round(self: NoT, server: Server, state: State) -> State:
         if state.round == 1 and not other.folder.requests()[1:]:
-            assert other.forget(Request("b", clients=("1",)), until=1).status == "queued"
+            assert other.forget(Request("b", clients=("1",)), "sealed", until=1).status == "queued"
         return original(self, server, state)
 
     monkeypatch.setattr(NoT, "round", round)
     trained.forget(Request("a", clients=("3",)), until=4)
     asked: dict[Any, Any] = {}
     for line in trained.lines():
-        if line["method"] == "not":
+        if line["method"] in ("not", "sealed"):
             asked.setdefault(line["request"], {}).update(line["asked"])
     assert asked["a"] == {"1": ["0", "1", "2"], "2": ["0", "1", "2"], "3": ["0", "2"], "4": ["0", "2"]}
     assert asked["b"] == {"1": ["0", "2"]}  # its turn came after

@@ -78,6 +78,8 @@ class Line(Notes, total=False):
     stored_client_bytes: Value
     stored_original_bytes: Value
     seconds: Value
+    undoes: list[str]
+    """Added when it is read: the tensors that a comparison's method turned back to what they were earlier on."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ _FIELDS: dict[str, tuple[str, Any]] = {
     "start": ("a whole number from 1 on", lambda value: _whole(value) and value >= 1),
     "keep_model": ("a text", lambda value: _text(value)),
     "watched": ("a table with verdict, said and checks", lambda value: _seen(value)),
+    "undoes": ("a list of tensors", lambda value: _names(value)),
 }
 
 

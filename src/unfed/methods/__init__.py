@@ -15,6 +15,7 @@ from unfed.methods.pgd import PGD
 from unfed.methods.randl import RandL
 from unfed.methods.retrain import Retrain
 from unfed.methods.salun import SalUn
+from unfed.methods.sealed import Sealed
 from unfed.methods.ssd import SelectiveSynapticDampening
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Recipe",
     "Retrain",
     "SalUn",
+    "Sealed",
     "SelectiveSynapticDampening",
     "State",
     "admit",

@@ -88,11 +88,20 @@ class Method(ABC):
     """What its history must keep up with when others make the model in force, because a further request starts there:
     sums of updates that the model consists of, or the last rounds only. Without either it reads the training's."""
 
+    seals: ClassVar[bool] = False
+    """Whether its params after `begin` must not outlast the first round: beside the old model they give a draw away."""
+    lasts: ClassVar[bool] = False
+    """Whether what it took out stays out when it serves further requests."""
+
     def check(self, module: nn.Module) -> None:  # noqa: B027  (most methods have nothing to check)
         """Raise the sentence that says which hyperparameter does not fit the model; called before any work starts."""
 
     def after(self, earlier: Sequence[Request]) -> None:  # noqa: B027
         """Raise the sentence that says why it cannot come after these requests; called before any work starts."""
+
+    def undoes(self, module: nn.Module, earlier: Sequence[Method]) -> tuple[str, ...]:
+        """The tensors that it would turn back to what they were before one of these methods, oldest first, began."""
+        return ()
 
     @abstractmethod
     def begin(self, server: Server) -> State:

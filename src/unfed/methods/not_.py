@@ -10,7 +10,7 @@ high and the gradients are large, while each layer by itself stays as good as it
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -57,6 +57,23 @@ class NoT(Method):
     def perturbed(self, module: nn.Module) -> Perturbed | None:
         chosen = choose(module, self.layers, self.include_bias)
         return Perturbed(self.perturbation, chosen) if chosen else None
+
+    def undoes(self, module: nn.Module, earlier: Sequence[Method]) -> tuple[str, ...]:
+        """Negating twice is the identity; so are two mirrorings, and turns of 90 and of 270 degrees.
+
+        All perturbations from one request to this one are tried on numbered entries: what draws never comes back.
+        """
+        numbered = {n: torch.arange(1.0, 1 + t.numel()).reshape(t.shape) for n, t in params_of(module).items()}
+        drawn = {n: torch.zeros_like(t) for n, t in numbered.items()}
+        found: list[str] = []
+        for i, first in enumerate(earlier):
+            after = numbered
+            for method in (*earlier[i:], self):
+                if isinstance(method, NoT):
+                    after = method._perturbed(module, after, 0, lambda seed: drawn)
+            moved = {c.name for c in choose(module, first.layers, first.include_bias)} if isinstance(first, NoT) else ()
+            found += [name for name in moved if torch.equal(after[name], numbered[name])]
+        return tuple(name for name in numbered if name in found)
 
     def carry(self, module: nn.Module, sums: Params, seed: int) -> Params:
         """−(θ⁰ + Σ S_k) = −θ⁰ + Σ −S_k, and so for every perturbation, less what it adds: noise or a fresh layer."""

@@ -27,6 +27,7 @@ class Retrain(Method):
     cite: ClassVar[str] = "exact unlearning; the gold standard of Khalil et al., NoT, CVPR 2025"
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "init"})
     lineage: ClassVar[Lineage] = "anew"
+    lasts: ClassVar[bool] = True
 
     def begin(self, server: Server) -> State:
         return State(server.init())

@@ -3,6 +3,7 @@
     paper               what the paper negates: conv+dense<=150 on EfficientNet, `first` on every other network
     first               the first convolution, dense or embedding weight that trains (never a class token, a bias or a
                         norm scale); where all parameters are frozen, nothing is meant by it and the first counts
+    hidden              every convolution, dense or embedding weight that trains, but those of the head alone
     conv1.weight        a tensor by its name
     conv1               a module: its weight
     encoder.*.weight    a glob over parameter names
@@ -30,6 +31,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import ParametrizationList
 
 from unfed.errors import UnfedError, listed, nearest
+from unfed.model.networks import head_of
 
 CONV, DENSE, EMBEDDING, NORM, BIAS, OTHER, REPARAMETRISED = (
     "convolution", "dense", "embedding", "normalisation", "bias", "other", "re-parametrised",
@@ -79,6 +81,8 @@ class _Table:
     ordered: bool = True
     network: str | None = None
     """The module's class; unknown where there are only names."""
+    head: frozenset[str] | None = None
+    """What belongs to the head and to nothing else; unknown where there are only names, or no head."""
 
 
 def choose(module: nn.Module, addresses: Sequence[str | int], include_bias: bool = False) -> tuple[Choice, ...]:
@@ -183,7 +187,18 @@ def _table_of(module: nn.Module) -> _Table:
         first_name[id(parameter)] = name
     aliases = {name: first_name[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
     buffers = frozenset(name for name, _ in module.named_buffers(remove_duplicate=False))
-    return _Table(tensors, aliases, frozenset(modules) - {""}, buffers, network=type(module).__name__)
+    head = _head_alone(module, aliases)
+    return _Table(tensors, aliases, frozenset(modules) - {""}, buffers, network=type(module).__name__, head=head)
+
+
+def _head_alone(module: nn.Module, aliases: Mapping[str, str]) -> frozenset[str] | None:
+    """The tensors that only the head has: a weight that it shares with a layer before it is that layer's too."""
+    try:
+        inside = head_of(module) + "."
+    except UnfedError:
+        return None
+    elsewhere = {first for name, first in aliases.items() if not name.startswith(inside)}
+    return frozenset(aliases.values()) - elsewhere
 
 
 def _kind(owner: nn.Module, leaf: str, ndim: int) -> str:
@@ -263,6 +278,8 @@ def _resolve(table: _Table, address: str | int) -> list[Choice]:
         return [_first(table)]
     if text == "paper":
         return _papers(table)
+    if text == "hidden":
+        return _hidden(table)
     if re.fullmatch(r"-?\d+", text):
         return [_at_index(table, int(text))]
     if text in table.aliases:
@@ -276,7 +293,7 @@ def _resolve(table: _Table, address: str | int) -> list[Choice]:
         return _in_set(table, text, match)
     matching = [name for name in table.tensors if fnmatchcase(name, text)]
     if not matching:
-        known = [*table.aliases, *table.modules, "first", "paper"]
+        known = [*table.aliases, *table.modules, "first", "paper", "hidden"]
         raise UnfedError(f"No tensor answers to {text!r}; {_HOW_TO_LIST}.{nearest(text, known)}")
     return [Choice(name, None, f"matches {text!r}") for name in matching]
 
@@ -301,6 +318,19 @@ def _papers(table: _Table) -> list[Choice]:
         raise UnfedError("'paper' needs to know the network, which this file does not record; name tensors instead.")
     large = table.network == "EfficientNet" and len(table.tensors) > PAPERS_LAST + 1
     return _resolve(table, f"conv+dense<={PAPERS_LAST}" if large else "first")
+
+
+def _hidden(table: _Table) -> list[Choice]:
+    """Every layer that learnt, but the last: the head's weights speak of classes, whatever the features are."""
+    if table.head is None:
+        raise UnfedError("'hidden' needs to know which layer is the head, which is not recorded here; name tensors.")
+    learnt = [t for t in table.tensors.values() if not t.frozen and t.name not in table.head]
+    for tensor in learnt:
+        _refuse_reparametrised(tensor)
+    found = [Choice(t.name, None, f"a hidden {t.kind} weight") for t in learnt if t.kind in WEIGHTS]
+    if not found:
+        raise UnfedError(f"There is no hidden layer that trains; {_HOW_TO_LIST}.")
+    return found
 
 
 def _at_index(table: _Table, index: int) -> Choice:

@@ -38,12 +38,12 @@ from unfed.model.params import Params
 
 def negate(params: Mapping[str, Tensor], choices: Sequence[Choice]) -> Params:
     """Eq. 3: the chosen tensors change their sign."""
-    return _at(params, choices, lambda w, choice: -w)
+    return changed_at(params, choices, lambda w, choice: -w)
 
 
 def zero(params: Mapping[str, Tensor], choices: Sequence[Choice]) -> Params:
     """The chosen tensors become zero."""
-    return _at(params, choices, lambda w, choice: torch.zeros_like(w))
+    return changed_at(params, choices, lambda w, choice: torch.zeros_like(w))
 
 
 def noise(params: Mapping[str, Tensor], choices: Sequence[Choice], *, seed: int, scale: float = 1.0) -> Params:
@@ -54,7 +54,7 @@ def noise(params: Mapping[str, Tensor], choices: Sequence[Choice], *, seed: int,
     def noisy(w: Tensor, choice: Choice) -> Tensor:
         return w + scale * w.std(correction=0) * _gaussian(w.shape, seed, "noise", choice).to(w)
 
-    return _at(params, choices, noisy)
+    return changed_at(params, choices, noisy)
 
 
 def flip(params: Mapping[str, Tensor], choices: Sequence[Choice], *, axis: str) -> Params:
@@ -69,7 +69,7 @@ def flip(params: Mapping[str, Tensor], choices: Sequence[Choice], *, axis: str) 
             raise UnfedError(f"Flipping {choice.name!r} along its {axis} changes nothing: it has one; flip the other.")
         return w.flip(axes[axis])
 
-    return _at(params, choices, flipped)
+    return changed_at(params, choices, flipped)
 
 
 def rotate(params: Mapping[str, Tensor], choices: Sequence[Choice], *, degrees: int) -> Params:
@@ -86,7 +86,7 @@ def rotate(params: Mapping[str, Tensor], choices: Sequence[Choice], *, degrees: 
             )
         return w.rot90(degrees // 90, (-2, -1))
 
-    return _at(params, choices, rotated)
+    return changed_at(params, choices, rotated)
 
 
 def orthogonal(params: Mapping[str, Tensor], choices: Sequence[Choice], *, seed: int) -> Params:
@@ -100,7 +100,7 @@ def orthogonal(params: Mapping[str, Tensor], choices: Sequence[Choice], *, seed:
         product = q.to(w.device) @ rows.double()
         return product.to(w.dtype).reshape(w.shape)
 
-    return _at(params, choices, turned)
+    return changed_at(params, choices, turned)
 
 
 def reinit(params: Mapping[str, Tensor], choices: Sequence[Choice], *, fresh: Mapping[str, Tensor]) -> Params:
@@ -121,7 +121,7 @@ def graft(params: Mapping[str, Tensor], choices: Sequence[Choice], *, donor: Map
             )
         return given[slice(*choice.rows) if choice.rows else ...].to(w).clone()
 
-    return _at(params, choices, taken)
+    return changed_at(params, choices, taken)
 
 
 PERTURBATIONS: dict[str, Callable[..., Params]] = {
@@ -178,7 +178,9 @@ def perturb(
     return rule(params, choices, **given)
 
 
-def _at(params: Mapping[str, Tensor], choices: Sequence[Choice], change: Callable[[Tensor, Choice], Tensor]) -> Params:
+def changed_at(
+    params: Mapping[str, Tensor], choices: Sequence[Choice], change: Callable[[Tensor, Choice], Tensor]
+) -> Params:
     """The params with `change` applied to the chosen tensors or rows; the others are the same objects."""
     changed = dict(params)
     for choice in choices:

@@ -66,6 +66,8 @@ class Row:
     finished: bool
     verdict: str = ""
     note: str = ""
+    undoes: tuple[str, ...] = ()
+    """The tensors that the method turned back to what they were before an earlier request of the same comparison."""
 
     @property
     def is_reference(self) -> bool:
@@ -226,7 +228,13 @@ def _row(
         finished=method == "before" or all(bool(lines[-1].get("done")) for lines in by_seed.values()),
         verdict=verdict,
         note=_note(method, by_seed, picks, rule, within),
+        undoes=_undoes(next(iter(by_seed.values()))),
     )
+
+
+def _undoes(lines: Trajectory) -> tuple[str, ...]:
+    found = lines[0].get("undoes")
+    return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
 def _pick(method: str, lines: Trajectory, reference: Line | None, rule: Rule, within: float) -> Pick:

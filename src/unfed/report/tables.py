@@ -24,6 +24,7 @@ NAMES = {
     "retrain": "Retrain",
     "ft": "FT",
     "not": "NoT",
+    "sealed": "Sealed",
     "federaser": "FedEraser",
     "fukd": "FUKD",
     "pgd": "PGD",
@@ -94,7 +95,8 @@ def table(rows: Sequence[Row], by: str = "Request") -> Table:
     header += [COLUMNS["backdoor"].title, *counted] if backdoor else counted
     body = []
     for row in rows:
-        cells = [Cell(row_name(row.method)), *_metric_cells(row), _gap_cell(row, rows)]
+        name = row_name(row.method) + (" (turns back)" if row.undoes else "")
+        cells = [Cell(name), *_metric_cells(row), _gap_cell(row, rows)]
         if backdoor:
             cells.append(_verdict_or(row, _spread_cell(row.metrics["backdoor"], 2)))
         cells += _cost_cells(row)
@@ -156,6 +158,11 @@ def notes(made: Table) -> list[str]:
         who = name_of(row.method) + (f" ({row.request})" if several else "")
         if row.note:
             found.append(f"{who}: {row.note}.")
+        if row.undoes:
+            found.append(
+                f"{who}: as published, it turns {', '.join(row.undoes)} back to what it was before an earlier request;"
+                " `unfed forget` refuses that."
+            )
         if not row.finished:
             found.append(f"{who}: not finished; what there is up to round {max(row.rounds)}.")
     fitted = [method for method in dict.fromkeys(row.method for row in made.rows) if method in FITTED]

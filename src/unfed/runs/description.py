@@ -126,7 +126,20 @@ def description(
         },
         "backdoor": None if config.poison is None else {"target_class": config.poison.target_class},
         "recovered_within": config.evaluation.recovered_within,
+        "undone": _undone(world, scopes, methods),
     }
+
+
+def _undone(
+    world: World, scopes: Sequence[Sequence[Request]], methods: Mapping[str, Method]
+) -> dict[str, dict[str, list[str]]]:
+    """Where a comparison runs a method that turns its own earlier work back: label, request, tensors."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for label, method in methods.items():
+        for scope in scopes:
+            if back := method.undoes(world.template.module, [method] * (len(scope) - 1)):
+                found.setdefault(label, {})[scope[-1].id] = list(back)
+    return found
 
 
 def request_id(request: dict[str, Any]) -> str:

@@ -10,18 +10,22 @@ in force, so their histories must keep up with whoever makes it: each method say
     carried   NoT, FUKD                 go on, moved as the model was    begin anew with its recovery
     moved     PGD, MoDE, FCU            end                              begin anew with its recovery
     anew      Retrain                   begin anew                       begin anew
-    ends      all others                end                              end
+    ends      Sealed, all others        end                              end
 
 A method whose history has ended is refused until Retrain (or, for PGD, any recovery that is recorded) begins another.
+Nor may a method turn back what an earlier one did: negating the same layer twice brings the first leaver back.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Literal
 
+from torch import nn
+
 from unfed.data import Request
-from unfed.errors import UnfedError, listed
+from unfed.errors import UnfedError, UnfedWarning, listed
 from unfed.federation.history import History, Recorder
 from unfed.methods import Method, admit
 from unfed.methods.base import Lineage
@@ -85,8 +89,45 @@ FATES: dict[tuple[str, Lineage], Literal["goes on", "anew", "ends"]] = {
 
 
 def unbroken(config: Config, label: str, queue: Sequence[Entry]) -> None:
-    """Refuse a method whose history would have ended before its turn comes."""
+    """Refuse a method whose history would have ended before its turn comes, and one that would tell by it."""
     _unbroken(config, label, [(entry.request.id, entry.method) for entry in queue])
+    method, recorded = config.method(label), config.recorded()
+    if method.seals and recorded:
+        names = listed(recorded).replace(" or ", " and ")
+        raise UnfedError(
+            f"This run recorded history for {names}, from which the old model can be put together again, and beside it"
+            f" {method.title}'s draw is no secret; use --method retrain, or train again without training.record."
+        )
+
+
+def lasting(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Module) -> None:
+    """Refuse a method that would bring back what a request took out: `makers` says who served which, oldest first."""
+    line = _since_anew(makers)
+    for i in reversed(range(len(line))):
+        if back := method.undoes(module, [other for _, other in line[i:]]):
+            raise UnfedError(
+                f"{method.title} would turn {listed(back).replace(' or ', ' and ')} back to what it was before request"
+                f" {line[i][0]!r}, and bring back what that request took out; use --method sealed, which has no way"
+                " back, or --method retrain."
+            )
+
+
+def warn_of_return(method: Method, makers: Sequence[tuple[str, Method]]) -> None:
+    """Say what is not promised where a method whose perturbation can be turned back follows one of its kind."""
+    before = [request for request, other in _since_anew(makers) if type(other) is type(method)]
+    if before and not method.lasts and type(method).undoes is not Method.undoes:
+        warnings.warn(
+            f"{method.title} on other layers leaves request {before[-1]!r} forgotten, but whoever has the published"
+            " model can turn both back; --method sealed has no way back.",
+            UnfedWarning,
+            stacklevel=3,
+        )
+
+
+def _since_anew(makers: Sequence[tuple[str, Method]]) -> list[tuple[str, Method]]:
+    """The requests that the model in force is built upon, oldest first: since one started over, or sealed."""
+    starts = [i for i, (_, method) in enumerate(makers) if method.lineage == "anew" or method.seals]
+    return list(makers[starts[-1] :] if starts else makers)
 
 
 def unbroken_by_itself(config: Config, label: str, earlier: Sequence[Request]) -> None:

@@ -92,6 +92,9 @@ class Record:
         for job, _ in self.jobs():
             if self.folder.finished(job) and (job.seed, job.request, job.label) in last:
                 last[job.seed, job.request, job.label]["done"] = True
+        for line in lines:
+            if back := self.description.get("undone", {}).get(line["method"], {}).get(line["request"]):
+                line["undoes"] = back
         return lines
 
     def way_out(self, entry: Entry) -> str:

@@ -27,7 +27,7 @@ import torch
 from unfed import rng
 from unfed.data import Request
 from unfed.errors import Halted, NotRecovered, Refused, Unanswered, UnfedError, listed
-from unfed.methods import State
+from unfed.methods import Method, State
 from unfed.model.params import Params
 from unfed.runs import lineage
 from unfed.runs.config import Config
@@ -167,6 +167,7 @@ class Queue:
             accepted = [e for e in entries if e.accepted and e.seed == seed]
             self._refuse_if_gone(request, seed, accepted)
             self._refuse_if_unable(config, method, request, accepted)
+            lineage.warn_of_return(chosen, self._makers(accepted))
             described = describe_request(world, [*(e.request for e in accepted), request]) | served_by
             at, number = now(), next_number(entries)
             entry = Entry(number, request, method, until, at, seed, described, changed=at, expires=expires, how=how)
@@ -219,8 +220,15 @@ class Queue:
     def _refuse_if_unable(self, config: Config, method: str, request: Request, ahead: Sequence[Entry]) -> None:
         """Refuse a method that could not serve the request after those that come before it."""
         lineage.welcome(config, method, request, [e.request for e in ahead])
-        line = [*in_force(ahead), *(e for e in ahead if e.waiting)]
-        lineage.unbroken(self._run.config, method, line)
+        lineage.unbroken(self._run.config, method, _line(ahead))
+        if ahead:
+            module = self._run.world(ahead[0].seed).template.module
+            lineage.lasting(config.method(method), self._makers(ahead), module)
+
+    def _makers(self, ahead: Sequence[Entry]) -> list[tuple[str, Method]]:
+        """Which request was served by which method, as it was asked for, on the way to the model in force."""
+        config = self._run.config
+        return [(e.request.id, e.how.on(config, e.method).method(e.method)) for e in _line(ahead)]
 
     def _refuse_if_gone(self, request: Request, seed: int, others: Sequence[Entry]) -> None:
         """Refuse a request for rows that have all left, with the requests by which they left."""
@@ -373,6 +381,11 @@ def gate_of(world: World, config: Config, entry: Entry) -> Gate:
     """The gate for the model that a request leaves, by a config that holds for it."""
     key = rng.key(world.seeds.evaluation, "forgotten", entry.request.id)
     return Gate(entry.request, world.classes, key, config.gate, "forgotten" in Until.of(entry.until).goals)
+
+
+def _line(ahead: Sequence[Entry]) -> list[Entry]:
+    """Those of these requests that made the model in force, or will have made it, in the order of service."""
+    return [*in_force(ahead), *(e for e in ahead if e.waiting)]
 
 
 def reason_of(error: Exception) -> Reason:

@@ -22,6 +22,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from unfed import rng
 from unfed.client.plan import Measure
 from unfed.data import Request
 from unfed.engines import Block
@@ -31,7 +32,9 @@ from unfed.errors import UnfedError
 from unfed.federation.history import History
 from unfed.federation.state import State
 from unfed.methods.base import ALL_SCOPES, METHODS, NEEDS, Central, Lineage, Method, register
+from unfed.methods.sealed import drawn_from
 from unfed.model.params import Params, tensor_bytes
+from unfed.model.sealing import DRAW_BYTES
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
 from unfed.runs.progress import Silence
@@ -77,11 +80,17 @@ def check(kind: type[Method], sets: Sequence[str] = ()) -> Iterator[Claim]:
 
 def _claimed(name: str, claim: Callable[..., str], kind: type[Method], scope: str, sets: Sequence[str]) -> Claim:
     try:
-        return Claim(name, True, claim(kind, scope, sets))
+        with drawn_from(_repeatable):
+            return Claim(name, True, claim(kind, scope, sets))
     except (AssertionError, UnfedError) as error:
         return Claim(name, False, str(error))
     except Exception as error:  # a method under test may do anything
         return Claim(name, False, f"{type(error).__name__}: {error}")
+
+
+def _repeatable(seed: int) -> bytes:
+    """Here a sealed draw is a function of the job's seed, so that two runs can be held against each other."""
+    return rng.key(seed, "conformance").to_bytes(DRAW_BYTES, "big")
 
 
 def _misdeclared(kind: type[Method]) -> Iterator[str]:

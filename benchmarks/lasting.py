@@ -1,0 +1,348 @@
+"""Forgetting that holds, measured: requests one after another, undoing, and whether it is cheaper than starting over.
+
+    python benchmarks/lasting.py --data digits --model cnn,resnet-tiny,vit-tiny,mlp --scope client,class,instance \
+        --k 5 --at 1,5 --seeds 0,1,2
+    python benchmarks/lasting.py --data cifar10 --model cnn --device cuda --precision bf16 \
+        --k 5 --at 1,2,5 --seeds 0,1,2
+    python benchmarks/lasting_tables.py                       the tables of the records, into docs/methods/sealed.md
+
+Ten clients, the first one poisoned. θ* is trained with everybody; then k requests come, and each variant serves them in
+turn, every request from the model that the one before it left. Beside the variants stand two controls that start over
+at every request, under the same learning rate and rounds: `retrain`, and `reinit`, all tensors drawn anew under another
+seed. Rounds are counted until the test accuracy is within some points of θ*'s. One line per cell goes into the record
+as soon as it is known; what stands there is not done again.
+
+A variant is a method's name, or a perturbation of Sealed: `permute`, `fade:0.5` (λ), `reinit/late` (which layers).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from unfed import plugins, rng
+from unfed.client.measuring import score
+from unfed.data import Request, triggered
+from unfed.federation.server import JobServer, Members, Setup
+from unfed.federation.state import State
+from unfed.measures.undo import Budget, Grid, Knowledge, Scene, View, realign
+from unfed.methods import METHODS, Method, Retrain, Sealed
+from unfed.methods.sealed import drawn_from
+from unfed.model.layers import choose
+from unfed.model.params import Params
+from unfed.model.sealing import DRAW_BYTES
+from unfed.runs.config import Config
+from unfed.runs.simulated import simulated
+
+RECORDS = Path(__file__).parent / "records"
+CONTROLS = ("retrain", "reinit")
+KEY = ("data", "model", "scope", "seed", "variant", "k")
+
+
+def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Two hidden layers of 64."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(),
+        nn.Linear(64, classes),
+    )  # fmt: skip
+
+
+NAMES = {("digits", "cnn"): "cnn-small", ("digits", "mlp"): "lasting:mlp", ("cifar10", "mlp"): "lasting:mlp"}
+"""What a network is called in a config, where it is not by its own name."""
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "digits": {"training": {"rounds": 60, "batch": 16, "lr": 0.01}, "data": {"name": "digits", "test_size": 360}},
+    "cifar10": {
+        "training": {"rounds": 300, "batch": 64, "lr": 1e-3, "momentum": 0.9, "decay": 5e-4},
+        "data": {"name": "cifar10", "flip": 0.5},
+    },
+}
+LENGTHS = {"digits": (20, 60, 1), "cifar10": (100, 100, 5)}
+"""Rounds of recovery, rounds of the Retrain that gaps refer to, rounds between two looks at the test accuracy."""
+RATES = {("digits", "vit-tiny"): 0.1, ("digits", "mlp"): 0.05, ("digits", "resnet-tiny"): 0.05}
+"""Learning rates under which a network learns within these rounds, where the recipe's does not."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the command line says."""
+
+    device: str
+    precision: str
+    k: int
+    at: tuple[int, ...]
+    rounds: int
+    reference: int
+    every: int
+    steps: int
+    train_rounds: int | None = None
+    lr: float | None = None
+    root: str | None = None
+
+
+class Bench:
+    """A federation with its θ*: one data set, one network, one seed."""
+
+    def __init__(self, data: str, model: str, seed: int, told: Told) -> None:
+        self.data, self.model, self.seed, self.told = data, model, seed, told
+        recipe = RECIPES[data]
+        training = dict(recipe["training"])
+        training["lr"] = told.lr or RATES.get((data, model), training["lr"])
+        training["rounds"] = told.train_rounds or training["rounds"]
+        raw = {
+            "name": "lasting",
+            "seed": seed,
+            "data": recipe["data"] | ({"root": told.root} if told.root else {}),
+            "model": {"name": NAMES.get((data, model), model)},
+            "poison": {"client": "0", "target_class": 0},
+            "training": training,
+            "engine": {"precision": told.precision},
+            "device": told.device,
+        }
+        self.world = simulated(Config.parse(raw), seed)
+        server = self.server([], self.world.template.like, training["rounds"])
+        self.theta = _after(server, server.init(), training["rounds"])
+
+    def server(self, requests: Sequence[Request], params: Params, rounds: int) -> JobServer:
+        """The server that a method meets on the last of these requests."""
+        world = self.world
+        clients = world.scoped(requests, gone=requests[:-1])
+        settings = replace(world.training_settings(), rounds=rounds)
+        seed = world.seeds.request(requests[-1].id) if requests else world.seeds.training
+        setup = Setup(world.template, world.fresh, world.forward_flops)
+        return JobServer(setup, Members(clients, world.engine(clients)), params, settings, seed)
+
+    def key(self, scope: str, variant: str, k: int) -> dict[str, Any]:
+        return dict(zip(KEY, (self.data, self.model, scope, self.seed, variant, k), strict=True))
+
+
+def requests_of(scope: str, k: int) -> list[Request]:
+    """Clients 0, 1, … leave; or classes 9, 8, …; or a tenth of all samples, another one each time."""
+    if scope == "client":
+        return [Request(f"client-{i}", clients=(str(i),)) for i in range(k)]
+    if scope == "class":
+        return [Request(f"class-{9 - i}", classes=(9 - i,)) for i in range(k)]
+    return [Request(f"samples-{i}", fraction=0.1) for i in range(k)]
+
+
+def _after(server: JobServer, params: Params, rounds: int) -> Params:
+    state = State(params)
+    while state.round < rounds:
+        state = server.recover(state)
+    return state.params
+
+
+# --- variants ---------------------------------------------------------------------------------------------------------
+
+
+def method_of(variant: str, module: nn.Module) -> Method:
+    """What serves the requests."""
+    if variant in METHODS:
+        return METHODS[variant]()
+    if variant == "reinit":
+        return Retrain()
+    how, _, where = variant.partition("/")
+    how, _, keep = how.partition(":")
+    hidden = [choice.name for choice in choose(module, ["hidden"])]
+    layers = {
+        "": hidden,
+        "late": hidden[len(hidden) // 2 :],
+        "rest": hidden[1:],
+        "whole": [choice.name for choice in choose(module, ["conv+dense"])],
+    }[where]
+    return Sealed(layers=tuple(layers), perturbation=how, keep=float(keep or 0.5))
+
+
+def begun(variant: str, method: Method, server: JobServer) -> Params:
+    """The params with which a variant begins its rounds."""
+    if variant == "reinit":
+        return server.fresh(rng.key(server.seed, "reinit", "everything"))
+    with drawn_from(lambda seed: rng.key(seed, "lasting", variant).to_bytes(DRAW_BYTES, "big")):
+        return method.begin(server).params
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Sight:
+    """What is looked at under some requests: test accuracy on the way, everything at the end, undoing."""
+
+    bench: Bench
+    requests: Sequence[Request]
+    before: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        world = self.bench.world
+        self.evaluator = world.evaluator(self.requests)
+        self.held_out = world.dataset.test
+        assert self.held_out is not None
+        gone = [c for request in self.requests for c in request.classes]
+        labels = self.held_out.labels.cpu()
+        self.rows = (~torch.isin(labels, torch.tensor(gone, dtype=labels.dtype))).nonzero().flatten()
+        self.before = self.everything(self.bench.theta)
+
+    def test(self, params: Params) -> float:
+        assert self.held_out is not None
+        return score(self.bench.world.template, params, self.held_out, self.rows).accuracy
+
+    def everything(self, params: Params) -> dict[str, Any]:
+        seen = self.evaluator(params)
+        names = ("retain", "forget", "test", "mia", "backdoor")
+        return {n: seen.numbers[n] for n in names} | {"earlier": seen.earlier}
+
+    def undone(self, params: Params, method: Method, steps: int) -> dict[str, Any]:
+        """The worst that a small grid of `realign` brings back among usable models."""
+        world = self.bench.world
+        clients = list(world.scoped(self.requests).values())
+        views = {
+            w: View(clients[0].source, torch.cat([c.rows[c.view(w)] for c in clients])) for w in ("retain", "forget")
+        }
+        assert self.held_out is not None
+        stamped, source = triggered(self.held_out, 0)
+        armed = View(source, stamped.cpu()[torch.isin(stamped.cpu(), self.rows)])
+        scene = Scene(
+            world.template,
+            views["retain"],
+            views["forget"],
+            View(self.held_out, self.rows),
+            armed,
+            world.fresh,
+            world.seeds.evaluation,
+            stack=world.choice.name == "batched",
+        )
+        known = Knowledge(method.title, method.perturbed(world.template.module))
+        grid = Grid(rows=(143,), budget=Budget(stops=(steps,)), singles=3, restarts=1)
+        found = realign(scene, params, known, grid)
+        return {name: found[name] for name in ("usable", "tried", "forget", "backdoor")}
+
+
+def recovered(
+    server: JobServer, params: Params, sight: Sight, rounds: int, every: int
+) -> tuple[Params, list[tuple[int, float]]]:
+    """The params after some rounds over what stays, and the test accuracy on the way."""
+    state, curve = State(params), [(0, sight.test(params))]
+    while state.round < rounds:
+        state = server.recover(state)
+        if state.round % every == 0 or state.round == rounds:
+            curve.append((state.round, sight.test(state.params)))
+    return state.params, curve
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
+def cells(bench: Bench, scope: str, variants: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The lines of one kind of request; a variant's k requests are one sequence, and are made together."""
+    told, requests = bench.told, requests_of(scope, bench.told.k)
+    sights: dict[int, Sight] = {}
+    for variant in variants:
+        method, params = method_of(variant, bench.world.template.module), bench.theta
+        for k in range(1, told.k + 1):
+            if variant in CONTROLS and k not in told.at:
+                continue  # a control owes nothing to the request before
+            started = time.monotonic()
+            server = bench.server(requests[:k], params, told.rounds)
+            begin = begun(variant, method, server)
+            if k not in told.at:
+                params = _after(server, begin, told.rounds)
+                continue
+            sight = sights.setdefault(k, Sight(bench, requests[:k]))
+            params, curve = recovered(server, begin, sight, told.rounds, told.every)
+            line = bench.key(scope, variant, k) | {"rounds": told.rounds, "lr": server.base.optimiser.lr}
+            line |= {"before": sight.before, "after": sight.everything(params), "curve": curve}
+            if told.steps:
+                line["undo"] = sight.undone(params, method, told.steps)
+            yield line | {"seconds": round(time.monotonic() - started, 1)}
+            if variant == "retrain" and told.reference > told.rounds:
+                # Retrain's rounds go on to as many as θ* had: what the gap is measured against.
+                state = State(params, round=told.rounds)
+                while state.round < told.reference:
+                    state = server.recover(state)
+                after = sight.everything(state.params)
+                yield bench.key(scope, "reference", k) | {"rounds": state.round, "after": after}
+
+
+def said(line: dict[str, Any]) -> str:
+    """A line of the record in words."""
+    after, curve = line["after"], line.get("curve", [])
+    numbers = [f"{n} {after[n]:.1f}" for n in ("retain", "forget", "test", "backdoor") if isinstance(after[n], float)]
+    goal = line["before"]["test"] - 2.0 if curve else None
+    reached = next((r for r, test in curve if r and test >= goal), f"over {line['rounds']}") if curve else "—"
+    undo = line.get("undo", {})
+    worst = f", undone at worst {undo['forget']:.1f} / {undo['backdoor']:.1f}" if undo.get("usable") else ""
+    what = f"{line['data']} {line['model']} {line['scope']} seed {line['seed']} k {line['k']} {line['variant']}"
+    return f"{what}: {' '.join(numbers)}; within 2 points after {reached}{worst} ({line.get('seconds', 0)} s)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=tuple(RECIPES), default="digits")
+    parser.add_argument("--model", default="cnn", help="one or several, with commas")
+    parser.add_argument("--scope", default="client", help="client, class, instance, or several")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=("float32", "float64", "bf16"), default="float32")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--k", type=int, default=1, help="requests, one after another")
+    parser.add_argument("--at", default="", help="after which of them to measure; all if not given")
+    parser.add_argument("--variants", default="retrain,reinit,not,sealed")
+    parser.add_argument("--rounds", type=int, default=None, help="of recovery, for every variant and both controls")
+    parser.add_argument("--reference", type=int, default=None, help="rounds of the Retrain that gaps refer to")
+    parser.add_argument("--every", type=int, default=None, help="rounds between two looks at the test accuracy")
+    parser.add_argument("--train-rounds", type=int, default=None)
+    parser.add_argument("--lr", type=float, default=None)
+    parser.add_argument("--steps", type=int, default=200, help="of each fit that tries to undo; 0 leaves undoing out")
+    parser.add_argument("--root", default=None, help="where the data sets lie, if UNFED_DATA does not say so")
+    parser.add_argument("--record", type=Path, default=None)
+    options = parser.parse_args()
+    sys.modules.setdefault("lasting", sys.modules[__name__])  # where a config finds the network of this file
+    usual = LENGTHS[options.data]
+    told = Told(
+        options.device,
+        options.precision,
+        options.k,
+        tuple(int(k) for k in options.at.split(",")) if options.at else tuple(range(1, options.k + 1)),
+        options.rounds or usual[0],
+        options.reference or usual[1],
+        options.every or usual[2],
+        options.steps,
+        options.train_rounds,
+        options.lr,
+        options.root,
+    )
+    record = options.record or RECORDS / f"{datetime.now(UTC):%Y-%m-%d}-lasting-{options.data}-{options.device}.jsonl"
+    lines = [json.loads(text) for text in record.read_text().splitlines()] if record.exists() else []
+    known = {tuple(line[n] for n in KEY) for line in lines}
+    where = torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()} CPU"
+    for seed in map(int, options.seeds.split(",")):
+        for model in options.model.split(","):
+            bench: Bench | None = None
+            for scope in options.scope.split(","):
+                wanted = options.variants.split(",")
+                missing = [
+                    v for v in wanted if any((options.data, model, scope, seed, v, k) not in known for k in told.at)
+                ]
+                if not missing:
+                    continue
+                bench = bench or Bench(options.data, model, seed, told)
+                for line in cells(bench, scope, missing):
+                    line |= {"hardware": where, "precision": told.precision}
+                    with record.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(line) + "\n")
+                    print(said(line), flush=True)
+
+
+if __name__ == "__main__":
+    with plugins.allow_code():  # the network without convolutions is this file's own
+        main()

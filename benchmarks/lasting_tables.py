@@ -1,0 +1,121 @@
+"""The tables of `lasting.py`'s records, written into the page of Sealed between its marks.
+
+    python benchmarks/lasting_tables.py                        all records in benchmarks/records/*lasting*.jsonl
+    python benchmarks/lasting_tables.py --print FILE …         only shown
+
+Per network, kind of request and number of requests: what each variant left, how far that is from Retrain, how many
+rounds it took to come within some points of θ*, beside both controls, and the worst that undoing brought back. Several
+seeds are shown as their mean; rounds as one number per seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unfed.measures.metrics import average_gap
+from unfed.values import is_measured
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/methods/sealed.md"
+BEGIN, END = "<!-- tables: benchmarks/lasting_tables.py -->", "<!-- end of tables -->"
+CONTROLS = ("retrain", "reinit")
+TITLES = {"retrain": "Retrain", "reinit": "everything drawn anew", "not": "NoT", "ft": "FT", "sealed": "**Sealed**"}
+Line = Mapping[str, Any]
+
+
+def reached(line: Line, within: float) -> int | None:
+    """The first round whose test accuracy is within some points of θ*'s."""
+    goal = line["before"]["test"] - within
+    return next((r for r, test in line["curve"] if r and test >= goal), None)
+
+
+def mean(values: Sequence[Any]) -> str:
+    """The mean over seeds with one decimal; a dash where something was not measured."""
+    known = [float(value) for value in values if value is not None and is_measured(value)]
+    return f"{sum(known) / len(known):.1f}" if known and len(known) == len(values) else "—"
+
+
+def rounds(lines: Sequence[Line], within: float) -> str:
+    found = [reached(line, within) for line in lines]
+    return " / ".join(f"> {line['rounds']}" if r is None else str(r) for r, line in zip(found, lines, strict=True))
+
+
+def is_cheaper(lines: Sequence[Line], controls: Sequence[Sequence[Line]], within: float) -> str:
+    """Whether it takes at most half the rounds of either control, in every seed; a control that never came counts
+    with the rounds it had."""
+    own = [reached(line, within) for line in lines]
+    others = [[reached(line, within) or line["rounds"] for line in control] for control in controls]
+    if not others or any(len(other) != len(own) for other in others):
+        return "—"
+    least = [min(pair) for pair in zip(*others, strict=True)]
+    held = sum(r is not None and 2 * r <= other for r, other in zip(own, least, strict=True))
+    return f"{held} of {len(own)}"
+
+
+def table(lines: Sequence[Line], within: float) -> list[str]:
+    """One network, one kind of request: rows by the number of requests and the variant."""
+    client = lines[0]["scope"] == "client"
+    head = ["requests", "", "retain", "forget", "test", "MIA", "avg. gap"]
+    head += ["backdoor"] if client else []
+    head += [f"rounds to θ* − {within:g}", "at most half", "undone: forget"] + (["undone: backdoor"] if client else [])
+    text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for k in sorted({line["k"] for line in lines}):
+        here = [line for line in lines if line["k"] == k]
+        by = {v: [x for x in here if x["variant"] == v] for v in dict.fromkeys(x["variant"] for x in here)}
+        reference = {x["seed"]: x["after"] for x in by.get("reference") or by.get("retrain", [])}
+        for variant, own in by.items():
+            if variant == "reference":
+                continue
+            own = sorted(own, key=lambda x: x["seed"])
+            gaps = [average_gap(x["after"], reference[x["seed"]]) for x in own if x["seed"] in reference]
+            cells = [str(k), TITLES.get(variant, f"`{variant}`")]
+            cells += [mean([x["after"][n] for x in own]) for n in ("retain", "forget", "test", "mia")] + [mean(gaps)]
+            cells += [mean([x["after"]["backdoor"] for x in own])] if client else []
+            controls = [sorted(by[c], key=lambda x: x["seed"]) for c in CONTROLS if c in by]
+            cells += [rounds(own, within), "control" if variant in CONTROLS else is_cheaper(own, controls, within)]
+            worst = [x.get("undo", {}) for x in own]
+            cells += [mean([w.get(n) for w in worst]) for n in (("forget", "backdoor") if client else ("forget",))]
+            text.append("| " + " | ".join(cells) + " |")
+    return text
+
+
+def page(lines: Sequence[Line], within: float) -> str:
+    """All tables."""
+    text: list[str] = []
+    for data, model, scope in dict.fromkeys((x["data"], x["model"], x["scope"]) for x in lines):
+        own = [x for x in lines if (x["data"], x["model"], x["scope"]) == (data, model, scope)]
+        seeds = sorted({x["seed"] for x in own})
+        some = next(x for x in own if "curve" in x)
+        text += [
+            f"**{data}, `{model}`, {scope}** (seeds {', '.join(map(str, seeds))}; {some['rounds']} rounds,"
+            f" learning rate {some['lr']:g}; {some.get('hardware', 'CPU')}, {some.get('precision', 'float32')})",
+            "",
+            *table(own, within),
+            "",
+        ]
+    return "\n".join(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, help="records; all of benchmarks/records by default")
+    parser.add_argument("--within", type=float, default=2.0, help="points below θ*'s test accuracy")
+    parser.add_argument("--print", action="store_true", dest="only", help="show, write nothing")
+    options = parser.parse_args()
+    files = options.files or sorted((ROOT / "benchmarks/records").glob("*lasting*.jsonl"))
+    lines = [json.loads(text) for file in files for text in file.read_text().splitlines()]
+    text = page(lines, options.within)
+    if options.only:
+        print(text)
+        return
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Sealed: perturb hidden layers by a draw that nobody keeps, then let the remaining clients fine-tune.
+
+    begin: θ' = perturb(θ*, layers, draw)          draw: 32 bytes of the operating system, used once and forgotten
+    round: FedAvg over D_r
+
+NoT's negation has a public inverse, a minus sign: whoever has the published model can turn it back, and a second
+request does. Here there is none to apply. The perturbation is a pure function of (params, layers, draw); only the draw
+is nobody's: no config key, flag or file sets or holds it. A run resumes from the perturbed params, which are saved
+after `begin` and overwritten by the first round; killed before that, it draws again. Beside θ* they would give the draw
+away. Nor is anything recorded of its rounds (its lineage ends): a sum of updates leads from the published model back to
+the perturbed one. Running statistics begin afresh.
+
+The adversary meant has only the published model. Whoever took part has θ* already.
+"""
+
+from __future__ import annotations
+
+import secrets
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from unfed.errors import UnfedWarning
+from unfed.federation.protocol import Server
+from unfed.federation.state import State
+from unfed.methods.base import Lineage, Method, Recipe, option, register
+from unfed.model.layers import choose, frozen
+from unfed.model.params import params_of
+from unfed.model.perturb import Perturbed
+from unfed.model.sealing import DRAW_BYTES, seal, statistics_afresh
+
+Source = Callable[[int], bytes]
+"""From a job's seed to the draw; the operating system does not look at the seed."""
+
+
+def from_the_system(seed: int) -> bytes:
+    """What nobody else has, and nobody has again."""
+    return secrets.token_bytes(DRAW_BYTES)
+
+
+_source: Source = from_the_system
+
+
+@contextmanager
+def drawn_from(source: Source) -> Iterator[None]:
+    """Inside it draws come from elsewhere: for tests, and for studies that must be repeatable. Only Python can ask."""
+    global _source
+    before, _source = _source, source
+    try:
+        yield
+    finally:
+        _source = before
+
+
+@register
+@dataclass(frozen=True)
+class Sealed(Method):
+    """A perturbation of hidden layers whose draw is kept nowhere, then fine-tuning on the retained data."""
+
+    name: ClassVar[str] = "sealed"
+    title: ClassVar[str] = "Sealed"
+    cite: ClassVar[str] = "ours; after Khalil et al., NoT: Federated Unlearning via Weight Negation, CVPR 2025"
+    lineage: ClassVar[Lineage] = "ends"
+    seals: ClassVar[bool] = True
+    lasts: ClassVar[bool] = True
+    # As NoT: large steps first, because the model was moved far away.
+    recipe: ClassVar[Recipe] = Recipe(lr=0.1, minimum=1e-5, over=10)
+
+    layers: tuple[str | int, ...] = option(("hidden",), "which tensors are perturbed", "ours")
+    perturbation: str = option("orthogonal", "orthogonal, permute, signs, fade or reinit", "ours")
+    keep: float = option(0.5, "for perturbation = 'fade': the part of the old weights that stays, λ", "ours")
+
+    def begin(self, server: Server) -> State:
+        module, draw = server.template.module, _source(server.seed)
+        chosen = choose(module, self.layers)
+        perturbed = seal(server.params, chosen, self.perturbation, draw, server.fresh, self.keep)
+        return State(statistics_afresh(module, perturbed))
+
+    def perturbed(self, module: nn.Module) -> Perturbed | None:
+        return Perturbed(self.perturbation, choose(module, self.layers))
+
+    def check(self, module: nn.Module) -> None:
+        params, chosen = params_of(module), choose(module, self.layers)
+        seal(params, chosen, self.perturbation, bytes(DRAW_BYTES), lambda seed: params, self.keep)
+        for sentence in frozen(module, chosen):
+            warnings.warn(sentence, UnfedWarning, stacklevel=2)

@@ -1,0 +1,154 @@
+"""Requests one after another: what was taken out stays out, and a method that would bring it back is refused."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import unfed
+from conftest import SMALL
+from unfed.cli.main import main
+from unfed.data import Request
+from unfed.errors import UnfedError, UnfedWarning
+from unfed.methods import METHODS, FineTune, Method, NoT
+from unfed.model.networks import build
+from unfed.report import tables
+from unfed.runs.config import Config
+from unfed.runs.run import Run
+from unfed.values import Value
+from worlds import slow
+
+SERVES = ("methods.run=[]", "request=[]")
+OTHER = ('methods.elsewhere={use="not", layers=["conv2"]}',)
+FIRST, SECOND, THIRD = (Request(f"r{i}", clients=(str(i),)) for i in range(3))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    made = Run.create(Config.parse(SMALL, [*SERVES, *OTHER]), tmp_path / "run")
+    made.execute()
+    return made
+
+
+# --- what turns back --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "back"),
+    [
+        ([NoT()], NoT(), ["conv1.weight"]),
+        ([NoT(), FineTune()], NoT(), ["conv1.weight"]),
+        ([NoT(), NoT(layers=("conv2",))], NoT(), ["conv1.weight"]),
+        ([NoT(layers=("conv1", "conv2"))], NoT(layers=("conv2", "head.linear")), ["conv2.weight"]),
+        ([NoT(perturbation="flip-width")], NoT(perturbation="flip-width"), ["conv1.weight"]),
+        ([NoT(perturbation="rotate-90")], NoT(perturbation="rotate-270"), ["conv1.weight"]),
+        ([NoT(perturbation="rotate-90")] * 3, NoT(perturbation="rotate-90"), ["conv1.weight"]),
+        ([NoT()], NoT(layers=("conv2",)), []),
+        ([NoT()], NoT(perturbation="flip-width"), []),
+        ([NoT(perturbation="noise")], NoT(perturbation="noise"), []),
+        ([NoT(perturbation="reinit")], NoT(perturbation="reinit"), []),
+        ([NoT(perturbation="orthogonal")], NoT(perturbation="orthogonal"), []),
+        ([NoT()], FineTune(), []),
+        ([], NoT(), []),
+    ],
+)
+def test_a_perturbation_that_is_its_own_inverse_turns_back(earlier: list[Method], now: Method, back: list[str]) -> None:
+    module = build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=0)
+    assert list(now.undoes(module, earlier)) == back
+
+
+def test_not_after_not_is_refused_when_filed_and_names_the_way_that_holds(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.forget(FIRST, "not", until=1)
+    command = ["unfed", "forget", str(run.folder.path), "--client", "1", "--method", "not", "--until", "1"]
+    monkeypatch.setattr(sys, "argv", command)
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end:
+        main()
+    signal.signal(signal.SIGTERM, handler)
+    said = " ".join(capsys.readouterr().err.split())
+    assert end.value.code == 2
+    assert "conv1.weight back to what it was before request 'r0'" in said and "--method sealed" in said
+    assert [entry.request.id for entry in run.folder.requests()] == ["r0"], "nothing is filed"
+
+
+def test_not_on_other_layers_is_served_with_a_warning(run: Run) -> None:
+    run.forget(FIRST, "not", until=1)
+    with pytest.warns(UnfedWarning, match="can turn both back; --method sealed"):
+        assert run.forget(SECOND, "elsewhere", until=1).status == "done"
+    with pytest.raises(UnfedError, match="before request 'r0'"):
+        run.forget(THIRD, "not", until=1)
+
+
+@pytest.mark.parametrize("between", ["retrain", "sealed"])
+def test_not_is_served_again_once_the_model_started_over_or_was_sealed(run: Run, between: str) -> None:
+    run.forget(FIRST, "not", until=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnfedWarning)
+        run.forget(SECOND, between, until=1)
+        assert run.forget(THIRD, "not", until=1).status == "done"
+
+
+def test_a_comparison_runs_not_as_published_and_its_table_says_so(tmp_path: Path) -> None:
+    several = 'request=[{id="a", clients=["0"]}, {id="b", clients=["1"]}]'
+    run = Run.create(Config.parse(SMALL, [several, "methods.run=['not','ft']"]), tmp_path / "run")
+    run.execute()
+    assert run.description["undone"] == {"not": {"b": ["conv1.weight"]}}
+    text = tables.markdown(unfed.results(run, "last"))
+    assert [line.split("|")[2].strip() for line in text.splitlines() if line.startswith("| b")][1:] == [
+        "NoT (turns back)", "FT",
+    ]  # fmt: skip
+    assert "turns conv1.weight back to what it was before an earlier request" in text
+    assert text.count("(turns back)") == 1
+
+
+# --- five requests ----------------------------------------------------------------------------------------------------
+
+FIVE = [
+    Request("a", clients=("0",)),
+    Request("b", classes=(3,)),
+    Request("c", samples=tuple(("2", i) for i in range(20))),
+    Request("d", classes=(7,)),
+    Request("e", clients=("5",)),
+]
+STORY = {
+    "name": "five",
+    "data": {"name": "digits", "test_size": 360},
+    "partition": {"clients": 8},
+    "poison": {"client": "0", "target_class": 0},
+    "model": {"name": "cnn-tiny"},
+    "training": {"rounds": 12, "batch": 16, "lr": 0.05},
+    "methods": {"run": []},
+    "evaluation": {"attack": False, "samples": False, "every": 100},
+}
+
+
+def number(value: Value) -> float:
+    """What was measured."""
+    assert isinstance(value, float), value
+    return value
+
+
+def test_whoever_claims_that_it_lasts_is_tried_below() -> None:
+    assert {name for name, kind in METHODS.items() if kind.lasts} == {"retrain", "sealed"}
+
+
+@pytest.mark.parametrize("method", ["sealed", *slow("retrain")])
+def test_five_requests_in_a_row_stay_forgotten(tmp_path: Path, method: str) -> None:
+    run = Run.create(Config.parse(STORY), tmp_path / "run")
+    run.execute()
+    planted = number(run.lines()[-1]["backdoor"])
+    assert planted > 50, "there is something to forget"
+    for i, request in enumerate(FIVE):
+        run.forget(request, method, until=8)
+        line = [x for x in run.lines() if x["request"] == request.id][-1]
+        assert number(line["backdoor"]) < planted / 4, f"client 0 is back after request {request.id}"
+        assert number(line["test"]) > 60, "and the model is of use"
+        again = line.get("earlier", {})
+        assert list(again) == [r.id for r in FIVE[:i]], "every earlier request is measured again"
+        assert all(number(again[r.id]) < 10 for r in FIVE[:i] if r.classes), "a class that left is not read any more"
