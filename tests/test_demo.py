@@ -5,14 +5,22 @@ from typing import Any
 import pytest
 
 from unfed.cli.display import story
+from unfed.measures import undo
+from unfed.model.perturb import PERTURBATIONS
 from unfed.runs.config import Config
+from unfed.runs.probe import scene_of
 from unfed.runs.run import Run
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    run = Run.create(Config.preset("demo", ["evaluation.every=20"]), tmp_path_factory.mktemp("demo") / "run")
-    run.execute()
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    made = Run.create(Config.preset("demo", ["evaluation.every=20"]), tmp_path_factory.mktemp("demo") / "run")
+    made.execute()
+    return made
+
+
+@pytest.fixture(scope="module")
+def lines(run: Run) -> Any:
     return run.lines()
 
 
@@ -48,3 +56,39 @@ def test_the_leaver_is_asked_by_nobody(lines: Any) -> None:
 def test_the_story_is_told_in_sentences(lines: Any) -> None:
     told = " ".join(story(lines))
     assert "Client 0 planted a backdoor" in told and "NoT:" in told and "not a guarantee" in told
+
+
+@pytest.fixture(scope="module")
+def attacked(run: Run) -> Any:
+    """(scene, models by method, what an attacker knows of NoT)."""
+    world, requests = run.world(0), run.config.requests()
+    models = {method: run.model(0, requests[0].id, method) for method in ("not", "retrain")}
+    return (
+        scene_of(world, requests),
+        models,
+        undo.Knowledge("NoT", run.config.method("not").perturbed(world.template.module)),
+    )
+
+
+def test_one_minus_sign_brings_the_backdoor_back_after_not_and_not_after_retrain(attacked: Any) -> None:
+    scene, models, knowledge = attacked
+    assert undo.flip(scene, models["not"], knowledge)["backdoor"] >= 50
+    assert undo.flip(scene, models["retrain"], knowledge)["backdoor"] < 10
+
+
+def test_a_flip_that_does_nothing_would_be_noticed(attacked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, models, knowledge = attacked
+    monkeypatch.setitem(PERTURBATIONS, "negate", lambda params, choices: params)
+    assert undo.flip(scene, models["not"], knowledge)["backdoor"] < 50
+
+
+def test_a_handful_of_retained_images_makes_the_flipped_model_usable(attacked: Any) -> None:
+    scene, models, knowledge = attacked
+    grid = undo.Grid(rows=(100,), budget=undo.Budget(stops=(50,)), restarts=1)
+    found = {name: undo.realign(scene, model, knowledge, grid) for name, model in models.items()}
+    assert found["not"]["backdoor"] >= 50 and found["retrain"]["backdoor"] < 10
+    assert found["not"]["backdoor_at"]["start"] == "flip"
+    assert found["not"]["backdoor_at"]["test"] >= scene.quick(models["not"])["test"] - 5
+    broken = undo.Grid(rows=(100,), budget=undo.Budget(stops=(1,)), restarts=1)  # one step fits nothing
+    spoiled = undo.realign(scene, models["not"], knowledge, broken)
+    assert not isinstance(spoiled["backdoor"], float) or spoiled["backdoor"] < 50

@@ -120,6 +120,7 @@ WORK = {
     "resume": ["resume", "run", "--quiet"],
     "forget": ["forget", "run", "--client", "1", "--until", "1", "--quiet"],
     "evaluate": ["evaluate", "run", "--json"],
+    "probe": ["probe", "run", "--quick", "--quiet"],
 }
 """Commands that work in a run folder, and so may need its code."""
 

@@ -274,7 +274,7 @@ def test_without_a_forgotten_row_nothing_can_be_relearnt() -> None:
     here = scene()
     here = replace(here, forget=View(here.forget.source, here.forget.rows[:0]))
     assert relearn_of(here, fresh(1), 90.0, 0.01)["area"].startswith("not measured: no forgotten row")
-    assert difference_of(here, fresh(1), fresh(2), None)["cosine"].startswith("not measured: no forgotten row")
+    assert difference_of(here, fresh(1), fresh(2), "no")["cosine"].startswith("not measured: no forgotten row")
 
 
 # --- path, difference -------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_a_step_up_the_leavers_gradient_is_seen_in_the_difference() -> None:
     here, theta = scene(), fresh(1)
     gradient = here.gradient(theta, here.forget)
     away = theta | {n: theta[n] + 0.1 * g for n, g in gradient.items()}
-    found = difference_of(here, away, theta, theta, "")
+    found = difference_of(here, away, theta, theta)
     assert found["cosine"] == pytest.approx(1.0) and found["cosine_perturbed"] == pytest.approx(1.0)
     assert sum(found["true"]) == pytest.approx(1.0) and sum(found["read"]) == pytest.approx(1.0)
 
@@ -352,6 +352,13 @@ def test_a_missing_retrain_says_so_in_every_place() -> None:
     assert {m["reason"] for m in found["retrain"].values()} == {"not measured: this run has no Retrain"}
     assert found["unlearned"]["path"]["retrain"]["reason"] == "not measured: this run has no Retrain"
     assert is_measured(found["unlearned"]["relearn"]["area"])
+
+
+def test_without_the_model_before_the_rest_is_still_measured() -> None:
+    found = undo(scene(), Models(fresh(1), "it was purged", fresh(3)), NEGATED, EFFORT)
+    assert found["unlearned"]["difference"]["reason"] == "not measured: it was purged"
+    assert found["unlearned"]["relearn"]["rounds_until_back"] == ["not measured: it was purged"] * 5
+    assert is_measured(found["unlearned"]["flip"]["forget"]) and is_measured(found["unlearned"]["relearn"]["area"])
 
 
 def test_what_methods_share_is_measured_once() -> None:

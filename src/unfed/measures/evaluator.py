@@ -27,6 +27,7 @@ from unfed.errors import UnfedError
 from unfed.measures.attacks import try_membership_inference
 from unfed.measures.forgotten import Evidence, Losses
 from unfed.measures.metrics import loss_gap
+from unfed.measures.undo.scene import View
 from unfed.model.functional import Template
 from unfed.model.params import Params
 from unfed.values import Value, not_measured
@@ -124,6 +125,14 @@ class HeldOut:
         rows, source = self._stamped
         return self._score(params, source, rows).accuracy
 
+    def views(self) -> dict[str, View | None]:
+        """The test rows and the stamped ones; None where there are none."""
+        source = self._yardstick.held_out
+        return {
+            "test": None if source is None else View(source, self._rows),
+            "backdoor": None if self._stamped is None else View(self._stamped[1], self._stamped[0]),
+        }
+
     def losses(self, params: Params) -> Losses | str:
         """The losses on the test rows with their labels, or why there are none."""
         source, test = self._yardstick.held_out, self.scores(params)
@@ -214,6 +223,14 @@ class Evaluator:
             for name, places in self._places.items()
         }
         return Evaluation(numbers, sample_columns(forget, test) if self._yardstick.samples else {}, again)
+
+    def views(self) -> dict[str, View | None]:
+        """The rows behind Retain, Forget, Test and backdoor; None where there are none to ask for."""
+        return {
+            "retain": View(self._source, self._retain),
+            "forget": View(self._source, self._forget),
+            **self._held_out.views(),
+        }
 
     def validation(self, params: Params) -> Value:
         """Only the retained clients' mean validation accuracy."""

@@ -172,13 +172,14 @@ class RequestConfig(Table):
 
 
 class EvaluationConfig(Table):
-    """What is measured, and how often."""
+    """What is measured, and how often; `undo` probes at the end how far each model can be undone."""
 
     every: Positive = 1
     batch: Positive = 1024
     attack: bool = True
     samples: bool = True
     recovered_within: Rate = 0.5
+    undo: bool = False
 
 
 class GateConfig(Table):

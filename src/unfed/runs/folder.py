@@ -5,6 +5,7 @@
     samples/SEED/JOB/ROUND.safetensors         per-sample loss, correctness, confidence, entropy of D_u and test
     state/SEED/JOB.safetensors                 what a job needs to go on, and the histories that were recorded with it
     models/SEED/JOB.safetensors                what came out of it
+    undo/SEED/JOB.json                         what came back when somebody tried to undo it (`probe.py`)
     requests/NUMBER-ID.json                    deletion requests in the order in which they came, and where each stands
     progress.json                              where a running process is (a hint for `status`, nothing depends on it)
 

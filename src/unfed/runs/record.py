@@ -8,7 +8,7 @@ from unfed import plugins
 from unfed.errors import UnfedError, listed
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
-from unfed.runs import description, lineage
+from unfed.runs import description, lineage, undone
 from unfed.runs.config import Config
 from unfed.runs.diary import last_starts
 from unfed.runs.folder import Job, RunFolder
@@ -128,5 +128,6 @@ class Record:
             "requests": [*self.description["requests"], *extra],
             "methods": self.description.get("methods", {}) | {e.method: self.about(e.method, e) for e in entries},
             "influence": lineage.influence(self.folder, self.config),
+            "undo": undone.measured(self.folder, self.config),
             "jobs": description.jobs(self.folder, self.jobs(), needs),
         }

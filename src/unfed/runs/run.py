@@ -27,7 +27,7 @@ from unfed.federation.history import Recorder
 from unfed.measures import trajectory
 from unfed.methods import Method, Retrain, State
 from unfed.model.params import Params, cast, check_like
-from unfed.runs import description, lineage
+from unfed.runs import description, lineage, probe
 from unfed.runs.config import Config
 from unfed.runs.diary import began, start_on
 from unfed.runs.folder import Job, RunFolder
@@ -39,6 +39,7 @@ from unfed.runs.requests import Entry
 from unfed.runs.serving import STOPS, Queue, gate_of, gone_already, left_by
 from unfed.runs.simulated import as_it_began, simulated
 from unfed.runs.turn import Turn
+from unfed.runs.undone import targets
 from unfed.runs.world import World, process_as_before
 
 
@@ -130,10 +131,20 @@ class Run(Record):
         if failed is None:
             where = self.folder.path
             raise UnfedError(f"Another process is at work in {where}; see `unfed status {where}`.")
+        self._undo()
         for entry in failed[1:]:
             warnings.warn(self.queue.still_owed(entry), UnfedWarning, stacklevel=2)
         if failed:
             raise Refused(self.queue.still_owed(failed[0])) from self.queue.errors[failed[0].request.id]
+
+    def _undo(self) -> None:
+        """Where the config asks for it: how far each model that was left can be undone."""
+        if not self.config.evaluation.undo:
+            return
+        if why := probe.elsewhere(self):
+            warnings.warn(f"evaluation.undo: {why}", UnfedWarning, stacklevel=3)
+        elif any(self.folder.model_file(target.job).exists() for target in targets(self.folder, self.config)):
+            probe.probe(self)
 
     def _train_and_compare(self, watch: Watch) -> None:
         for seed in self.config.seed_list:
@@ -278,6 +289,7 @@ class Run(Record):
         failed = self._at_the_desk(watch)
         if failed is None:
             return Outcome(entry, "queued")
+        self._undo()
         for other in failed:
             if other.request.id != request.id:
                 warnings.warn(self.queue.still_owed(other), UnfedWarning, stacklevel=2)

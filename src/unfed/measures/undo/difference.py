@@ -47,18 +47,17 @@ def variation(a: Tensor, b: Tensor) -> float:
     return 0.5 * float((a.cpu() - b.cpu()).abs().sum())
 
 
-def difference(scene: Scene, params: Params, before: Params, perturbed: Params | None, why: str = "") -> dict[str, Any]:
+def difference(scene: Scene, params: Params, before: Params, perturbed: Params | str) -> dict[str, Any]:
     """Cosines with the leaver's gradient, and the label histogram read from the head."""
     if len(scene.forget) == 0:
         return {"cosine": NO_FORGET, "cosine_perturbed": NO_FORGET, "variation": NO_FORGET}
     names = scene.template.trainable
     gradient = scene.gradient(before, scene.forget)
-    found: dict[str, Any] = {
-        "cosine": cosine(minus(params, before, names), gradient),
-        "cosine_perturbed": not_measured(why)
-        if perturbed is None
-        else cosine(minus(params, perturbed, names), gradient),
-    }
+    found: dict[str, Any] = {"cosine": cosine(minus(params, before, names), gradient)}
+    if isinstance(perturbed, str):
+        found["cosine_perturbed"] = not_measured(perturbed)
+    else:
+        found["cosine_perturbed"] = cosine(minus(params, perturbed, names), gradient)
     head = head_tensors(scene)
     if head is None:
         return found | {"variation": not_measured("the head is not one linear map")}

@@ -42,10 +42,10 @@ class Effort:
 
 @dataclass(frozen=True, eq=False)
 class Models:
-    """The model a method left, the one it began at (θ*), and Retrain's; of a missing Retrain the reason."""
+    """The model a method left, the one it began at (θ*), and Retrain's; of one that is missing, the reason."""
 
     unlearned: Params
-    before: Params
+    before: Params | str
     retrain: Params | str
 
     def items(self) -> Mapping[str, Params | str]:
@@ -66,10 +66,12 @@ class Shared:
         return self._found[-1][2]
 
 
-def perturbed_before(before: Params, knowledge: Knowledge) -> Params | None:
+def perturbed_before(before: Params | str, knowledge: Knowledge) -> Params | str:
     """perturb(θ*) where the perturbation is public; a draw that was thrown away cannot be repeated."""
     if knowledge.perturbed is None or knowledge.inverse is None:
-        return None
+        return knowledge.no_inverse
+    if isinstance(before, str):
+        return before
     return PERTURBATIONS[knowledge.perturbed.how](before, knowledge.choices)
 
 
@@ -84,7 +86,8 @@ def undo(
     """Every measurement of every model; what several methods of a request have in common is `shared`."""
     once = shared or Shared()
     found: dict[str, dict[str, Any]] = {}
-    was, attack = scene.forgotten(models.before), attack_of(scene, knowledge, effort.grid)
+    was = not_measured(models.before) if isinstance(models.before, str) else scene.forgotten(models.before)
+    attack = attack_of(scene, knowledge, effort.grid)
     passes: dict[str, Any] = {"rounds": effort.rounds, "batch": effort.batch}
     for who, params in models.items().items():
         if isinstance(params, str):
@@ -109,11 +112,7 @@ def _paths(scene: Scene, who: str, models: Models, knowledge: Knowledge) -> dict
     """From one of the models to θ*, to perturb(θ*), to Retrain; a model has no way to itself."""
     params = models.items()[who]
     turned = perturbed_before(models.before, knowledge)
-    goals: dict[str, Params | str] = {
-        "before": models.before,
-        "perturbed": knowledge.no_inverse if turned is None else turned,
-        "retrain": models.retrain,
-    }
+    goals = {"before": models.before, "perturbed": turned, "retrain": models.retrain}
     assert not isinstance(params, str)
     found: dict[str, Any] = {}
     for goal, other in goals.items():
@@ -129,4 +128,6 @@ def _difference(scene: Scene, who: str, models: Models, knowledge: Knowledge) ->
     assert not isinstance(params, str)
     if who == "before":
         return {"reason": not_measured("it is the model itself")}
-    return difference(scene, params, models.before, perturbed_before(models.before, knowledge), knowledge.no_inverse)
+    if isinstance(models.before, str):
+        return {"reason": not_measured(models.before)}
+    return difference(scene, params, models.before, perturbed_before(models.before, knowledge))

@@ -1,0 +1,143 @@
+"""Can it be undone? The section that shows, beside Retrain, how much of what was forgotten comes back.
+
+    undo/SEED/REQUEST/METHOD.json ─► a sentence per method, a picture, a table
+
+The words claim nothing that was not measured: "comes back" is a number beside Retrain's under the same attacks, and
+where nobody probed, the section says which command would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from unfed.measures.metrics import mean_std
+from unfed.report.drawing import PAPER, REFERENCE, SERIES, STYLE, svg_text
+from unfed.report.figures import styles
+from unfed.report.undone import COLUMNS, Found, grid, value
+from unfed.values import Value, is_measured, not_measured
+
+NOT_PROBED = not_measured("nobody tried to undo this run's models, `unfed probe` would")
+ABOVE = 5.0
+"""Points above Retrain from which on the words say that something comes back."""
+
+PICTURES = {"backdoor": "Backdoor success (%)", "forget": "Accuracy on the forgotten data (%)"}
+
+
+def view(found: Sequence[Found], name: str) -> dict[str, Any]:
+    """Everything the page shows of one request; nothing but the reason where nobody probed."""
+    methods: dict[str, list[Found]] = {}
+    for one in found:
+        methods.setdefault(str(one["method"]), []).append(one)
+    if not methods:
+        return {"reason": NOT_PROBED, "sentences": [], "pictures": [], "tables": []}
+    drawn = [(title, picture(methods, metric, name=f"{name}-{metric}")) for metric, title in PICTURES.items()]
+    return {
+        "reason": None,
+        "sentences": [sentence(ones) for ones in methods.values()],
+        "pictures": [{"title": title, "svg": svg, "reason": ""} for title, svg in drawn if svg is not None],
+        "tables": [table(ones) for ones in methods.values()],
+    }
+
+
+def table(found: Sequence[Found]) -> dict[str, Any]:
+    """One method as the template shows it."""
+    body, notes = grid(found)
+    title = str(found[0]["title"])
+    return {
+        "title": title,
+        "header": [name.format(title=title) for name in COLUMNS.values()],
+        "body": body,
+        "notes": notes,
+    }
+
+
+def worst(found: Sequence[Found], who: str, metric: str) -> Value:
+    """The most that a usable attack brought back: as published, or after realign; the mean over repetitions."""
+    values = []
+    for one in found:
+        pair = [value(one, who, (part, metric)) for part in ("published", "realign")]
+        numbers = [number for number in pair if is_measured(number)]
+        values.append(max(numbers) if len(numbers) == 2 else pair[0] if len(numbers) == 0 else numbers[0])
+    return mean_std(values).mean
+
+
+def metric_of(found: Sequence[Found]) -> str:
+    """What a leaver is known by: its backdoor, where one was planted, else accuracy on its rows."""
+    return "backdoor" if is_measured(worst(found, "unlearned", "backdoor")) else "forget"
+
+
+def sentence(found: Sequence[Found]) -> str:
+    """What was measured of one method, beside Retrain, in plain words."""
+    title, metric = str(found[0]["title"]), metric_of(found)
+    what = {"backdoor": "the backdoor works on", "forget": "the model reads"}[metric]
+    rest = {"backdoor": "of stamped images", "forget": "of the forgotten rows right"}[metric]
+    published, back, theirs = (
+        mean_std([value(one, "unlearned", ("published", metric)) for one in found]).mean,
+        worst(found, "unlearned", metric),
+        worst(found, "retrain", metric),
+    )
+    if not (is_measured(published) and is_measured(back)):
+        return f"{title}: {back if not is_measured(back) else published}."
+    told = f"{title}: as published {what} {published:.1f} % {rest}; after undoing, in a model that is still usable,"
+    told += f" on up to {back:.1f} %." if metric == "backdoor" else f" up to {back:.1f} %."
+    told += _flip_words(found, metric, rest)
+    if not is_measured(theirs):
+        return f"{told} Retrain under the same attacks is {theirs}."
+    told += f" Retrain under the same attacks: {theirs:.1f} %."
+    if published > theirs + ABOVE:
+        return f"{told} It was not forgotten to begin with."
+    if back > theirs + ABOVE:
+        return f"{told} What was forgotten can be brought back."
+    return f"{told} These attacks bring back no more than they find in Retrain."
+
+
+def _flip_words(found: Sequence[Found], metric: str, rest: str) -> str:
+    flipped = mean_std([value(one, "unlearned", ("flip", metric)) for one in found]).mean
+    if not is_measured(flipped):
+        return ""
+    return f" Its public inverse alone, without any data, gives {flipped:.1f} % {rest}."
+
+
+def picture(methods: Mapping[str, Sequence[Found]], metric: str, *, name: str) -> str | None:
+    """One line per model: as published (hollow), the worst usable after undoing (filled), flipped (cross)."""
+    numbers = styles(list(methods))
+    rows: list[tuple[str, str, Sequence[Found], str]] = [
+        (str(found[0]["title"]), SERIES[numbers.get(label, 0) % len(SERIES)], found, "unlearned")
+        for label, found in methods.items()
+    ]
+    everybody = [one for found in methods.values() for one in found]
+    rows += [("Retrain", REFERENCE, everybody, "retrain"), ("before", REFERENCE, everybody, "before")]
+    placed = []
+    for title, colour, found, who in rows:
+        published = mean_std([value(one, who, ("published", metric)) for one in found]).mean
+        back, flipped = worst(found, who, metric), _highest(found, who, ("flip", metric))
+        if is_measured(published) and is_measured(back):
+            placed.append((title, colour, published, back, flipped))
+    if not placed:
+        return None
+    with matplotlib.rc_context({**STYLE, "axes.grid.axis": "x"}):
+        figure = Figure(figsize=(4.4, 0.75 + 0.36 * len(placed)), layout="constrained")
+        axes = figure.add_subplot()
+        for place, (_, colour, published, back, flipped) in enumerate(placed):
+            axes.plot([published, back], [place, place], color=colour, linewidth=2.4, zorder=2)
+            axes.plot([published], [place], "o", color=colour, markerfacecolor=PAPER, markersize=8, zorder=3)
+            axes.plot([back], [place], "o", color=colour, markersize=5, zorder=4)
+            if is_measured(flipped):
+                axes.plot([flipped], [place], "x", color=colour, markersize=7, markeredgewidth=2, zorder=5)
+        axes.set_yticks(range(len(placed)), [title for title, *_ in placed])
+        axes.set_ylim(len(placed) - 0.4, -0.6)
+        axes.set_xlim(-3, 103)
+        told = "; ".join(
+            f"{title} {published:.1f} as published, {back:.1f} after undoing" for title, _, published, back, _ in placed
+        )
+        return svg_text(figure, name, f"{PICTURES[metric]}, as published and after undoing", told + ".")
+
+
+def _highest(found: Sequence[Found], who: str, path: Sequence[str]) -> Value:
+    """The largest over methods: each has an inverse of its own, and a model that has none meets them all."""
+    numbers = [number for one in found if is_measured(number := value(one, who, path))]
+    return max(numbers) if numbers else not_measured("there is no inverse")

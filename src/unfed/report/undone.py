@@ -1,0 +1,79 @@
+"""What a probe measured, as a table: one row per number, beside it the same for Retrain and for the model before.
+
+published · flip · realign · resurface · relearn · path · difference     ×     the method, Retrain, before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unfed.measures.metrics import mean_std
+from unfed.report.tables import number_text
+from unfed.values import PREFIX, Value, is_measured, not_measured
+
+Found = Mapping[str, Any]
+"""One file of a run's `undo/`."""
+
+COLUMNS = {"unlearned": "{title}", "retrain": "Retrain", "before": "before"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table: where its number lies, and how it is written."""
+
+    title: str
+    path: tuple[str, ...]
+    unit: str = " %"
+    digits: int = 1
+
+
+ROWS = (
+    Line("Forget, as published", ("published", "forget")),
+    Line("Backdoor, as published", ("published", "backdoor")),
+    Line("Test, as published", ("published", "test")),
+    Line("Forget after flip", ("flip", "forget")),
+    Line("MIA after flip", ("flip", "mia")),
+    Line("Backdoor after flip", ("flip", "backdoor")),
+    Line("Test after flip", ("flip", "test")),
+    Line("Largest Forget after realign, usable", ("realign", "forget")),
+    Line("Largest backdoor after realign, usable", ("realign", "backdoor")),
+    Line("Rise of Forget in further rounds (resurface)", ("resurface", "forget_rise"), " points"),
+    Line("Area of relearning", ("relearn", "area")),
+    Line("Distance to the model before", ("path", "before", "relative_l2"), "", 2),
+    Line("Loss peak on the way there", ("path", "before", "peak"), "", 2),
+    Line("Distance to the perturbed model before", ("path", "perturbed", "relative_l2"), "", 2),
+    Line("Distance to Retrain", ("path", "retrain", "relative_l2"), "", 2),
+    Line("Cosine of the difference with the leaver's gradient", ("difference", "cosine"), "", 2),
+    Line("Error of the label histogram read from the head", ("difference", "variation"), "", 2),
+)
+
+
+def value(found: Found, who: str, path: Sequence[str]) -> Value:
+    """One number of a probe, or why there is none."""
+    here: Any = found["measured"].get(who, {})
+    for name in path:
+        if not isinstance(here, Mapping):
+            break
+        if name not in here:
+            return str(here.get("reason", not_measured("not in this file")))
+        here = here[name]
+    return float(here) if is_measured(here) else str(here)
+
+
+def grid(found: Sequence[Found]) -> tuple[list[tuple[str, list[str]]], list[str]]:
+    """The table of one method over its repetitions, and the notes that its cells point to: each reason once."""
+    notes: list[str] = []
+
+    def text(row: Line, who: str) -> str:
+        spread = mean_std([value(one, who, row.path) for one in found])
+        if is_measured(spread.mean):
+            return number_text(spread, row.digits) + row.unit
+        reason = str(spread.mean).removeprefix(PREFIX)
+        if reason not in notes:
+            notes.append(reason)
+        return f"not measured ({notes.index(reason) + 1})"
+
+    body = [(row.title, [text(row, who) for who in COLUMNS]) for row in ROWS]
+    return body, [f"({number}) {reason}" for number, reason in enumerate(notes, 1)]

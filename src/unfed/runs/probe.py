@@ -1,0 +1,222 @@
+"""Undoing, measured on the models of a run: which models, whose data, and where the numbers are kept.
+
+    the folder's models ─► scene (the world's rows) ─► flip, realign, resurface, relearn, path, difference ─► undo/…json
+
+This is all that the measurements (`measures.undo`) know of a run. What was measured already, on the same models with
+the same effort, is not measured again, so a probe that was stopped goes on. Files hold no date and no duration: the
+same run gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Protocol
+
+from unfed import storage
+from unfed.data import Request
+from unfed.errors import UnfedError, listed
+from unfed.measures.evaluator import Evaluator
+from unfed.measures.undo import Budget, Effort, Grid, Knowledge, Models, Scene, Shared, View, undo
+from unfed.model.params import Params
+from unfed.runs.config import Config
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.undone import SCHEMA, Target, file_of, model_digest, read, targets
+from unfed.runs.world import World, process_as_before
+from unfed.values import not_measured
+
+RETRAIN = "retrain"
+QUICK = Grid(rows=(100,), budget=Budget(stops=(20,)), singles=2, restarts=1)
+
+
+class Probed(Protocol):
+    """What a probe needs of a run."""
+
+    folder: RunFolder
+    config: Config
+    description: dict[str, Any]
+
+    def permit(self) -> None: ...
+
+    def one_seed(self, seed: int | None) -> int: ...
+
+    def world(self, seed: int) -> World: ...
+
+    def model(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params: ...
+
+
+def chosen(run: Probed, seed: int | None, request: str | None, method: str | None) -> list[Target]:
+    """Those that are meant, or the sentence that says why there are none; Retrain only where it is named."""
+    if seed is not None:
+        run.one_seed(seed)
+    found = [t for t in targets(run.folder, run.config) if seed is None or t.job.seed == seed]
+    ids = list(dict.fromkeys(str(target.job.request) for target in found))
+    if not found:
+        raise UnfedError("Nothing was unlearned in this run yet, so there is nothing to undo; `unfed forget` does it.")
+    if request is not None and request not in ids:
+        raise UnfedError(f"This run has no request {request!r} that a method has served; it has {listed(ids)}.")
+    found = [target for target in found if request is None or target.job.request == request]
+    labels = list(dict.fromkeys(target.job.label for target in found))
+    if method is not None and method not in labels:
+        raise UnfedError(f"No model of this run was left by {method!r} there; it has those of {listed(labels)}.")
+    only = [method] if method is not None else [label for label in labels if label != RETRAIN] or labels
+    return [target for target in found if target.job.label in only]
+
+
+def probe(
+    run: Probed,
+    seed: int | None = None,
+    request: str | None = None,
+    method: str | None = None,
+    effort: Effort | None = None,
+    said: Callable[[str], None] = lambda what: None,
+) -> list[dict[str, Any]]:
+    """Measure how far these models can be undone, keep it in the run's folder, and hand it back."""
+    run.permit()
+    if why := elsewhere(run):
+        raise UnfedError(why)
+    found = chosen(run, seed, request, method)
+    there = [target for target in found if run.folder.model_file(target.job).exists()]
+    if not there or (method is not None and len(there) < len(found)):
+        missing = next(target for target in found if target not in there)
+        raise UnfedError(
+            f"The model {_name(missing.job)} is not in {run.folder.path}: it was purged, or its method has not ended;"
+            " there is nothing to probe."
+        )
+    with process_as_before():
+        return list(_probed(run, there, effort or effort_of(run), said))
+
+
+def effort_of(run: Probed, quick: bool = False) -> Effort:
+    """The run's own rate, a tenth of it, and the whole grid or a coarse one."""
+    lr = run.config.training.lr
+    whole = Effort(lr=lr, relearn_lr=lr / 10)
+    return replace(whole, rounds=2, grid=QUICK) if quick else whole
+
+
+def elsewhere(run: Probed) -> str | None:
+    """Why a run cannot be probed here, if its data lies with somebody else."""
+    if run.description["engine"] == "flower":
+        return (
+            "The clients of this run are Flower nodes, which keep their data, so it cannot be probed here; probe a"
+            " simulation of the same config (`unfed run`)."
+        )
+    if run.description.get("call"):
+        return (
+            "This folder belongs to a call of unfed.unlearn, whose data is the caller's, so it cannot be probed here;"
+            " call unfed.measures.undo.undo with your own rows."
+        )
+    return None
+
+
+def _probed(
+    run: Probed, found: Sequence[Target], effort: Effort, said: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    scenes = _Scenes(run)
+    for target in found:
+        said(_name(target.job))
+        world = run.world(target.job.seed)
+        world.settle()
+        models = {"unlearned": target.job, "retrain": _retrain_of(target), "before": target.previous}
+        about = _about(run, world, target, models, effort)
+        stored = read(run.folder, target.job)
+        if stored is not None and all(stored.get(key) == value for key, value in about.items()):
+            yield stored
+            continue
+        scene, shared, load = scenes.of(target)
+        three = Models(load(target.job), _or_why(run, target.previous, load), _or_why(run, models["retrain"], load))
+        knowledge = _knowledge(run, world, target)
+        whole = {**about, "measured": _plain(undo(scene, three, knowledge, effort, shared))}
+        storage.write_json(file_of(run.folder, target.job), whole)
+        yield whole
+
+
+def _plain(value: Any) -> Any:
+    """The same for a JSON file: a number that is none says so."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return not_measured(f"the number is {value}")
+    return value
+
+
+class _Scenes:
+    """The data around a request, and what its methods have in common; kept while its targets come one after another."""
+
+    def __init__(self, run: Probed) -> None:
+        self._run = run
+        self._key: tuple[int, tuple[Request, ...]] | None = None
+
+    def of(self, target: Target) -> tuple[Scene, Shared, Callable[[Job], Params]]:
+        key = target.job.seed, target.requests
+        if key != self._key:
+            self._key, self._shared = key, Shared()
+            self._loaded: dict[Job, Params] = {}
+            self._scene = scene_of(self._run.world(target.job.seed), target.requests)
+        return self._scene, self._shared, self._load
+
+    def _load(self, job: Job) -> Params:
+        if job not in self._loaded:
+            self._loaded[job] = self._run.model(job.seed, job.request, job.label)
+        return self._loaded[job]
+
+
+def scene_of(world: World, requests: Sequence[Request]) -> Scene:
+    """The world's data as an attacker and a judge see it, under the scope of these requests."""
+    views: dict[str, View | None] = Evaluator(world.yardstick, world.scoped, requests).views()
+    retain, forget = views["retain"], views["forget"]
+    assert retain is not None and forget is not None
+    return Scene(
+        world.template,
+        retain,
+        forget,
+        views["test"],
+        views["backdoor"],
+        world.fresh,
+        seed=world.seeds.evaluation,
+        batch=world.config.evaluation.batch,
+        stack=world.choice.name == "batched",
+    )
+
+
+def _retrain_of(target: Target) -> Job:
+    return Job(target.job.seed, target.job.request, RETRAIN)
+
+
+def _or_why(run: Probed, job: Job, load: Callable[[Job], Params]) -> Params | str:
+    if run.folder.model_file(job).exists():
+        return load(job)
+    if job.label == RETRAIN:
+        return f"this run has no Retrain of request {job.request}"
+    return f"the model {_name(job)} is no longer there"
+
+
+def _about(run: Probed, world: World, target: Target, models: Mapping[str, Job], effort: Effort) -> dict[str, Any]:
+    known = _knowledge(run, world, target)
+    perturbed = known.perturbed
+    how = None if perturbed is None else {"how": perturbed.how, "layers": [c.name for c in perturbed.choices]}
+    return {
+        "schema": SCHEMA,
+        "seed": target.job.seed,
+        "request": target.job.request,
+        "method": target.job.label,
+        "title": known.title,
+        "perturbed": how,
+        "effort": json.loads(json.dumps(asdict(effort))),
+        "models": {who: model_digest(run.folder, job) for who, job in models.items()},
+    }
+
+
+def _knowledge(run: Probed, world: World, target: Target) -> Knowledge:
+    """What the method says of itself; one of several variants goes by its label."""
+    label, config = target.job.label, run.config
+    method = (config if target.entry is None else target.entry.how.on(config, label)).method(label)
+    return Knowledge(method.title if label == method.name else label, method.perturbed(world.template.module))
+
+
+def _name(job: Job) -> str:
+    return "/".join(job.path.parts)

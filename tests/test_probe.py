@@ -1,0 +1,237 @@
+"""Probing a run: which models, what is kept, and one sentence for whatever is missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from conftest import SMALL
+from unfed.api import write_report
+from unfed.cli.main import main
+from unfed.data import Request
+from unfed.errors import UnfedError
+from unfed.measures.undo import Budget, Effort, Grid
+from unfed.methods import FineTune
+from unfed.report.undoing import NOT_PROBED, sentence, view
+from unfed.report.undone import grid
+from unfed.runs import probe as probing
+from unfed.runs.config import Config
+from unfed.runs.probe import effort_of, probe
+from unfed.runs.run import Run
+from unfed.runs.undone import Target, file_of
+from unfed.runs.undone import measured as measured_in
+from unfed.runs.undone import targets as targets_in
+from unfed.values import is_measured
+
+
+@dataclass(frozen=True)
+class Mine(FineTune):
+    """A method of somebody's own that says nothing of layers."""
+
+    name: ClassVar[str] = "mine"
+    title: ClassVar[str] = "Mine"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small comparison with a backdoor, and a request that was served after it."""
+    sets = ("poison.client=0", "methods.run=['not','retrain']", "training.rounds=2", "unlearning.rounds=1")
+    run = Run.create(Config.parse(SMALL, sets), tmp_path_factory.mktemp("probed") / "run")
+    run.execute()
+    run.forget(Request("later", clients=("1",)), "not", 1)
+    return run.folder.path
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Run:
+    return Run.open(shutil.copytree(made, tmp_path / "run"))
+
+
+def targets(run: Run) -> list[Target]:
+    return targets_in(run.folder, run.config)
+
+
+def measured(run: Run) -> list[dict[str, Any]]:
+    return measured_in(run.folder, run.config)
+
+
+LITTLE = Effort(rounds=1, batch=256, grid=Grid(rows=(20,), budget=Budget(stops=(2,)), singles=1, restarts=1))
+
+
+def quick(run: Run, **which: Any) -> list[dict[str, Any]]:
+    return probe(run, effort=LITTLE, **which)
+
+
+def test_a_quick_probe_takes_less_of_everything_at_the_same_rates(run: Run) -> None:
+    whole, little = effort_of(run), effort_of(run, quick=True)
+    assert (whole.lr, whole.relearn_lr) == (little.lr, little.relearn_lr) == (0.02, 0.002)
+    assert max(little.grid.budget.stops) < max(whole.grid.budget.stops) and little.rounds < whole.rounds
+
+
+def test_every_model_that_a_method_left_is_a_target_and_begins_where_it_began(run: Run) -> None:
+    found = {"/".join(t.job.path.parts): "/".join(t.previous.path.parts) for t in targets(run)}
+    assert found == {"0/r1/not": "0/train", "0/r1/retrain": "0/train", "0/later/not": "0/train"}
+    assert [r.id for r in targets(run)[-1].requests] == ["later"]
+
+
+def test_a_probe_is_kept_in_the_folder_and_not_made_twice(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = quick(run, request="r1")
+    assert found == json.loads(file_of(run.folder, targets(run)[0].job).read_text())
+    assert (found["schema"], found["method"], found["title"]) == (1, "not", "NoT")
+    assert found["perturbed"] == {"how": "negate", "layers": ["conv1.weight"]}
+    for who in ("unlearned", "retrain", "before"):
+        for measurement, name in (("flip", "forget"), ("realign", "tried"), ("relearn", "area"), ("published", "mia")):
+            assert is_measured(found["measured"][who][measurement][name]), (who, measurement)
+    assert measured(run) == [found]
+    monkeypatch.setattr(probing, "undo", lambda *args: pytest.fail("measured again"))
+    assert quick(run, request="r1") == [found]
+
+
+def test_what_was_measured_of_another_model_is_not_shown(run: Run) -> None:
+    (found,) = quick(run, request="r1")
+    path = file_of(run.folder, targets(run)[0].job)
+    found["models"]["unlearned"] = "of an earlier attempt"
+    path.write_text(json.dumps(found))
+    assert measured(run) == []
+
+
+def test_without_retrain_its_column_says_so(run: Run) -> None:
+    (found,) = quick(run, request="later")
+    reason = "not measured: this run has no Retrain of request later"
+    assert {m["reason"] for m in found["measured"]["retrain"].values()} == {reason}
+    assert is_measured(found["measured"]["unlearned"]["flip"]["forget"])
+    assert reason in sentence([found])
+
+
+def test_without_the_model_before_the_rest_is_measured(run: Run) -> None:
+    run.folder.model_file(targets(run)[0].previous).unlink()
+    (found,) = quick(run, request="r1")
+    assert found["measured"]["before"]["flip"]["reason"] == "not measured: the model 0/train is no longer there"
+    assert is_measured(found["measured"]["unlearned"]["flip"]["forget"])
+
+
+@pytest.mark.parametrize(
+    ("which", "says"),
+    [
+        ({"request": "nobody"}, "This run has no request 'nobody' that a method has served; it has r1 or later."),
+        ({"request": "later", "method": "ft"}, "No model of this run was left by 'ft' there; it has those of not."),
+        ({"seed": 7}, "This run has no seed 7; use 0."),
+    ],
+)
+def test_what_is_not_there_is_one_sentence(run: Run, which: dict[str, Any], says: str) -> None:
+    with pytest.raises(UnfedError) as error:
+        quick(run, **which)
+    assert str(error.value) == says
+
+
+def test_a_purged_model_cannot_be_probed(run: Run) -> None:
+    run.folder.model_file(targets(run)[0].job).unlink()
+    with pytest.raises(UnfedError, match="The model 0/r1/not is not in .*: it was purged, or its method has not ended"):
+        quick(run, request="r1", method="not")
+
+
+def test_a_run_of_flower_or_of_a_call_keeps_its_data_elsewhere(run: Run) -> None:
+    run.description["engine"] = "flower"
+    with pytest.raises(UnfedError, match="Flower nodes, which keep their data"):
+        quick(run)
+    run.description |= {"engine": "batched", "call": {"method": "not"}}
+    with pytest.raises(UnfedError, match="unfed.unlearn, whose data is the caller's"):
+        quick(run)
+
+
+def test_a_method_without_layers_is_probed_and_its_flip_says_why_not(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(run.config), "method", lambda self, label: Mine())
+    (found,) = quick(run, request="r1")
+    says = "not measured: not names no layers that it perturbs, so there is nothing to invert"
+    assert found["measured"]["unlearned"]["flip"] == {"layers": [], "reason": says}
+    assert found["perturbed"] is None and is_measured(found["measured"]["unlearned"]["realign"]["tried"])
+
+
+def test_the_config_can_ask_for_it(small: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "effort_of", lambda run: LITTLE)
+    sets = ("evaluation.undo=true", "training.rounds=1", "unlearning.rounds=1")
+    run = Run.create(small(*sets), tmp_path / "run")
+    run.execute()
+    assert [found["method"] for found in measured(run)] == ["not"]
+    assert "this run has no Retrain of request r1" in write_report(run).read_text()
+
+
+# --- the command and the page -----------------------------------------------------------------------------------------
+
+
+def test_the_command_shows_a_table_and_writes_the_report(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = str(run.folder.path)
+    monkeypatch.setattr("unfed.cli.probe.effort_of", lambda run, quick: LITTLE)
+    monkeypatch.setattr(sys, "argv", ["unfed", "probe", where, "--request", "r1", "--quick"])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("signal.signal", lambda *args: None)
+        _call()
+        told = capsys.readouterr().out
+        assert "Largest backdoor after realign" in told and "Retrain" in told and "Report:" in told
+        monkeypatch.setattr(sys, "argv", ["unfed", "probe", where, "--request", "r1", "--quick", "--json"])
+        _call()
+    assert json.loads(capsys.readouterr().out)[0]["method"] == "not"
+    page = (run.folder.path / "report.html").read_text()
+    assert "Can it be undone?" in page and "All numbers of undoing NoT" in page
+    assert NOT_PROBED in page.replace("&#39;", "'")  # the other request was not probed
+
+
+def _call() -> None:
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
+
+
+def told(published: float, back: float, retrain: float | str) -> dict[str, Any]:
+    """A probe of one model with these backdoor numbers."""
+
+    def one(published: float, back: float) -> dict[str, Any]:
+        return {
+            "published": {"forget": 30.0, "backdoor": published, "test": 97.0},
+            "flip": {"forget": 80.0, "backdoor": 85.0, "test": 50.0, "mia": 60.0},
+            "realign": {"forget": 40.0, "backdoor": back},
+        }
+
+    theirs = {p: {"reason": retrain} for p in ("published", "flip", "realign")}
+    if not isinstance(retrain, str):
+        theirs = one(0.0, retrain)
+    both = {"unlearned": one(published, back), "retrain": theirs, "before": one(95.0, 95.0)}
+    return {"request": "r1", "method": "not", "title": "NoT", "seed": 0, "measured": both}
+
+
+def test_the_words_follow_the_numbers() -> None:
+    assert sentence([told(4.0, 70.0, 2.0)]).endswith("What was forgotten can be brought back.")
+    assert sentence([told(4.0, 5.0, 2.0)]).endswith("These attacks bring back no more than they find in Retrain.")
+    assert sentence([told(60.0, 70.0, 2.0)]).endswith("It was not forgotten to begin with.")
+    assert sentence([told(4.0, 70.0, "not measured: no")]).endswith(
+        "Retrain under the same attacks is not measured: no."
+    )
+    shown = sentence([told(4.0, 70.0, 2.0)])
+    assert "4.0 % of stamped images" in shown and "up to 70.0 %" in shown and "gives 85.0 %" in shown
+
+
+def test_the_table_says_each_reason_once_and_takes_the_mean_over_seeds() -> None:
+    body, notes = grid([told(4.0, 70.0, "not measured: no Retrain"), told(6.0, 80.0, "not measured: no Retrain")])
+    rows = dict(body)
+    assert rows["Backdoor, as published"][0].startswith("5.0") and "±" in rows["Backdoor, as published"][0]
+    assert rows["Largest backdoor after realign, usable"][1] == "not measured (1)"
+    assert notes == ["(1) no Retrain", "(2) not in this file"]
+
+
+def test_the_picture_is_drawn_only_of_what_was_measured() -> None:
+    shown = view([told(4.0, 70.0, 2.0)], "undo-0")
+    assert [p["title"] for p in shown["pictures"]] == ["Backdoor success (%)", "Accuracy on the forgotten data (%)"]
+    assert "NoT 4.0 as published, 70.0 after undoing" in shown["pictures"][0]["svg"]
+    without = view([told(4.0, 70.0, "not measured: no")], "undo-0")["pictures"][0]["svg"]
+    assert "Retrain" not in without
+    assert view([], "undo-0")["reason"] == NOT_PROBED
