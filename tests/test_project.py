@@ -146,6 +146,7 @@ EXEMPT = (
     "unfed/cli/main.py:demo",  # callbacks of the command line: their parameters are its options
     "unfed/cli/main.py:run",
     "unfed/cli/paper.py:paper",
+    "unfed/cli/probe.py:probe",
     "unfed/cli/requests.py:forget",
     "unfed/central/call.py:unlearn",  # the public call, keyword-only
 )
