@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import pytest
@@ -623,18 +623,22 @@ def test_a_momentum_outside_its_range_is_answered_in_a_sentence(option: dict[str
         MoDE(**option)
 
 
+@dataclass(frozen=True, eq=False)
+class Marked(Residents):
+    """Clients of which a request concerns the rows that it concerns in another world."""
+
+    like: World
+
+    def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
+        source = self.clients[0].source
+        return {c.name: replace(c, source=source) for c in self.like.scoped(requests, gone).values()}
+
+
 @pytest.mark.parametrize("request_", [LEAVES, CLASS, SAMPLES])
-def test_mode_reads_no_label_of_the_forgotten_data(
-    world: World, trained: Trained, request_: Request, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mode_reads_no_label_of_the_forgotten_data(world: World, trained: Trained, request_: Request) -> None:
     other = shuffled(world, rows_of(world, request_))
     if request_ is CLASS:  # the permuted labels would be another class: keep the marks
-
-        def scoped(requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
-            source = other.clients[0].source
-            return {c.name: replace(c, source=source) for c in world.scoped(requests, gone).values()}
-
-        monkeypatch.setattr(other, "scoped", scoped)
+        other = replace(other, population=Marked(other.clients, other.seeds.partition, world))
     a, b = (unlearn(GUIDE, serve(w, (request_,), params=trained[0]), 3) for w in (world, other))
     assert equal(a.params, b.params)
 
