@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from unfed.errors import UnfedError
 from unfed.measures import attacks
-from unfed.measures.attacks import backdoor_success, membership_inference, split_accuracies, try_membership_inference
+from unfed.measures.attacks import membership_inference, split_accuracies, try_membership_inference
 
 
 def losses(seed: int, n: int, scale: float = 1.0) -> NDArray[np.float64]:
@@ -142,10 +142,3 @@ def test_newton_agrees_with_sklearn_on_rounded_constant_and_separated_losses() -
         np.testing.assert_array_equal(
             split_accuracies(a, b, seed=0, method="newton"), split_accuracies(a, b, seed=0, method="sklearn")
         )
-
-
-def test_backdoor_success_is_the_share_called_target() -> None:
-    assert backdoor_success(torch.tensor([0, 0, 3, 1]), 0) == 50.0
-    assert backdoor_success(np.array([1, 2]), 0) == 0.0
-    with pytest.raises(UnfedError, match="at least one stamped"):
-        backdoor_success(torch.tensor([]), 0)

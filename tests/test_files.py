@@ -157,18 +157,8 @@ def test_a_header_of_any_length_is_read(tmp_path: Path) -> None:
     for extra in range(560, 600, 8):  # 640 = b"\\x80\\x02...", which is also how an old pickle begins
         path = write(tmp_path / "a.safetensors", {"w": torch.ones(1, 1)}, note="x" * (extra - 40))
         seen.add(path.read_bytes()[:2])
-        assert files.describe_file(path) == [("w", (1, 1), "F32")]
+        assert [choice.name for choice in files.choose_in_file(path, ["w"])] == ["w"]
     assert b"\x80\x02" in seen
-
-
-def test_describe_lists_tensors_in_the_models_order_where_it_is_known(tmp_path: Path) -> None:
-    model = tiny()
-    described = files.describe_file(checkpoint(tmp_path / "a.safetensors", model))
-    assert [name for name, _, _ in described] == list(params_of(model))
-    assert ("conv1.weight", (4, 1, 3, 3), "F32") in described
-    assert ("norm1.num_batches_tracked", (), "I64") in described
-    plain = files.describe_file(write(tmp_path / "b.safetensors", params_of(model)))
-    assert sorted(plain) == sorted(described)
 
 
 def test_a_crash_in_the_middle_leaves_no_file_and_an_old_target_as_it_was(
@@ -294,7 +284,7 @@ def test_a_pytorch_file_is_told_apart(tmp_path: Path) -> None:
     for zipped in (True, False):
         torch.save(tiny().state_dict(), tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
         with pytest.raises(UnfedError, match="is a PyTorch file, not safetensors; convert it first"):
-            files.describe_file(tmp_path / "a.pt")
+            files.choose_in_file(tmp_path / "a.pt", ["first"])
 
 
 # Converting

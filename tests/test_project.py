@@ -193,6 +193,17 @@ def test_no_import_is_a_circle_not_even_one_that_only_a_type_checker_reads() -> 
     assert len(list(TopologicalSorter(graph).static_order())) > 100
 
 
+def test_every_record_is_cited_by_some_page() -> None:
+    """By its name, by a pattern, or as `…-rest-of-its-name` beside another; a record that no page needs is deleted."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    said = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    cited = {
+        "*" + name.removeprefix("…") for name in re.findall(r"(?:records/|…)([\w*.…-]+\.(?:jsonl|json|txt|md))\b", said)
+    }
+    records = sorted(path.name for path in (ROOT / "benchmarks" / "records").iterdir())
+    assert [name for name in records if not any(fnmatch(name, pattern) for pattern in cited)] == []
+
+
 # --- the package ------------------------------------------------------------------------------------------------------
 
 

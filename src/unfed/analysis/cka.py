@@ -36,16 +36,6 @@ ROUNDING = 1e-10
 SHAPELESS = not_measured("the layer tells no two of these images from two others")
 
 
-def linear_cka(x: Tensor, y: Tensor) -> Value:
-    """The biased estimate of two matrices [samples, features]: simple, and too high for more features than samples."""
-    x, y = _checked(x, y)
-    x, y = x - x.mean(0), y - y.mean(0)
-    if max(x.shape[1], y.shape[1]) > len(x):
-        K, L = x @ x.T, y @ y.T
-        return _ratio((K * L).sum(), K.norm() * L.norm())
-    return _ratio((y.T @ x).square().sum(), (x.T @ x).norm() * (y.T @ y).norm())
-
-
 def hsic(K: Tensor, L: Tensor) -> Tensor:
     """HSIC₁ of two Gram matrices of n samples, unbiased: it can be a little below zero."""
     n = len(K)
@@ -130,8 +120,3 @@ def _checked(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             " same rows."
         )
     return x, y
-
-
-def _ratio(above: Tensor, below: Tensor) -> Value:
-    """0/0 has no value: a layer that answers the same to everything is like nothing."""
-    return float(above / below) if float(below) > 0 else SHAPELESS

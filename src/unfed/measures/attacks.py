@@ -68,14 +68,6 @@ def split_accuracies(
     return accuracies
 
 
-def backdoor_success(predicted: Losses, target_class: int) -> float:
-    """Share in percent of stamped test images (none of them of the target class) that the model calls the target."""
-    classes = _numpy(predicted).reshape(-1)
-    if classes.size == 0:
-        raise UnfedError("Backdoor success needs at least one stamped test image that is not of the target class.")
-    return 100.0 * float(np.mean(classes == target_class))
-
-
 def _numpy(values: Losses) -> NDArray[Any]:
     return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
 

@@ -156,14 +156,6 @@ class Method(ABC):
         values = PerModel({family: table[name] for family, table in cls.paper.items() if name in table})
         return values or default
 
-    def explain(self, model: str) -> list[tuple[str, Any, str, str]]:
-        """(name, value, meaning, source) of every hyperparameter as it is used on this model."""
-        used = self.on(model)
-        return [
-            (name, getattr(used, name), says, source if getattr(used, name) == _of(default, model) else "set here")
-            for name, default, says, source in self.options()
-        ]
-
     def on(self, model: str) -> Self:
         """The method with the paper's values for this architecture where nothing else was set."""
         open_ = [f.name for f in fields(self) if getattr(self, f.name) is None and self._default(f.name, None)]
@@ -191,10 +183,6 @@ def family(model: str) -> str:
 
 
 FAMILIES = ("cnn", "resnet18", "vit-b-16")
-
-
-def _of(default: Any, model: str) -> Any:
-    return default.get(family(model)) if isinstance(default, PerModel) else default
 
 
 @dataclass(frozen=True)

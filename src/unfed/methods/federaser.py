@@ -36,12 +36,6 @@ from unfed.methods.base import CLIENT, Lineage, Method, option, register
 from unfed.model.params import Params, check_like
 
 
-def rescaled(new: Params, then: Tensor, granularity: str = "tensor") -> Params:
-    """Û brought to the norms `then`, one per tensor: ‖U‖ · Û / ‖Û‖. Where either norm is 0, so is the result."""
-    scale = _scale(norms(new), then, granularity)
-    return {name: scale[i] * u for i, (name, u) in enumerate(new.items())}
-
-
 def norms(update: Params) -> Tensor:
     """‖U‖ of every tensor."""
     return torch.stack([torch.linalg.vector_norm(u) for u in update.values()])

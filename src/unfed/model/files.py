@@ -54,14 +54,6 @@ class _Header:
     data_bytes: int
 
 
-def describe_file(path: Path) -> list[tuple[str, tuple[int, ...], str]]:
-    """Name, shape and dtype of every tensor: in the model's order where the file records it, else as they lie."""
-    header = _read_header(Path(path))
-    names = _json_names(header.metadata, "order", path) or list(header.tensors)
-    names = names if sorted(names) == sorted(header.tensors) else list(header.tensors)
-    return [(name, header.tensors[name].shape, header.tensors[name].dtype) for name in names]
-
-
 def choose_in_file(path: Path, addresses: Sequence[str | int], include_bias: bool = False) -> tuple[Choice, ...]:
     """What `negate_file` would negate."""
     return _choose_floats(Path(path), _read_header(Path(path)), addresses, include_bias)
