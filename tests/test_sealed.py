@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.methods import Retrain, Sealed, State
 from unfed.methods.sealed import drawn_from, from_the_system
-from unfed.model.layers import choose
+from unfed.model.layers import Choice, choose
 from unfed.model.networks import build
 from unfed.model.params import Params, params_of
 from unfed.model.sealing import NAMES, SEALS, seal, solved, statistics_afresh
@@ -160,6 +161,18 @@ def test_running_statistics_begin_afresh() -> None:
     assert all(begun[n] is params[n] for n in params if n not in statistics)
 
 
+def test_the_running_statistics_of_a_sealed_model_are_new() -> None:
+    world = simulated(Config.parse({**SMALL, "model": {"name": "cnn-tiny-bn"}}), 0)
+    theta = {n: t + 3 for n, t in world.fresh(1).items()}
+    assert float(Sealed().begin(serve(world, params=theta)).params["norm1.running_var"].mean()) == 1.0
+
+
+def test_every_layer_has_a_draw_of_its_own() -> None:
+    same = {"a": torch.ones(5, 5), "b": torch.ones(5, 5)}
+    drawn = seal(same, [Choice("a", None, ""), Choice("b", None, "")], "fade", ONE)
+    assert not torch.allclose(drawn["a"], drawn["b"])
+
+
 @pytest.mark.parametrize("model", ["cnn-tiny-bn", "resnet-tiny", "vit-tiny"])
 def test_every_kind_of_network_can_be_sealed_and_trained_on(model: str) -> None:
     world = simulated(Config.parse({**SMALL, "model": {"name": model}}), 0)
@@ -281,7 +294,7 @@ def test_no_two_files_that_are_left_give_the_draw_away_and_two_that_must_go_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("unfed.runs.serving.STOPS", (Killed,))
-    run = trained(tmp_path / "run")
+    run = trained(tmp_path / "run", "methods.sealed.perturbation=orthogonal")
     draw = rng.key(0, "draw").to_bytes(32, "big")
     with drawn_from(lambda seed: draw):
         killed_at(run, 1)
@@ -300,6 +313,33 @@ def test_no_two_files_that_are_left_give_the_draw_away_and_two_that_must_go_do(
     left = {path: own for path, own in tensors_in(tmp_path / "run").items() if path not in gone}
     assert set(left) == {"models/0/r1/sealed.safetensors", "state/0/r1/sealed.safetensors"}
     assert min(found_out(left, truth).values()) > 0.5
+
+
+def brought_back(files: dict[str, Params], names: Sequence[str], old: Params) -> dict[tuple[str, str], float]:
+    """For every two files, how near the noise that leads from one to the other brings the second to the old model."""
+    near, keep = {}, Sealed().keep
+    for (one, before), (other, after) in permutations(files.items(), 2):
+        noise = {n: after[n] - keep * before[n] for n in names}
+        found = torch.cat([((after[n] - noise[n]) / keep).flatten() for n in names])
+        near[one, other] = float(torch.cosine_similarity(found, torch.cat([old[n].flatten() for n in names]), dim=0))
+    return near
+
+
+def test_what_was_faded_comes_back_from_the_two_files_that_must_go_and_from_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unfed.runs.serving.STOPS", (Killed,))
+    run = trained(tmp_path / "run")
+    names = [choice.name for choice in choose(run.world(0).template.module, ["hidden"])]
+    old, begun = "models/0/train.safetensors", "state/0/r1/sealed.safetensors"
+    killed_at(run, 1)
+    theta = run.folder.load_model(Job(0, None, "train"))
+    assert brought_back(tensors_in(tmp_path / "run"), names, theta)[old, begun] > 0.999
+    Run.open(run.folder.path).execute()
+    gone = {carrier["file"] for carrier in lineage.influence(run.folder, run.config) if carrier["request"] == "r1"}
+    left = {path: own for path, own in tensors_in(tmp_path / "run").items() if path not in gone}
+    assert len(left) == 2
+    assert max(brought_back(left, names, theta).values()) < 0.6, "no nearer than the published model itself"
 
 
 # --- starting over ----------------------------------------------------------------------------------------------------

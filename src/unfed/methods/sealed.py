@@ -71,8 +71,8 @@ class Sealed(Method):
     recipe: ClassVar[Recipe] = Recipe(lr=0.1, minimum=1e-5, over=10)
 
     layers: tuple[str | int, ...] = option(("hidden",), "which tensors are perturbed", "ours")
-    perturbation: str = option("orthogonal", "orthogonal, permute, signs, fade or reinit", "ours")
-    keep: float = option(0.5, "for perturbation = 'fade': the part of the old weights that stays, λ", "ours")
+    perturbation: str = option("fade", "fade, orthogonal, permute, signs or reinit", "ours")
+    keep: float = option(0.3, "for perturbation = 'fade': the part of the old weights that stays, λ", "ours")
 
     def begin(self, server: Server) -> State:
         module, draw = server.template.module, _source(server.seed)
