@@ -11,6 +11,7 @@ one integer word per row, everything else of a seed.
 """
 
 from unfed.data.datasets import DATASETS, Dataset, Loader, Raw, load
+from unfed.data.deny import DenyList, keep_out
 from unfed.data.partition import Deal, Partition, dirichlet, iid, shards, split
 from unfed.data.poison import Trigger, backdoor, poison, triggered
 from unfed.data.public import Unlabelled, public
@@ -24,6 +25,7 @@ __all__ = [
     "Dataset",
     "DatasetSource",
     "Deal",
+    "DenyList",
     "Loader",
     "Partition",
     "Raw",
@@ -38,6 +40,7 @@ __all__ = [
     "backdoor",
     "dirichlet",
     "iid",
+    "keep_out",
     "load",
     "mark",
     "poison",

@@ -13,7 +13,7 @@
 model that never saw D_u stands near 0, for rows of one label are alike whoever holds them; below 0 is not held against
 a model. The silence of an attack says something only where it could have spoken. So it must have spoken about the
 model before, which was trained on D_u (lower 99 % bound above 0, upper bound above the margin), and there must be so
-many rows that a model at 0 would pass with 90 % (`rows_needed`). Else the answer is "not measured", and why.
+many rows that a model at 0 would pass with 99 % (`rows_needed`). Else the answer is "not measured", and why.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from unfed import rng
 from unfed.values import Value, not_measured
 
 # Of standard normal draws so many percent lie below.
-Z99, Z95, Z90 = 2.3263478740408408, 1.6448536269514722, 1.2815515655446004
+Z99, Z95 = 2.3263478740408408, 1.6448536269514722
 
 Verdict = Literal["passed", "failed", "not measured"]
 
@@ -105,11 +105,11 @@ def advantage(forget: Losses, held_out: Losses, margin: float) -> Advantage:
 
 
 def rows_needed(shares: dict[int, float], held_out: dict[int, int], margin: float) -> int | None:
-    """Rows of D_u with which a model at advantage 0 stays under the margin with 90 %; None if none suffice.
+    """Rows of D_u with which a model at advantage 0 stays under the margin with 99 %; None if none suffice.
 
     At 0 the variance of A is ((1 + Σ w_y/h_y)/n + Σ w_y²/h_y) / 12, with the labels' shares w_y.
     """
-    allowed = (margin / (2 * (Z95 + Z90))) ** 2 * 12 - sum(w * w / held_out[y] for y, w in shares.items())
+    allowed = (margin / (2 * (Z95 + Z99))) ** 2 * 12 - sum(w * w / held_out[y] for y, w in shares.items())
     if allowed <= 0:
         return None
     return math.ceil((1 + sum(w / held_out[y] for y, w in shares.items())) / allowed)

@@ -26,6 +26,7 @@ from unfed.runs.config_errors import explained
 from unfed.runs.config_tables import (
     CheckpointConfig,
     DataConfig,
+    DenyConfig,
     EngineConfig,
     EvaluationConfig,
     GateConfig,
@@ -108,6 +109,7 @@ class Config(Table):
     methods: MethodsConfig = MethodsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     gate: GateConfig = GateConfig()
+    deny: DenyConfig = DenyConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
     seeds: SeedsConfig = SeedsConfig()
@@ -335,7 +337,7 @@ def _read_lists(values: dict[str, Any]) -> None:
 
 
 def _resolve_paths(values: dict[str, Any], where: Path) -> None:
-    tables = [(values.get("data"), "root"), (values.get("model"), "initial")]
+    tables = [(values.get("data"), "root"), (values.get("model"), "initial"), (values.get("deny"), "run")]
     tables += [(request, "samples") for request in _requests_in(values)]
     for table, key in tables:
         if isinstance(table, dict) and isinstance(table.get(key), str):

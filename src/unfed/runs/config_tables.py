@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from unfed.data import Request, SampleList
+from unfed.data import DenyList, Request, SampleList
 
 
 class Table(BaseModel):
@@ -191,8 +191,27 @@ class GateConfig(Table):
     """
 
     max_drop: Rate = 10.0
-    margin: Annotated[float, Field(gt=0, le=1)] = 0.15
+    margin: Annotated[float, Field(gt=0, le=1)] = 0.2
     require: tuple[Literal["forgotten", "backdoor"], ...] = ()
+
+
+class DenyConfig(Table):
+    """What an earlier run of the federation forgot, and no training of this one takes in: `run` names its folder.
+
+    The rest is filled in from there: clients by name, classes by number, rows by keyed hashes. The key is never written
+    into `run.json`; it lies beside it as `deny.key`.
+    """
+
+    run: Path | None = None
+    clients: tuple[ClientName, ...] = ()
+    classes: tuple[int, ...] = ()
+    rows: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
+    key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(default=None, exclude=True, repr=False)
+
+    def listed(self) -> DenyList:
+        """As data is measured by it."""
+        key = None if self.key is None else bytes.fromhex(self.key)
+        return DenyList(frozenset(self.clients), frozenset(self.classes), frozenset(self.rows), key)
 
 
 class CheckpointConfig(Table):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from unfed import rng, storage
-from unfed.data import ClientData, Dataset, backdoor, dirichlet, iid, load, shards, split
+from unfed.data import ClientData, Dataset, backdoor, dirichlet, iid, keep_out, load, shards, split
 from unfed.errors import UnfedError
 from unfed.model.flops import Flops
 from unfed.model.functional import Template
@@ -107,8 +107,8 @@ def deal(config: Config, seeds: Seeds, dataset: Dataset) -> Hand:
         k = int(poisoned.client)
         training = dealt.rows[k][splits[k][0]]
         source = backdoor(source, training, poisoned.target_class, seed, poisoned.share)
-    clients = tuple(ClientData(str(k), source, rows, *splits[k]) for k, rows in enumerate(dealt.rows))
-    return Hand(clients, dealt.repaired)
+    clients = [ClientData(str(k), source, rows, *splits[k]) for k, rows in enumerate(dealt.rows)]
+    return Hand(keep_out(clients, config.deny.listed()), dealt.repaired)
 
 
 # --- model ------------------------------------------------------------------------------------------------------------

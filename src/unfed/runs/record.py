@@ -8,7 +8,7 @@ from unfed import plugins
 from unfed.errors import UnfedError, listed
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
-from unfed.runs import description, lineage, undone
+from unfed.runs import deny, description, lineage, undone
 from unfed.runs.config import Config
 from unfed.runs.diary import last_starts
 from unfed.runs.folder import Job, RunFolder
@@ -22,7 +22,7 @@ class Record:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.description = folder.description()
-        self.config = Config.kept(self.description["config"])
+        self.config = deny.with_key(Config.kept(self.description["config"]), folder.path)
 
     def permit(self) -> None:
         """Refuse, before any work is begun, code that the config or a request names and nobody allowed."""

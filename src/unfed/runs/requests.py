@@ -95,6 +95,8 @@ class Entry:
     """The requests whose rows were out for good when it was taken up; a crash does not change what it began with."""
     attempts: tuple[Mapping[str, Any], ...] = ()
     """What was tried before it was asked again: method, until, how, reason, why, gate, at."""
+    rows: tuple[str, ...] = ()
+    """Keyed hashes of the single rows that it names, for the deny list."""
     how: How = field(default_factory=How)
     """What was asked besides method and until."""
     gate: Mapping[str, Any] | None = None
@@ -164,7 +166,8 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         plain = {**vars(self), "earlier": list(self.earlier), "attempts": [dict(tried) for tried in self.attempts]}
-        return {**plain, "request": self.request.to_json(), "how": self.how.to_json(), "schema": SCHEMA}
+        own = {"request": self.request.to_json(), "how": self.how.to_json(), "rows": list(self.rows)}
+        return {**plain, **own, "schema": SCHEMA}
 
     @staticmethod
     def from_json(raw: Any, where: str = "A request file") -> Entry:
@@ -198,10 +201,13 @@ class Entry:
             request = Request.from_json(raw.get("request"))  # type: ignore[arg-type]
         except UnfedError as error:
             raise UnfedError(f"{where} has a request that cannot be read ({error}); restore it from a copy.") from error
+        rows = tuple(raw.get("rows") or ())
+        if not all(isinstance(row, str) for row in rows):
+            raise UnfedError(f"{where} has rows that are no hashes; restore it from a copy.")
         gate = raw.get("gate")
         if gate is not None and not (isinstance(gate, Mapping) and isinstance(gate.get("checks"), list)):
             raise UnfedError(f"{where} has {gate!r} as its gate; restore it from a copy.")
-        values |= {"how": How.from_json(raw.get("how") or {}, where), "gate": gate}
+        values |= {"how": How.from_json(raw.get("how") or {}, where), "gate": gate, "rows": rows}
         earlier, attempts = tuple(raw.get("earlier") or ()), tuple(raw.get("attempts") or ())
         return Entry(request=request, described=raw.get("described"), earlier=earlier, attempts=attempts, **values)
 

@@ -27,7 +27,7 @@ from unfed.federation.history import Recorder
 from unfed.measures import trajectory
 from unfed.methods import Method, Retrain, State
 from unfed.model.params import Params, cast, check_like
-from unfed.runs import description, lineage, probe
+from unfed.runs import deny, description, lineage, probe
 from unfed.runs.config import Config
 from unfed.runs.diary import began, start_on
 from unfed.runs.folder import Job, RunFolder
@@ -75,7 +75,12 @@ class Run(Record):
 
         Without a world of this config, the one of its first repetition is simulated.
         """
-        where = RunFolder(folder)
+        where, config = RunFolder(folder), deny.imported(config)
+        if world is not None and world.config.deny != config.deny:
+            raise UnfedError(
+                "deny.run is followed where this process deals the rows, and these clients come with their own; keep who"
+                " left from connecting (`flwr supernode unregister`), and leave deny out."
+            )
         plugins.permit(config.code())
         world = world or simulated(config, config.seed_list[0])
         requests = config.requests()
@@ -91,6 +96,7 @@ class Run(Record):
                 raise UnfedError(f"{gone_already(request, by)} Leave it out of the config.")
         scopes = [requests[: i + 1] for i in range(len(requests))]
         where.create(description.description(world, scopes, methods))
+        deny.keep_key(config, where.path)
         run = Run(where, build)
         run.use(world)
         return run

@@ -29,7 +29,7 @@ from unfed.data import Request
 from unfed.errors import Halted, NotRecovered, Refused, Unanswered, UnfedError, listed
 from unfed.methods import Method, State
 from unfed.model.params import Params
-from unfed.runs import lineage
+from unfed.runs import deny, lineage
 from unfed.runs.config import Config
 from unfed.runs.description import describe_request, method_facts
 from unfed.runs.folder import Job, RunFolder
@@ -172,6 +172,7 @@ class Queue:
             at, number = now(), next_number(entries)
             entry = Entry(number, request, method, until, at, seed, described, changed=at, expires=expires, how=how)
             self._refuse_if_blind(entry, accepted)
+            entry = replace(entry, rows=deny.rows_of(request, world, self._folder))
             self._folder.put_request(entry)
             return entry, False
 

@@ -1,0 +1,95 @@
+"""The deny list of a run: what it forgot, kept in its folder, and handed on to the next run of the federation.
+
+    run.json      config.deny: what this run took over from the one before
+    requests/     each accepted request: clients by name, classes by number, single rows as keyed hashes (`rows`)
+    deny.key      the key of those hashes, for the owner of the folder alone; it goes on from run to run
+
+`[deny] run = "RUN"` in a config takes the list of RUN over: none of it is in any training view of the new run. What
+was withdrawn is not on the list.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from unfed import storage
+from unfed.data import Request
+from unfed.data.deny import KEY_BYTES, row_digests
+from unfed.errors import UnfedError
+from unfed.runs.config import Config
+from unfed.runs.folder import RunFolder
+from unfed.runs.world import World
+
+
+def imported(config: Config) -> Config:
+    """The config with the list of the run that it names; one that names none, or has it already, is as it was."""
+    own = config.deny
+    if own.run is None or own.clients or own.classes or own.rows:
+        return config
+    folder = RunFolder(own.run)
+    before = Config.kept(folder.description()["config"]).deny
+    asked = [entry for entry in folder.requests() if entry.accepted]
+    rows = sorted({*before.rows, *(row for entry in asked for row in entry.rows)})
+    key = _read(folder.path) if rows else None
+    if rows and key is None:
+        raise UnfedError(f"{folder.path} has rows on its deny list, but no deny.key; restore the file.")
+    found = {
+        "clients": tuple(sorted({*before.clients, *(name for e in asked for name in e.request.clients)})),
+        "classes": tuple(sorted({*before.classes, *(number for e in asked for number in e.request.classes)})),
+        "rows": tuple(rows),
+        "key": None if key is None else key.hex(),
+    }
+    return config.model_copy(update={"deny": own.model_copy(update=found)})
+
+
+def keep_key(config: Config, folder: Path) -> None:
+    """Lay the key of a list that was taken over beside the new run."""
+    if config.deny.key is not None:
+        _write(folder, bytes.fromhex(config.deny.key))
+
+
+def with_key(config: Config, folder: Path) -> Config:
+    """A config as it was read from a folder, with the key that `run.json` does not hold."""
+    key = _read(folder) if config.deny.rows and config.deny.key is None else None
+    if key is None:
+        return config
+    return config.model_copy(update={"deny": config.deny.model_copy(update={"key": key.hex()})})
+
+
+def rows_of(request: Request, world: World, folder: RunFolder) -> tuple[str, ...]:
+    """The keyed hashes of the single rows that a request names; clients and classes are known by their names.
+
+    The key is made when it is first needed. Rows that lie at Flower nodes are not seen here, so they have none.
+    """
+    if request.kind != "instance" or folder.description()["engine"] == "flower":
+        return ()
+    key = _read(folder.path)
+    if key is None:
+        key = secrets.token_bytes(KEY_BYTES)
+        _write(folder.path, key)
+    clients = world.scoped([request])
+    marked = [(c.source, c.rows[c.forget]) for c in clients.values() if bool(c.forget.any())]
+    return tuple(sorted({digest for source, rows in marked for digest in row_digests(key, source, rows)}))
+
+
+def _read(folder: Path) -> bytes | None:
+    path = folder / "deny.key"
+    if not path.exists():
+        return None
+    with storage.disk_errors(path):
+        text = path.read_text(encoding="ascii", errors="replace").strip()
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise UnfedError(f"{path} is damaged (it holds no key of {KEY_BYTES} bytes); restore the file.")
+    return key
+
+
+def _write(folder: Path, key: bytes) -> None:
+    path = folder / "deny.key"
+    storage.write_bytes(path, key.hex().encode())
+    os.chmod(path, 0o600)

@@ -1,0 +1,150 @@
+"""The deny list: who and what was forgotten is in no training view of the next run either."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import torch
+
+from unfed.data import ClientData, DenyList, Request, TensorSource, keep_out
+from unfed.data.deny import row_digests
+from unfed.errors import UnfedError
+from unfed.runs.config import Config
+from unfed.runs.run import Run
+
+KEY = bytes(range(32))
+
+
+class Small(Protocol):
+    def __call__(self, *sets: str) -> Config: ...
+
+
+def images(run: Run, views: tuple[str, ...] = ("all", "retain", "val")) -> set[bytes]:
+    """Every row that training, recovery or validation could see, by its pixels."""
+    world, found = run.world(0), set()
+    for client in world.clients:
+        source = client.source
+        assert isinstance(source, TensorSource)
+        for view in views:
+            found |= {source.images[row].numpy().tobytes() for row in client.rows[client.view(view)].tolist()}
+    return found
+
+
+@pytest.fixture
+def left(small: Small, tmp_path: Path) -> Run:
+    """A run from which client 1, class 7 and two single rows of client 2 were taken out."""
+    run = Run.create(small("training.rounds=1", "request=[]", "evaluation.attack=false"), tmp_path / "left")
+    run.execute()
+    for name, request in {
+        "client": Request("client", clients=("1",)),
+        "class": Request("class", classes=(7,)),
+        "rows": Request("rows", samples=(("2", 0), ("2", 5))),
+    }.items():
+        run.forget(request, "ft", until=1)
+        assert run.queue.find(name) is not None
+    return run
+
+
+def test_the_next_run_trains_on_nothing_that_was_forgotten(left: Run, small: Small, tmp_path: Path) -> None:
+    """In another partition too, where the rows lie with other clients at other positions."""
+    client = left.world(0).clients[2]
+    source = client.source
+    assert isinstance(source, TensorSource)
+    rows = {source.images[row].numpy().tobytes() for row in client.rows[[0, 5]].tolist()}
+    sets = ("training.rounds=1", "request=[]", f'deny.run="{left.folder.path}"', "seeds.partition=99")
+    run = Run.create(small(*sets), tmp_path / "next")
+    assert not rows & images(run), "a row offered again is refused"
+    clients = run.world(0).clients
+    assert len(clients[1].train) == 0 and len(clients[1].val) == 0
+    for own in clients:
+        assert 7 not in own.labels[own.train].tolist() and 7 not in own.labels[own.val].tolist()
+    run.execute()
+    asked = {name for line in run.lines() for names in line["asked"].values() for name in names}
+    assert asked == {"0", "2", "3"}
+
+
+def test_the_list_goes_on_from_run_to_run_and_a_run_that_is_opened_again_keeps_it(
+    left: Run, small: Small, tmp_path: Path
+) -> None:
+    first = Run.create(small("request=[]", f'deny.run="{left.folder.path}"'), tmp_path / "first")
+    second = Run.create(small("request=[]", f'deny.run="{first.folder.path}"'), tmp_path / "second")
+    assert second.config.deny.rows == first.config.deny.rows and len(first.config.deny.rows) == 2
+    again = Run.open(second.folder.path)
+    assert images(again) == images(second) == images(first)
+    assert (again.config.deny.clients, again.config.deny.classes) == (("1",), (7,))
+
+
+def test_what_was_withdrawn_is_not_on_the_list(small: Small, tmp_path: Path) -> None:
+    run = Run.create(small("training.rounds=1", "request=[]", "evaluation.attack=false"), tmp_path / "run")
+    run.execute()
+    run.queue.file(Request("client", clients=("1",)), "ft", "1", 0)
+    run.withdraw("client")
+    after = Run.create(small("request=[]", f'deny.run="{run.folder.path}"'), tmp_path / "next")
+    assert after.config.deny.clients == () and len(after.world(0).clients[1].train)
+
+
+def test_the_list_without_its_key_gives_nothing_away(left: Run, tmp_path: Path, small: Small) -> None:
+    """Neither pixels nor a plain hash of them stand in the folder, and the key is for the owner alone."""
+    after = Run.create(small("request=[]", f'deny.run="{left.folder.path}"'), tmp_path / "next")
+    for folder in (left.folder.path, after.folder.path):
+        assert stat.S_IMODE((folder / "deny.key").stat().st_mode) == 0o600
+        key = (folder / "deny.key").read_text()
+        text = "".join(path.read_text() for path in folder.rglob("*.json"))
+        assert key not in text
+    entry = left.queue.find("rows")
+    assert entry is not None
+    client = left.world(0).clients[2]
+    with_key = row_digests(
+        bytes.fromhex((left.folder.path / "deny.key").read_text()), client.source, client.rows[[0, 5]]
+    )
+    assert sorted(with_key) == list(entry.rows)
+    assert not set(entry.rows) & set(row_digests(KEY, client.source, client.rows)), "under another key it is no match"
+    other = Run.create(small("training.rounds=1", "request=[]", "evaluation.attack=false"), tmp_path / "other")
+    other.execute()
+    other.queue.file(Request("rows", samples=(("2", 0), ("2", 5))), "ft", "1", 0)
+    again = other.queue.find("rows")
+    assert again is not None and not set(again.rows) & set(entry.rows), "two federations' lists cannot be joined"
+
+
+def test_rows_without_their_key_are_an_error_and_never_let_in(left: Run, small: Small, tmp_path: Path) -> None:
+    after = Run.create(small("request=[]", f'deny.run="{left.folder.path}"'), tmp_path / "next")
+    (after.folder.path / "deny.key").unlink()
+    with pytest.raises(UnfedError, match="its key is not there; restore deny.key"):
+        Run.open(after.folder.path).world(0)
+    (left.folder.path / "deny.key").write_text("zz")
+    with pytest.raises(UnfedError, match="deny.key is damaged"):
+        Run.create(small("request=[]", f'deny.run="{left.folder.path}"'), tmp_path / "third")
+    (left.folder.path / "deny.key").unlink()
+    with pytest.raises(UnfedError, match="no deny.key; restore the file"):
+        Run.create(small("request=[]", f'deny.run="{left.folder.path}"'), tmp_path / "fourth")
+
+
+def test_a_list_that_leaves_nothing_or_a_folder_that_is_none_is_one_sentence(small: Small, tmp_path: Path) -> None:
+    with pytest.raises(UnfedError, match="Every training row is on the deny list"):
+        Run.create(small("request=[]", "deny.clients=['0', '1', '2', '3']"), tmp_path / "run")
+    with pytest.raises(UnfedError, match="is not a run folder"):
+        Run.create(small("request=[]", f'deny.run="{tmp_path / "nowhere"}"'), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_by_hand() -> None:
+    """Four rows, of which rows 0 and 3 are the same picture: one on the list is both."""
+    pixels = torch.tensor([1, 2, 3, 1], dtype=torch.uint8).reshape(4, 1, 1, 1)
+    source = TensorSource(pixels, torch.tensor([0, 1, 2, 1]), classes=3)
+    client = ClientData("a", source, torch.arange(4), torch.tensor([0, 1, 2]), torch.tensor([3]))
+    digest = row_digests(KEY, source, torch.tensor([0]))
+    (kept,) = keep_out([client], DenyList(rows=frozenset(digest), key=KEY))
+    assert kept.train.tolist() == [1, 2] and kept.val.tolist() == []
+    (kept,) = keep_out([client], DenyList(classes=frozenset({1})))
+    assert kept.train.tolist() == [0, 2] and kept.val.tolist() == []
+    assert keep_out([client], DenyList()) == (client,)
+
+
+def test_run_json_has_the_list_and_not_the_key(left: Run, small: Small, tmp_path: Path) -> None:
+    after = Run.create(small("request=[]", f'deny.run="{left.folder.path}"'), tmp_path / "next")
+    kept = json.loads((after.folder.path / "run.json").read_text())["config"]["deny"]
+    assert kept["clients"] == ["1"] and kept["classes"] == [7] and len(kept["rows"]) == 2 and "key" not in kept
