@@ -15,6 +15,7 @@ from unfed.data.deny import row_digests
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
 from unfed.runs.run import Run
+from unfed.runs.simulated import simulated
 
 KEY = bytes(range(32))
 
@@ -148,3 +149,9 @@ def test_run_json_has_the_list_and_not_the_key(left: Run, small: Small, tmp_path
     after = Run.create(small("request=[]", f'deny.run="{left.folder.path}"'), tmp_path / "next")
     kept = json.loads((after.folder.path / "run.json").read_text())["config"]["deny"]
     assert kept["clients"] == ["1"] and kept["classes"] == [7] and len(kept["rows"]) == 2 and "key" not in kept
+
+
+def test_clients_that_bring_their_own_rows_are_not_let_in_by_silence(small: Small, tmp_path: Path) -> None:
+    world = simulated(small("request=[]"), 0)
+    with pytest.raises(UnfedError, match="deny.run is followed where this process deals the rows"):
+        Run.create(small("request=[]", "deny.clients=['1']"), tmp_path / "run", world)

@@ -45,6 +45,12 @@ _MAY: dict[str, Callable[[Any], bool]] = {
     "attempts": lambda value: (
         isinstance(value, list) and all(isinstance(one, dict) and isinstance(one.get("method"), str) for one in value)
     ),
+    "rows": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+    "gate": lambda value: (
+        isinstance(value, dict)
+        and isinstance(value.get("checks"), list)
+        and all(isinstance(one, dict) and isinstance(one.get("verdict"), str) for one in value["checks"])
+    ),
 }
 """What else a request file may hold, and must look like."""
 
@@ -201,13 +207,8 @@ class Entry:
             request = Request.from_json(raw.get("request"))  # type: ignore[arg-type]
         except UnfedError as error:
             raise UnfedError(f"{where} has a request that cannot be read ({error}); restore it from a copy.") from error
-        rows = tuple(raw.get("rows") or ())
-        if not all(isinstance(row, str) for row in rows):
-            raise UnfedError(f"{where} has rows that are no hashes; restore it from a copy.")
-        gate = raw.get("gate")
-        if gate is not None and not (isinstance(gate, Mapping) and isinstance(gate.get("checks"), list)):
-            raise UnfedError(f"{where} has {gate!r} as its gate; restore it from a copy.")
-        values |= {"how": How.from_json(raw.get("how") or {}, where), "gate": gate, "rows": rows}
+        values |= {"how": How.from_json(raw.get("how") or {}, where), "gate": raw.get("gate")}
+        values["rows"] = tuple(raw.get("rows") or ())
         earlier, attempts = tuple(raw.get("earlier") or ()), tuple(raw.get("attempts") or ())
         return Entry(request=request, described=raw.get("described"), earlier=earlier, attempts=attempts, **values)
 
