@@ -30,7 +30,7 @@ Tensors = dict[str, Tensor]
 
 _NUMBERS = "unfed"
 _ORDER = "order"
-_SUMS = "sha256"
+SUMS = "sha256"
 _CHUNK = 1 << 20
 _LONGEST_HEADER = 1 << 30
 PRIVATE = 0o600
@@ -161,7 +161,7 @@ def _numbers(header: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _sums(header: Mapping[str, str]) -> dict[str, str]:
-    found = json.loads(header.get(_SUMS, "{}"))
+    found = json.loads(header.get(SUMS, "{}"))
     return found if isinstance(found, dict) else {"numbers": "none"}
 
 
@@ -213,7 +213,7 @@ def _in_order(data: bytes, header: Mapping[str, str]) -> bytes:
     found = hashlib.sha256(_canonical(described).encode())
     found.update(memoryview(data)[8 + size :])
     sums = {"numbers": _sum_of_numbers(header), "tensors": found.hexdigest()}
-    text = _canonical({**described, "__metadata__": {**header, _SUMS: json.dumps(sums)}}).encode()
+    text = _canonical({**described, "__metadata__": {**header, SUMS: json.dumps(sums)}}).encode()
     text += b" " * (-len(text) % 8)  # tensors stay aligned
     return len(text).to_bytes(8, "little") + text + data[8 + size :]
 

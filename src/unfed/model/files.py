@@ -73,7 +73,9 @@ def negate_file(
     if not choices:
         raise UnfedError("Nothing was chosen to negate; give at least one address, such as conv1.weight.")
     note = _noted(header.metadata, source) + [asdict(choice) for choice in choices]
-    metadata = header.metadata | {"unfed.negated": json.dumps(note)}
+    # The sums were those of the tensors before, so they go: a file without them is read like one of other makers.
+    kept = {key: value for key, value in header.metadata.items() if key != storage.SUMS}
+    metadata = kept | {"unfed.negated": json.dumps(note)}
     flips = sorted(_byte_range(header.tensors[choice.name], choice) for choice in choices)
     with _replacing(target) as part, open(source, "rb") as reading, open(part, "xb") as writing:
         shutil.copymode(source, part)  # a private model stays private, from the first byte on
