@@ -193,6 +193,26 @@ def test_no_import_is_a_circle_not_even_one_that_only_a_type_checker_reads() -> 
     assert len(list(TopologicalSorter(graph).static_order())) > 100
 
 
+def first_lines() -> Iterator[tuple[str, str]]:
+    """The first line of every docstring below src, with where it stands."""
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found = ast.get_docstring(node)
+                if found:
+                    yield f"{path.name}:{getattr(node, 'name', 'module')}", found.splitlines()[0]
+
+
+def test_a_docstrings_first_line_is_a_sentence_of_less_than_100_characters() -> None:
+    found = list(first_lines())
+    assert len(found) > 1000
+    assert [where for where, line in found if len(line) >= 100] == []
+    assert [where for where, line in found if not line.endswith((".", "?", "!"))] == []
+    assert [
+        line for _, line in found if re.search(r"at (its|the) desk|the day demands|of that day|sat here", line)
+    ] == []
+
+
 def test_every_record_is_cited_by_some_page() -> None:
     """By its name, by a pattern, or as `…-rest-of-its-name` beside another; a record that no page needs is deleted."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]

@@ -44,7 +44,10 @@ def negate(
 
 
 def results(run: Run, rule: str = "best-gap") -> list[Row]:
-    """One row per request and method, as a reporting rule (best-gap, recovered, last) reads the trajectory."""
+    """One row per request and method, as a reporting rule reads the trajectory.
+
+    Rules are best-gap, recovered and last.
+    """
     return rows(run.lines(), rule, recovered_within=run.config.evaluation.recovered_within)
 
 

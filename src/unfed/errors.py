@@ -7,7 +7,10 @@ from collections.abc import Iterable
 
 
 class UnfedError(Exception):
-    """Bad input. The message is one sentence with the remedy; the command line prints it and exits with 2."""
+    """Bad input. The message is one sentence with the remedy.
+
+    The command line prints it and exits with 2.
+    """
 
     exit_code = 2
 
@@ -19,7 +22,10 @@ class Refused(UnfedError):
 
 
 class Unanswered(Refused):
-    """Too few clients answered. They may answer next time, so nothing is decided about what was asked of them."""
+    """Too few clients answered.
+
+    They may answer next time, so nothing is decided about what was asked of them.
+    """
 
 
 class NotRecovered(Refused):
@@ -27,7 +33,10 @@ class NotRecovered(Refused):
 
 
 class Halted(UnfedError):
-    """The machine cannot go on, whatever is asked of it (a full disk): nothing is decided, and work can be resumed."""
+    """The machine cannot go on, whatever is asked of it (a full disk).
+
+    Nothing is decided, and work can be resumed.
+    """
 
 
 class UnfedWarning(UserWarning):

@@ -48,7 +48,10 @@ def allow_code() -> Iterator[None]:
 
 @contextmanager
 def allow_only(names: Collection[str], remedy: str = _Leave.remedy) -> Iterator[None]:
-    """Inside it, code of exactly these names may be run, whatever was allowed outside; the remedy is for others."""
+    """Inside it, code of exactly these names may be run, whatever was allowed outside.
+
+    The remedy is for others.
+    """
     with _given(_Leave(frozenset(names), remedy)):
         yield
 
@@ -68,7 +71,10 @@ def looks_like_code(name: str) -> bool:
 
 
 def permit(named: Iterable[tuple[str, str]], source: str | Path = "") -> None:
-    """Refuse, before any of it is touched, code that nobody allowed: (key, name) pairs as they stand in `source`."""
+    """Refuse, before any of it is touched, code that nobody allowed.
+
+    (key, name) pairs as they stand in `source`.
+    """
     leave = _leave.get()
     for key, name in named:
         if leave.names is not None and name not in leave.names:
@@ -146,7 +152,10 @@ def _in_file(name: str, what: str, fits: Callable[[Any], bool], wanted: str) -> 
 
 
 def _file_module(name: str, what: str) -> ModuleType:
-    """A Python file as a module. The same content is run once; it hides no other module, whatever the file's name."""
+    """A Python file as a module.
+
+    The same content is run once; it hides no other module, whatever the file's name.
+    """
     path = Path(name)
     try:
         source = path.read_bytes()

@@ -107,7 +107,10 @@ def order(parent: Key, n: int) -> Tensor:
 
 
 def first(parent: int, n: int, count: int) -> Tensor:
-    """The first `count` entries of `order(parent, n)`, in rising order: a sample of range(n) without sorting it all."""
+    """The first `count` entries of `order(parent, n)`, in rising order.
+
+    A sample of range(n) without sorting it all.
+    """
     if count >= n:
         return torch.arange(n)
     return torch.from_numpy(np.sort(np.argpartition(words(parent, np.arange(n)), count)[:count]))

@@ -128,7 +128,9 @@ def numbers_of(path: Path) -> dict[str, Any]:
 
 
 def verify(path: Path, what: str = "checkpoint") -> None:
-    """Refuse a file whose tensors or numbers are not those that were written; one of other makers has nothing to say.
+    """Refuse a file whose tensors or numbers are not those that were written.
+
+    One of other makers has nothing to say.
 
     What cannot be read at all is left to whoever reads it.
     """
@@ -222,12 +224,18 @@ _LEFT = re.compile(r"\..+\.\d+\.tmp")
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a file is one that a killed process was about to write: by its name, which nothing else here has."""
+    """Whether a file is one that a killed process was about to write.
+
+    By its name, which nothing else here has.
+    """
     return _LEFT.fullmatch(path.name) is not None
 
 
 def sweep(files: Iterable[Path]) -> None:
-    """Take away, of these files, what killed processes left; who calls this holds the lock that writers need."""
+    """Take away, of these files, what killed processes left.
+
+    Who calls this holds the lock that writers need.
+    """
     for path in files:
         if is_leftover(path):
             with contextlib.suppress(OSError):

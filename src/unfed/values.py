@@ -1,4 +1,7 @@
-"""A value is a number, or the sentence "not measured: reason"; never 0 and never blank in the place of a number."""
+"""A value is a number, or the sentence "not measured: reason".
+
+Never 0 and never blank in the place of a number.
+"""
 
 from __future__ import annotations
 

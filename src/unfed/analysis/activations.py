@@ -1,4 +1,6 @@
-"""What the layers of a model answer: z_ℓ(x) for chosen layers ℓ and some rows x, in eval mode, flattened per sample.
+"""What the layers of a model answer.
+
+z_ℓ(x) for chosen layers ℓ and some rows x, in eval mode, flattened per sample.
 
 CNN         the convolution and the norm of each block, and the head
 ResNet      the ReLU behind each block of each stage, and the head
@@ -40,7 +42,10 @@ def layers_of(module: nn.Module) -> tuple[str, ...]:
 def activations(
     template: Template, params: Params, source: Source, rows: Tensor, layers: Sequence[str], batch: int = 256
 ) -> Iterator[dict[str, Tensor]]:
-    """Batch after batch, one matrix [samples, features] per layer. A layer that is called twice gives its last one."""
+    """Batch after batch, one matrix [samples, features] per layer.
+
+    A layer that is called twice gives its last one.
+    """
     module = template.module
     known = dict(module.named_modules())
     for name in layers:

@@ -1,4 +1,6 @@
-"""A lower bound on the time that unlearning takes: Theorem 1, as the paper evaluates it for its Table 7.
+"""A lower bound on the time that unlearning takes.
+
+Theorem 1, as the paper evaluates it for its Table 7.
 
     δ(θ) = | L_{D_r}(θ) − L_{D_u}(θ) |
 
@@ -116,7 +118,9 @@ class Sets:
         return loss_gap(*self.losses(template, params))
 
     def steepness(self, template: Template, params: Params) -> float:
-        """‖∇_θ (L_{D_r} − L_{D_u})‖ over all rows: the slope of δ at one model, of which Lip is the supremum (Eq. 8).
+        """‖∇_θ (L_{D_r} − L_{D_u})‖ over all rows.
+
+        The slope of δ at one model, of which Lip is the supremum (Eq. 8).
 
         Taken over all rows and not as the largest over batches (Eq. 84), whose noise would count as slope.
         """

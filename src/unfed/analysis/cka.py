@@ -1,4 +1,4 @@
-"""CKA: how alike do two models see the same images? (Kornblith et al. 2019)
+"""CKA: how alike two models see the same images (Kornblith et al. 2019).
 
     K = X Xᵀ,  L = Y Yᵀ,  both centred          CKA(X, Y) = ⟨K, L⟩ / (‖K‖ ‖L‖) = ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖)
 

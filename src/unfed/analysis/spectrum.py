@@ -99,7 +99,10 @@ def content(found: Gradients) -> Content:
 
 @dataclass(frozen=True)
 class Sample:
-    """Which gradients are looked at; it follows from the seed alone, so that models are compared on the same ones."""
+    """Which gradients are looked at.
+
+    It follows from the seed alone, so that models are compared on the same ones.
+    """
 
     batch: int = 64
     batches: int = 128
@@ -138,7 +141,10 @@ def gradients(
 
 
 def index_sets(d: int, size: int, sets: int, seed: int) -> Tensor:
-    """K_1 … K_p, one per row in rising order: `size` different numbers below d each, the same for the same seed."""
+    """K_1 … K_p, one per row in rising order.
+
+    `size` different numbers below d each, the same for the same seed.
+    """
     if size < 1 or sets < 1:
         raise UnfedError(
             f"There must be at least one set of at least one coordinate, not {sets} of {size}; raise both."
@@ -211,7 +217,9 @@ def _check_batches(rows: int, batch: int, batches: int) -> None:
 
 
 def gram_spectrum(x: Tensor) -> Floats:
-    """The n = b − 1 eigenvalues μ of X_c X_cᵀ / (b − 1), largest first: those of the covariance, but for zeros.
+    """The n = b − 1 eigenvalues μ of X_c X_cᵀ / (b − 1), largest first.
+
+    Those of the covariance, but for zeros.
 
     X_c is centred over the batches, which makes one eigenvalue zero whatever X is; that one is left out.
     """
@@ -293,7 +301,10 @@ def curve(atoms: Floats, weights: Floats, size: int) -> Floats:
 
 
 def direct(mu: Floats, size: int) -> Floats:
-    """Ψ of the sample's eigenvalues themselves, padded with zeros to |K|: not consistent, for comparison only."""
+    """Ψ of the sample's eigenvalues themselves, padded with zeros to |K|.
+
+    Not consistent, for comparison only.
+    """
     values = np.zeros(size)
     values[: len(mu)] = np.sort(mu)[::-1][:size]
     return _share(values)

@@ -1,4 +1,6 @@
-"""`unlearn`: take rows out of a model that somebody trained, with the methods of the paper's centralised table.
+"""`unlearn` takes rows out of a model that somebody trained.
+
+It has the methods of the paper's centralised table.
 
     check everything ─► score before ─► (Retrain) ─► the method, epoch after epoch ─► score after
 

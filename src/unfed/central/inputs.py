@@ -131,8 +131,10 @@ def chosen(forget: Any, n: int) -> Tensor:
 
 
 def refuse_overlap(forget: Rows, other: Rows, why: str) -> None:
-    """One sentence if a row of `forget` is also a row of the other set, as far as that can be seen without reading
-    a data set whose transforms are random."""
+    """Refuse sets in which a row of `forget` is also a row of the other one.
+
+    As far as that can be seen without reading a data set whose transforms are random.
+    """
     shared = _shared(forget, other)
     if shared:
         (mine, theirs), more = shared[0], f" ({len(shared)} rows are in both)" if len(shared) > 1 else ""

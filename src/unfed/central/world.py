@@ -1,4 +1,7 @@
-"""A caller's model and data as a world: one client, named `all`, that holds the retained rows and then the others."""
+"""A caller's model and data as a world.
+
+One client, named `all`, that holds the retained rows and then the others.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,10 @@ def _fresh(given: Given, template: Template, dtype: torch.dtype, device: torch.d
 
 
 def requests_of(given: Given, world: World) -> tuple[Request, ...]:
-    """D_u as requests. A class of which no row stays is a forgotten class: test data is then read without it."""
+    """D_u as requests.
+
+    A class of which no row stays is a forgotten class: test data is then read without it.
+    """
     n, labels = len(given.retain), world.clients[0].labels.cpu()
     kept, leaving = set(labels[:n].tolist()), labels[n:]
     gone = tuple(sorted(set(leaving.tolist()) - kept))

@@ -17,7 +17,9 @@ stdout = Console(highlight=False)
 
 
 def check(run: RunArgument, as_json: Json = False) -> None:
-    """Say whether a run folder is whole: nothing torn, edited, replaced or lost. Reads everything, changes nothing.
+    """Say whether a run folder is whole: nothing torn, edited, replaced or lost.
+
+    Reads everything, changes nothing.
 
     What was purged on purpose has a tombstone and counts as whole. Exit code 2 if something is wrong.
     """

@@ -1,4 +1,6 @@
-"""What goes to a terminal: names and texts from files can colour nothing, move nothing and hide nothing there.
+"""What goes to a terminal.
+
+Names and texts from files can colour nothing, move nothing and hide nothing there.
 
 Everything that is printed passes through `Console`: control characters that were in a text become visible (`␛` for
 escape), and so do the marks by which text is written backwards. Markup is our own: what comes from elsewhere is put

@@ -1,4 +1,7 @@
-"""What can go wrong in a command: one sentence and an exit code, 2 for what a user can mend, 1 for a fault of ours."""
+"""What can go wrong in a command.
+
+One sentence and an exit code, 2 for what a user can mend, 1 for a fault of ours.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The commands for Flower: `unfed flower init` writes the app, `unfed flower costs` shows what crossed."""
+"""The commands for Flower.
+
+`unfed flower init` writes the app, `unfed flower costs` shows what crossed.
+"""
 
 from __future__ import annotations
 

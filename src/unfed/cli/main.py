@@ -1,4 +1,6 @@
-"""The command line: `unfed demo`, `run`, `resume`, `status`, `evaluate`, `report`; other commands have their own files.
+"""The command line: `unfed demo`, `run`, `resume`, `status`, `evaluate`, `report`.
+
+Other commands have their own files.
 
 Bad input ends with one sentence on stderr and exit code 2 (3 where a quorum or gate refused, 130 after Ctrl-C with the
 command that resumes). `--json` writes one JSON value to stdout and nothing else there.

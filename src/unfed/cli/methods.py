@@ -65,7 +65,10 @@ def methods_check(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Check a method against the contract, on digits: clean views, resume, honest needs, ledger, engines equal."""
+    """Check a method against the contract, on digits.
+
+    Clean views, resume, honest needs, ledger, engines equal.
+    """
     from unfed.testing import conformance
 
     claims = []

@@ -36,7 +36,10 @@ def paper(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make every table and figure of the paper, or some: runs, Markdown, LaTeX, SVG and one page of all of it."""
+    """Make every table and figure of the paper, or some.
+
+    Runs, Markdown, LaTeX, SVG and one page of all of it.
+    """
     if scale not in SCALES:
         raise UnfedError(f"--scale takes {' or '.join(SCALES)}, not {scale!r}.{nearest(scale, SCALES)}")
     wanted = chosen(items or [])

@@ -32,7 +32,9 @@ def probe(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Try to undo what a run has forgotten, and show how much comes back, beside Retrain and the model before.
+    """Try to undo what a run has forgotten, and show how much comes back.
+
+    It is shown beside Retrain and the model before.
 
     Inverts what has a public inverse, fits layers on a few retained rows, trains on, mixes in forgotten rows, and
     measures distances. What was measured already is not measured again.

@@ -1,4 +1,7 @@
-"""The commands for deletion requests: `unfed forget` files one and serves what waits, `unfed withdraw` lets one go."""
+"""The commands for deletion requests.
+
+`unfed forget` files one and serves what waits, `unfed withdraw` lets one go.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,10 @@ def forget(
 def _how(
     last: How, within: float | None, layers: str | None, sets: list[str], max_drop: float | None, accept: bool
 ) -> How:
-    """What is asked besides method and until; what is not said is as last time, but for the leave of the gate."""
+    """What is asked besides method and until.
+
+    What is not said is as last time, but for the leave of the gate.
+    """
     given = [name.strip() for name in layers.split(",")] if layers is not None else []
     named = [int(name) if name.lstrip("-").isdigit() else name for name in given]
     return How(

@@ -1,1 +1,4 @@
-"""ClientUpdate, what one client does with a plan: objectives, optimiser, batches, the one step, measures."""
+"""ClientUpdate, what one client does with a plan.
+
+Objectives, optimiser, batches, the one step, measures.
+"""

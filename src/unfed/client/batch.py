@@ -36,7 +36,10 @@ class Batch:
 
 
 class Models:
-    """The frozen context of a visit: models in eval mode by name, and raw tensors. `start` is always there."""
+    """The frozen context of a visit: models in eval mode by name, and raw tensors.
+
+    `start` is always there.
+    """
 
     def __init__(self, template: Template, context: Mapping[str, Params]) -> None:
         self.template, self._context = template, context
@@ -51,8 +54,10 @@ class Models:
 
 
 def bounds(n: int, batch: int) -> list[tuple[int, int]]:
-    """Where the batches of n rows begin and end. A last batch of one row joins the one before it, because batch
-    statistics of a single value do not exist."""
+    """Where the batches of n rows begin and end.
+
+    A last batch of one row joins the one before it, because batch statistics of a single value do not exist.
+    """
     starts = list(range(0, n, batch))
     if len(starts) > 1 and n - starts[-1] == 1:
         starts.pop()
@@ -68,7 +73,10 @@ class Pass:
 
 
 def passes(phase: Phase, n: int, done: int) -> Iterator[Pass]:
-    """The passes of a phase over n rows, numbered after the `done` passes this plan already made over the view."""
+    """The passes of a phase over n rows.
+
+    They are numbered after the `done` passes this plan already made over the view.
+    """
     all_steps = bounds(n, phase.batch)[: phase.cap]
     if not all_steps:
         return
@@ -84,8 +92,11 @@ def passes(phase: Phase, n: int, done: int) -> Iterator[Pass]:
 
 
 def epoch_key(plan: Plan, client: str, view: str, epoch: int) -> int:
-    """The key of one pass. The address holds the view, not the phase's number, so that a pass over the retained data
-    draws the same whether or not another phase came before it."""
+    """The key of one pass.
+
+    The address holds the view, not the phase's number, so that a pass over the retained data draws the same whether or
+    not another phase came before it.
+    """
     return rng.fold(visit_key(plan, client, view), epoch)
 
 
@@ -101,7 +112,10 @@ def label_key(plan: Plan, phase: Phase, client: str) -> int | None:
 
 @dataclass(frozen=True)
 class Draws:
-    """All words of one pass, drawn at once: they belong to (pass, position) or (pass, step), not to a batch."""
+    """All words of one pass, drawn at once.
+
+    They belong to (pass, position) or (pass, step), not to a batch.
+    """
 
     augment: Tensor
     labels: Tensor

@@ -50,7 +50,10 @@ class Scores:
 def batches(
     template: Template, source: Source, groups: Iterable[Tensor]
 ) -> Generator[tuple[Tensor, Tensor], None, None]:
-    """(x, y) of each group of rows as evaluation sees them; read ahead where a data set on the host feeds a device."""
+    """(x, y) of each group of rows as evaluation sees them.
+
+    Read ahead where a data set on the host feeds a device.
+    """
     fetched = (source.fetch(rows, None) for rows in groups)
     on_host = next(iter(template.like.values())).device.type == "cpu"
     return fetched if source.resident or on_host else ahead(fetched)
@@ -74,7 +77,10 @@ def score(template: Template, params: Params, source: Source, rows: Tensor, batc
 
 
 def measure(template: Template, what: Measure, client: ClientData, params: Params) -> Mapping[str, Tensor]:
-    """One client's answer to a measuring plan: sums over its view, and how many rows and batches they are over."""
+    """One client's answer to a measuring plan.
+
+    Sums over its view, and how many rows and batches they are over.
+    """
     positions = client.view(what.view)
     count = {"count": torch.tensor(float(len(positions)), dtype=torch.float64)}
     if what.what == "correct":

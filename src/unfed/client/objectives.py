@@ -61,7 +61,7 @@ def find(name: str) -> Objective:
 
 @objective("ce", draws=False)
 def cross_entropy(net: Net, batch: Batch, models: Models) -> Tensor:
-    """−log softmax(z)_y"""
+    """Cross-entropy with the true label: −log softmax(z)_y."""
     return F.cross_entropy(net(batch.x), batch.y, reduction="none")
 
 
@@ -73,9 +73,12 @@ def ascent(net: Net, batch: Batch, models: Models) -> Tensor:
 
 @objective("random_label")
 def random_label(net: Net, batch: Batch, models: Models, exclude_true: bool = False, once: bool = False) -> Tensor:
-    """−log softmax(z)_u, u uniform over all classes, or over the wrong ones; the true label decides nothing else.
+    """−log softmax(z)_u, u uniform over all classes, or over the wrong ones.
 
-    `once` is heard where the words are drawn (`local.label_key`): a row then gets the same label in every pass."""
+    The true label decides nothing else.
+
+    `once` is heard where the words are drawn (`local.label_key`): a row then gets the same label in every pass.
+    """
     logits = net(batch.x)
     classes = logits.shape[-1]
     if exclude_true:
@@ -87,7 +90,10 @@ def random_label(net: Net, batch: Batch, models: Models, exclude_true: bool = Fa
 
 @objective("bad_teacher", forwards=2, draws=False)
 def bad_teacher(net: Net, batch: Batch, models: Models, temperature: float = 1.0, per_class: bool = False) -> Tensor:
-    """KL(q ‖ softmax(z/τ)), q from the incompetent teacher on D_u rows and from the competent one elsewhere."""
+    """KL(q ‖ softmax(z/τ)), where q is a teacher's answer (BadT).
+
+    The incompetent teacher's on D_u rows, the competent one's elsewhere.
+    """
     with torch.no_grad():
         taught = torch.where(batch.forget[:, None], models["bad"](batch.x), models["good"](batch.x))
         q = (taught / temperature).softmax(-1)
@@ -98,7 +104,10 @@ def bad_teacher(net: Net, batch: Batch, models: Models, temperature: float = 1.0
 
 @objective("guided", forget_forwards=1, draws=False)
 def guided(net: Net, batch: Batch, models: Models) -> Tensor:
-    """−log softmax(z)_u on D_u rows, u = argmax φ(x) by the degraded model; −log softmax(z)_y elsewhere (MoDE)."""
+    """Cross-entropy with the degraded model's label on D_u rows, the true one elsewhere (MoDE).
+
+    −log softmax(z)_u on D_u rows, u = argmax φ(x); −log softmax(z)_y elsewhere.
+    """
     with torch.no_grad():
         taught = models["phi"](batch.x).argmax(-1)
     return F.cross_entropy(net(batch.x), torch.where(batch.forget, taught, batch.y), reduction="none")
@@ -106,7 +115,9 @@ def guided(net: Net, batch: Batch, models: Models) -> Tensor:
 
 @objective("contrast", forwards=2, draws=False)
 def contrast(net: Net, batch: Batch, models: Models, temperature: float = 0.5) -> Tensor:
-    """−log( e^{s_d/τ} / (e^{s_d/τ} + e^{s_p/τ}) ), s_d = cos(f, f_ψ), s_p = cos(f, f_θ*): pull to ψ, push from θ*.
+    """−log( e^{s_d/τ} / (e^{s_d/τ} + e^{s_p/τ}) ), s_d = cos(f, f_ψ), s_p = cos(f, f_θ*).
+
+    Pull to ψ, push from θ*.
 
     FCU's: `start` is θ*, `downgraded` is ψ, f are the features that enter the head. No label is read.
     """
@@ -120,7 +131,10 @@ def contrast(net: Net, batch: Batch, models: Models, temperature: float = 0.5) -
 
 @objective("distil", forwards=1, draws=False)
 def distil(net: Net, batch: Batch, models: Models, temperature: float = 3.0) -> Tensor:
-    """τ² · KL( softmax(z_T/τ) ‖ softmax(z/τ) ), the teacher T frozen in eval mode (FUKD). No label is read."""
+    """τ² · KL( softmax(z_T/τ) ‖ softmax(z/τ) ), the teacher T frozen in eval mode (FUKD).
+
+    No label is read.
+    """
     with torch.no_grad():
         taught = (models["teacher"](batch.x) / temperature).log_softmax(-1)
     own = (net(batch.x) / temperature).log_softmax(-1)

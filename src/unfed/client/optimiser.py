@@ -40,7 +40,10 @@ def update(
     lr: Tensor | None = None,
     mapped: bool = False,
 ) -> tuple[Params, Params]:
-    """The `params` and `optimiser` of a carry after a step. `mapped` says that a map over clients goes around it."""
+    """The `params` and `optimiser` of a carry after a step.
+
+    `mapped` says that a map over clients goes around it.
+    """
     weights, old = carry["params"], carry["optimiser"]
     base: float | Tensor = rule.lr if lr is None else lr
     rate = base if rule.plateau is None else base * old["plateau/scale"]
@@ -97,13 +100,18 @@ def _plus(a: Tensor, b: Tensor, factor: float) -> Tensor:
 
 
 def _plus_written_out(a: Tensor, b: Tensor, factor: float) -> Tensor:
-    """The same for a compiler. PyTorch 2.13's makes one product of `add(mm(x, y), b, alpha=factor)` and loses the
-    factor: a weight decay of 5e-4 on a linear layer would become one of 1."""
+    """The same for a compiler.
+
+    PyTorch 2.13's makes one product of `add(mm(x, y), b, alpha=factor)` and loses the factor: a weight decay of 5e-4 on
+    a linear layer would become one of 1.
+    """
     return a + factor * b
 
 
 def plateau(rule: Term, lr: float, old: Params, loss: Tensor, number: int) -> Params:
-    """ReduceLROnPlateau inside a visit: every n-th step the mean loss since the last look is compared with the best.
+    """ReduceLROnPlateau inside a visit.
+
+    Every n-th step the mean loss since the last look is compared with the best.
 
     The threshold is relative, 1e-4, as PyTorch's default; no value leaves the device.
     """

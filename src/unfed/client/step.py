@@ -43,7 +43,10 @@ Gradient = Callable[[Callable[[Params], tuple[Tensor, Any]], Params], tuple[Para
 
 
 def start(template: Template, phase: Phase, params: Params, optimiser: Params | None = None) -> Carry:
-    """The carry at the beginning of a phase. `optimiser` goes on with moments that an earlier visit handed back."""
+    """The carry at the beginning of a phase.
+
+    `optimiser` goes on with moments that an earlier visit handed back.
+    """
     weights = {name: params[name] for name in template.trainable}
     some = next(iter(weights.values()))
     zero = torch.zeros((), dtype=some.dtype, device=some.device)
@@ -86,7 +89,9 @@ def step(
 def loss_of(
     phase: Phase, state: Params, batch: Batch, key: Tensor, models: Models
 ) -> Callable[[Params], tuple[Tensor, tuple[Params, Tensor]]]:
-    """The first half of the step, f(θ) = mean_w ℓ(θ; batch) + penalties, giving also the buffers afterwards.
+    """The first half of the step: f(θ) = mean_w ℓ(θ; batch) + penalties.
+
+    It also gives the buffers afterwards.
 
     The halves are apart because a stack of clients takes one gradient for all: Σ_c f_c(θ_c) is differentiated by plain
     autograd around the mapped loss, which was measured twice as fast on digits as a gradient inside the map.
@@ -115,8 +120,11 @@ def advance(
     lr: Tensor | None = None,
     mapped: bool = False,
 ) -> Carry:
-    """The second half of the step: clip, update, maps, stop. `lr` stands for the phase's own rate where that must be a
-    tensor, because a compiled step would otherwise be compiled anew for every rate of a schedule."""
+    """The second half of the step: clip, update, maps, stop.
+
+    `lr` stands for the phase's own rate where that must be a tensor, because a compiled step would otherwise be
+    compiled anew for every rate of a schedule.
+    """
     grads, state, value = slope
     if phase.optimiser.clip is not None:
         grads = clip(grads, phase.optimiser.clip)
@@ -219,8 +227,10 @@ def autograd(loss: Callable[[Params], tuple[Tensor, Any]], params: Params) -> tu
 
 
 def gradients(value: Tensor, leaves: Params) -> Params:
-    """∇ value by name. What the value does not depend on is left out: no gradient is not a gradient of zero, which an
-    optimiser with decay would act upon. Which params these are is a fact of model and objective, the same every step.
+    """∇ value by name.
+
+    What the value does not depend on is left out: no gradient is not a gradient of zero, which an optimiser with decay
+    would act upon. Which params these are is a fact of model and objective, the same every step.
     """
     if not value.requires_grad:
         raise UnfedError(
@@ -290,15 +300,21 @@ def visit(
 
 
 def pipelined(template: Template, phase: Phase, client: ClientData) -> bool:
-    """Whether batches are made ahead of time: a data set on the host feeds another device, and nobody can tell. A rule
-    that stops early, or a model that draws, would leave the data set's random numbers elsewhere than today."""
+    """Whether batches are made ahead of time.
+
+    A data set on the host feeds another device, and nobody can tell. A rule that stops early, or a model that draws,
+    would leave the data set's random numbers elsewhere than today.
+    """
     if client.source.resident or phase.stop is not None or template.draws_its_own:
         return False
     return next(iter(template.like.values())).device.type != "cpu"
 
 
 def fetch(client: ClientData, order: Tensor, draws: Draws, begin: int, end: int) -> Batch:
-    """A training batch: rows `begin` to `end` of the pass, augmented by words that belong to (pass, position)."""
+    """A training batch.
+
+    Rows `begin` to `end` of the pass, augmented by words that belong to (pass, position).
+    """
     positions = order[begin:end]
     x, y = client.source.fetch(client.rows[positions], draws.augment[begin:end])
     return Batch(x, y, client.forget[positions].to(x.device), draws.labels[begin:end].to(x.device))

@@ -51,7 +51,10 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Raw:
-    """What a loader reads: pixels and labels, the data set's own test part or the size of the one to hold out."""
+    """What a loader reads.
+
+    Pixels and labels, the data set's own test part or the size of the one to hold out.
+    """
 
     train: Part
     classes: tuple[str, ...]
@@ -107,7 +110,10 @@ def load(
 
 
 def _changed(own: Transform, changes: Mapping[str, Any]) -> Transform:
-    """The data set's own transform with some fields changed. Another resize undoes its crop, which was made for it."""
+    """The data set's own transform with some fields changed.
+
+    Another resize undoes its crop, which was made for it.
+    """
     if changes.get("resize") is not None and "crop" not in changes:
         changes = {**changes, "crop": None}
     return replace(own, **changes)
@@ -143,7 +149,10 @@ def _with_normalisation(transform: Transform, own: Transform, images: Tensor) ->
 
 
 def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel in [0, 1], from a histogram: exact, and no float copy of the images."""
+    """Mean and standard deviation per channel in [0, 1], from a histogram.
+
+    Exact, and no float copy of the images.
+    """
     levels = torch.arange(256, dtype=torch.float64) / 255
     means, stds = [], []
     for channel in images.cpu().unbind(1):
@@ -189,7 +198,10 @@ def _mnist(family: idx.Family, root: Path | None) -> Raw:
 
 
 def _caltech101(root: Path | None) -> Raw:
-    """Caltech-101: 8,677 photographs of all sizes in 101 classes, stretched to 256, cropped to 224, mirrored."""
+    """Caltech-101: 8,677 photographs of all sizes in 101 classes.
+
+    Stretched to 256, cropped to 224, mirrored.
+    """
     train, classes = folders.caltech101(root)
     transform = Transform(resize=256, crop=224, flip=0.5, **_IMAGENET_NORM)
     return Raw(train, classes, test_size=portion(folders.HELD_OUT, len(train[0])), transform=transform)
@@ -221,7 +233,10 @@ def _from_factory(
     test_size: int | None,
     transform: Transform | Mapping[str, Any] | None,
 ) -> Raw | Dataset:
-    """A user's own data: tensors go the way of every data set, map-style data sets are wrapped as they are."""
+    """A user's own data.
+
+    Tensors go the way of every data set, map-style data sets are wrapped as they are.
+    """
     factory = plugins.load(name, "data set", "data.name", callable, "a function that returns (train, test)")
     made = plugins.call(factory, name, "data set", *([] if root is None else [root]))
     if not isinstance(made, (tuple, list)) or len(made) != 2:

@@ -31,7 +31,10 @@ ATTEMPTS = 10
 
 
 class Deal(Sequence[Tensor]):
-    """All rows in one tensor, client after client: a tuple of tensors that costs nothing until one is asked for."""
+    """All rows in one tensor, client after client.
+
+    A tuple of tensors that costs nothing until one is asked for.
+    """
 
     def __init__(self, order: Tensor, sizes: Ints) -> None:
         self.order = order
@@ -79,7 +82,10 @@ def iid(labels: Tensor, clients: int, seed: int) -> Partition:
 
 
 def dirichlet(labels: Tensor, clients: int, beta: float, seed: int, min_samples: int = 2) -> Partition:
-    """Label skew: each class is dealt by its own Dirichlet(β) draw; the smaller β, the fewer clients share a class."""
+    """Label skew: each class is dealt by its own Dirichlet(β) draw.
+
+    The smaller β, the fewer clients share a class.
+    """
     _check(labels, clients)
     if not 0.0 < beta < math.inf:
         raise UnfedError(f"The Dirichlet β must be a positive number, not {beta}; 0.1 is much skew, 100 nearly IID.")
@@ -122,7 +128,10 @@ def shards(labels: Tensor, clients: int, per_client: int, seed: int) -> Partitio
 
 
 def split(n: int, key: int, fraction: float = 0.2) -> tuple[Tensor, Tensor]:
-    """(train, validation) positions of a client with n rows, each sorted; validation is ⌊fraction · n⌋ random ones."""
+    """(train, validation) positions of a client with n rows, each sorted.
+
+    Validation is ⌊fraction · n⌋ random ones.
+    """
     if n < 1:
         raise UnfedError("A client without rows cannot be split into training and validation; leave it out.")
     if not 0.0 <= fraction < 1.0:
@@ -161,7 +170,10 @@ def _arrange(owner: Ints, clients: int, seed: int) -> Deal:
 
 
 def _draw_counts(labels: Tensor, clients: int, beta: float, seed: int, min_samples: int) -> Ints:
-    """Rows of each class for each client, [classes, clients]: the first draw that starves nobody, or the last."""
+    """Rows of each class for each client, [classes, clients].
+
+    The first draw that starves nobody, or the last.
+    """
     per_class = torch.unique(labels.cpu(), return_counts=True)[1].numpy()
     counts: Ints = np.empty((len(per_class), clients), dtype=np.int64)
     for attempt in range(ATTEMPTS):
@@ -177,7 +189,9 @@ def _draw_counts(labels: Tensor, clients: int, beta: float, seed: int, min_sampl
 
 
 def _topped_up(deal: Deal, min_samples: int) -> Ints:
-    """The owner of each row after everyone below `min_samples` took one row at a time from the largest client.
+    """The owner of each row after every client was given at least `min_samples`.
+
+    Who is below takes one row at a time from the largest client.
 
     Taking from the largest, again and again, lowers the largest ones to a common level; the level is found directly.
     """

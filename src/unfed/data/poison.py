@@ -57,7 +57,10 @@ class Trigger:
 
 
 def poison(labels: Tensor, rows: Tensor, target_class: int, seed: int, share: float = 0.8) -> tuple[Tensor, Tensor]:
-    """New labels and the flags of the rows to stamp, chosen among `rows`, the poisoned client's training rows."""
+    """New labels, and the flags of the rows to stamp.
+
+    Both chosen among `rows`, the poisoned client's training rows.
+    """
     if not 0.0 < share <= 1.0:
         raise UnfedError(f"The share of poisoned rows must be above 0 and at most 1, not {share}.")
     rows = rows.to(labels.device)
@@ -77,7 +80,10 @@ def poison(labels: Tensor, rows: Tensor, target_class: int, seed: int, share: fl
 def backdoor(
     source: Source, rows: Tensor, target_class: int, seed: int, share: float = 0.8, trigger: Trigger | None = None
 ) -> TensorSource:
-    """The source after one client, whose training rows are `rows`, was poisoned; clients can be poisoned in turn."""
+    """The source after one client, whose training rows are `rows`, was poisoned.
+
+    Clients can be poisoned in turn.
+    """
     trigger = trigger or Trigger()
     own = _poisonable(source, target_class, trigger)
     labels, flags = poison(own.labels, rows, target_class, seed, share)
@@ -89,7 +95,9 @@ def backdoor(
 
 
 def triggered(source: Source, target_class: int, trigger: Trigger | None = None) -> tuple[Tensor, TensorSource]:
-    """The attack's test: (rows not of the target class, a source in which they are stamped and carry the target label).
+    """The attack's test.
+
+    (rows not of the target class, a source in which they are stamped and carry the target label).
 
     Accuracy over these rows of this source *is* the attack success rate.
     """

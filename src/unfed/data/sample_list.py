@@ -1,4 +1,6 @@
-"""A list of single samples: a CSV file with the header `client,position`, read once and kept as it was.
+"""A list of single samples.
+
+A CSV file with the header `client,position`, read once and kept as it was.
 
     client,position
     clinic-3,17

@@ -35,7 +35,10 @@ MADE_BYTES = 1 << 25
 
 
 class Source(Protocol):
-    """Samples by row. `resident` sources live on the device: the batched engine and bit-equal resume need that."""
+    """Samples by row.
+
+    `resident` sources live on the device: the batched engine and bit-equal resume need that.
+    """
 
     @property
     def labels(self) -> Tensor: ...
@@ -115,7 +118,10 @@ class Transform:
         return channels, self.crop, self.crop
 
     def geometry(self, images: Tensor, draws: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Pad-crop, resize, crop, flip of [n, C, H, W]; without a resize the pixels stay uint8, which is cheaper."""
+        """Pad-crop, resize, crop, flip of [n, C, H, W].
+
+        Without a resize the pixels stay uint8, which is cheaper.
+        """
         if draws is not None and self.pad_crop:
             height, width = images.shape[-2:]
             top, left = (rng.below(_word(draws, k), 2 * self.pad_crop + 1) for k in (_PAD_TOP, _PAD_LEFT))
@@ -144,7 +150,10 @@ class Transform:
 
 
 def _word(draws: Tensor, purpose: int) -> Tensor:
-    """A row's word for one purpose. Plain scalars only: no tensor is made on the host, so CUDA graphs can hold it."""
+    """A row's word for one purpose.
+
+    Plain scalars only: no tensor is made on the host, so CUDA graphs can hold it.
+    """
     return rng.mix(rng.mix(draws) ^ purpose)
 
 
@@ -164,7 +173,10 @@ def _window(images: Tensor, top: Tensor, left: Tensor, height: int, width: int) 
 
 
 class TensorSource:
-    """The whole data set on the device: uint8 images [N, C, H, W], or float tensors [N, …] taken as they are."""
+    """The whole data set on the device.
+
+    uint8 images [N, C, H, W], or float tensors [N, …] taken as they are.
+    """
 
     resident = True
 
@@ -380,7 +392,10 @@ def _as_label(value: Any, row: int) -> int:
 
 
 def _as_sample(value: Any, row: int, dtype: torch.dtype) -> Tensor:
-    """Tensors as they are; PIL images and arrays from [H, W] or [H, W, C] to [C, H, W]. uint8 becomes [0, 1]."""
+    """Tensors as they are; PIL images and arrays from [H, W] or [H, W, C] to [C, H, W].
+
+    uint8 becomes [0, 1].
+    """
     if not isinstance(value, Tensor):
         mode = getattr(value, "mode", None)  # only PIL images have one; a palette index is no intensity
         array = np.asarray(value.convert("L" if mode == "1" else "RGB") if mode in ("1", "P") else value)

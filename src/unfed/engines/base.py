@@ -24,7 +24,10 @@ Context = Mapping[str, Params | PerClient]
 
 
 class Drawn(dict[str, Params | PerClient]):
-    """A context of fresh models, each a function of its seed: where messages are real, the seed travels instead."""
+    """A context of fresh models, each a function of its seed.
+
+    Where messages are real, the seed travels instead.
+    """
 
     def __init__(self, models: Mapping[str, Params], seeds: Mapping[str, int]) -> None:
         super().__init__(models)

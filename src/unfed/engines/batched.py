@@ -46,7 +46,10 @@ HELD_BYTES = 1 << 28
 
 
 class Batched:
-    """Maps the one step over stacks of clients whose data lies on the device; every block holds one stack."""
+    """Maps the one step over stacks of clients whose data lies on the device.
+
+    Every block holds one stack.
+    """
 
     name = "batched"
 
@@ -114,7 +117,10 @@ class Batched:
         return client
 
     def _stacks(self, plan: Plan, clients: Sequence[str]) -> list[tuple[str, ...]]:
-        """Who is computed together: clients of one source with similar numbers of steps, in the order they came."""
+        """Who is computed together.
+
+        Clients of one source with similar numbers of steps, in the order they came.
+        """
         steps = {name: 0 for name in clients}
         longest = 1
         for phase in plan.phases:
@@ -140,7 +146,10 @@ class Batched:
         return max(1, BUDGET_BYTES[self._device.type] // (2 * width * self._kept_bytes + copies))
 
     def _view(self, names: tuple[str, ...], view: str) -> Held:
-        """The padded rows of these clients, kept for the next round: full participation asks the same ones again."""
+        """The padded rows of these clients, kept for the next round.
+
+        Full participation asks the same ones again.
+        """
         if (view, names) not in self._held:
             held = Held.of([self._clients[name] for name in names], view, self._device)
             self._held[view, names] = held
@@ -258,7 +267,10 @@ class Mapped(Stint):
     """One phase on one stack, step by step."""
 
     def __call__(self, carry: Carry, done: Integers) -> tuple[Carry, list[int], list[int]]:
-        """The carry after the phase, and per client: the steps taken, and the D_u rows seen where those are counted."""
+        """The carry after the phase, and the number of steps that each client took.
+
+        Also the D_u rows seen, where those are counted.
+        """
         total, phase = self.course.total, self.phase
         dealer = Dealer(self.plan, phase, self.names, self.held, self.places, self.course)
         step = stacked_step(self.template, phase, self.shared)

@@ -12,8 +12,10 @@ import torch
 
 
 def fixed_order(device: torch.device) -> None:
-    """Ask cuDNN and cuBLAS for kernels that add in the same order every time. Before the device's first product: cuBLAS
-    reads its setting once."""
+    """Ask cuDNN and cuBLAS for kernels that add in the same order every time.
+
+    Before the device's first product: cuBLAS reads its setting once.
+    """
     if device.type != "cuda":
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -1,4 +1,7 @@
-"""The one step, mapped over a stack: both halves of `client.step`, for clients whose tensors lie stacked."""
+"""The one step, mapped over a stack.
+
+Both halves of `client.step`, for clients whose tensors lie stacked.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,10 @@ def mappable_attention(some: Tensor) -> Iterator[None]:
 
 
 class _WrittenOut(TorchFunctionMode):
-    """Plain attention as softmax(q kᵀ / √d) v; a call with a mask, dropout or anything else is left as it is."""
+    """Plain attention as softmax(q kᵀ / √d) v.
+
+    A call with a mask, dropout or anything else is left as it is.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention and len(args) == 3 and not kwargs:

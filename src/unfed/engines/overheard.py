@@ -19,7 +19,7 @@ from unfed.model.params import Params
 
 
 class Ear(Protocol):
-    """Somebody who listens."""
+    """A listener that is told which rows are read for training."""
 
     def read(self, rows: Tensor) -> None:
         """These rows of the data set are read to train on them."""
@@ -60,7 +60,10 @@ class Overheard:
 
 
 def reading_aloud(clients: Mapping[str, ClientData], ear: Ear) -> dict[str, ClientData]:
-    """The same clients, but an ear is told which rows they read to train on. Who shared a source still shares one."""
+    """The same clients, but an ear is told which rows they read to train on.
+
+    Who shared a source still shares one.
+    """
     heard: dict[int, Source] = {}
     for client in clients.values():
         heard.setdefault(id(client.source), _ReadAloud(client.source, ear))

@@ -60,7 +60,10 @@ class Course:
         return Course(self.rows[where], self.batches[where], self.per_pass[where], self.total[where], self.batch)
 
     def spans(self, t: int, active: int) -> tuple[Integers, Integers]:
-        """Where the batch of step t (from 0) begins, and how many rows it has, for the first `active` clients."""
+        """Where the batch of step t (from 0) begins, and how many rows it has.
+
+        For the first `active` clients.
+        """
         place = t % self.per_pass[:active]
         begin = place * self.batch
         last = place == self.batches[:active] - 1
@@ -121,7 +124,10 @@ class Crew:
 
 
 class Stint:
-    """One phase on one stack, its clients sorted by falling number of steps: what both ways to run it begin with."""
+    """One phase on one stack, its clients sorted by falling number of steps.
+
+    What both ways to run it begin with.
+    """
 
     def __init__(
         self,
@@ -163,7 +169,10 @@ class Dealer:
         """Rows, forget marks, augmentation words, label words, dropout keys, in the order of the clients' passes."""
 
     def turn(self, t: int, active: int, done: Integers) -> bool:
-        """Shuffle anew for the clients that begin a pass at step t; `done` passes were made before this phase."""
+        """Shuffle anew for the clients that begin a pass at step t.
+
+        `done` passes were made before this phase.
+        """
         begins = self.course.begins(t, active)
         if len(begins) == 0:
             return False
@@ -226,7 +235,10 @@ def shuffled(
     steps: int,
     labels: Tensor | None = None,
 ) -> list[Tensor]:
-    """Rows, forget marks, augmentation words and label words in the order of a pass; dropout keys per step."""
+    """Rows, forget marks, augmentation words and label words in the order of a pass.
+
+    Dropout keys per step.
+    """
     keys = rng.fold(keys, epochs)[:, None]
     places = torch.arange(held[0].shape[1], device=keys.device)
     words = rng.words(rng.fold(keys, rng.ORDER), places)

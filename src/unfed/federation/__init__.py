@@ -1,1 +1,1 @@
-"""The server: Algorithm 1 in its general form, averaging, what is recorded on the way and what it costs."""
+"""The server: Algorithm 1 in its general form, averaging, histories and costs."""

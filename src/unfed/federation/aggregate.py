@@ -63,7 +63,10 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
 
 
 def _weighted(block: Block, names: list[str], start: list[Tensor]) -> list[Tensor]:
-    """Σ_k n_k (θ_k − θ) of a block. A block of one client needs no sum, and all its tensors go in one call."""
+    """Σ_k n_k (θ_k − θ) of a block.
+
+    A block of one client needs no sum, and all its tensors go in one call.
+    """
     if len(block.clients) == 1:
         deltas = list(torch._foreach_sub([block.params[name][0] for name in names], start))
         torch._foreach_mul_(deltas, float(block.samples[0]))
@@ -77,8 +80,10 @@ def _weighted(block: Block, names: list[str], start: list[Tensor]) -> list[Tenso
 
 
 class Check:
-    """Which updates of a block may be averaged, in two halves: the device is asked at once, the answer is read later,
-    so that the device can go on with the next client in between."""
+    """Which updates of a block may be averaged, in two halves.
+
+    The device is asked at once, the answer is read later, so that the device can go on with the next client in between.
+    """
 
     def __init__(self, block: Block, like: Params, round: int) -> None:
         self.block, self._round = block, round

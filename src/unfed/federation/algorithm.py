@@ -1,4 +1,6 @@
-"""Algorithm 1 of the paper, for whichever method: the model is changed once, then those who stay train it in rounds.
+"""Algorithm 1 of the paper, for whichever method.
+
+The model is changed once, then those who stay train it in rounds.
 
 A job (`runs/job.py`) draws states out of `unlearn` one by one; it evaluates and saves between them.
 """
@@ -21,7 +23,10 @@ class Unlearns(Protocol):
 
 
 def unlearn(server: Server, method: Unlearns, state: State | None = None) -> Iterator[State]:
-    """Algorithm 1: every state from the request's arrival on, or every further one after a state that was kept."""
+    """Algorithm 1: every state from the request's arrival on.
+
+    Or every further one after a state that was kept.
+    """
     if state is None:
         state = method.begin(server)  # lines 8 and 9: NoT negates the chosen layers, Retrain draws them all anew
         yield state

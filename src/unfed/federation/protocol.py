@@ -92,7 +92,10 @@ class Server(Protocol):
         """One round: train, then average."""
 
     def advance(self, state: State, clients: Sequence[str], *phases: Phase, context: Context | None = None) -> State:
-        """One round further: these phases (without any, the base phase), at these clients, at the round's rate."""
+        """One round further.
+
+        These phases (without any, the base phase), at these clients, at the round's rate.
+        """
 
     def recover(self, state: State) -> State:
         """The default round: FedAvg over the retained data."""

@@ -57,7 +57,10 @@ class Robust:
 
 
 def _lengths(params: Params, block: Block) -> Tensor:
-    """‖Δ_k‖ of each client, over all floating-point entries, in float64: the square of a float32 may overflow."""
+    """‖Δ_k‖ of each client, over all floating-point entries, in float64.
+
+    The square of a float32 may overflow.
+    """
     squares = torch.zeros(len(block.clients), dtype=torch.float64)
     for name, old in params.items():
         if old.is_floating_point():
@@ -81,7 +84,10 @@ def _scaled(params: Params, block: Block, factors: Tensor) -> Block:
 
 
 def _middle(name: str, old: Tensor, blocks: list[Block], drop: int) -> Tensor:
-    """θ + the mean of what is left of Δ_k when the `drop` smallest and largest are gone, at every coordinate."""
+    """θ + the trimmed mean of Δ_k at every coordinate.
+
+    The `drop` smallest and largest are left out.
+    """
     if not old.is_floating_point():
         return blocks[-1].params[name][-1]
     ranked = (torch.cat([block.params[name] for block in blocks]) - old).sort(0).values

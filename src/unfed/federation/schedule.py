@@ -23,7 +23,10 @@ class Schedule:
     """After how many rounds a cosine is at its minimum, if not after the last; it stays there."""
 
     def rate(self, base: float, round: int, rounds: int) -> float:
-        """constant: η · cosine: from η down to the minimum, where round T + 1 would be · step: η·factor^⌊(r−1)/every⌋.
+        """The learning rate of round r: constant, cosine or step.
+
+        constant: η · cosine: from η down to the minimum, where round T + 1 would be · step:
+        η·factor^⌊(r−1)/every⌋.
 
         The cosine is PyTorch's `CosineAnnealingLR(T)`: with a minimum in round T that round would do nothing.
         """

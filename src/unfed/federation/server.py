@@ -1,4 +1,6 @@
-"""The server of a job: who takes part, what they are asked, what is refused, what is averaged, what it all costs.
+"""The server of a job.
+
+Who takes part, what they are asked, what is refused, what is averaged, what it all costs.
 
     P_r ← participants(r) of the retained clients
     θ   ← average(θ, train(plan(r), θ, P_r))           each k ∈ P_r trains one epoch on D_r^k
@@ -102,7 +104,10 @@ class JobServer:
         self.look_at(members)
 
     def look_at(self, members: Members) -> None:
-        """Take note of who holds what; called again when a further request marks more rows, or somebody joined."""
+        """Take note of who holds what.
+
+        Called again when a further request marks more rows, or somebody joined.
+        """
         clients, self.engine = members.clients, members.engine
         self._public = members.public or self._public
         self._place = {name: place for place, name in enumerate(clients)}.__getitem__
@@ -160,7 +165,9 @@ class JobServer:
         patient: bool = False,
         engine: Engine | None = None,
     ) -> Iterator[Block]:
-        """Ask clients to run a plan. What cannot be averaged is refused and named; below the quorum the round fails.
+        """Ask clients to run a plan.
+
+        What cannot be averaged is refused and named; below the quorum the round fails.
 
         A `patient` server waits until everybody has answered: a leaver's own phase cannot go on without the leaver.
         """
@@ -218,7 +225,9 @@ class JobServer:
     def replay(
         self, plan: Plan, params: Params, clients: Sequence[str], scope: Sequence[Mapping[str, Any]]
     ) -> Iterator[Block]:
-        """Have clients repeat a recorded round, on the rows they held in it: bit-equal, because draws have addresses.
+        """Have clients repeat a recorded round, on the rows they held in it.
+
+        bit-equal, because draws have addresses.
 
         It stands for a model that a client with a memory would simply still have, so it counts in `flops` and
         `wire_bytes` and not among the paper's transfers.
@@ -238,7 +247,10 @@ class JobServer:
         return block.of(0)
 
     def measure(self, what: Measure, params: Params, clients: Sequence[str]) -> dict[str, Tensor]:
-        """Sums over the clients' views. Gradients cost what a training pass costs; counting correct answers is free."""
+        """Sums over the clients' views.
+
+        Gradients cost what a training pass costs; counting correct answers is free.
+        """
         total: dict[str, Tensor] = {}
         for answer in self.engine.measure(what, params, clients):
             if isinstance(answer, Refusal):
@@ -273,7 +285,10 @@ class JobServer:
         return algorithm.recover(self, state)
 
     def advance(self, state: State, clients: Sequence[str], *phases: Phase, context: Context | None = None) -> State:
-        """One round further: these phases (without any, the base phase), at these clients, at the round's rate."""
+        """One round further.
+
+        These phases (without any, the base phase), at these clients, at the round's rate.
+        """
         r = state.round + 1
         scheduled = tuple(self.scheduled(phase, r) for phase in phases)
         plan = self.plan(r, *scheduled, keep=self.settings.keep)
@@ -311,8 +326,11 @@ class JobServer:
 
 
 def _checked(answers: Iterator[Block | Refusal], like: Params, round: int) -> Iterator[Check | Refusal]:
-    """What comes back, under examination. An answer that a device is still working on is handed on when the next client
-    is at work there, so that the device never waits for the server."""
+    """What comes back, under examination.
+
+    An answer that a device is still working on is handed on when the next client is at work there, so that the device
+    never waits for the server.
+    """
     waiting: Check | None = None
     for answer in answers:
         found = answer if isinstance(answer, Refusal) else Check(answer, like, round)

@@ -1,4 +1,7 @@
-"""What a method hands from round to round: params, tensors and numbers, nothing else, so it can be saved after any."""
+"""What a method hands from round to round.
+
+Params, tensors and numbers, nothing else, so it can be saved after any.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ class State:
 
 
 def usable(state: State) -> State:
-    """The same state, if its params are numbers: one with a NaN in it is not gone on from, and never saved."""
+    """The same state, if its params are numbers.
+
+    One with a NaN in it is not gone on from, and never saved.
+    """
     for name, tensor in () if all_finite(list(state.params.values())) else state.params.items():
         if not all_finite([tensor]):
             what = f"Round {state.round}" if state.round else "The method's beginning"

@@ -1,5 +1,7 @@
-"""How much a client can have counted, by what it said it holds: its weight, the ledger and every metric are sums of
-such counts, so nobody's may be larger than its census allows."""
+"""How much a client can have counted, by what it said it holds.
+
+Its weight, the ledger and every metric are sums of such counts, so nobody's may be larger than its census allows.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ class Held:
 
 
 def _passed(phase: Phase, rows: int) -> int:
-    """The most rows that can go through a phase; a last batch of one row joins the one before it, see `bounds`."""
+    """The most rows that can go through a phase.
+
+    A last batch of one row joins the one before it, see `bounds`.
+    """
     batch = min(rows, phase.batch + 1)
     if phase.steps is not None:
         return phase.steps * batch

@@ -1,4 +1,6 @@
-"""The client: it holds its own rows, runs plans, answers measures, and decides itself what it accepts.
+"""The client: it holds its own rows and decides itself what it accepts.
+
+It runs plans and answers measures.
 
     train      a plan        ->  params, how many rows it covered, trained and dropped
     evaluate   measures      ->  counts and sums, each by itself; or one score per row, where the node allows it
@@ -56,7 +58,10 @@ Handler = Callable[[Ask, Shard, ClientData, Node], RecordDict]
 
 
 def _replied(message: Message, context: Context, handle: Handler) -> Message:
-    """A refusal is an answer, with a reason that the server can name; a mistake of ours is Flower's own error."""
+    """A refusal is an answer, with a reason that the server can name.
+
+    A mistake of ours is Flower's own error.
+    """
     node: Node = dict(context.node_config)
     ask = Ask("unread", own_name(node), "")
     try:

@@ -137,7 +137,10 @@ class Flower:
     # --- reading answers ------------------------------------------------------------------------------------------
 
     def _read(self, name: str, found: RecordDict | Failure, read: Callable[[RecordDict], T]) -> T | Failure:
-        """What a reader makes of an answer. Who counts more than it said it holds is counted again: data may grow."""
+        """What a reader makes of an answer.
+
+        Who counts more than it said it holds is counted again: data may grow.
+        """
         if isinstance(found, Failure):
             return found
 
@@ -154,7 +157,10 @@ class Flower:
         return Held.of(self._clients.get(name), name in self._dropped)
 
     def _block(self, name: str, plan: Plan, records: RecordDict) -> Block:
-        """An update as a block of one; whether its numbers are finite is looked at where updates are averaged."""
+        """An update as a block of one.
+
+        Whether its numbers are finite is looked at where updates are averaged.
+        """
         counts, held = records.metric_records["counts"], self._held(name)
         dropped, expected = count(counts, "dropped"), self._dropped.get(name)
         if expected is not None and dropped != expected:

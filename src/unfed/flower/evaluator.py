@@ -42,7 +42,10 @@ Heard = Mapping[str, Mapping[View, Sums | Failure]]
 
 
 class Memory:
-    """What clients counted for the model that was looked at last, by client and the requests that concern it."""
+    """What clients counted for the model that was looked at last.
+
+    By client and the requests that concern it.
+    """
 
     def __init__(self) -> None:
         self._model = ""
@@ -115,7 +118,9 @@ class RemoteEvaluator:
         return self._mean(self._survey(params, {name: ["val"] for name in self._staying}))
 
     def evidence(self, params: Params) -> Evidence:
-        """What can be said of the last request: how many of its rows are read right, while nobody else's are counted.
+        """What can be said of the last request.
+
+        How many of its rows are read right, while nobody else's are counted.
 
         Its owners give no labels of single rows, so losses cannot be compared within labels.
         """
@@ -164,7 +169,10 @@ class RemoteEvaluator:
         return self._total(heard, "forget", self._owners)
 
     def _earlier(self, request: Request, heard: Heard) -> Value:
-        """How a model does on what an earlier request took out, where its owners counted nothing else beside it."""
+        """How a model does on what an earlier request took out.
+
+        Where its owners counted nothing else beside it.
+        """
         if self._no_forget:
             return self._no_forget
         if not request.clients:

@@ -1,4 +1,6 @@
-"""Forget a client in a Flower app you already have: five lines in the server app, one in the client app.
+"""Forget a client in a Flower app you already have.
+
+Five lines in the server app, one in the client app.
 
     from unfed.flower import Unlearn, negate, node_with
     strategy = Unlearn(
@@ -49,7 +51,9 @@ Perturb = Callable[[Params], Params]
 
 
 def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_bias: bool = False) -> Perturb:
-    """NoT's perturbation (Eq. 3) as a function of a state dict: the chosen layers of this architecture, negated.
+    """NoT's perturbation (Eq. 3) as a function of a state dict.
+
+    The chosen layers of this architecture, negated.
 
     Arrays that an app numbers '0', '1', … are taken for the module's state dict in its order, if their shapes agree.
     """
@@ -205,7 +209,10 @@ class Unlearn(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What the strategy makes of the usable replies; without any, or without a finite result, nothing changes."""
+        """What the strategy makes of the usable replies.
+
+        Without any, or without a finite result, nothing changes.
+        """
         good = [reply for reply in replies if not self._refused(server_round, reply)]
         if not good:
             log.warning("unfed: round %d got no usable update; the arrays stay as they were", server_round)

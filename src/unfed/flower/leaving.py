@@ -49,7 +49,10 @@ Exclude = Collection[int | Leaver] | Leaver | Find
 
 
 def registered(*names: str) -> Leaver:
-    """The nodes that were registered under these names (`flwr supernode register KEY FEDERATION --name NAME`)."""
+    """The nodes that were registered under these names.
+
+    By `flwr supernode register KEY FEDERATION --name NAME`.
+    """
 
     def found(grid: Grid) -> Collection[int]:
         nodes = list(grid.get_nodes())
@@ -197,7 +200,10 @@ class SubsetGrid(Grid):
         return found
 
     def _enough(self, left: int) -> None:
-        """Stock strategies ask again and again until their minimum is there: for ever, if the leaver made it up."""
+        """Stock strategies ask again and again until their minimum is there.
+
+        For ever, if the leaver made it up.
+        """
         if left >= self._least:
             self._short_since = 0.0
             return

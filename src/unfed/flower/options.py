@@ -123,7 +123,10 @@ class Options:
         return Request(name, tuple(clients), tuple(classes), samples, deleted=self.deleted, listed=listed)
 
     def config(self) -> Config:
-        """The experiment: a preset or a file, changed by every experiment.KEY; without the request, which is added."""
+        """The experiment: a preset or a file, changed by every experiment.KEY.
+
+        Without the request, which is added.
+        """
         sets = [f"{key}={_toml(value)}" for key, value in self.experiment.items()]
         sets += [change.strip() for change in self.set.split(";") if change.strip()]
         base = ["checkpoint.rounds=1", f"methods.run={json.dumps(self.method_list)}"]
@@ -148,7 +151,10 @@ def _number(key: str, text: str) -> int:
 
 
 def _typed(key: str, value: Any, default: Any) -> Any:
-    """The value in the type of its default; whole numbers may stand for strings (a client named 3) and for floats."""
+    """The value in the type of its default.
+
+    Whole numbers may stand for strings (a client named 3) and for floats.
+    """
     if isinstance(default, bool):
         if isinstance(value, bool):
             return value

@@ -1,4 +1,6 @@
-"""The clients of a federation whose data is elsewhere: names, counts and what each node allows; never a row.
+"""The clients of a federation whose data is elsewhere: names, counts and what each node allows.
+
+Never a row.
 
     look ─► census (how many rows of each view) ─► outlines: clients with as many places as rows, and nothing in them
 
@@ -148,7 +150,9 @@ class Nodes:
         return Past(self._order, dict(self._known), self._note)
 
     def admit(self, requests: Sequence[Request]) -> bool:
-        """Take in who joined since the last time, but nobody whom these requests name; whether there was anybody.
+        """Take in who joined since the last time, but nobody whom these requests name.
+
+        Whether there was anybody.
 
         Who joins stands last in the federation's order, for good: answers are averaged in that order.
         """
@@ -181,7 +185,10 @@ class Nodes:
         return bool(joined) or recounted
 
     def _recount(self, requests: Sequence[Request]) -> bool:
-        """Ask those again who counted more rows than they said they hold; whether anybody holds others than before."""
+        """Ask those again who counted more rows than they said they hold.
+
+        Whether anybody holds others than before.
+        """
         grown = [n for n in self._order if n in self.directory.grown and not self._leaves(n, requests)]
         self.directory.grown.clear()
         changed, asks = False, {n: Ask(CENSUS, n, self.shard) for n in grown}
@@ -235,7 +242,10 @@ class Nodes:
         return Roster(outlines, requests, gone, dropped)
 
     def holds(self, request: Request, gone: Sequence[Request]) -> bool:
-        """Whether a row that a request asks for is still in, as far as can be told: who is away is taken to hold it."""
+        """Whether a row that a request asks for is still in, as far as can be told.
+
+        Who is away is taken to hold it.
+        """
         everything = [*gone, request]
         self._check_names(everything)
         if request.clients:
@@ -268,7 +278,10 @@ class Nodes:
                 self._counts[self._key(name, requests, gone)] = found
 
     def _unsaid(self, name: str, requests: Sequence[Request], gone: Sequence[Request]) -> bool:
-        """Whether only the client can tell which of its rows are meant, and has not told yet (it may be away)."""
+        """Whether only the client can tell which of its rows are meant, and has not told yet.
+
+        It may be away.
+        """
         rows = [request for request in requests if not request.clients]
         if self._leaves(name, requests) or self._base(name) is NOTHING or not own_part(rows, name):
             return False

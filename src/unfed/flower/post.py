@@ -1,4 +1,7 @@
-"""Questions out, answers back: one round trip over Flower's grid, with a time-out, and a reason for every failure."""
+"""Questions out, answers back.
+
+One round trip over Flower's grid, with a time-out, and a reason for every failure.
+"""
 
 from __future__ import annotations
 

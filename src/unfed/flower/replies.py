@@ -56,7 +56,10 @@ class Unreadable(UnfedError):
 
 
 def attempt(read: Callable[[], T]) -> T | Failure:
-    """What a reader finds, or the sender's refusal; also where reading runs out of memory, or fails unforeseen."""
+    """What a reader finds, or the sender's refusal.
+
+    Also where reading runs out of memory, or fails unforeseen.
+    """
     try:
         return read()
     except Unreadable as error:
@@ -66,14 +69,17 @@ def attempt(read: Callable[[], T]) -> T | Failure:
 
 
 def said(words: object, most: int = _WORDS) -> str:
-    """Somebody else's words, fit for a log and a terminal: one line, printable, not too long."""
+    """Words that came from a client, cut to one printable line for a log and a terminal."""
     text = " ".join(str(words).split())
     text = "".join(sign if sign.isprintable() else "?" for sign in text[: most + 1])
     return text if len(text) <= most else text[:most] + "…"
 
 
 def name_of(words: object) -> str:
-    """A client's name as it gives it: short and printable, so that it can stand in a file, a table and a log."""
+    """A client's name as it gives it.
+
+    Short and printable, so that it can stand in a file, a table and a log.
+    """
     name = str(words)
     if len(name) > 100 or not name.isprintable():
         raise Unreadable("the name it gives is longer than 100 characters, or cannot be printed")
@@ -124,7 +130,10 @@ def finite(found: Mapping[str, Tensor], what: str = "update") -> Mapping[str, Te
 
 
 def decoded(name: str, array: Array) -> Tensor:
-    """One tensor, of the shape and type that its record states; never more memory than the bytes that came."""
+    """One tensor, of the shape and type that its record states.
+
+    Never more memory than the bytes that came.
+    """
     shape, kind = tuple(array.shape), _TYPES.get(array.dtype)
     if kind is None or array.stype != "numpy.ndarray":
         raise Unreadable(f"its {name!r} is of the type {said(array.dtype, 40)}, which is not read here")

@@ -69,7 +69,9 @@ def _past(folder: RunFolder) -> Past:
 
 
 def _note(folder: RunFolder, past: Past) -> None:
-    """Write down who takes part, now and whenever somebody joins: before the round in which it is first asked.
+    """Write down who takes part, now and whenever somebody joins.
+
+    Before the round in which it is first asked.
 
     A run that is resumed from the round before therefore asks the same clients in the same order.
     """
@@ -124,7 +126,10 @@ def mark(folder: Path, run_id: int, state: str, error: str = "") -> None:
 
 
 def settled(nodes: Nodes, request: Request) -> Request:
-    """The request as the day demands: a leaver that is not there any more cannot be asked for anything."""
+    """The request, as `deleted` where its leaver is not connected any more.
+
+    Who is gone cannot be asked for anything.
+    """
     absent = [name for name in request.clients if not nodes.directory.nodes(name) and nodes.knows(name)]
     return replace(request, deleted=True) if absent else request
 

@@ -1,4 +1,6 @@
-"""The server: `flwr run DIR` trains, unlearns, evaluates what can be, saves every round, and goes on after a crash.
+"""The server app: `flwr run DIR` trains, unlearns and evaluates what can be.
+
+It saves every round and goes on after a crash.
 
     mode = "both"       wait for nodes ─► train θ* ─► every method on the request          (comparing, trying out)
     mode = "train"      wait for nodes ─► train θ*

@@ -1,1 +1,4 @@
-"""What a model does on D_r, D_u and test data: metrics, membership inference, the evaluator of a round."""
+"""What a model does on D_r, D_u and test data.
+
+Metrics, membership inference, the evaluator of a round.
+"""

@@ -1,4 +1,6 @@
-"""Every number that is measured or counted in a run: its name, title, unit and direction, and where it is shown.
+"""Every number that is measured or counted in a run.
+
+Its name, title, unit and direction, and where it is shown.
 
 The trajectory, the reporting rules, tables, pages, the command line and the documentation read this one list. A column
 that is added here is read by the rules and listed in the docs; what it means stands with it.

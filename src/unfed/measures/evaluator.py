@@ -184,7 +184,10 @@ class Evaluator:
         self._held_out = HeldOut(yardstick, requests)
 
     def evidence(self, params: Params) -> Evidence:
-        """What a model shows of the last request alone: its rows that were in until now, beside held-out ones."""
+        """What a model shows of the last request alone.
+
+        Its rows that were in until now, beside held-out ones.
+        """
         stamped = self._held_out.stamped(params)
         if not self._requests or self._requests[-1].deleted:
             return Evidence(self._no_forget, self._no_forget, self._no_forget, stamped)
@@ -198,7 +201,10 @@ class Evaluator:
         return Evidence(own, self._held_out.losses(params), seen.correct.cpu().numpy(), stamped)
 
     def _places_of(self, request: Request, scoped: Scope) -> Tensor:
-        """Where the rows of one request stand among those that are scored; empty where it cannot be asked for."""
+        """Where the rows of one request stand among those that are scored.
+
+        Empty where it cannot be asked for.
+        """
         own = self._forget[:0] if request.deleted else _marked(scoped, [request])
         return torch.isin(self._forget, own).nonzero().flatten().cpu()
 

@@ -1,4 +1,6 @@
-"""Is it forgotten? What can be said without Retrain, one-sided, and only where there are rows enough to say it.
+"""Is it forgotten?
+
+What can be said without Retrain, one-sided, and only where there are rows enough to say it.
 
     class             accuracy on the class: its upper 95 % bound (Clopper–Pearson) is at most chance, 100 / classes
     planted backdoor  share of stamped test images that are read as the target: the same bound, the same chance
@@ -60,7 +62,10 @@ class Losses:
 
 @dataclass(frozen=True)
 class Advantage:
-    """How much better an attacker does than chance who calls low losses members: between −1 and 1, with its error."""
+    """How much better an attacker does than chance who calls low losses members.
+
+    Between −1 and 1, with its error.
+    """
 
     value: float
     error: float
@@ -86,7 +91,10 @@ class Advantage:
 
 
 def advantage(forget: Losses, held_out: Losses, margin: float) -> Advantage:
-    """The advantage of "D_u has lower loss than held-out data of the same labels", with DeLong's standard error."""
+    """The advantage of "D_u has lower loss than held-out data of the same labels".
+
+    With DeLong's standard error.
+    """
     shared = [y for y in np.unique(forget.label) if np.count_nonzero(held_out.label == y) >= 2]
     counts = {int(y): int(np.count_nonzero(forget.label == y)) for y in shared}
     n = sum(counts.values())
@@ -105,7 +113,9 @@ def advantage(forget: Losses, held_out: Losses, margin: float) -> Advantage:
 
 
 def rows_needed(shares: dict[int, float], held_out: dict[int, int], margin: float) -> int | None:
-    """Rows of D_u with which a model at advantage 0 stays under the margin with 99 %; None if none suffice.
+    """Rows of D_u with which a model at advantage 0 stays under the margin with 99 %.
+
+    None if none suffice.
 
     At 0 the variance of A is ((1 + Σ w_y/h_y)/n + Σ w_y²/h_y) / 12, with the labels' shares w_y.
     """
@@ -165,7 +175,10 @@ def halves(rows: int, key: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one model shows of one request: losses of its rows and of held-out ones, and what it reads right."""
+    """What one model shows of one request.
+
+    Losses of its rows and of held-out ones, and what it reads right.
+    """
 
     forget: Losses | str
     """D_u, or why there is none."""
@@ -178,7 +191,10 @@ class Evidence:
     """Whether the owners of D_u only counted: which row was read right is then not known."""
 
     def part(self, key: int, which: Literal[0, 1]) -> Evidence:
-        """One of two halves of every set of rows, so that the rule that stops never saw what the judgement is about."""
+        """One of two halves of every set of rows.
+
+        So that the rule that stops never saw what the judgement is about.
+        """
 
         def half(rows: Any) -> Any:
             return rows if isinstance(rows, str) else rows[halves(len(rows), key)[which].numpy()]

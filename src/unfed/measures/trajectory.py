@@ -97,7 +97,10 @@ class Point:
 def line(
     at: Point, numbers: Mapping[str, Value], before: Value, costs: Mapping[str, Value], **notes: Unpack[Notes]
 ) -> Line:
-    """A line; an empty `earlier`, a first `start` and a `keep_model` of None say nothing and are left out."""
+    """A line of the trajectory, without what says nothing.
+
+    An empty `earlier`, a first `start` and a `keep_model` of None are left out.
+    """
     made: dict[str, Any] = {**vars(at), **numbers, "validation_before": before, **costs}
     silent = {"earlier": ({}, None), "start": (1, None), "keep_model": (None,)}
     made |= {name: value for name, value in notes.items() if value not in silent.get(name, ())}

@@ -44,7 +44,10 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the paper fine-tunes a method where one place holds all data: a cosine from `lr` down to `minimum`."""
+    """How the paper fine-tunes a method where one place holds all data.
+
+    A cosine from `lr` down to `minimum`.
+    """
 
     lr: float = 0.01
     minimum: float = 1e-4
@@ -61,7 +64,7 @@ def option(default: Any, says: str, source: str) -> Any:
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """What every method is."""
+    """The base of every unlearning method."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -94,13 +97,22 @@ class Method(ABC):
     """Whether what it took out stays out when it serves further requests."""
 
     def check(self, module: nn.Module) -> None:  # noqa: B027  (most methods have nothing to check)
-        """Raise the sentence that says which hyperparameter does not fit the model; called before any work starts."""
+        """Raise the sentence that says which hyperparameter does not fit the model.
+
+        Called before any work starts.
+        """
 
     def after(self, earlier: Sequence[Request]) -> None:  # noqa: B027
-        """Raise the sentence that says why it cannot come after these requests; called before any work starts."""
+        """Raise the sentence that says why it cannot come after these requests.
+
+        Called before any work starts.
+        """
 
     def undoes(self, module: nn.Module, earlier: Sequence[Method]) -> tuple[str, ...]:
-        """The tensors that it would turn back to what they were before one of these methods, oldest first, began."""
+        """The tensors that it would turn back to what they were before an earlier method began.
+
+        The earlier methods are given oldest first.
+        """
         return ()
 
     @abstractmethod
@@ -145,7 +157,10 @@ class Method(ABC):
 
     @classmethod
     def options(cls) -> list[tuple[str, Any, str, str]]:
-        """(name, default, meaning, source) of every hyperparameter; a default per architecture is a `PerModel`."""
+        """(name, default, meaning, source) of every hyperparameter.
+
+        A default per architecture is a `PerModel`.
+        """
         return [
             (f.name, cls._default(f.name, f.default), f.metadata.get("says", ""), f.metadata.get("source", ""))
             for f in fields(cls)
@@ -247,14 +262,19 @@ def _able(scope: str, provides: frozenset[str], provided: frozenset[str]) -> str
 
 
 def is_code(name: str) -> bool:
-    """Whether a method's name means code of somebody else's: in a module, in a file, or of an installed package."""
+    """Whether a method's name means code of somebody else's.
+
+    In a module, in a file, or of an installed package.
+    """
     if name in METHODS or name in SHIPPED:
         return False
     return plugins.looks_like_code(name) or bool(_installed(name))
 
 
 def find(name: str, key: str = "the method") -> type[Method]:
-    """A method by name, one that an installed package brings, or a user's own: `package.module:Class`, `file.py`.
+    """A method by name, one that an installed package brings, or a user's own.
+
+    `package.module:Class`, `file.py`.
 
     `key` says where the name stands, for the sentence that asks for leave to run it.
     """

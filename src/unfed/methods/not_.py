@@ -1,4 +1,6 @@
-"""NoT: negate the weights of chosen layers of the converged model, then let the remaining clients fine-tune.
+"""NoT: negate the weights of chosen layers, then let the remaining clients fine-tune.
+
+It starts at the converged model.
 
     begin: θ' = (−θ*_ℓ)_{ℓ ∈ L_neg} ⊕ (θ*_ℓ)_{ℓ ∉ L_neg}          (Eq. 3)
     round: FedAvg over D_r                                          (Algorithm 1)
@@ -76,7 +78,10 @@ class NoT(Method):
         return tuple(name for name in numbered if name in found)
 
     def carry(self, module: nn.Module, sums: Params, seed: int) -> Params:
-        """−(θ⁰ + Σ S_k) = −θ⁰ + Σ −S_k, and so for every perturbation, less what it adds: noise or a fresh layer."""
+        """The recorded sums after the perturbation: −(θ⁰ + Σ S_k) = −θ⁰ + Σ −S_k.
+
+        And so for every perturbation, less what it adds: noise or a fresh layer.
+        """
         chosen = [choice for choice in choose(module, self.layers, self.include_bias) if choice.name in sums]
         nothing = {choice.name: torch.zeros_like(sums[choice.name]) for choice in chosen}
         numbers = {"scale": 0.0} if self.perturbation == "noise" else {}

@@ -1,4 +1,6 @@
-"""Sealed: perturb hidden layers by a draw that nobody keeps, then let the remaining clients fine-tune.
+"""Sealed: perturb hidden layers by a draw that is not kept, then fine-tune.
+
+The remaining clients do that.
 
     begin: θ' = perturb(θ*, layers, draw)          draw: 32 bytes of the operating system, used once and forgotten
     round: FedAvg over D_r
@@ -47,7 +49,10 @@ _source: Source = from_the_system
 
 @contextmanager
 def drawn_from(source: Source) -> Iterator[None]:
-    """Inside it draws come from elsewhere: for tests, and for studies that must be repeatable. Only Python can ask."""
+    """Inside it draws come from elsewhere: for tests, and for studies that must be repeatable.
+
+    Only Python can ask.
+    """
     global _source
     before, _source = _source, source
     try:

@@ -1,1 +1,4 @@
-"""θ, the model: a dictionary of tensors, the module as a pure function over it, its layers, files and networks."""
+"""θ, the model.
+
+A dictionary of tensors, the module as a pure function over it, its layers, files and networks.
+"""

@@ -1,4 +1,6 @@
-"""SHA-256 of tensors: which model went in, what the method did to it at the start, which model came out.
+"""SHA-256 of tensors.
+
+Which model went in, what the method did to it at the start, which model came out.
 
     digest(t) = SHA-256 of the tensor's bytes, little-endian and row by row, as they lie in a safetensors file
 
@@ -35,7 +37,10 @@ def fingerprint(found: Mapping[str, str]) -> str:
 
 
 def listing(found: Mapping[str, str]) -> str:
-    """The lines `digest  name`, sorted by name, because readers of safetensors give their tensors in any order."""
+    """The lines `digest  name`, sorted by name.
+
+    Readers of safetensors give their tensors in any order.
+    """
     return "".join(f"{value}  {name}\n" for name, value in sorted(found.items()))
 
 
@@ -52,7 +57,10 @@ def beginning(before: Params, after: Params) -> dict[str, Any]:
 
 
 def change(before: Tensor, after: Tensor) -> str:
-    """How a tensor differs from what it was: `negated`, `negated: 8 of 24 values`, `set to zero`, `changed`."""
+    """How a tensor differs from what it was, in words.
+
+    `negated`, `negated: 8 of 24 values`, `set to zero`, `changed`.
+    """
     moved = before != after
     many, whole = int(moved.sum()), before.numel()
     if bool((after[moved] == -before[moved]).all()):

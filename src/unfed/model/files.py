@@ -62,7 +62,9 @@ def choose_in_file(path: Path, addresses: Sequence[str | int], include_bias: boo
 def negate_file(
     source: Path, target: Path, addresses: Sequence[str | int], include_bias: bool = False
 ) -> tuple[Choice, ...]:
-    """Write `source` to `target` with the addressed tensors negated (Eq. 3) and a note of it in the metadata.
+    """Write `source` to `target` with the addressed tensors negated (Eq. 3).
+
+    A note of it goes into the metadata.
 
     The note `unfed.negated` lists all negations so far, so a second one of the same tensor (an undo) can be seen.
     """
@@ -254,7 +256,10 @@ def _header_bytes(tensors: Mapping[str, _Entry], metadata: Mapping[str, str]) ->
 
 
 def _copy(reading: BufferedReader, writing: BufferedWriter, left: int, width: int | None, source: Path) -> None:
-    """Copy `left` bytes in chunks; with a `width`, turn the sign bit of every little-endian number of that width."""
+    """Copy `left` bytes in chunks.
+
+    With a `width`, turn the sign bit of every little-endian number of that width.
+    """
     chunk = bytearray(min(left, CHUNK_BYTES))
     while left:
         view = memoryview(chunk)[: min(left, CHUNK_BYTES)]

@@ -92,7 +92,10 @@ class Template:
         return self
 
     def bind(self, params: Mapping[str, Tensor], *, key: Tensor | None = None, rows: Tensor | None = None) -> Net:
-        """The network for these params. With a key it trains: its running statistics are then written into `params`."""
+        """The network for these params.
+
+        With a key it trains: its running statistics are then written into `params`.
+        """
         tensors = dict(params)
         if key is None:
             return Net(self, tensors, training=False)
@@ -128,7 +131,10 @@ class Template:
         return _tensor(self._slots[id(module)](tensors, x))
 
     def _body(self, training: bool) -> tuple[nn.Module, frozenset[str]]:
-        """The module with an identity for a head, and its tensor names. No hooks: it works under vmap and compile."""
+        """The module with an identity for a head, and its tensor names.
+
+        No hooks: it works under vmap and compile.
+        """
         if training not in self._bodies:
             self._head = self._head or head_of(self._evaluator)
             body = copy.deepcopy(self._trainer if training else self._evaluator)
@@ -167,8 +173,11 @@ class Template:
 
 
 class _Slots:
-    """Puts tensors into a module for one call: `functional_call` without its bookkeeping, which costs a small network
-    a tenth of its step. A tied weight has one name and several places."""
+    """Puts tensors into a module for one call.
+
+    `functional_call` without its bookkeeping, which costs a small network a tenth of its step. A tied weight has one
+    name and several places.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -212,7 +221,10 @@ class KeyedDropout(nn.Module):
 
 
 def keyed_dropout(x: Tensor, p: float, key: Tensor, axes: int | None = None) -> Tensor:
-    """x · keep / (1 − p), where keep is drawn per element, or per index of the first `axes` axes: rows, channels."""
+    """x · keep / (1 − p), where keep is drawn per element, or per index of the first `axes` axes.
+
+    Rows, channels.
+    """
     if p == 0.0:
         return x
     shape = x.shape if axes is None else x.shape[:axes] + (1,) * (x.dim() - axes)
@@ -303,7 +315,10 @@ _CHANNEL_DROPOUT = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def _swap(module: nn.Module) -> nn.Module:
-    """Replace the layers that draw, and BatchNorm, by their keyed and weighted twins, in place, wherever they sit."""
+    """Replace the layers that draw, and BatchNorm, by their keyed and weighted twins.
+
+    In place, wherever they sit.
+    """
     twins: dict[int, nn.Module] = {}
     layer = 0
     for name, child in list(module.named_modules()):

@@ -71,7 +71,10 @@ class _Tensor:
 
 @dataclass(frozen=True)
 class _Table:
-    """What an address is looked up in: tensors in parameter order, other names for them, and what is no parameter."""
+    """What an address is looked up in.
+
+    Tensors in parameter order, other names for them, and what is no parameter.
+    """
 
     tensors: dict[str, _Tensor]
     aliases: dict[str, str] = field(default_factory=dict)
@@ -98,7 +101,9 @@ def choose_in(
     order: Sequence[str] | None = None,
     tied: Mapping[str, str] | None = None,
 ) -> tuple[Choice, ...]:
-    """The same from names and shapes alone; kinds are judged by them, and `first` and indices need `order`.
+    """The same from names and shapes alone.
+
+    Kinds are judged by them, and `first` and indices need `order`.
 
     `tied` maps the second name of a tied weight to its first: both are chosen, or loading would undo one by the other.
     """
@@ -192,7 +197,10 @@ def _table_of(module: nn.Module) -> _Table:
 
 
 def _head_alone(module: nn.Module, aliases: Mapping[str, str]) -> frozenset[str] | None:
-    """The tensors that only the head has: a weight that it shares with a layer before it is that layer's too."""
+    """The tensors that only the head has.
+
+    A weight that it shares with a layer before it is that layer's too.
+    """
     try:
         inside = head_of(module) + "."
     except UnfedError:
@@ -313,7 +321,10 @@ def _first(table: _Table) -> Choice:
 
 
 def _papers(table: _Table) -> list[Choice]:
-    """The paper's L_neg. Its EfficientNet has 213 parameters: of one with no more than 151 nothing would be left."""
+    """The paper's L_neg.
+
+    Its EfficientNet has 213 parameters: of one with no more than 151 nothing would be left.
+    """
     if table.network is None:
         raise UnfedError("'paper' needs to know the network, which this file does not record; name tensors instead.")
     large = table.network == "EfficientNet" and len(table.tensors) > PAPERS_LAST + 1
@@ -321,7 +332,10 @@ def _papers(table: _Table) -> list[Choice]:
 
 
 def _hidden(table: _Table) -> list[Choice]:
-    """Every layer that learnt, but the last: the head's weights speak of classes, whatever the features are."""
+    """Every layer that learnt, but the last.
+
+    The head's weights speak of classes, whatever the features are.
+    """
     if table.head is None:
         raise UnfedError("'hidden' needs to know which layer is the head, which is not recorded here; name tensors.")
     learnt = [t for t in table.tensors.values() if not t.frozen and t.name not in table.head]
@@ -416,7 +430,10 @@ def _needs_order(table: _Table, address: str) -> None:
 
 
 def _refuse_reparametrised(tensor: _Tensor) -> None:
-    """`first` must not skip a weight that hides behind weight_norm: it would choose the second layer, silently."""
+    """`first` must not skip a weight that hides behind weight_norm.
+
+    It would choose the second layer, silently.
+    """
     if tensor.kind == REPARAMETRISED:
         raise UnfedError(
             f"{tensor.name!r} is a part of a re-parametrised weight; remove the parametrisation first"

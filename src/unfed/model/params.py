@@ -17,7 +17,10 @@ Params = dict[str, Tensor]
 
 
 def params_of(module: nn.Module) -> Params:
-    """The parameters, then the persistent buffers, detached copies; a tied weight appears under its first name."""
+    """The parameters, then the persistent buffers, detached copies.
+
+    A tied weight appears under its first name.
+    """
     kept = set(module.state_dict(keep_vars=True))
     tensors: Params = {name: p.detach().clone() for name, p in module.named_parameters()}
     tensors.update({name: b.detach().clone() for name, b in module.named_buffers() if name in kept})
@@ -48,7 +51,10 @@ def cast(params: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device 
 
 
 def check_like(params: Mapping[str, Tensor], like: Mapping[str, Tensor], what: str) -> None:
-    """Raise the sentence that names the first tensor in which `params` is another architecture than `like`."""
+    """Refuse params of another architecture than `like`.
+
+    The sentence names the first tensor that differs.
+    """
     for name in like:
         if name not in params:
             raise UnfedError(

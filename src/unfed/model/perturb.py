@@ -90,7 +90,10 @@ def rotate(params: Mapping[str, Tensor], choices: Sequence[Choice], *, degrees: 
 
 
 def orthogonal(params: Mapping[str, Tensor], choices: Sequence[Choice], *, seed: int) -> Params:
-    """A random rotation (or reflection) of the outputs: Q·W over axis 0, Q uniform among orthogonal matrices."""
+    """A random rotation (or reflection) of the outputs.
+
+    Q·W over axis 0, Q uniform among orthogonal matrices.
+    """
 
     def turned(w: Tensor, choice: Choice) -> Tensor:
         rows = w.reshape(w.shape[0] if w.ndim else 1, -1)
@@ -141,7 +144,10 @@ PERTURBATIONS: dict[str, Callable[..., Params]] = {
 
 @dataclass(frozen=True)
 class Perturbed:
-    """Which perturbation was applied to which tensors: what a method says of itself, so that nobody has to guess."""
+    """Which perturbation was applied to which tensors.
+
+    What a method says of itself, so that nobody has to guess.
+    """
 
     how: str
     choices: tuple[Choice, ...]
@@ -156,7 +162,10 @@ def perturb(
     fresh: Callable[[int], Params] | None = None,
     **numbers: float,
 ) -> Params:
-    """Any perturbation by its name; `fresh(seed)` draws the model's own initialisation, noise takes a `scale`."""
+    """Any perturbation by its name.
+
+    `fresh(seed)` draws the model's own initialisation, noise takes a `scale`.
+    """
     if how not in PERTURBATIONS:
         raise UnfedError(
             f"There is no perturbation {how!r}; choose {listed(PERTURBATIONS)}.{nearest(how, PERTURBATIONS)}"
@@ -199,7 +208,10 @@ def changed_at(
 
 
 def _gaussian(shape: Sequence[int], seed: int, how: str, choice: Choice) -> Tensor:
-    """Standard normal values that depend on the seed and the choice alone; double, so every dtype sees the same."""
+    """Standard normal values that depend on the seed and the choice alone.
+
+    Double, so every dtype sees the same.
+    """
     generator = rng.generator(rng.key(seed, "perturb", how, choice.name, *(choice.rows or ())))
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
 
@@ -233,7 +245,9 @@ def hold(
     mask: Mapping[str, Tensor] | None = None,
     names: Collection[str] | None = None,
 ) -> Params:
-    """Put entries back where they were, exactly: those whose mask is 0, and every entry of the named tensors.
+    """Put entries back where they were, exactly.
+
+    Those whose mask is 0, and every entry of the named tensors.
 
     A tensor without a mask and without a mention moves freely.
     """
@@ -250,7 +264,9 @@ def hold(
 def fuse(
     base: Mapping[str, Tensor], donor: Mapping[str, Tensor], rho: float, names: Collection[str] | None = None
 ) -> Params:
-    """FCU's frequency-guided fusion: the base keeps its phase and high band, its low-band amplitude is the donor's.
+    """FCU's frequency-guided fusion.
+
+    The base keeps its phase and high band, its low-band amplitude is the donor's.
 
     Acts on matrices and 2-D convolution kernels, of all tensors or of those among `names` (embeddings and positions
     are matrices too, and not meant); everything else stays with the base.
@@ -283,7 +299,10 @@ def _reach(n: int, rho: float) -> int:
 
 
 def low_band(height: int, width: int, rho: float, device: torch.device | None = None) -> Tensor:
-    """Where the low frequencies lie in an (unshifted) spectrum: a centred, half-open box of fraction `rho`."""
+    """Where the low frequencies lie in an (unshifted) spectrum.
+
+    A centred, half-open box of fraction `rho`.
+    """
 
     def inside(n: int) -> Tensor:
         at = torch.arange(n, device=device) - n // 2

@@ -57,7 +57,10 @@ def signs(w: Tensor, draw: bytes, address: str) -> Tensor:
 
 
 def fade(w: Tensor, draw: bytes, address: str, keep: float = 0.5) -> Tensor:
-    """A part of the tensor under noise as strong as what was taken away: on average its norm stays what it was."""
+    """A part of the tensor under noise as strong as what was taken away.
+
+    On average its norm stays what it was.
+    """
     if not 0 <= keep < 1:
         raise UnfedError(f"The part that fading keeps is a number from 0 to below 1, not {keep}.")
     noise: Tensor = _gaussian(tuple(w.shape), draw, address).to(w)
@@ -82,7 +85,10 @@ def seal(
     fresh: Callable[[int], Params] | None = None,
     keep: float = 0.5,
 ) -> Params:
-    """The chosen tensors perturbed; `fresh(seed)` draws the model's own initialisation, for `reinit`; `keep` is λ."""
+    """The chosen tensors perturbed; `fresh(seed)` draws the model's own initialisation, for `reinit`.
+
+    `keep` is λ.
+    """
     if how not in NAMES:
         raise UnfedError(f"There is no sealed perturbation {how!r}; choose {listed(NAMES)}.{nearest(how, NAMES)}")
     if len(draw) != DRAW_BYTES:
@@ -99,7 +105,10 @@ def seal(
 
 
 def statistics_afresh(module: nn.Module, params: Mapping[str, Tensor]) -> Params:
-    """The params with every running statistic as a new model has it: the next rounds estimate them on what stays."""
+    """The params with every running statistic as a new model has it.
+
+    The next rounds estimate them on what stays.
+    """
     begun = dict(params)
     for prefix, part in module.named_modules():
         if isinstance(part, _NormBase):

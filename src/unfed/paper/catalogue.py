@@ -27,7 +27,10 @@ SCALES = ("digits", "paper")
 
 @dataclass(frozen=True)
 class Spec:
-    """A run behind an item: how it is called there, its preset, what is changed in it, and numbers for the view."""
+    """A run behind an item.
+
+    How it is called there, its preset, what is changed in it, and numbers for the view.
+    """
 
     name: str
     preset: str
@@ -57,7 +60,7 @@ class Item:
 
     @property
     def heading(self) -> str:
-        """`Table 1`"""
+        """The item as the paper calls it: `Table 1`."""
         return self.id.replace("-", " ").capitalize()
 
 

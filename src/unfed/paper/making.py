@@ -37,8 +37,10 @@ Told = Callable[[str], object]
 def make(
     items: Sequence[Item], scale: str, out: str | Path, shown: Shown, told: Told, sets: Sequence[str] = ()
 ) -> Path:
-    """Make these items, and the page that shows them with whatever was made here before. Again after an interruption:
-    it goes on where it was."""
+    """Make these items, and the page that shows them with whatever was made here before.
+
+    Again after an interruption: it goes on where it was.
+    """
     folder, done = Path(out), dict[str, Section]()
     page, failed = folder / "paper.html", dict[str, str]()
     _open_all(items, scale, folder, sets)
@@ -69,8 +71,11 @@ def _runs(item: Item, scale: str, folder: Path, sets: Sequence[str]) -> dict[Spe
 
 
 def _open_all(items: Sequence[Item], scale: str, folder: Path, sets: Sequence[str]) -> None:
-    """Every run's folder, before the first run begins: a layer's name, a missing data set or a missing method is found
-    now and not after hours, and then no folder is left behind."""
+    """Every run's folder, before the first run begins.
+
+    A layer's name, a missing data set or a missing method is found now and not after hours, and then no folder is left
+    behind.
+    """
     for item in items:
         for spec in item.runs[scale]:
             views.VIEWS[item.view].check(item, spec.name, spec.config(sets))
@@ -93,8 +98,10 @@ def _place(folder: Path, spec: Spec, sets: Sequence[str]) -> Path:
 def _made(
     scale: str, folder: Path, sets: Sequence[str], done: Mapping[str, Section]
 ) -> tuple[list[Section], dict[str, Any]]:
-    """The sections of all items that were made here and whose runs are finished, and what the first of those runs says
-    of its machine."""
+    """The sections of all items that were made here and whose runs are finished.
+
+    And what the first of those runs says of its machine.
+    """
     sections, about = list[Section](), dict[str, Any]()
     for item in catalogue.items().values():
         places = {spec: _place(folder, spec, sets) for spec in item.runs[scale]}
@@ -140,7 +147,10 @@ def numbers(section: Section) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can hold it: a number that is none says so, instead of a bare NaN that no other reader takes."""
+    """As JSON can hold it.
+
+    A number that is none says so, instead of a bare NaN that no other reader takes.
+    """
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -70,8 +70,10 @@ def curves(
     bottom: float | None = None,
     rooted: bool = False,
 ) -> Picture:
-    """Some curves with a legend below; on a root scale where small differences count as much as large ones. `item`
-    keeps identifiers apart on a page."""
+    """Some curves with a legend below.
+
+    On a root scale where small differences count as much as large ones. `item` keeps identifiers apart on a page.
+    """
     lines = [line for line in lines if line.points]
     if not lines:
         return Picture(title, None, f"not measured: {up} at no {across}")

@@ -63,7 +63,10 @@ def printed(row: Mapping[str, str], metric: str) -> Spread:
 
 
 def cell(paper: Spread, ours: Spread, paper_retrain: Spread | None = None, our_retrain: Spread | None = None) -> Cell:
-    """The verdict on one cell; without Retrain's cells (in its own row) there is no direction to agree in."""
+    """The verdict on one cell.
+
+    Without Retrain's cells (in its own row) there is no direction to agree in.
+    """
     if not (is_measured(paper.mean) and is_measured(ours.mean)):
         return Cell(paper, ours, "not compared")
     if abs(ours.mean - paper.mean) <= WIDE * _together(paper, ours):

@@ -1,4 +1,6 @@
-"""From a run folder to something a person can read: rules choose rounds, tables and figures show them.
+"""From a run folder to something a person can read.
+
+Rules choose rounds, tables and figures show them.
 
     lines of trajectory.jsonl ─► rules.rows(lines, rule) ─► tables.markdown / latex / plain
                               ├► figures.curves, cost_bars, gap_by_cost ─┐

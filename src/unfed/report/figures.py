@@ -69,7 +69,10 @@ def styles(methods: Sequence[str]) -> dict[str, int]:
 
 
 def curves(methods: Mapping[str, BySeed], metric: str, *, name: str) -> str | None:
-    """A metric over rounds, or None where it was measured nowhere. `name` keeps identifiers apart on a page."""
+    """A metric over rounds, or None where it was measured nowhere.
+
+    `name` keeps identifiers apart on a page.
+    """
     series = [Series(name_of(m), number, number, methods[m]) for m, number in styles(list(methods)).items()]
     retrain = [Series("Retrain", 0, 0, methods["retrain"])] if "retrain" in methods else []
     return lines(series, retrain, metric, name=name)
@@ -169,7 +172,10 @@ def scatter(dots: Sequence[Dot], cost: str, *, name: str) -> str | None:
 
 
 def _spread_out(axes: Axes, gaps: Sequence[float]) -> bool:
-    """The scale of the gaps: its square root where a few bad methods would press the good ones onto the ground."""
+    """The scale of the gaps.
+
+    Its square root where a few bad methods would press the good ones onto the ground.
+    """
     top = max(gaps) or 1.0
     axes.set_ylim(-0.06 * top, 1.15 * top)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
@@ -228,7 +234,10 @@ def _label(figure: Figure, axes: Axes, placed: Sequence[tuple[Dot, float, float]
 
 
 def _points(by_seed: BySeed, metric: str) -> list[tuple[int, float, float]]:
-    """(round, mean, std) over the seeds that measured it there; rounds without a usable model are left out."""
+    """(round, mean, std) over the seeds that measured it there.
+
+    Rounds without a usable model are left out.
+    """
     found: dict[int, list[float]] = {}
     for lines in by_seed.values():
         for line in lines:

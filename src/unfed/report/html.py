@@ -1,4 +1,6 @@
-"""The report: one HTML file that a passer-by, a compliance officer, a researcher and a phone can all read.
+"""The report: one HTML file for a passer-by, a compliance officer and a researcher.
+
+A phone can show it too.
 
     run.json + trajectory.jsonl ─► for anyone      one sentence, three bars, what this does not prove
                                 ─► for the officer      request, checksums, who was asked, what is still there
@@ -57,7 +59,10 @@ BARS = {
 
 
 def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "best-gap") -> str:
-    """The whole page. `rule` decides which numbers the sentence and the bars show and which table is in front."""
+    """The whole page.
+
+    `rule` decides which numbers the sentence and the bars show and which table is in front.
+    """
     named(rule)
     within = float(run.get("recovered_within", 0.5))
     by_rule = {name: rows(lines, name, recovered_within=within) for name in RULES}
@@ -95,7 +100,10 @@ def page(template: str, **values: Any) -> str:
 
 
 def asked_for(run: Mapping[str, Any], grouped: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The requests by id, those of the trajectory too; each says whether it takes out whoever planted a backdoor."""
+    """The requests by id, those of the trajectory too.
+
+    Each says whether it takes out whoever planted a backdoor.
+    """
     known = {str(request["id"]): dict(request) for request in run.get("requests", [])}
     known |= {request: {"id": request} for request in grouped if request not in known}
     poison = (run.get("config") or {}).get("poison")
@@ -177,7 +185,10 @@ def request_view(
     rule: str,
     costs: Sequence[str] = COSTS,
 ) -> dict[str, Any]:
-    """Everything the template shows of one request. Identifiers carry its index, never a string from the run."""
+    """Everything the template shows of one request.
+
+    Identifiers carry its index, never a string from the run.
+    """
     shown = by_rule[rule]
     numbers = figures.styles(list(methods))
     curves = {
@@ -318,7 +329,10 @@ def config_text(run: Mapping[str, Any]) -> str:
 
 
 def shown_config(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The config for a page: of a list of samples, where it was read and its SHA-256, not the names in it."""
+    """The config for a page.
+
+    Of a list of samples, where it was read and its SHA-256, not the names in it.
+    """
     config = dict(run.get("config") or {})
     asked = config.get("request")
     if isinstance(asked, list | tuple):

@@ -61,7 +61,10 @@ def shortcomings(found: Sequence[Row]) -> list[str]:
 
 
 def fell_short(row: Row, before: Row | None, retrain: Row | None) -> bool:
-    """True where more than half of the way from before to Retrain is still to go: then "taken out" would flatter."""
+    """True where more than half of the way from before to Retrain is still to go.
+
+    Then "taken out" would flatter.
+    """
     return bool(_kept(row, before, retrain))
 
 

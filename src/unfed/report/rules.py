@@ -1,4 +1,6 @@
-"""Which round of a method is its result? Three rules, always named, computed from the trajectory afterwards.
+"""Which round of a method is its result?
+
+Three rules, always named, computed from the trajectory afterwards.
 
     best-gap    argmin over evaluated rounds t of  Avg. Gap(t, Retrain)       the paper's choice; an oracle
     recovered   min { t :  validation(t) ≥ validation(θ*) - within }          what a deployment can apply
@@ -34,7 +36,10 @@ Trajectory = list[Line]
 
 @dataclass(frozen=True)
 class Pick:
-    """A rule's answer for one seed: the line it reports (None: there is no result) and what a reader should know."""
+    """A rule's answer for one seed: the line it reports, and what a reader should know.
+
+    None means that there is no result.
+    """
 
     line: Line | None
     note: str = ""
@@ -52,7 +57,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Row:
-    """One method under one request, as one rule reports it. `verdict` is set where the rule found no result."""
+    """One method under one request, as one rule reports it.
+
+    `verdict` is set where the rule found no result.
+    """
 
     request: str
     method: str
@@ -100,7 +108,10 @@ def named(rule: str) -> Rule:
 
 
 def trajectories(lines: Sequence[Line]) -> dict[str, dict[str, dict[int, Trajectory]]]:
-    """request → method → seed → lines in round order; a round written twice (a resumed run) counts as written last."""
+    """request → method → seed → lines in round order.
+
+    A round written twice (a resumed run) counts as written last.
+    """
     found: dict[str, dict[str, dict[int, dict[int, Line]]]] = {}
     for line in lines:
         if line.get("request") is None:
@@ -252,7 +263,10 @@ def _cost(method: str, name: str, reported: Iterable[Line]) -> Spread:
 
 
 def _spent(line: Line, name: str) -> Value:
-    """A cost as a line has it; where clients are simulated no message is packed, and zero would be a wrong number."""
+    """A cost as a line has it.
+
+    Where clients are simulated no message is packed, and zero would be a wrong number.
+    """
     if name == "serialised_bytes" and line.get(name) == 0 and line.get("wire_bytes"):
         return not_measured("no messages in a simulation")
     return reading(line, name)

@@ -49,7 +49,10 @@ DASH = "\u2014"  # does not apply; a value that is missing says why instead
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: the value, its ± over seeds, the gap beside it; is it the best of its column, is it a missing value?"""
+    """One cell: the value, its ± over seeds, the gap beside it.
+
+    Is it the best of its column, is it a missing value?
+    """
 
     text: str
     spread: str = ""
@@ -84,7 +87,10 @@ def row_name(method: str) -> str:
 
 
 def table(rows: Sequence[Row], by: str = "Request") -> Table:
-    """The cells of some rows of one rule; if they belong to several requests (or runs: `by`), a column says which."""
+    """The cells of some rows of one rule.
+
+    If they belong to several requests (or runs: `by`), a column says which.
+    """
     rules = sorted({row.rule for row in rows})
     if len(rules) > 1:
         raise UnfedError(f"One table shows one rule, not {' and '.join(rules)}; make a table for each.")

@@ -1,4 +1,6 @@
-"""Can it be undone? The section that shows, beside Retrain, how much of what was forgotten comes back.
+"""Can it be undone?
+
+The section that shows, beside Retrain, how much of what was forgotten comes back.
 
     undo/SEED/REQUEST/METHOD.json ─► a sentence per method, a picture, a table
 
@@ -56,7 +58,10 @@ def table(found: Sequence[Found]) -> dict[str, Any]:
 
 
 def worst(found: Sequence[Found], who: str, metric: str) -> Value:
-    """The most that a usable attack brought back: as published, or after realign; the mean over repetitions."""
+    """The most that a usable attack brought back: as published, or after realign.
+
+    The mean over repetitions.
+    """
     values = []
     for one in found:
         pair = [value(one, who, (part, metric)) for part in ("published", "realign")]
@@ -103,7 +108,10 @@ def _flip_words(found: Sequence[Found], metric: str, rest: str) -> str:
 
 
 def picture(methods: Mapping[str, Sequence[Found]], metric: str, *, name: str) -> str | None:
-    """One line per model: as published (hollow), the worst usable after undoing (filled), flipped (cross)."""
+    """One line per model.
+
+    As published (hollow), the worst usable after undoing (filled), flipped (cross).
+    """
     numbers = styles(list(methods))
     rows: list[tuple[str, str, Sequence[Found], str]] = [
         (str(found[0]["title"]), SERIES[numbers.get(label, 0) % len(SERIES)], found, "unlearned")

@@ -1,4 +1,6 @@
-"""What a probe measured, as a table: one row per number, beside it the same for Retrain and for the model before.
+"""What a probe measured, as a table.
+
+One row per number, beside it the same for Retrain and for the model before.
 
 published · flip · realign · resurface · relearn · path · difference     ×     the method, Retrain, before
 """
@@ -63,7 +65,10 @@ def value(found: Found, who: str, path: Sequence[str]) -> Value:
 
 
 def grid(found: Sequence[Found]) -> tuple[list[tuple[str, list[str]]], list[str]]:
-    """The table of one method over its repetitions, and the notes that its cells point to: each reason once."""
+    """The table of one method over its repetitions, and the notes that its cells point to.
+
+    Each reason once.
+    """
     notes: list[str] = []
 
     def text(row: Line, who: str) -> str:

@@ -79,7 +79,10 @@ def subject_of(request: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def about_the_backdoor(request: Mapping[str, Any]) -> bool:
-    """Whether a measured backdoor says how well this request was served: only if whoever planted it leaves."""
+    """Whether a measured backdoor says how well this request was served.
+
+    Only if whoever planted it leaves.
+    """
     return bool(request.get("planted", True))
 
 

@@ -1,1 +1,4 @@
-"""Runs: a config becomes a world, jobs work in a folder that survives a crash, requests are served from a queue."""
+"""Runs: a config becomes a world, jobs work in a folder, requests are served from a queue.
+
+The folder survives a crash.
+"""

@@ -1,4 +1,6 @@
-"""One typed description of an experiment: data, partition, model, training, request, methods, evaluation, seeds.
+"""One typed description of an experiment.
+
+Data, partition, model, training, request, methods, evaluation, seeds.
 
     config = Config.read("experiment.toml", sets=["training.rounds=20", "methods.not.layers=['conv2']"])
 
@@ -82,7 +84,10 @@ class MethodsConfig(BaseModel):
         return _named(label, (self.model_extra or {}).get(label, {}))[1]
 
     def code(self, labels: Iterable[str], key: str) -> list[tuple[str, str]]:
-        """(key, name) of those among the methods with these labels that are somebody's code; labels stand at `key`."""
+        """(key, name) of those among the methods with these labels that are somebody's code.
+
+        Labels stand at `key`.
+        """
         tables = self.model_extra or {}
         named = [_named(label, tables.get(label, {}), key) for label in labels]
         return [(own, name) for own, name in named if all_methods.is_code(name)]
@@ -148,7 +153,10 @@ class Config(Table):
         return self.methods.method(label).on(self.model.name)
 
     def recorded(self) -> dict[str, all_methods.Method]:
-        """The methods whose history training records: those of the comparison that need one, and `training.record`."""
+        """The methods whose history training records.
+
+        Those of the comparison that need one, and `training.record`.
+        """
         asked = {label: self.methods.method(label) for label in self.training.record}
         for label, method in asked.items():
             if "history" not in method.needs:
@@ -229,7 +237,10 @@ class Config(Table):
 
     @staticmethod
     def kept(raw: Mapping[str, Any]) -> Config:
-        """A config as it was written down: every value is checked, but no method is looked up, so that nothing runs."""
+        """A config as it was written down.
+
+        Every value is checked, but no method is looked up, so that nothing runs.
+        """
         try:
             return Config.model_validate(raw)
         except ValidationError as error:
@@ -275,7 +286,10 @@ def _build_method(label: str, table: Mapping[str, Any]) -> all_methods.Method:
 
 @lru_cache(maxsize=64)
 def _reader(kind: type[all_methods.Method]) -> TypeAdapter[all_methods.Method]:
-    """What checks a method's hyperparameters; it takes milliseconds to make, and a run asks for its methods often."""
+    """What checks a method's hyperparameters.
+
+    It takes milliseconds to make, and a run asks for its methods often.
+    """
     return TypeAdapter(kind)
 
 

@@ -1,4 +1,6 @@
-"""The tables of a config: what can be said about data, partition, model, training, recovery, requests, evaluation.
+"""The tables of a config.
+
+What can be said about data, partition, model, training, recovery, requests, evaluation.
 
 Each is a frozen value with every key, its type and its default. What belongs together across tables is checked where
 they come together, in `config.py`; methods have tables of their own, whose keys are the methods' hyperparameters.
@@ -59,7 +61,9 @@ class PoisonConfig(Table):
 
 
 class ModelConfig(Table):
-    """The network: a preset with options, or `package.module:factory`; `initial` starts from a checkpoint.
+    """The network: a preset with options, or `package.module:factory`.
+
+    `initial` starts from a checkpoint.
 
     `fresh_head` takes everything but the head from it: for a checkpoint that was trained on other classes.
     """
@@ -110,7 +114,10 @@ class TrainingConfig(Table):
 
 
 class UnlearningConfig(Table):
-    """Recovery after the request; what is not given is as in training, or as in the method's centralised recipe."""
+    """Recovery after the request.
+
+    What is not given is as in training, or as in the method's centralised recipe.
+    """
 
     rounds: Positive = 20
     retrain_rounds: Positive | None = None
@@ -130,7 +137,10 @@ class RecoveryConfig(Table):
 
 @dataclass(frozen=True)
 class KeptList:
-    """A list of samples as it was read from its file: kept in the run folder, whatever becomes of the file."""
+    """A list of samples as it was read from its file.
+
+    Kept in the run folder, whatever becomes of the file.
+    """
 
     source: str
     sha256: str
@@ -196,7 +206,9 @@ class GateConfig(Table):
 
 
 class DenyConfig(Table):
-    """What an earlier run of the federation forgot, and no training of this one takes in: `run` names its folder.
+    """What an earlier run of the federation forgot, and no training of this one takes in.
+
+    `run` names its folder.
 
     The rest is filled in from there: clients by name, classes by number, rows by keyed hashes. The key is never written
     into `run.json`; it lies beside it as `deny.key`.
@@ -215,14 +227,20 @@ class DenyConfig(Table):
 
 
 class CheckpointConfig(Table):
-    """How often a running job is saved, besides after its beginning and at its end: whichever comes first."""
+    """How often a running job is saved, besides after its beginning and at its end.
+
+    Whichever comes first.
+    """
 
     rounds: Positive | None = 10
     seconds: Annotated[float, Field(gt=0)] | None = 30.0
 
 
 class EngineConfig(Table):
-    """What runs the plans, in which precision; `chunk` clients share a stack, and CUDA steps may be compiled."""
+    """What runs the plans, in which precision.
+
+    `chunk` clients share a stack, and CUDA steps may be compiled.
+    """
 
     name: Literal["auto", "sequential", "batched"] = "auto"
     precision: Literal["float32", "float64", "bf16"] = "float32"

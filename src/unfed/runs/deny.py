@@ -1,4 +1,6 @@
-"""The deny list of a run: what it forgot, kept in its folder, and handed on to the next run of the federation.
+"""The deny list of a run.
+
+What it forgot, kept in its folder, and handed on to the next run of the federation.
 
     run.json      config.deny: what this run took over from the one before
     requests/     each accepted request: clients by name, classes by number, single rows as keyed hashes (`rows`)
@@ -24,7 +26,10 @@ from unfed.runs.world import World
 
 
 def imported(config: Config) -> Config:
-    """The config with the list of the run that it names; one that names none, or has it already, is as it was."""
+    """The config with the list of the run that it names.
+
+    One that names none, or has it already, is as it was.
+    """
     own = config.deny
     if own.run is None or own.clients or own.classes or own.rows:
         return config
@@ -59,7 +64,9 @@ def with_key(config: Config, folder: Path) -> Config:
 
 
 def rows_of(request: Request, world: World, folder: RunFolder) -> tuple[str, ...]:
-    """The keyed hashes of the single rows that a request names; clients and classes are known by their names.
+    """The keyed hashes of the single rows that a request names.
+
+    Clients and classes are known by their names.
 
     The key is made when it is first needed. Rows that lie at Flower nodes are not seen here, so they have none.
     """

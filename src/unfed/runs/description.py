@@ -27,7 +27,10 @@ from unfed.runs.world import World
 def jobs(
     folder: RunFolder, planned: Sequence[tuple[Job, int]], needs: Callable[[Job], Sequence[str] | None]
 ) -> list[dict[str, Any]]:
-    """Every job for a report: how far it is, what it may ask for, and the SHA-256 of what went in and came out."""
+    """Every job for a report.
+
+    How far it is, what it may ask for, and the SHA-256 of what went in and came out.
+    """
     found = []
     for job, rounds in planned:
         numbers = folder.numbers(job) or {}
@@ -49,13 +52,19 @@ def jobs(
 
 
 def method_facts(config: Config, label: str, method: Method) -> dict[str, Any]:
-    """What a reader of the run wants to know of a method: written down once, so that nobody need build it to read."""
+    """What a reader of the run wants to know of a method.
+
+    Written down once, so that nobody need build it to read.
+    """
     rounds = rounds_of(config, label, method)
     return {"title": method.title, "needs": sorted(method.needs), "rounds": rounds}
 
 
 def plain_facts(config: Config, label: str) -> dict[str, Any]:
-    """The same of a method that nothing was written down about: of our own, what is known of it; else its bare name."""
+    """The same of a method that nothing was written down about: of our own, what is known of it.
+
+    Else its bare name.
+    """
     kind = METHODS.get(config.methods.name_of(label))
     rounds = config.methods.recovery(label).rounds or config.unlearning.rounds
     if kind is Retrain:
@@ -64,7 +73,10 @@ def plain_facts(config: Config, label: str) -> dict[str, Any]:
 
 
 def rounds_of(config: Config, label: str, method: Method) -> int:
-    """How many rounds a method takes: Retrain those of a training, the others what the config grants them."""
+    """How many rounds a method takes.
+
+    Retrain those of a training, the others what the config grants them.
+    """
     if isinstance(method, Retrain):
         alone = config.methods.recovery(label).rounds
         return alone or config.unlearning.retrain_rounds or config.training.rounds
@@ -84,7 +96,10 @@ def entry(entry: Entry, way_out: Callable[[Entry], str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `unlearn`, which is made with somebody's own model and data: a run in which nobody trains."""
+    """A call of `unlearn`, which is made with somebody's own model and data.
+
+    A run in which nobody trains.
+    """
 
     name: str
     arguments: Mapping[str, Any]

@@ -1,4 +1,7 @@
-"""What a saved state says besides the state: what was spent and seen so far, and at what the job began."""
+"""What a saved state says besides the state.
+
+What was spent and seen so far, and at what the job began.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ class Diary:
 
 
 def start_on(base: Mapping[str, Any] | None, saved: Mapping[str, Any]) -> int:
-    """Which start of a job this is: the saved one, or the next if that was at another model or without other rows."""
+    """Which start of a job this is.
+
+    The saved one, or the next if that was at another model or without other rows.
+    """
     start, its = int(saved.get("start", 1)), saved.get("base")
     return start if base is None or its is None or dict(its) == dict(base) else start + 1
 

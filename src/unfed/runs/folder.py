@@ -1,4 +1,6 @@
-"""A run folder: one documented, versioned layout, from which every table and report is computed afterwards.
+"""A run folder.
+
+One documented, versioned layout, from which every table and report is computed afterwards.
 
     run.json                                   schema, config, versions, seeds, clients, model size
     trajectory.jsonl                           one line per evaluated round: all metrics, all ledger columns
@@ -70,7 +72,10 @@ BEST = "best"
 
 
 def numbers_at(path: Path) -> dict[str, Any] | None:
-    """The numbers of a saved state, if there is one: it may be replaced, and during a purge go, while others look."""
+    """The numbers of a saved state, if there is one.
+
+    It may be replaced, and during a purge go, while others look.
+    """
     if not path.exists():
         return None
     return checked(storage.numbers_of(path), f"The saved state {path}", STATE, STATE_MAY)
@@ -173,7 +178,9 @@ class RunFolder:
         storage.cut(self.trajectory, self.vouched())
 
     def vouched(self) -> int:
-        """How much of the trajectory the saved states vouch for; refused where it, or `run.json`, is not what they say.
+        """How much of the trajectory the saved states vouch for.
+
+        Refused where it, or `run.json`, is not what they say.
 
         States are read first: a process that is at work only adds to the trajectory meanwhile.
         """
@@ -223,7 +230,10 @@ class RunFolder:
     def save_state(
         self, job: Job, state: State, numbers: Mapping[str, Any], histories: Mapping[str, History] | None = None
     ) -> None:
-        """A state and the histories that belong to it: one file, so they can never come from two different rounds."""
+        """A state and the histories that belong to it.
+
+        One file, so they can never come from two different rounds.
+        """
         whole = {"round": state.round, "done": state.done, "model": state.model, "numbers": dict(state.numbers)}
         whole["bound"] = self._bound(state, numbers)
         tensors = storage.join({"params": state.params, **state.tensors})
@@ -305,7 +315,10 @@ class RunFolder:
     # --- requests -------------------------------------------------------------------------------------------------
 
     def requests(self) -> list[Entry]:
-        """Every deletion request as it stands now, in the order in which they were filed; refused where one is gone."""
+        """Every deletion request as it stands now, in the order in which they were filed.
+
+        Refused where one is gone.
+        """
         entries = self.filed()
         for sentence in vouching.missing(self.path, entries):
             raise UnfedError(sentence)
@@ -344,7 +357,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self, name: str = "work", wait: bool = False) -> Iterator[bool]:
-        """Hold a lock of the folder: True if it was free, or waited for. It ends with the process, however it ends."""
+        """Hold a lock of the folder: True if it was free, or waited for.
+
+        It ends with the process, however it ends.
+        """
         if not self._writes and (self.path / "run.json").exists():
             self.writable(self.description())
         self._writes = True

@@ -1,4 +1,6 @@
-"""The histories that belong to a job's saved state, in a file that is added to: a save costs what changed.
+"""The histories that belong to a job's saved state, in a file that is added to.
+
+A save costs what changed.
 
     state/SEED/JOB.safetensors      says: histories (clients, rounds, numbers) and the log: its file, length, SHA-256
     state/SEED/JOB.history-N        the records themselves, one part per save; what comes later replaces what was before
@@ -59,7 +61,9 @@ class HistoryLog:
         self._known: dict[Key, tuple[Mapping[str, Any], dict[str, weakref.ref[Tensor]]]] = {}
 
     def save(self, histories: Mapping[str, History], said: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Write what changed; what the state must say of it. `said` is what the state on the disk says of its log.
+        """Write what changed; what the state must say of it.
+
+        `said` is what the state on the disk says of its log.
 
         Where that is not what this process wrote or read, all of it is written.
         """
@@ -162,7 +166,10 @@ def _seen(record: Record) -> tuple[Mapping[str, Any], dict[str, weakref.ref[Tens
 
 
 def _new(record: Record, known: Mapping[str, weakref.ref[Tensor]]) -> Params:
-    """The tensors that are not those that were saved: methods make new ones and never change one in place."""
+    """The tensors that are not those that were saved.
+
+    Methods make new ones and never change one in place.
+    """
     return {n: t for n, t in record.tensors.items() if n not in known or known[n]() is not t}
 
 
@@ -170,7 +177,10 @@ def _packed(
     records: list[tuple[Key, Record]],
     known: Mapping[Key, tuple[Mapping[str, Any], dict[str, weakref.ref[Tensor]]]],
 ) -> bytes:
-    """One part: its length, then a safetensors file of the tensors that are new, with the rest in its header."""
+    """One part of a history file: its length, then a safetensors file of what is new.
+
+    The tensors that are new, with the rest in its header.
+    """
     tensors: Params = {}
     listed: list[list[Any]] = []
     for place, (key, record) in enumerate(records):

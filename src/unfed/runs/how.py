@@ -43,7 +43,10 @@ class Until:
 
 @dataclass(frozen=True)
 class How:
-    """What was asked of one request besides its method and its end; what is not given is as the run's config says."""
+    """What was asked of one request besides its method and its end.
+
+    What is not given is as the run's config says.
+    """
 
     set: Mapping[str, Any] = field(default_factory=dict)
     """Hyperparameters of the method."""

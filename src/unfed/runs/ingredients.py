@@ -1,4 +1,6 @@
-"""What a config names, made: a device, a data set, the clients it is dealt to, a network and where it starts.
+"""What a config names, made.
+
+A device, a data set, the clients it is dealt to, a network and where it starts.
 
 Every function here is a function of its arguments: call it twice and it gives the same twice. The builders of worlds
 (`simulated.py`, and those of the other settings) take what they need.
@@ -44,7 +46,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def small_step(batch: int, forward_flops: Flops) -> bool:
-    """Whether a step is too small for more than one CPU thread; one that could not be counted is not called small."""
+    """Whether a step is too small for more than one CPU thread.
+
+    One that could not be counted is not called small.
+    """
     return not isinstance(forward_flops, str) and batch * forward_flops < SMALL_STEP_FLOPS
 
 
@@ -142,7 +147,10 @@ class Network:
         return self._cast(params_of(self.module(seed)))
 
     def initial(self, template: Template, seed: int) -> Params | None:
-        """The checkpoint that training starts from, if the config names one; a fresh head is drawn by this seed."""
+        """The checkpoint that training starts from, if the config names one.
+
+        A fresh head is drawn by this seed.
+        """
         path = self.config.model.initial
         if path is None:
             return None

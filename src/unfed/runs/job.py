@@ -173,7 +173,9 @@ class JobRunner:
         return state, diary
 
     def _round(self, states: Iterator[State], state: State, diary: Diary) -> State:
-        """The state after `state`. A round that too few answered is noted, with what it cost, before the job gives up.
+        """The state after `state`.
+
+        A round that too few answered is noted, with what it cost, before the job gives up.
 
         Resumed, it is asked for again, under other draws of who does not answer.
         """
@@ -214,7 +216,10 @@ class JobRunner:
         return finished == self.goals.reached if self.goals.goals else state.round >= self.rounds
 
     def _look_around(self) -> None:
-        """From the next round on, who asked to leave while this job was running takes no part, and who joined does."""
+        """Take note of who asked to leave, and of who joined, while this job was running.
+
+        From the next round on the former take no part, and the latter do.
+        """
         leaving = tuple(self.spec.pending())
         everything = [*self.requests[:-1], *leaving, *self.requests[-1:]]
         joined = self.world.admit(everything)
@@ -367,7 +372,10 @@ class JobRunner:
 
 
 def _scoped(world: World, requests: Sequence[Request]) -> dict[str, ClientData]:
-    """The clients as a method sees them that works on the last of these requests: of the others no row is left."""
+    """The clients as a method sees them that works on the last of these requests.
+
+    Of the others no row is left.
+    """
     return world.scoped(requests, gone=requests[:-1])
 
 

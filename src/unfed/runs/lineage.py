@@ -66,7 +66,10 @@ def _owners(request: Request) -> str:
 
 
 def welcome(config: Config, label: str, request: Request, earlier: Sequence[Request]) -> Method:
-    """The method, if it can serve the request after the earlier ones; else the sentence that says why not."""
+    """The method, if it can serve the request after the earlier ones.
+
+    Else the sentence that says why not.
+    """
     method = config.method(label)
     admit(label, method, request.kind, *offers(config, label, request))
     method.after(earlier)
@@ -89,7 +92,10 @@ FATES: dict[tuple[str, Lineage], Literal["goes on", "anew", "ends"]] = {
 
 
 def unbroken(config: Config, label: str, queue: Sequence[Entry]) -> None:
-    """Refuse a method whose history would have ended before its turn comes, and one that would tell by it."""
+    """Refuse a method whose history would have ended before its turn comes.
+
+    And one that would tell by it.
+    """
     _unbroken(config, label, [(entry.request.id, entry.method) for entry in queue])
     method, recorded = config.method(label), config.recorded()
     if method.seals and recorded:
@@ -101,7 +107,10 @@ def unbroken(config: Config, label: str, queue: Sequence[Entry]) -> None:
 
 
 def lasting(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Module) -> None:
-    """Refuse a method that would bring back what a request took out: `makers` says who served which, oldest first."""
+    """Refuse a method that would bring back what a request took out.
+
+    `makers` says who served which, oldest first.
+    """
     line = _since_anew(makers)
     for i in reversed(range(len(line))):
         if back := method.undoes(module, [other for _, other in line[i:]]):
@@ -113,7 +122,10 @@ def lasting(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Mod
 
 
 def warn_of_return(method: Method, makers: Sequence[tuple[str, Method]]) -> None:
-    """Say what is not promised where a method whose perturbation can be turned back follows one of its kind."""
+    """Warn where a method whose perturbation can be turned back follows one of its kind.
+
+    It says what is not promised.
+    """
     before = [request for request, other in _since_anew(makers) if type(other) is type(method)]
     if before and not method.lasts and type(method).undoes is not Method.undoes:
         warnings.warn(
@@ -125,7 +137,10 @@ def warn_of_return(method: Method, makers: Sequence[tuple[str, Method]]) -> None
 
 
 def _since_anew(makers: Sequence[tuple[str, Method]]) -> list[tuple[str, Method]]:
-    """The requests that the model in force is built upon, oldest first: since one started over, or sealed."""
+    """The requests that the model in force is built upon, oldest first.
+
+    Since one started over, or sealed.
+    """
     starts = [i for i, (_, method) in enumerate(makers) if method.lineage == "anew" or method.seals]
     return list(makers[starts[-1] :] if starts else makers)
 

@@ -1,5 +1,7 @@
-"""Names that become files: of runs, requests and methods. They come from configs and request files, so they are checked
-before a path is made of them."""
+"""Names that become files: of runs, requests and methods.
+
+They come from configs and request files, so they are checked before a path is made of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Who is at work in a run folder: locks for those who write, a beacon and a heartbeat for those who only look.
+"""Who is at work in a run folder.
+
+Locks for those who write, a beacon and a heartbeat for those who only look.
 
     .work.lock        held by whoever works on jobs          .requests.lock   held while a request is filed or changed
     .busy.lock        held beside the first, all along       progress.json    where the work is, as last heard
@@ -90,7 +92,10 @@ def busy(folder: Path) -> bool:
 
 
 def _sounds_alive(last: Mapping[str, Any]) -> bool:
-    """Whether the process that was last heard of seems to be there: where no lock can be tried, nothing else tells."""
+    """Whether the process that was last heard of seems to be there.
+
+    Where no lock can be tried, nothing else tells.
+    """
     pid, at = last.get("pid"), last.get("at")
     if not isinstance(at, int | float) or isinstance(at, bool) or last.get("ended"):
         return False

@@ -17,7 +17,7 @@ from unfed.runs.folder import Job, RunFolder
 
 
 class Watch(Protocol):
-    """Somebody who looks on; whoever wants to see some of it only begins with `Silence`."""
+    """What is told of a run's progress; who wants to see only some of it derives from `Silence`."""
 
     def ear(self, job: Job) -> Ear | None:
         """Who listens to the engines of a job, from before its method begins; asked once."""
@@ -36,10 +36,10 @@ class Watch(Protocol):
 
 
 class Silence:
-    """Nobody looks on."""
+    """An observer that does nothing."""
 
     def ear(self, job: Job) -> Ear | None:
-        """Nobody."""
+        """Nothing is to be told."""
         return None
 
     def begins(self, job: Job, round: int, rounds: int) -> None:
@@ -90,7 +90,10 @@ class Deadline(Silence):
 
 
 class Clock:
-    """How long the rest will take: rounds left × seconds per round, measured over this process's own rounds."""
+    """How long the rest will take.
+
+    Rounds left × seconds per round, measured over this process's own rounds.
+    """
 
     def __init__(self, jobs: Sequence[tuple[Job, int]]) -> None:
         self._rounds = dict(jobs)

@@ -62,7 +62,10 @@ class Record:
         return not self.description.get("call")
 
     def about(self, label: str, entry: Entry | None = None) -> dict[str, Any]:
-        """Title, needs and rounds of a method as they were written down when it was chosen; nothing is built for it."""
+        """Title, needs and rounds of a method as they were written down when it was chosen.
+
+        Nothing is built for it.
+        """
         known = ((entry and entry.described) or {}).get("served_by") or self.description.get("methods", {}).get(label)
         return known or description.plain_facts(self.config, label)
 

@@ -1,4 +1,6 @@
-"""A deletion request as it stands in a run folder: what is asked, where it stands, and which steps it may take.
+"""A deletion request as it stands in a run folder.
+
+What is asked, where it stands, and which steps it may take.
 
     open ◄─► in_progress ──► fulfilled      the model that came out is in force
       │           ├────────► denied         for a reason: refused, not recovered, gate; asked again it is open
@@ -177,7 +179,9 @@ class Entry:
 
     @staticmethod
     def from_json(raw: Any, where: str = "A request file") -> Entry:
-        """The entry that `to_json` wrote, of this layout or the one before; else the sentence that says what is wrong.
+        """The entry that `to_json` wrote, of this layout or the one before.
+
+        Else the sentence that says what is wrong.
 
         In the layout before there were no states: every request is read as open, and the folder knows better.
         """
@@ -214,7 +218,10 @@ class Entry:
 
 
 def in_force(entries: Iterable[Entry]) -> list[Entry]:
-    """The requests that were fulfilled, in the order in which they were: each began at the model of the one before."""
+    """The requests that were fulfilled, in the order in which they were.
+
+    Each began at the model of the one before.
+    """
     return sorted((e for e in entries if e.state == "fulfilled"), key=lambda e: (e.served or 0, e.number))
 
 

@@ -1,4 +1,6 @@
-"""A run: train θ*, then let methods forget, one after another; or serve deletion requests as they come.
+"""A run: train θ*, then let methods forget, one after another.
+
+Or serve deletion requests as they come.
 
     run = Run.create(Config.preset("demo"), "runs/demo")
     run.execute()                                          # again after a crash: it goes on where it was
@@ -279,7 +281,9 @@ class Run(Record):
         expires: str | None = None,
         how: How | None = None,
     ) -> Outcome:
-        """Take a client, a class or samples out. Asked twice it is done once; one that was denied is tried again.
+        """Take a client, a class or samples out.
+
+        Asked twice it is done once; one that was denied is tried again.
 
         Everything that waits is served. What becomes of the others is a warning at most; only this one's own refusal is
         raised.

@@ -328,7 +328,10 @@ class Queue:
         return [by_id[name] for name in entry.earlier]
 
     def _judge(self, entry: Entry, before: Params, after: Params) -> Decision:
-        """What the gate says of the model that came out; where it says no, and nobody accepts that, it is raised."""
+        """What the gate says of the model that came out.
+
+        Where it says no, and nobody accepts that, it is raised.
+        """
         run, config = self._run, entry.how.on(self._run.config, entry.method)
         world = run.world(entry.seed)
         evaluator = world.evaluator([*(e.request for e in self._before(entry)), entry.request])
@@ -385,12 +388,18 @@ def gate_of(world: World, config: Config, entry: Entry) -> Gate:
 
 
 def _line(ahead: Sequence[Entry]) -> list[Entry]:
-    """Those of these requests that made the model in force, or will have made it, in the order of service."""
+    """The requests, of these, that made the model in force, or will have made it.
+
+    In the order of service.
+    """
     return [*in_force(ahead), *(e for e in ahead if e.waiting)]
 
 
 def reason_of(error: Exception) -> Reason:
-    """Whether its rounds did not suffice, a gate said no to what came out, or it could not be served at all."""
+    """The reason why a request was denied.
+
+    Its rounds did not suffice, a gate said no to what came out, or it could not be served at all.
+    """
     if isinstance(error, NotRecovered):
         return "not recovered"
     return "gate" if isinstance(error, Refused) else "refused"

@@ -1,4 +1,7 @@
-"""Where a run stands: which jobs have ended, which are at work, and what became of every deletion request."""
+"""Where a run stands.
+
+Which jobs have ended, which are at work, and what became of every deletion request.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A method's turn on a request: what is handed from whoever decides that it is due to whoever does the work."""
+"""A method's turn on a request.
+
+What is handed from whoever decides that it is due to whoever does the work.
+"""
 
 from __future__ import annotations
 

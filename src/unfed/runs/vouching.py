@@ -1,4 +1,6 @@
-"""What the files of a run folder say of each other, so that none can be changed, shortened or lost without a word.
+"""What the files of a run folder say of each other.
+
+So that none can be changed, shortened or lost without a word.
 
     state/…   vouches for   run.json               SHA-256 of the file that the job ran under
                             trajectory.jsonl       SHA-256 of its first `offset` bytes
@@ -114,7 +116,10 @@ def bury(folder: Path, graves: Iterable[Tombstone]) -> None:
 
 
 def note_filed(folder: Path, entries: Iterable[Entry]) -> None:
-    """List requests that are not listed yet: after their files are written, so that a killed process lists too few."""
+    """List requests that are not listed yet.
+
+    After their files are written, so that a killed process lists too few.
+    """
     known = _filed(folder)
     for entry in entries:
         if entry.number not in known:

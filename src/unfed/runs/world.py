@@ -63,7 +63,10 @@ class Population(Protocol):
         ...
 
     def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
-        """The clients with the forget sets of these requests marked; of those that are `gone` no row is left at all."""
+        """The clients with the forget sets of these requests marked.
+
+        Of those that are `gone` no row is left at all.
+        """
         ...
 
     def holds(self, request: Request, gone: Sequence[Request]) -> bool:
@@ -71,7 +74,10 @@ class Population(Protocol):
         ...
 
     def admit(self, requests: Sequence[Request]) -> bool:
-        """Take in who joined since the last time, but nobody whom these requests name; whether there was anybody."""
+        """Take in who joined since the last time, but nobody whom these requests name.
+
+        Whether there was anybody.
+        """
         ...
 
 
@@ -204,7 +210,10 @@ class World:
         )
 
     def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
-        """The clients with the forget sets of these requests marked; of those that are `gone` no row is left at all."""
+        """The clients with the forget sets of these requests marked.
+
+        Of those that are `gone` no row is left at all.
+        """
         return self.population.scoped(requests, gone)
 
     def holds(self, request: Request, gone: Sequence[Request]) -> bool:
@@ -212,7 +221,10 @@ class World:
         return self.population.holds(request, gone)
 
     def admit(self, requests: Sequence[Request]) -> bool:
-        """Take in who joined since the last time, but nobody whom these requests name; whether there was anybody."""
+        """Take in who joined since the last time, but nobody whom these requests name.
+
+        Whether there was anybody.
+        """
         return self.population.admit(requests)
 
     def engine(self, clients: Mapping[str, ClientData]) -> Engine:
@@ -246,7 +258,9 @@ class World:
         )
 
     def unlearning_settings(self, retrain: bool, label: str | None = None) -> Settings:
-        """Recovery is as training, but for what the config says of unlearning, or of the method with this label alone.
+        """The settings of recovery: those of training, but for what the config says.
+
+        Of unlearning, or of the method with this label alone.
 
         Retrain is training again, without D_u. Where one place holds all data, a method brings its own recipe.
         """

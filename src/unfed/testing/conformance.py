@@ -1,4 +1,6 @@
-"""Does a method keep the contract? A kit for method authors: claims, each checked on digits in a few seconds.
+"""Does a method keep the contract?
+
+A kit for method authors: claims, each checked on digits in a few seconds.
 
 unfed methods check my_method.py
 
@@ -89,7 +91,10 @@ def _claimed(name: str, claim: Callable[..., str], kind: type[Method], scope: st
 
 
 def _repeatable(seed: int) -> bytes:
-    """Here a sealed draw is a function of the job's seed, so that two runs can be held against each other."""
+    """Make a sealed draw a function of the job's seed.
+
+    So that two runs can be held against each other.
+    """
     return rng.key(seed, "conformance").to_bytes(DRAW_BYTES, "big")
 
 
@@ -212,7 +217,10 @@ def _stopped_at(run: Run, label: str, number: int) -> bool:
 
 
 class _Seeing(Silence):
-    """Keeps a job's first saved state and its last histories, before the leaver's part of those is purged."""
+    """Keeps a job's first saved state and its last histories.
+
+    Before the leaver's part of those is purged.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -284,7 +292,10 @@ def _same_on_engines(kind: type[Method], scope: str, sets: Sequence[str]) -> str
 
 
 class Spy(Silence):
-    """An onlooker: which rows are trained on, what is sent, how much work is done, once the training is over."""
+    """An onlooker that notes which rows are trained on, what is sent and how much work is done.
+
+    Once the training is over.
+    """
 
     def __init__(self) -> None:
         self.trained_rows: set[int] = set()

@@ -1,1 +1,4 @@
-"""Data sets on disk and from the network: layouts, the catalogue, downloads with checksums, where data lies."""
+"""Data sets on disk and from the network.
+
+Layouts, the catalogue, downloads with checksums, where data lies.
+"""

@@ -1,4 +1,6 @@
-"""Image folders: one folder per class, any mix of JPEG, PNG, WebP, BMP and GIF, decoded once into uint8.
+"""Image folders.
+
+One folder per class, any mix of JPEG, PNG, WebP, BMP and GIF, decoded once into uint8.
 
     root/train/CLASS/*  and  root/test/CLASS/*        split as it lies
     root/CLASS/*                                      20 % held out by the partition seed
@@ -53,7 +55,10 @@ class Files:
         return Files(self.paths + others.paths)
 
     def decode(self, side: int | None) -> Tensor:
-        """All images as uint8 [N, 3, H, W], stretched to `side` x `side`; without a side they must be of one size."""
+        """All images as uint8 [N, 3, H, W], stretched to `side` x `side`.
+
+        Without a side they must be of one size.
+        """
         first = _decoded(self.paths[0], side)
         images = np.empty((len(self), *first.shape), np.uint8)
         images[0] = first
@@ -83,7 +88,10 @@ Listing = tuple[Files, Tensor]
 
 
 def caltech101(root: Path | None) -> tuple[Listing, tuple[str, ...]]:
-    """The images of the 101 object categories and their names; `Faces` is class 0, `airplanes` is class 5."""
+    """The images of the 101 object categories and their names.
+
+    `Faces` is class 0, `airplanes` is class 5.
+    """
     folder = find("caltech101", root, CALTECH101_PLACES)
     names = [name for name in _class_names(folder) if name != BACKGROUND]
     _check_some(names, folder)

@@ -1,1 +1,4 @@
-"""The fast path of a step on a GPU: recorded, rewritten, compiled, captured; kernels for what libraries do slowly."""
+"""The fast path of a step on a GPU: recorded, rewritten, compiled, captured.
+
+Kernels for what libraries do slowly.
+"""

@@ -33,7 +33,10 @@ def as_traced(module: Any, inputs: Sequence[Tensor]) -> Callable[..., Any]:
 
 
 def ready(module: Any, inputs: Sequence[Tensor], backend: Backend, said: set[str]) -> Callable[[], object]:
-    """What a replay calls. Trying it writes into the inputs; `said` holds the warnings that were given already."""
+    """What a replay calls.
+
+    Trying it writes into the inputs; `said` holds the warnings that were given already.
+    """
     run = _compiled(module, inputs, backend, said)
     if not inputs[0].is_cuda:
         return lambda: run(*inputs)
@@ -85,8 +88,11 @@ def _warmed(run: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
 
 @cache
 def _pool(device: torch.device) -> Any:
-    """The memory in which all recorded steps compute. What outlives a replay lies in a deck's buffers, outside of it,
-    and no two replays run at once: so they can share it, and a large model's activations are held once."""
+    """The memory in which all recorded steps compute.
+
+    What outlives a replay lies in a deck's buffers, outside of it, and no two replays run at once: so they can share
+    it, and a large model's activations are held once.
+    """
     return torch.cuda.graph_pool_handle()
 
 

@@ -53,8 +53,10 @@ def _(x: Tensor, w: Tensor, kh: int, kw: int) -> Tensor:
 
 @torch.library.custom_op("unfed::stacked_conv_weight", mutates_args=())
 def stacked_conv_weight(x: Tensor, dy: Tensor, kh: int, kw: int, margin: int) -> Tensor:
-    """Σ over windows of x ⊗ dy in partial sums [parts, C, KH·KW·I + 1, O], at least float32, and Σ dy as the last row;
-    `dy` has `margin` zeros around."""
+    """Σ over windows of x ⊗ dy, and Σ dy as the last row, in partial sums.
+
+    They are [parts, C, KH·KW·I + 1, O], at least float32; `dy` has `margin` zeros around.
+    """
     x, dy = x.contiguous(), dy.contiguous()
     height, width = _outputs(x, dy.shape[4], kh, kw)[2:4]
     if kernels.usable(x):
@@ -142,7 +144,10 @@ def rewrite(module: GraphModule, stack: int) -> int:
 
 
 def _fits(arguments: Any, stack: int) -> bool:
-    """Stride 1, no dilation, square kernel and padding, one group per client: what the operators are made for."""
+    """Stride 1, no dilation, square kernel and padding, one group per client.
+
+    What the operators are made for.
+    """
     w, _, stride, padding, dilation, transposed, _, groups = arguments
     value = w.meta["val"]
     square = len(stride) == 2 and value.shape[2] == value.shape[3] and len(set(padding)) == 1

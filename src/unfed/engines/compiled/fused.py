@@ -1,4 +1,6 @@
-"""A whole block of a stack of clients, forward and backward: convolution, group norm, ReLU, 2×2 max-pool.
+"""A whole block of a stack of clients, forward and backward.
+
+Convolution, group norm, ReLU, 2×2 max-pool.
 
     y = conv(x, w) + b        μ, σ over one image        x̂ = (y − μ)/σ        z = γ x̂ + β        p = max(0, max₂ₓ₂ z)
 
@@ -30,7 +32,10 @@ aten: Any = torch.ops.aten
 
 
 def fits(x: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
-    """Whether the four layers are the ones above, on images with even sides, with channels the kernels can take."""
+    """Whether the four layers are the ones above, in sizes that the kernels can take.
+
+    Images have even sides.
+    """
     if not (isinstance(conv, nn.Conv2d) and isinstance(norm, nn.GroupNorm) and isinstance(pool, nn.MaxPool2d)):
         return False
     kernel, padding = conv.kernel_size[0], conv.padding[0]
@@ -46,7 +51,10 @@ def fits(x: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, pool: nn.
 
 
 def fused_block(x: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, pool: nn.Module) -> Tensor | None:
-    """`pool(relu(norm(conv(x))))` of one client [B, I, H, W], mapped over clients or alone; None if it does not fit."""
+    """`pool(relu(norm(conv(x))))` of one client [B, I, H, W], mapped over clients or alone.
+
+    None if it does not fit.
+    """
     if not handwritten.chosen.blocks or not fits(x, conv, norm, relu, pool):
         return None
     assert isinstance(conv, nn.Conv2d) and isinstance(norm, nn.GroupNorm) and conv.bias is not None
@@ -113,7 +121,10 @@ def stacked_block(
     x: Tensor, w: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, kh: int, kw: int, columns: int, padding: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """x [C, B, H, W, I], w [C, KH·KW·J, O] -> p, winners, y, (μ, 1/σ) [2, C, B], and x as `laid_out` for w."""
+    """The block of a stack: x [C, B, H, W, I], w [C, KH·KW·J, O].
+
+    Gives p, winners, y, (μ, 1/σ) [2, C, B], and x as `laid_out` for w.
+    """
     x, w = x.contiguous(), w.contiguous()
     fast = kernels.usable(x)
     wide = (kernels.laid_out if fast else laid_out)(x, columns, padding, w.shape[1] // (kh * kw))
@@ -139,11 +150,14 @@ def stacked_block_backward(
     dp: Tensor, x: Tensor, turned: Tensor, gamma: Tensor, beta: Tensor, winners: Tensor, y: Tensor, moments: Tensor,
     kh: int, kw: int, padding: int, wants_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """dx (or nothing), dw with db as its last row in partial sums [parts, C, KH·KW·J + 1, O], and (dγ, dβ) per image
-    [2, C, B, O]: whoever asked adds them up, in the kernel that uses them.
+    """The gradients of a stack's block: dx (or nothing), dw, dγ and dβ.
+
+    dw has db as its last row, in partial sums [parts, C, KH·KW·J + 1, O]; (dγ, dβ) come per image [2, C, B, O]: whoever
+    asked adds them up, in the kernel that uses them.
 
     `x` is the input as it was laid out, `turned` [C, KH·KW·O, J] the kernel turned around (square, where dx is wanted),
-    `padding` what dx leaves out."""
+    `padding` what dx leaves out.
+    """
     run = kernels.backward if kernels.usable(x) else backward
     return run(dp.contiguous(), x, turned, gamma, beta, winners, y, moments, kh, kw, padding, wants_x)
 
@@ -259,20 +273,26 @@ def backward(
 
 
 def _quarters(y: Tensor) -> Tensor:
-    """[C, B, H, W, O] to [C, B, H/2, W/2, 4, O], the four in the order in which PyTorch's max-pool looks at them."""
+    """The four pixels of every pooling window: [C, B, H, W, O] to [C, B, H/2, W/2, 4, O].
+
+    In the order in which PyTorch's max-pool looks at them.
+    """
     clients, images, height, width, channels = y.shape
     cells = y.view(clients, images, height // 2, 2, width // 2, 2, channels)
     return cells.permute(0, 1, 2, 4, 3, 5, 6).flatten(4, 5)
 
 
 def _winner(y: Tensor, gamma: Tensor) -> Tensor:
-    """Which of the four has the largest z: the largest y where γ > 0, the smallest where γ < 0, else the first."""
+    """Which of the four has the largest z.
+
+    The largest y where γ > 0, the smallest where γ < 0, else the first.
+    """
     signs = gamma.sign().to(y.dtype)[:, None, None, None, None]
     return (_quarters(y) * signs).argmax(4, keepdim=True)
 
 
 def _standard(y: Tensor, moments: Tensor) -> Tensor:
-    """x̂ = (y − μ)/σ"""
+    """The normalised values x̂ = (y − μ)/σ."""
     mean, inverse = moments[..., None, None, None].unbind(0)
     return (y.to(moments.dtype) - mean) * inverse
 

@@ -30,7 +30,10 @@ BUSY = 512
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles of one kernel: rows (pixels, windows), the kernel's entries, channels; warps and stages of the pipeline."""
+    """Tiles of one kernel: rows (pixels, windows), the kernel's entries, channels.
+
+    Warps and stages of the pipeline.
+    """
 
     rows: int
     entries: int = 0
@@ -60,7 +63,10 @@ tuning = Tuning()
 
 
 def usable(x: Tensor) -> bool:
-    """Whether the kernels serve this tensor: Triton is there, and it is float32 or a half on a CUDA device."""
+    """Whether the kernels serve this tensor.
+
+    Triton is there, and it is float32 or a half on a CUDA device.
+    """
     return handwritten.chosen.triton and HERE and x.is_cuda and x.dtype in (torch.float32, *HALVES)
 
 
@@ -75,7 +81,9 @@ def precision(x: Tensor) -> str:
 
 
 def affordable(tiles: Tiles, per_row: int, once: int, memory: int) -> Tiles:
-    """The same tiles with fewer stages, then fewer rows, until the pipeline fits into a multiprocessor's shared memory.
+    """Tiles small enough for a multiprocessor's shared memory.
+
+    The same tiles with fewer stages, then fewer rows, until the pipeline fits.
 
     A stage holds `per_row` bytes for every row and `once` bytes besides; the last one is being computed on.
     """
@@ -88,7 +96,10 @@ def affordable(tiles: Tiles, per_row: int, once: int, memory: int) -> Tiles:
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have; without a device (Triton's interpreter) as much as it likes."""
+    """Bytes of shared memory that a program may have.
+
+    Without a device (Triton's interpreter) as much as it likes.
+    """
     if device.type != "cuda":
         return 1 << 40
     import triton
@@ -119,7 +130,9 @@ def forward(
 
 
 def convolve(x: Tensor, w: Tensor, y: Tensor, kh: int, kw: int, bias: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
-    """y = conv(x, w) + bias with the statistics of its tiles, or without bias the product alone; and the sizes used.
+    """y = conv(x, w) + bias with the statistics of its tiles, or without bias the product alone.
+
+    And the sizes used.
 
     Statistics belong to one image, so a tile then lies within one. Without them, images smaller than a tile share it.
     """

@@ -1,4 +1,6 @@
-"""A step of a stack, recorded once and replayed: traced, rewritten, compiled, captured in a CUDA graph.
+"""A step of a stack, recorded once and replayed.
+
+Traced, rewritten, compiled, captured in a CUDA graph.
 
     batch(t) ─► loss ─► ∇ ─► advance ─► carry, t + 1          everything on the device; nothing comes from the host
 
@@ -55,8 +57,11 @@ WITH_LAYER_NORMS: Options = {"triton.mix_order_reduction": False}
 
 
 def recordable(phase: Phase) -> bool:
-    """Whether every step of the phase is the same. A rule that acts every n-th step, or that may stop a client early,
-    makes a visit that happens once: it is not worth a recording."""
+    """Whether every step of the phase is the same.
+
+    A rule that acts every n-th step, or that may stop a client early, makes a visit that happens once: it is not worth
+    a recording.
+    """
     rules = (*phase.after, *phase.penalties)
     return phase.stop is None and phase.optimiser.plateau is None and all(r.get("every", 1) == 1 for r in rules)
 
@@ -123,14 +128,17 @@ class Deck:
         return self._steps[shape]
 
     def dealing(self) -> Callable[[], object]:
-        """Shuffles anew for the clients that begin a pass, as `visit` says; recording it writes into the buffers."""
+        """Shuffles anew for the clients that begin a pass, as `visit` says.
+
+        Recording it writes into the buffers.
+        """
         if self._deal is None:
             # Not compiled: it runs once a pass, and the compiler puts 32-bit numbers where a hash needs 64.
             self._deal = self._record(len(self.buffers["held"][0]), self._shuffle, as_traced)
         return self._deal
 
     def seat(self, held: Held, places: Tensor, course: Course) -> None:
-        """Take in which rows the clients hold; nothing happens for those who sat here in the round before."""
+        """Load the rows that the clients hold; nothing is copied for those of the round before."""
         who = (held, course.bytes)
         if self._seated is not None and self._seated[0] is held and self._seated[1] == who[1]:
             return
@@ -230,7 +238,10 @@ class Replay(Stint):
     """One phase on one stack, by replaying recorded steps."""
 
     def __call__(self, carry: Carry, done: Integers) -> tuple[Carry, list[int], list[int]]:
-        """The carry after the phase, and per client: the steps taken, and the D_u rows seen where those are counted."""
+        """The carry after the phase, and the number of steps that each client took.
+
+        Also the D_u rows seen, where those are counted.
+        """
         total, done = self.course.total, done[self.order]
         steps = int(total[0])
         if steps == 0:
@@ -263,13 +274,19 @@ class Replay(Stint):
         return at(deck.buffers["carry"], back), total[np.argsort(self.order)].tolist(), marked
 
     def _sorted(self, tree: Any) -> Any:
-        """In the order of the stack; what is spread over all clients stays as it is, and so does a stack of one."""
+        """In the order of the stack.
+
+        What is spread over all clients stays as it is, and so does a stack of one.
+        """
         if len(self.order) == 1:
             return tree
         return pytree.tree_map(lambda t: t if t.stride(0) == 0 else t[self.places], tree)
 
     def _visit(self) -> Tensor:
-        """Keys, passes, who begins one, and the keys of labels that are drawn once; passes change from turn to turn."""
+        """Keys, passes, who begins one, and the keys of labels that are drawn once.
+
+        Passes change from turn to turn.
+        """
         visit = torch.zeros((4, len(self.names)), dtype=torch.int64)
         visit[0] = torch.tensor(visits(self.plan, self.phase, self.names))
         if (labels := labels_of(self.plan, self.phase, self.names)) is not None:
@@ -277,7 +294,9 @@ class Replay(Stint):
         return visit
 
     def _shape(self, t: int) -> Shape:
-        """Which recorded step serves step t: the stack's width, halved while that saves work, and the batch's.
+        """Which recorded step serves step t.
+
+        The stack's width, halved while that saves work, and the batch's.
 
         Row weights let one recording serve batches of any size up to its own. Only batch statistics pay for weights, so
         full batches have a recording without them where a model has such statistics, and nowhere else.
@@ -293,8 +312,10 @@ class Replay(Stint):
         return Shape(width, rows, not self.template.batch_normed or bool((sizes < rows).any()))
 
     def _tree(self, carry: Carry) -> dict[str, Any]:
-        """Everything a step reads, in the shapes that the buffers need; rectangles are padded so that cohorts share a
-        recording."""
+        """Everything a step reads, in the shapes that the buffers need.
+
+        Rectangles are padded so that cohorts share a recording.
+        """
         device, count = self.places.device, len(self.course.total)
         dtype = next(iter(carry["params"].values())).dtype
         width, steps = self._rectangle()

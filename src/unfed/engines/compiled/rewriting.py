@@ -15,8 +15,10 @@ OVER_ROWS = (([0], True), ([0], True, None))
 
 
 def insert(graph: Graph, before: Node, function: Any, *arguments: Any) -> Any:
-    """Copy what `function` does into the graph; the nodes that stand for what it returns. Arguments are nodes of the
-    graph, or constants."""
+    """Copy what `function` does into the graph; the nodes that stand for what it returns.
+
+    Arguments are nodes of the graph, or constants.
+    """
     tensors = [a for a in arguments if isinstance(a, Node)]
 
     def bound(*values: Tensor) -> Any:
@@ -52,8 +54,10 @@ def replace(graph: Graph, node: Node, result: Any) -> None:
 
 
 def lift(module: GraphModule, device: torch.device) -> list[Tensor]:
-    """Make inputs of all tensors that a trace found outside of its inputs, such as a data set or a number that was
-    written into a tensor; the tensors, on the device, in the order in which they are to follow the other inputs.
+    """Make inputs of all tensors that a trace found outside of its inputs.
+
+    Such as a data set, or a number that was written into a tensor. Gives the tensors, on the device, in the order in
+    which they are to follow the other inputs.
 
     As attributes they trip the compiler where one lies on the host, and no CUDA graph can read one there.
     """
@@ -76,7 +80,10 @@ def lift(module: GraphModule, device: torch.device) -> list[Tensor]:
 
 
 def sums(node: Node, columns: int) -> list[Node]:
-    """Who adds up the rows of a tensor that is a linear layer's gradient: as [rows, columns], over the rows."""
+    """Who adds up the rows of a tensor that is a linear layer's gradient.
+
+    As [rows, columns], over the rows.
+    """
     shape, found = node.meta["val"].shape, list[Node]()
     for user in node.users:
         if user.target in VIEWS:

@@ -1,4 +1,6 @@
-"""The kernels of `fused.py` and `convolution.py`, which have the formulas. Apart from them: Triton is not everywhere.
+"""The kernels of `fused.py` and `convolution.py`, which have the formulas.
+
+Apart from them: Triton is not everywhere.
 
 Every image lies channels-last and padded, so the window of an output pixel is KH runs of KW·CIN neighbouring numbers,
 and entry k of the flattened kernel lies at (k div RUN)·x_row + k mod RUN behind the window's first number.
@@ -12,8 +14,11 @@ import triton.language as tl
 
 @triton.jit
 def _offsets(k, x_row: tl.constexpr, RUN: tl.constexpr, K: tl.constexpr, VEC: tl.constexpr):
-    """Where the kernel's entries k lie, relative to a window's first number. Entries behind the last one read what the
-    first ones read, and are not stored. VEC neighbours lie side by side, which the compiler cannot see by itself."""
+    """Where the kernel's entries k lie, relative to a window's first number.
+
+    Entries behind the last one read what the first ones read, and are not stored. VEC neighbours lie side by side,
+    which the compiler cannot see by itself.
+    """
     if k.shape[0] > 2 * K:  # noqa: SIM108 (Triton decides it while it compiles)
         k = k % K
     else:
@@ -28,8 +33,10 @@ def conv(
     K: tl.constexpr, NT: tl.constexpr, STATS: tl.constexpr, VEC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BM pixels times BN channels of one unit (an image, or all of a client's): y = conv + b, and for the norm of an
-    image the tile's mean and spread."""
+    """BM pixels times BN channels of one unit (an image, or all of a client's).
+
+    y = conv + b, and for the norm of an image the tile's mean and spread.
+    """
     tile, unit, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     at = (client * tl.num_programs(1) + unit).to(tl.int64)
     m = (tile // NT) * BM + tl.arange(0, BM)
@@ -78,8 +85,11 @@ def spread_out(
     x, out, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CIN: tl.constexpr, PADDING: tl.constexpr, COLUMNS: tl.constexpr,
     WIDE: tl.constexpr, TO: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One line of padded images: WIDE pixels of TO numbers, the first COLUMNS·CIN of them the pixel and its right-hand
-    neighbours, side by side, the others zero."""
+    """One line of padded images.
+
+    WIDE pixels of TO numbers, the first COLUMNS·CIN of them the pixel and its right-hand neighbours, side by side, the
+    others zero.
+    """
     at, line = tl.program_id(0).to(tl.int64), tl.program_id(1)
     k = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     entry, source = k % TO, line - PADDING
@@ -239,7 +249,10 @@ def weight(
     MARGIN: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BK entries of the kernel times BN channels of one client: Σ window ⊗ dy over SHARE pixels, and Σ dy."""
+    """BK entries of the kernel times BN channels of one client.
+
+    Σ window ⊗ dy over SHARE pixels, and Σ dy.
+    """
     tile, split, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     k = (tile // NT) * BK + tl.arange(0, BK)
     n = (tile % NT) * BN + tl.arange(0, BN)

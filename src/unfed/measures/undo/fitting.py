@@ -59,7 +59,10 @@ def put_in(start: Params, free: Params) -> Params:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is minimised: the loss of the model that the free tensors make, and what they are punished for."""
+    """What is minimised.
+
+    The loss of the model that the free tensors make, and what they are punished for.
+    """
 
     template: Template
     build: Callable[[Params, Params], Params] = put_in
@@ -82,7 +85,10 @@ def fit(problem: Problem, tasks: Sequence[Task], pool: Pool, budget: Budget) -> 
 
 
 def batches(rows: Tensor, budget: Budget) -> Tensor:
-    """[steps, batch] positions of the pool: shuffled passes over the rows, one after the other, cut into batches."""
+    """[steps, batch] positions of the pool.
+
+    Shuffled passes over the rows, one after the other, cut into batches.
+    """
     size = min(budget.batch, len(rows))
     needed, turns = size * max(budget.stops), 0
     order: list[Tensor] = []
@@ -113,7 +119,10 @@ def one(problem: Problem, task: Task, pool: Pool, budget: Budget) -> Iterator[tu
 
 
 def stacked(problem: Problem, tasks: Sequence[Task], pool: Pool, budget: Budget) -> Looks:
-    """The same for all tasks at once; their free tensors must have the same names, their batches the same size."""
+    """The same for all tasks at once.
+
+    Their free tensors must have the same names, their batches the same size.
+    """
     free, start = _stack([t.free for t in tasks]), _stack([t.start for t in tasks])
     moments, everywhere = _moments(free), (0, 0, 0, 0, None)
     for number, at in enumerate(torch.stack([batches(task.rows, budget) for task in tasks], dim=1), 1):

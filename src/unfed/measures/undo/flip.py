@@ -32,7 +32,10 @@ INVERSES = {
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What an attacker knows about how a model was made: the title of the method, and what it did to which tensors."""
+    """What an attacker knows about how a model was made.
+
+    The title of the method, and what it did to which tensors.
+    """
 
     title: str
     perturbed: Perturbed | None = None
@@ -55,7 +58,10 @@ class Knowledge:
 
 
 def flipped(params: Params, choices: Sequence[Choice], inverse: str) -> Params:
-    """The params with these tensors turned back; one that cannot be turned (no such kernel) changes its sign."""
+    """The params with these tensors turned back.
+
+    One that cannot be turned (no such kernel) changes its sign.
+    """
     for choice in choices:
         try:
             params = PERTURBATIONS[inverse](params, [choice])

@@ -42,7 +42,10 @@ class Effort:
 
 @dataclass(frozen=True, eq=False)
 class Models:
-    """The model a method left, the one it began at (θ*), and Retrain's; of one that is missing, the reason."""
+    """The model a method left, the one it began at (θ*), and Retrain's.
+
+    Of one that is missing, the reason.
+    """
 
     unlearned: Params
     before: Params | str

@@ -1,4 +1,6 @@
-"""realign: turn layers back or draw them anew, fit them on a few retained rows, and see whether the leaver returns.
+"""Realign: turn layers back or draw them anew, and fit them on a few retained rows.
+
+Does the leaver return?
 
     for S in single layers, all perturbed layers, all hidden layers:
         θ_S ← perturb⁻¹(θ_S)  or  a fresh draw;     fit θ_S on n retained rows, the rest frozen;     look at some steps

@@ -1,4 +1,6 @@
-"""Stochastic depth (Huang et al., ECCV 2016): drop a whole residual branch of a row, or scale what is kept.
+"""Stochastic depth (Huang et al., ECCV 2016).
+
+Drop a whole residual branch of a row, or scale what is kept.
 
     x · keep / (1 − p)          keep ~ Bernoulli(1 − p), one draw per row
 

@@ -19,7 +19,10 @@ from unfed.model.networks.drop import StochasticDepth
 
 
 class Stage(NamedTuple):
-    """Blocks of one width: how far they expand, their kernel, the first one's stride, channels in and out, how many."""
+    """Blocks of one width.
+
+    How far they expand, their kernel, the first one's stride, channels in and out, how many.
+    """
 
     expand: int
     kernel: int
@@ -97,7 +100,10 @@ class MBConv(nn.Module):
 
 
 class EfficientNet(nn.Module):
-    """The network; `features` is a submodule here, as in torchvision: what enters `classifier` is its pooled output."""
+    """The network; `features` is a submodule here, as in torchvision.
+
+    What enters `classifier` is its pooled output.
+    """
 
     head_name = "classifier"
 

@@ -71,7 +71,10 @@ class ResNet(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Convolutions by He's rule over their outputs, as torchvision does; the rest keeps PyTorch's own rules."""
+        """Convolutions by He's rule over their outputs, as torchvision does.
+
+        The rest keeps PyTorch's own rules.
+        """
         for part in self.modules():
             if isinstance(part, nn.Conv2d):
                 nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")

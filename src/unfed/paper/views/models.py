@@ -1,4 +1,7 @@
-"""The models that the paper's analyses compare, of a run's first repetition; round 0 is where fine-tuning starts."""
+"""The models that the paper's analyses compare, of a run's first repetition.
+
+Round 0 is where fine-tuning starts.
+"""
 
 from __future__ import annotations
 

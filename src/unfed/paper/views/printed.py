@@ -1,4 +1,7 @@
-"""The paper's own rows, and ours beside them: one merged table per item, with a verdict in every cell."""
+"""The paper's own rows, and ours beside them.
+
+One merged table per item, with a verdict in every cell.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def alone(item: Item) -> Grid | None:
 
 
 def merged(item: Item, rows: Sequence[Row]) -> tuple[Grid, dict[str, Any]] | None:
-    """Paper | ours (difference) verdict, metric by metric; costs as ratios to Retrain's and in the paper's units."""
+    """Paper | ours (difference) verdict, metric by metric.
+
+    Costs as ratios to Retrain's and in the paper's units.
+    """
     ours = {(row.request, ALSO.get(name_of(row.method), name_of(row.method))): row for row in rows}
     found = [
         row for row in (published(item.published) if item.published else ()) if (where(row), row["method"]) in ours

@@ -58,7 +58,10 @@ def of_lines(item: Item, found: Mapping[str, ByRule]) -> Section:
 
 
 def rules_grid(found: Mapping[str, ByRule]) -> Grid:
-    """The average gap under each rule: the paper's looks at Retrain to choose the round, the others do not."""
+    """The average gap under each rule.
+
+    The paper's looks at Retrain to choose the round, the others do not.
+    """
     body = []
     for name, own in found.items():
         by_method = {rule: {row.method: row for row in rows} for rule, rows in own.items()}
@@ -70,7 +73,10 @@ def rules_grid(found: Mapping[str, ByRule]) -> Grid:
 
 
 def lead(name: str, own: ByRule) -> str:
-    """How far NoT is ahead of the next method under each rule: how much of a lead is the choice of the round?"""
+    """How far NoT is ahead of the next method under each rule.
+
+    How much of a lead is the choice of the round?
+    """
     told = []
     for rule, found in own.items():
         gaps = {row.method: row.average_gap.mean for row in found if not (row.is_reference or row.is_before)}

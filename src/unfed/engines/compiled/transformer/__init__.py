@@ -1,4 +1,6 @@
-"""An optional part: attention over few tokens, and GELU, for vision transformers that train in half precision.
+"""An optional part.
+
+Attention over few tokens, and GELU, for vision transformers that train in half precision.
 
 A recorded step meets it in `short_attention` and `rewrite` and nowhere else: without them it computes the same, slower
 (`docs/performance.md` says by how much).

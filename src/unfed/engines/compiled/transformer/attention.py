@@ -1,4 +1,6 @@
-"""Attention of short sequences, for one client in half precision: forward, and backward with the bias's gradient.
+"""Attention of short sequences, for one client in half precision.
+
+Forward, and backward with the bias's gradient.
 
     P = softmax(q kᵀ / √d)          o = P v             ℓ = log₂ Σ exp(q kᵀ / √d), kept instead of P
 
@@ -89,7 +91,10 @@ attention.register_autograd(_differentiate, setup_context=_keep)
 
 
 def rewrite(module: GraphModule) -> int:
-    """Let biases take their gradients from the partial sums instead of adding up dx once more; how many did."""
+    """Let biases take their gradients from the partial sums instead of adding up dx once more.
+
+    How many did.
+    """
     changed = 0
     for node in list(module.graph.nodes):
         if node.target is not torch.ops.unfed.attention_backward.default:

@@ -1,4 +1,6 @@
-"""GELU of half-precision activations; backward, together with the gradient of the bias in front of it.
+"""GELU of half-precision activations.
+
+Backward, together with the gradient of the bias in front of it.
 
     gelu(x) = x Φ(x)        dx = dy (Φ(x) + x φ(x))        db = Σ dx        φ(x) = exp(−x²/2) / √2π
 
@@ -61,7 +63,10 @@ def with_sums(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rewrite(module: GraphModule) -> int:
-    """Replace the GELUs of half-precision activations, and those of their gradients that a bias adds up; how many."""
+    """Replace the GELUs of half-precision activations, and those of their gradients that a bias adds up.
+
+    How many.
+    """
     changed = 0
     for node in list(module.graph.nodes) if handwritten.chosen.gelu else ():
         if node.op != "call_function" or node.kwargs.get("approximate", "none") != "none":

@@ -1,4 +1,6 @@
-"""The kernels of `gelu.py` and `attention.py`, which have the formulas. Apart from them: Triton is not everywhere.
+"""The kernels of `gelu.py` and `attention.py`, which have the formulas.
+
+Apart from them: Triton is not everywhere.
 
 Sums are float32, in a fixed order, never by atomics: the same step gives the same bits.
 """
@@ -20,7 +22,7 @@ def _normal(x):
 
 @triton.jit
 def gelu(x, y, count, BLOCK: tl.constexpr):
-    """y = x Φ(x)"""
+    """The forward pass y = x Φ(x)."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < count, other=0.0).to(tl.float32)
     below, _ = _normal(value)
@@ -81,8 +83,11 @@ def attend_backward(
     x, out, level, dout, dx, sums, scale, scale2, LENGTH: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     LP: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One head of one image. Scores lie keys × queries, so that the widest products have the keys in their rows.
-    Rows behind the last one are zeros: a query's contribute nothing, a key's are not stored."""
+    """One head of one image.
+
+    Scores lie keys × queries, so that the widest products have the keys in their rows. Rows behind the last one are
+    zeros: a query's contribute nothing, a key's are not stored.
+    """
     head, image = tl.program_id(0), tl.program_id(1)
     n, d = tl.arange(0, LP), tl.arange(0, D)
     ROW: tl.constexpr = 3 * HEADS * D
