@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
@@ -46,7 +47,7 @@ class InProcessGrid(Grid):
 
     @property
     def run(self) -> Any:
-        return None
+        return SimpleNamespace(run_id=1)
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None

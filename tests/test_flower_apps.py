@@ -1,0 +1,226 @@
+"""Apps that were not written for unfed, in the shape of Flower's quickstarts: one run trains, another one forgets.
+
+The two runs share nothing but the arrays; node ids are drawn anew in between, as Flower's simulator does. The leaver is
+asked to train zero times and to measure zero times; who it is it is asked once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs unfed[flower]")
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp import ClientApp
+from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server import LegacyContext, ServerConfig
+from flwr.server.strategy import FedAvg as LegacyFedAvg
+from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
+from flwr.serverapp.strategy import FedAvg, Strategy
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+from flower_grid import InProcessGrid
+from unfed.errors import UnfedError
+from unfed.flower import SubsetGrid, Unlearn, introduce, introduce_mod, negate, negate_arrays, node_with
+
+NODES = 4
+
+
+def part(context: Context) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Every fourth digit."""
+    digits, own = load_digits(), int(context.node_config["partition-id"])
+    return digits.data[own::NODES] / 16, digits.target[own::NODES]
+
+
+def run(app: ClientApp, first: int) -> InProcessGrid:
+    """The federation as another run sees it."""
+    return InProcessGrid([{"partition-id": k, "num-partitions": NODES} for k in range(NODES)], app, first)
+
+
+def asked(grid: InProcessGrid, node: int) -> Counter[str]:
+    return Counter(message.metadata.message_type for message in grid.asked(node))
+
+
+def forgotten(app: ClientApp, strategy: Callable[[], Strategy], arrays: ArrayRecord, perturb: Any) -> ArrayRecord:
+    """What two separate runs end with: one with everybody, one without partition 0."""
+    trained = strategy().start(run(app, 1000), arrays, num_rounds=2).arrays
+    later = run(app, 52000)
+    unlearn = Unlearn(strategy, perturb, node_with(partition_id=0), wait=0)
+    result = unlearn.start(later, trained, num_rounds=2)
+    assert asked(later, 52000) == {"query.unfed": 1}
+    assert asked(later, 52001) == {"query.unfed": 1, "train": 2, "evaluate": 2}
+    assert unlearn.refusals == []
+    return result.arrays
+
+
+# --- NumPy and scikit-learn: arrays without names, '0' and '1' --------------------------------------------------------
+
+
+def sklearn_app() -> ClientApp:
+    app = introduce(ClientApp())
+
+    def model(message: Message) -> LogisticRegression:
+        made = LogisticRegression(max_iter=5, warm_start=True)
+        made.classes_ = np.arange(10)
+        made.coef_, made.intercept_ = message.content.array_records["arrays"].to_numpy_ndarrays()
+        return made
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        (x, y), made = part(context), model(message)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # five steps are all that it shall do
+            made.fit(x, y)
+        arrays = ArrayRecord([made.coef_, made.intercept_])
+        return Message(
+            RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": len(x)})}), reply_to=message
+        )
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        (x, y), made = part(context), model(message)
+        metrics = MetricRecord({"accuracy": float(made.score(x, y)), "num-examples": len(x)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def test_a_scikit_learn_app_forgets_by_the_names_of_its_arrays() -> None:
+    start = ArrayRecord([np.zeros((10, 64)), np.zeros(10)])
+    found = forgotten(sklearn_app(), FedAvg, start, negate_arrays("0"))
+    assert list(found) == ["0", "1"] and found["0"].dtype == "float64"
+    x, y = load_digits(return_X_y=True)
+    coef, intercept = found.to_numpy_ndarrays()
+    assert float(((x / 16 @ coef.T + intercept).argmax(1) == y).mean()) > 0.8
+
+
+def test_numbered_arrays_are_taken_for_the_modules_own_if_they_fit() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    numbered = {str(k): t.clone() for k, t in enumerate(module.state_dict().values())}
+    changed = negate(module)(numbered)
+    assert bool((changed["0"] == -numbered["0"]).all()) and bool((changed["1"] == numbered["1"]).all())
+    with pytest.raises(UnfedError, match=r"not of this model; .* name the arrays to negate: negate_arrays\('0'\)"):
+        negate(module)(dict(list(numbered.items())[:3]))
+    with pytest.raises(UnfedError, match="There is no array '7' to negate; there are '0', '1', '2', '3'"):
+        negate_arrays("7")(numbered)
+
+
+# --- LoRA: adapters under the strategy's key, a second record beside them ---------------------------------------------
+
+
+class Adapters(FedAvg):
+    """Averages the adapters; the head's record stays what it is, a client's own affair."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        kept = []
+        for reply in replies:
+            alone = RecordDict({"adapters": reply.content["adapters"], "metrics": reply.content["metrics"]})
+            kept.append(Message(alone, reply_to=reply))
+        return super().aggregate_train(server_round, kept)
+
+
+def lora_app() -> ClientApp:
+    app = introduce(ClientApp())
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        adapters = message.content.array_records["adapters"].to_torch_state_dict()
+        torch.manual_seed(int(context.node_config["partition-id"]))
+        moved: Any = {name: t + 0.01 * torch.randn_like(t) for name, t in adapters.items()}
+        head: Any = {"head.weight": torch.full((2, 2), float("nan"))}  # nobody aggregates it, so nobody looks at it
+        metrics = MetricRecord({"num-examples": 10})
+        content = RecordDict({"adapters": ArrayRecord(moved), "head": ArrayRecord(head), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord({"loss": 1.0, "num-examples": 10})}), reply_to=message)
+
+    return app
+
+
+def test_a_second_record_that_the_strategy_does_not_aggregate_is_not_judged() -> None:
+    start: Any = {"layer.lora_A": torch.randn(4, 2), "layer.lora_B": torch.zeros(2, 4)}
+    strategy = lambda: Adapters(arrayrecord_key="adapters")  # noqa: E731
+    found = forgotten(lora_app(), strategy, ArrayRecord(start), negate_arrays("layer.lora_A"))
+    assert list(found) == ["layer.lora_A", "layer.lora_B"]
+
+
+# --- the older API: a client function, SecAgg+ ------------------------------------------------------------------------
+
+
+class Softmax(NumPyClient):
+    """One step of softmax regression."""
+
+    def __init__(self, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+        self.x, self.y = x, y
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        (weights,) = parameters
+        scores = np.exp(self.x @ weights)
+        wrong = scores / scores.sum(1, keepdims=True) - np.eye(10)[self.y]
+        return [weights - self.x.T @ wrong / len(self.x)], len(self.x), {}
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        return 0.0, len(self.x), {}
+
+
+def client_fn(context: Context) -> Any:
+    return Softmax(*part(context)).to_client()
+
+
+def secagg(grid: Any, weights: np.ndarray[Any, Any], rounds: int) -> list[np.ndarray[Any, Any]]:
+    """Rounds of FedAvg whose server sees sums only."""
+    ends: list[Any] = []
+
+    def seen(server_round: int, parameters: Any, config: Any) -> None:
+        ends.append(parameters)
+
+    strategy = LegacyFedAvg(
+        min_available_clients=3,
+        min_fit_clients=3,
+        min_evaluate_clients=3,
+        initial_parameters=ndarrays_to_parameters([weights]),
+        evaluate_fn=seen,
+    )
+    context = LegacyContext(Context(1, 1, {}, RecordDict(), {}), ServerConfig(num_rounds=rounds), strategy)
+    workflow = DefaultWorkflow(
+        fit_workflow=SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2, clipping_range=8.0, max_weight=500)
+    )
+    workflow(grid, context)
+    found: list[np.ndarray[Any, Any]] = parameters_to_ndarrays(ends[-1]) if not isinstance(ends[-1], list) else ends[-1]
+    return found
+
+
+class Separate(InProcessGrid):
+    """Nodes get copies, as they do over a wire: SecAgg+ empties the messages it reads."""
+
+    def _call(self, node: int, message: Message) -> Message:
+        copy = Message(deepcopy(message.content), node, message.metadata.message_type)
+        copy.metadata.__dict__.update(deepcopy(message.metadata.__dict__))
+        return super()._call(node, copy)
+
+
+def test_secure_aggregation_goes_on_over_a_grid_without_the_leaver() -> None:
+    configs = [{"partition-id": k} for k in range(NODES)]
+    grid = Separate(configs, ClientApp(client_fn, mods=[introduce_mod, secaggplus_mod]), 9000)
+    (weights,) = secagg(SubsetGrid(grid, node_with(partition_id=0), least=3, wait=0), np.zeros((64, 10)), 2)
+    assert asked(grid, 9000) == {"query.unfed": 1}
+    assert asked(grid, 9001)["train"] > 0
+    plain: Any = np.zeros((64, 10))
+    staying = [Softmax(*part(Context(1, k, {"partition-id": k}, RecordDict(), {}))) for k in (1, 2, 3)]
+    for _ in range(2):
+        updates = [client.fit([plain], {}) for client in staying]
+        plain = sum(n * w[0] for w, n, _ in updates) / sum(n for _, n, _ in updates)
+    assert float(np.abs(weights - plain).max()) < 1e-2  # up to the rounding of its whole numbers
