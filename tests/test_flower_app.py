@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -332,7 +333,7 @@ def test_init_writes_an_app_that_is_one_file(tmp_path: Path) -> None:
     assert raw["project"]["name"] == "my-app"
     options = Options.of(flatten_dict(raw["tool"]["flwr"]["app"]["config"]))
     assert options.min_nodes == options.config().partition.clients == 3
-    assert options.request() == Request("client-0", clients=("0",))
+    assert options.mode == "train" and options.request() is None  # nothing is compared unasked: a model to unlearn from
     keys = {name.replace("_", "-") for name in Options.__dataclass_fields__}
     assert keys == set(raw["tool"]["flwr"]["app"]["config"])  # `flwr run` changes only keys that stand in the file
     again = CliRunner().invoke(cli, ["flower", "init", str(tmp_path / "my app")])
@@ -358,3 +359,38 @@ def test_an_adopted_model_of_another_architecture_is_refused(tmp_path: Path) -> 
     storage.save(tmp_path / "other.safetensors", {"w": torch.zeros(2)}, {})
     with pytest.raises(UnfedError, match="belongs to another architecture"):
         serve(nodes(), values(tmp_path / "run", mode="unlearn", checkpoint=str(tmp_path / "other.safetensors")))
+
+
+def test_a_folder_that_is_taken_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
+    serve(nodes(), values(tmp_path / "run", mode="train"))
+    grid = nodes()
+    with pytest.raises(UnfedError, match="There is a run in .* already; go on with it by resume-from"):
+        serve(grid, values(tmp_path / "run", mode="train"))
+    assert grid.sent == []
+
+
+def test_a_run_that_was_stopped_says_so_and_how_to_go_on(tmp_path: Path) -> None:
+    class Stopped(InProcessGrid):
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+            if self.asked(1000, "train"):
+                raise SystemExit(0)  # what `flwr stop` makes of a server app
+            return super().send_and_receive(messages, timeout=timeout)
+
+    with pytest.raises(SystemExit):
+        serve(Stopped(nodes().nodes.values()), values(tmp_path / "run", mode="train"))
+    found = state(tmp_path / "run")
+    assert found["state"] == "stopped" and "go on with resume-from" in found["runs"][-1]["error"]
+
+
+def test_the_log_says_which_node_is_which_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("flwr").propagate = True
+    with caplog.at_level("INFO", "flwr"):
+        serve(nodes(), values(tmp_path / "run", mode="train"))
+    assert "unfed: client 2 is node 1002" in caplog.text
+
+
+def test_every_message_can_be_counted_by_flowers_own_mods(tmp_path: Path) -> None:
+    grid = nodes()
+    serve(grid, values(tmp_path / "run", mode="train"))
+    for message in [*grid.sent, *grid.replies]:
+        assert all(record.count_bytes() > 0 for record in message.content.config_records.values())

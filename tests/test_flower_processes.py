@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,3 +158,26 @@ def test_a_run_is_resumed_after_a_killed_superlink_and_survives_a_killed_node(de
     state = server.advance(NoT().begin(server), ["2"])
     for name, value in run.folder.load_model(job).items():
         torch.testing.assert_close(value, state.params[name], rtol=0, atol=1e-9)
+
+
+def test_the_example_forgets_a_partition_in_a_second_run_on_real_nodes(tmp_path: Path) -> None:
+    app, model = tmp_path / "example", tmp_path / "model.pt"
+    shutil.copytree(Path(__file__).parent.parent / "examples" / "flower", app, ignore=shutil.ignore_patterns("deploy"))
+    deployment = Deployment(tmp_path, nodes=3)
+    said = f'rounds=1 model="{model}"'
+
+    def run() -> list[int]:
+        command = ["flwr", "run", str(app), "local", "--stream", "--run-config", said]
+        subprocess.run(command, env=deployment.env, check=True, timeout=PATIENCE, capture_output=True)
+        return [deployment.received(node, kind) for node in range(3) for kind in ("train", "evaluate")]
+
+    try:
+        deployment.up()
+        assert run() == [1] * 6
+        project = app / "pyproject.toml"
+        project.write_text(project.read_text().replace("digits.before:app", "digits.after:app"))
+        assert run() == [1, 1, 2, 2, 2, 2]  # node 0 is partition 0: it is asked who it is, and nothing else
+    finally:
+        deployment.down()
+    before, after = (torch.load(f"{model}{end}", weights_only=True) for end in ("", ".unlearned"))
+    assert before.keys() == after.keys() and not torch.equal(before["0.weight"], after["0.weight"])

@@ -9,5 +9,6 @@ printf '[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "127.0.0.
     > "$FLWR_HOME/config.toml"
 until flwr ls local > /dev/null 2>&1; do sleep 1; done
 unfed flower init "$WHERE/tryout" --nodes 4
-flwr run "$WHERE/tryout" local --stream --federation-config 'num-supernodes=4 client-resources-num-cpus=1' "$@"
+flwr run "$WHERE/tryout" local --stream --federation-config 'num-supernodes=4 client-resources-num-cpus=1' \
+    --run-config 'mode="both" forget-clients="0"' "$@"
 kill "$(cat "$WHERE/pids/simulation")" && rm "$WHERE/pids/simulation"

@@ -52,11 +52,11 @@ clientapp = "unfed.flower.client:app"
 
 # `flwr run` can change only keys that stand here: --run-config 'mode="unlearn" forget-clients="3"'.
 [tool.flwr.app.config]
-mode = "both"            # train, unlearn, or both
+mode = "train"           # train, unlearn, or both (which only compares methods: nothing can be unlearned after it)
 run-folder = "{folder}"
 resume-from = ""         # a run folder to go on with; everything else is then read from it
 checkpoint = ""          # mode unlearn in a new run folder: the model file to start from
-forget-clients = "0"     # who leaves, with commas ...
+forget-clients = ""      # who leaves, with commas ...
 forget-classes = ""      # ... or which classes ...
 forget-samples = ""      # ... or which samples, a CSV file `client,position`
 request-id = ""          # the same id twice does nothing; empty: made from what is asked

@@ -67,8 +67,11 @@ def registered(*names: str) -> Leaver:
     return Leaver(f"a node registered as {words}", found, remedy="see the names with flwr supernode ls")
 
 
-def node_with(timeout: float = 60.0, **config: str | int) -> Leaver:
-    """The node whose config says so: `node_with(partition_id=0)`, `node_with(client_name="site-1")`."""
+def node_with(timeout: float = 300.0, **config: str | int) -> Leaver:
+    """The node whose config says so: `node_with(partition_id=0)`, `node_with(client_name="site-1")`.
+
+    Every node is asked, and starts a process for it: `timeout` is how many seconds that may take on a busy machine.
+    """
     wanted = {key.replace("_", "-"): str(value) for key, value in config.items()}
     odd = next((key for key in wanted if key not in KEYS), None)
     if odd is not None or not wanted:

@@ -66,7 +66,7 @@ class Census:
                 f" the most are {MOST_ROWS} rows, {MOST_PIXELS} numbers in each, {MOST_CLASSES} classes"
             )
         sizes = tuple(int(size) for size in shape)
-        allow = frozenset(str(words["allow"]).split(",")) & frozenset(policy.KINDS)
+        allow = frozenset(str(words.get("allow", "")).split(",")) & frozenset(policy.KINDS)
         return Census(rows["all"], rows["retain"], rows["forget"], rows["val"], sizes, classes, allow)
 
 

@@ -82,6 +82,11 @@ def run(grid: Grid, values: Mapping[str, Any], run_id: int = 0) -> Run:
     try:
         with plugins.allow_code() if options.allow_code else plugins.allow_only((), remedy):
             found = _work(grid, options, folder, run_id)
+    except (SystemExit, KeyboardInterrupt):  # `flwr stop`
+        if (folder / "run.json").exists():
+            mark(folder, run_id, "stopped", f"it was stopped; go on with resume-from={str(folder)!r}")
+        log.warning("unfed: the run was stopped; go on with resume-from=%r", str(folder))
+        raise
     except BaseException as error:
         if (folder / "run.json").exists():
             mark(folder, run_id, "failed", str(error) or type(error).__name__)
@@ -99,6 +104,8 @@ def _work(grid: Grid, options: Options, folder: Path, run_id: int) -> Run:
         directory.wait(options.min_nodes, describe(config, seed), options.wait_seconds)
         held = Holdings(public=_public(options.public, config), loads=options.server_data)
         world = flower_world(config, seed, directory, held, past)
+        for name in directory.names:
+            log.info("unfed: client %s is node %s", name, directory.node(name))
         for name, reason in nodes_of(world).refused.items():
             log.warning("unfed: client %s takes no part: %s", name, reason)
         return world
@@ -117,6 +124,10 @@ def _work(grid: Grid, options: Options, folder: Path, run_id: int) -> Run:
         mark(folder, run_id, "running")
         _unlearn(opened, options, request)
         return opened
+    if (folder / "run.json").exists():  # said before anybody is waited for and asked what it holds
+        raise UnfedError(
+            f"There is a run in {folder} already; go on with it by resume-from, or choose another run-folder."
+        )
     config = options.config()
     if options.mode == "both":
         assert request is not None

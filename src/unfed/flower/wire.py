@@ -28,7 +28,7 @@ from unfed.errors import UnfedError
 from unfed.flower.replies import decoded, tensor_bytes
 from unfed.model.params import Params
 
-FORMAT = 2
+FORMAT = 3
 TRAIN, MEASURE, SCORES, CENSUS = "train", "measure", "scores", "census"
 MESSAGE_TYPES = {TRAIN: "train", MEASURE: "evaluate", SCORES: "evaluate", CENSUS: "query"}
 """Which of Flower's kinds of message carries which kind of ask."""
@@ -84,7 +84,7 @@ class Ask:
             "drawn": self.drawn,
             "digest": self.digest,
         }
-        return RecordDict({"ask": ConfigRecord(words), **arrays})
+        return RecordDict({"ask": ConfigRecord(_said(words)), **arrays})
 
     @staticmethod
     def of(message: Message) -> Ask:
@@ -101,11 +101,11 @@ class Ask:
         try:
             ask = Ask(
                 str(words["kind"]),
-                str(words["client"]),
-                str(words["shard"]),
+                str(words.get("client", "")),
+                str(words.get("shard", "")),
                 _requests(str(words["scope"])),
                 _requests(str(words["gone"])),
-                str(words["body"]),
+                str(words.get("body", "")),
                 drawn=str(words["drawn"]),
             )
         except (KeyError, ValueError, TypeError) as error:
@@ -165,10 +165,15 @@ def answer(
     """The records of an answer. `refused` gives a reason: under "all", or under one of several measures."""
     said = {"client": ask.client, "digest": ask.digest, **(words or {})}
     said |= {f"refused.{part}": reason for part, reason in (refused or {}).items()}
-    records: dict[str, Any] = {"answer": ConfigRecord(dict(said))}
+    records: dict[str, Any] = {"answer": ConfigRecord(_said(said))}
     records |= {name: MetricRecord(dict(values)) for name, values in (numbers or {}).items()}
     records |= {name: to_arrays(group) for name, group in (tensors or {}).items()}
     return RecordDict(records)
+
+
+def _said(words: Mapping[str, Any]) -> dict[str, Any]:
+    """Words without the empty ones: Flower's own mods (`message_size_mod`) cannot count those."""
+    return {name: word for name, word in words.items() if word != ""}
 
 
 def to_arrays(tensors: Params) -> ArrayRecord:
