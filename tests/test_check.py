@@ -33,7 +33,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = Run.create(config, tmp_path_factory.mktemp("served") / "run")
     run.execute()
     run.forget(Request("leaves", clients=("1",)), until=1)
-    run.queue.file(Request("waits", clients=("2",)), "not", "1", 0)
+    run.queue.file(Request("waits", clients=("2",)), "ft", "1", 0)
     return run.folder.path
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from conftest import SMALL
 from test_run import Crash, crash_at, outcome
-from unfed import storage
 from unfed.client import step
 from unfed.client.batch import Batch, Draws
 from unfed.data import Request
@@ -22,6 +21,7 @@ from unfed.federation.state import State
 from unfed.methods import FedEraser
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
+from unfed.runs.histories import HistoryLog
 from unfed.runs.progress import Silence
 from unfed.runs.run import Run
 from worlds import slow
@@ -226,15 +226,18 @@ def test_a_served_request_purges_the_leaver_from_every_history(run: Run, method:
     states = list(run.folder.states())
     held = [history["clients"] for _, numbers in states for history in numbers.get("histories", {}).values()]
     assert held and not any("2" in clients for clients in held)
-    for path, _ in states:
-        tensors, numbers = storage.load(path)
-        for label, kept in numbers.get("histories", {}).items():
-            assert len(kept["own"]) == len(kept["clients"])
-            places = {n.split("/")[2] for n in tensors if n.startswith(f"history:{label}/own/")}
-            assert places <= {str(i) for i in range(len(kept["clients"]))}
+    for path, numbers in states:
+        for kept in HistoryLog(path).load(numbers).values():
+            assert "2" not in kept.own
+        if "log" in numbers:  # and no file of before is left beside it
+            assert b'"own","2"' not in path.with_name(numbers["log"]["file"]).read_bytes()
+            assert [p.name for p in path.parent.glob(f"{path.stem}.history-*")] == [numbers["log"]["file"]]
     files = {(item["file"], item["what"]) for item in run.info()["influence"]}
     assert ("models/0/train.safetensors", "a model that was trained with it") in files
-    assert ("state/0/train.safetensors", "history for fukd: records of others, made beside it") in files
+    assert any(
+        file.startswith("state/0/train.history-") and what == "history for fukd: records of others, made beside it"
+        for file, what in files
+    )
     assert not any("records of client 2" in what for _, what in files)
     assert not any(f"r1/{method}" in file and "trained with it" in what for file, what in files)
 

@@ -81,6 +81,16 @@ def append_line(path: Path, line: str) -> int:
         return file.tell()
 
 
+def write_at(path: Path, offset: int, data: bytes) -> None:
+    """Go on with a file at a place, over whatever a killed process left after it."""
+    with disk_errors(path), open(path, "r+b") as file:
+        file.truncate(offset)
+        file.seek(offset)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def cut(path: Path, length: int) -> None:
     """Shorten a file to what a saved state vouches for."""
     if path.exists() and path.stat().st_size > length:

@@ -8,7 +8,7 @@ temporary files) is no fault: it is cut off or swept when work goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from unfed.model.digest import digests, fingerprint
 from unfed.runs import vouching
 from unfed.runs.config import Config
 from unfed.runs.folder import RunFolder, numbers_at
+from unfed.runs.histories import HistoryLog
 from unfed.runs.requests import Entry
 
 
@@ -47,7 +48,7 @@ def check(folder: RunFolder) -> Found:
     entries = _told(found, folder.filed)
     if entries is not None:
         found.findings += _told(found, lambda: vouching.missing(folder.path, entries)) or []
-    states = _states(found, folder)
+    states = _states(found, folder, buried)
     lines = _told(found, folder.lines) or []
     _models(found, folder, states, buried)
     samples = list(_files(folder.path / "samples"))
@@ -84,13 +85,16 @@ def _files(folder: Path) -> Iterator[Path]:
     yield from sorted(folder.rglob("*.safetensors"))
 
 
-def _states(found: Found, folder: RunFolder) -> dict[Path, dict[str, Any]]:
+def _states(found: Found, folder: RunFolder, buried: Container[str]) -> dict[Path, dict[str, Any]]:
     states: dict[Path, dict[str, Any]] = {}
     for path in _files(folder.path / "state"):
         _told(found, lambda path=path: storage.verify(path, "saved state"))  # type: ignore[misc]
         numbers = _told(found, lambda path=path: numbers_at(path))  # type: ignore[misc]
         if numbers is not None:
             states[path] = numbers
+            log = path.with_name(str(numbers.get("log", {}).get("file", path.name)))
+            if log.relative_to(folder.path).as_posix() not in buried:
+                _told(found, lambda path=path, numbers=numbers: HistoryLog(path).verify(numbers))  # type: ignore[misc]
     return states
 
 

@@ -5,7 +5,8 @@ One documented, versioned layout, from which every table and report is computed 
     run.json                                   schema, config, versions, seeds, clients, model size
     trajectory.jsonl                           one line per evaluated round: all metrics, all ledger columns
     samples/SEED/JOB/ROUND.safetensors         per-sample loss, correctness, confidence, entropy of D_u and test
-    state/SEED/JOB.safetensors                 what a job needs to go on, and the histories that were recorded with it
+    state/SEED/JOB.safetensors                 what a job needs to go on
+    state/SEED/JOB.history-N                   the histories that were recorded up to that state (`histories.py`)
     models/SEED/JOB.safetensors                what came out of it
     undo/SEED/JOB.json                         what came back when somebody tried to undo it (`probe.py`)
     requests/NUMBER-ID.json                    deletion requests in the order in which they came, and where each stands
@@ -35,6 +36,7 @@ from unfed.methods import Method, State
 from unfed.model.digest import digests, fingerprint
 from unfed.model.params import Params
 from unfed.runs import presence, vouching
+from unfed.runs.histories import HistoryLog
 from unfed.runs.names import check_id, check_label
 from unfed.runs.requests import Entry, now
 from unfed.runs.schema import STATE, STATE_MAY, checked, checked_description
@@ -66,7 +68,6 @@ class Job:
         return Path(str(self.seed), self.request, self.label.replace(":", "."))
 
 
-_HISTORY = "history:"
 # Where a saved state keeps the params of the best epoch, where that is the model that counts.
 BEST = "best"
 
@@ -81,19 +82,6 @@ def numbers_at(path: Path) -> dict[str, Any] | None:
     return checked(storage.numbers_of(path), f"The saved state {path}", STATE, STATE_MAY)
 
 
-def _pack(histories: Mapping[str, History]) -> tuple[Params, dict[str, Any]]:
-    """Histories as tensors whose group is `history:LABEL`, and their numbers by label."""
-    packed = {label: history.pack() for label, history in histories.items()}
-    tensors = storage.join({f"{_HISTORY}{label}": tensors for label, (tensors, _) in packed.items()})
-    return tensors, {label: numbers for label, (_, numbers) in packed.items()}
-
-
-def _unpack(tensors: Params, numbers: Mapping[str, Any]) -> dict[str, History]:
-    groups = storage.part({n: t for n, t in tensors.items() if n.startswith(_HISTORY)})
-    kept = numbers.get("histories", {})
-    return {label: History.unpack(groups.get(f"{_HISTORY}{label}", {}), own) for label, own in kept.items()}
-
-
 class RunFolder:
     """Reads and writes the layout; knows nothing of training."""
 
@@ -101,6 +89,7 @@ class RunFolder:
         self.path = Path(path)
         self._writes = False
         self._prefix = vouching.Prefix(self.trajectory)
+        self._logs: dict[Path, HistoryLog] = {}
 
     # --- run.json -------------------------------------------------------------------------------------------------
 
@@ -230,15 +219,19 @@ class RunFolder:
     def save_state(
         self, job: Job, state: State, numbers: Mapping[str, Any], histories: Mapping[str, History] | None = None
     ) -> None:
-        """A state and the histories that belong to it.
+        """A state, and what changed in the histories that belong to it.
 
-        One file, so they can never come from two different rounds.
+        The state counts them, so they can never come from two different rounds.
         """
+        path, log = self.state_file(job), self._log(self.state_file(job))
         whole = {"round": state.round, "done": state.done, "model": state.model, "numbers": dict(state.numbers)}
         whole["bound"] = self._bound(state, numbers)
-        tensors = storage.join({"params": state.params, **state.tensors})
-        packed = _pack(histories or {})
-        storage.save(self.state_file(job), tensors | packed[0], {**whole, **numbers, "histories": packed[1]})
+        kept = log.save(histories or {}, (numbers_at(path) or {}).get("log"))
+        storage.save(path, storage.join({"params": state.params, **state.tensors}), {**whole, **numbers, **kept})
+        log.tidy()
+
+    def _log(self, state: Path) -> HistoryLog:
+        return self._logs.setdefault(state, HistoryLog(state))
 
     def _bound(self, state: State, numbers: Mapping[str, Any]) -> dict[str, Any]:
         """What a state vouches for besides itself."""
@@ -255,7 +248,7 @@ class RunFolder:
             return None
         tensors, numbers = storage.load(path, "saved state")
         checked(numbers, f"The saved state {path}", STATE, STATE_MAY)
-        groups = {n: g for n, g in storage.part(tensors).items() if not n.startswith(_HISTORY)}
+        groups = storage.part(tensors)
         state = State(
             params=groups.pop("params", {}),
             round=numbers["round"],
@@ -269,7 +262,7 @@ class RunFolder:
     def load_histories(self, job: Job) -> dict[str, History]:
         """What was recorded up to a job's saved state, by label; nothing where there is no state."""
         path = self.state_file(job)
-        return _unpack(*storage.load(path, "saved state")) if path.exists() else {}
+        return self._log(path).load(numbers_at(path) or {})
 
     def purge(self, seed: int, clients: Collection[str], methods: Mapping[str, Method]) -> None:
         """Take these clients' records out of every history in the folder; done twice, it does nothing."""
@@ -278,9 +271,10 @@ class RunFolder:
             if not any(set(clients) & set(history["clients"]) for history in kept.values()):
                 continue
             tensors, numbers = storage.load(path, "saved state")
-            left = {label: methods[label].purge(h, clients) for label, h in _unpack(tensors, numbers).items()}
-            packed, own = _pack(left), {n: t for n, t in tensors.items() if not n.startswith(_HISTORY)}
-            storage.save(path, own | packed[0], {**numbers, "histories": packed[1]})
+            left = {label: methods[label].purge(h, clients) for label, h in self._log(path).load(numbers).items()}
+            log = self._logs[path] = HistoryLog(path)  # all that is left goes into a new file, and the old one goes
+            storage.save(path, tensors, {**numbers, **log.save(left, numbers.get("log"))})
+            log.tidy()
 
     def numbers(self, job: Job) -> dict[str, Any] | None:
         return numbers_at(self.state_file(job))

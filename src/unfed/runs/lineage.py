@@ -247,7 +247,8 @@ def _carriers(
             for label, history in numbers.get("histories", {}).items():
                 own = [client for client in clients if client in history["clients"]]
                 what = f"records of client {', '.join(own)}" if own else "records of others, made beside it"
-                found.append((str(path.relative_to(folder.path)), f"history for {label}: {what}"))
+                log = path.with_name(str(numbers.get("log", {}).get("file", path.name)))
+                found.append((str(log.relative_to(folder.path)), f"history for {label}: {what}"))
     if (folder.path / "samples" / str(seed)).exists():
         found.append((f"samples/{seed}", "how models score its rows, kept as evidence"))
     return [{"request": request, "file": file, "what": what} for file, what in found]

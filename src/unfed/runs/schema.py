@@ -86,6 +86,7 @@ STATE_MAY: dict[str, Fits] = {
     "rounds": COUNT,
     "diary": TABLE,
     "histories": ("a table of histories, each with its clients", _histories),
+    "log": TABLE,
     "base": TABLE,
     "start": ("a whole number from 1 on", lambda value: _whole(value) and value >= 1),
     "bound": TABLE,
