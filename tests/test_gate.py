@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from conftest import SMALL
+from unfed.api import write_report
 from unfed.cli.main import main
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
@@ -178,6 +179,19 @@ def test_the_command_line_says_what_failed_and_takes_an_acceptance(
     assert code == 2 and "not known" in said
     code, said = call("--client", "2", "--within", "-1")
     assert code == 2 and "--within" in said
+
+
+def test_status_and_report_show_every_check_and_who_accepted(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.forget(LEAVES, "not", until=1, how=How(accept={"by": "somebody", "at": "2026-01-01T00:00:00Z"}))
+    page = write_report(run).read_text()
+    monkeypatch.setattr(sys, "argv", ["unfed", "status", str(run.folder.path)])
+    with pytest.raises(SystemExit):
+        main()
+    line = " ".join(capsys.readouterr().out.split())
+    for text in ("the drop of validation accuracy in points is", "more than 10", "not measured: ", "by somebody, 2026"):
+        assert text in line and text in page, text
 
 
 def test_utility_by_hand() -> None:

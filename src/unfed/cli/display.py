@@ -16,6 +16,7 @@ from unfed.cli.console import Console
 from unfed.report import tables
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
+from unfed.report.words import gate_words
 from unfed.runs.folder import Job
 from unfed.runs.progress import Clock, Silence
 from unfed.runs.run import Run
@@ -152,6 +153,7 @@ def request_line(request: Mapping[str, Any]) -> str:
         about.append(str(request["why"]).removesuffix("."))
     if request["state"] == "open" and request["expires"]:
         about.append(f"to be begun by {request['expires']}")
+    about += [f"{title.lower()}: {text}" for title, text in gate_words(request)]
     if request["owed"]:
         about.append(f"it stays owed: {request['way_out']}")
     return escape("; ".join(about) + ("." if request["owed"] else ""))

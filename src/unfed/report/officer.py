@@ -19,7 +19,7 @@ from unfed.model.digest import fingerprint, listing
 from unfed.report.figures import BySeed
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
-from unfed.report.words import date_text, headline, not_taken_out, span_text, subject_of
+from unfed.report.words import date_text, gate_words, headline, not_taken_out, span_text, subject_of
 
 SHOWN_CLIENTS = 40
 CELLS = 48  # of a strip; more rounds share a cell
@@ -93,6 +93,7 @@ def _standing(request: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("To be begun by", date_text(str(request["expires"]))))
     if request.get("why"):
         found.append(("Why", str(request["why"])))
+    found += gate_words(request)
     if request.get("owed"):
         found.append(("Still owed", f"its data is in no training; {request.get('way_out')}."))
     for tried in request.get("attempts") or []:

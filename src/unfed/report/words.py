@@ -18,6 +18,22 @@ from unfed.values import is_measured
 _LAST_CHOICE = ("ft", "before", "retrain")
 
 
+def gate_words(request: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the gate found of a request's model, check by check, and who put it in force if it did not pass."""
+    gate = request.get("gate") or {}
+    told = []
+    for check in gate.get("checks") or []:
+        value, text = check.get("value"), str(check.get("value"))
+        if is_measured(value):
+            how = "at most" if check["verdict"] == "passed" else "more than"
+            decides = "" if check.get("decides") else " (shown; it does not decide)"
+            text = f"{check['verdict']}: {check['what']} is {value:.3g}, {how} {check['bound']:.3g}{decides}"
+        told.append((f"Gate, {check['name']}", text))
+    if accepted := gate.get("accepted"):
+        told.append(("Gate, accepted", f"put in force all the same by {accepted.get('by')}, {accepted.get('at')}"))
+    return told
+
+
 def sentence(request: Mapping[str, Any], found: Sequence[Row]) -> str:
     """What happened, in one sentence that needs no knowledge of the field."""
     subject, plural = subject_of(request)
