@@ -19,7 +19,7 @@ from unfed.engines.base import Block, Context, Engine
 from unfed.engines.choice import Choice, choose
 from unfed.engines.compiled import capture, recorded
 from unfed.engines.mapped import _WrittenOut
-from unfed.engines.stack import Course
+from unfed.engines.stack import PhaseSteps
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.networks import build
@@ -280,7 +280,7 @@ def test_a_course_is_the_closed_form_of_the_passes(
 ) -> None:
     phase = Phase(batch=batch, epochs=epochs, steps=steps, cap=cap)
     listed = [(p.epoch, span) for p in passes(phase, n, 0) for span in p.steps]
-    course = Course.of(phase, [n])
+    course = PhaseSteps.of(phase, [n])
     assert course.total.tolist() == [len(listed)]
     for t, (epoch, (begin, end)) in enumerate(listed):
         begins, sizes = course.spans(t, 1)

@@ -31,7 +31,7 @@ from unfed.engines.base import Block, Context, PerClient
 from unfed.engines.compiled.capture import Untraceable
 from unfed.engines.compiled.recorded import Replay, recordable
 from unfed.engines.mapped import at, cut, expand, join, mappable_attention, stack, stacked_step
-from unfed.engines.stack import Course, Crew, Dealer, Held, Integers, Stint
+from unfed.engines.stack import BatchDealer, Crew, Integers, PaddedRows, PhaseSteps, StackedPhase
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.functional import Template
 from unfed.model.params import Params
@@ -71,7 +71,7 @@ class Batched:
         some = next(t for t in template.like.values() if t.is_floating_point())
         self._device = some.device
         self._compile = self._device.type == "cuda" if compile is None else compile
-        self._held: OrderedDict[tuple[str, tuple[str, ...]], Held] = OrderedDict()
+        self._held: OrderedDict[tuple[str, tuple[str, ...]], PaddedRows] = OrderedDict()
         self._held_bytes = 0
         self._kept_bytes: int | None = None
 
@@ -126,7 +126,7 @@ class Batched:
         for phase in plan.phases:
             counts = [len(self._resident(name).view(phase.view)) for name in clients]
             longest = max([longest, *(min(n, phase.batch + 1) for n in counts)])
-            for name, total in zip(clients, Course.of(phase, counts).total, strict=True):
+            for name, total in zip(clients, PhaseSteps.of(phase, counts).total, strict=True):
                 steps[name] += int(total)
         sources: dict[int, list[str]] = {}
         for name in sorted(clients, key=lambda name: -steps[name]):
@@ -145,13 +145,13 @@ class Batched:
         copies = 6 * sum(t.numel() * t.element_size() for t in self._template.like.values())
         return max(1, BUDGET_BYTES[self._device.type] // (2 * width * self._kept_bytes + copies))
 
-    def _view(self, names: tuple[str, ...], view: str) -> Held:
+    def _view(self, names: tuple[str, ...], view: str) -> PaddedRows:
         """The padded rows of these clients, kept for the next round.
 
         Full participation asks the same ones again.
         """
         if (view, names) not in self._held:
-            held = Held.of([self._clients[name] for name in names], view, self._device)
+            held = PaddedRows.of([self._clients[name] for name in names], view, self._device)
             self._held[view, names] = held
             self._held_bytes += held.bytes
         self._held.move_to_end((view, names))
@@ -181,7 +181,7 @@ class Batched:
             if number:
                 carry = self._begin_next(phase, carry)
             held = self._view(names, phase.view)
-            course = Course.of(phase, held.counts)
+            course = PhaseSteps.of(phase, held.counts)
             run = Replay if self._compile and recordable(phase) else Mapped
             at_work = run(self._template, plan, phase, Crew(names, held, course), shared, own)
             carry, taken, marked = at_work(carry, done[phase.view])
@@ -263,7 +263,7 @@ class Batched:
             yield name, {"count": _number(len(positions)), "batches": _number(len(steps)), **sums}
 
 
-class Mapped(Stint):
+class Mapped(StackedPhase):
     """One phase on one stack, step by step."""
 
     def __call__(self, carry: Carry, done: Integers) -> tuple[Carry, list[int], list[int]]:
@@ -272,7 +272,7 @@ class Mapped(Stint):
         Also the D_u rows seen, where those are counted.
         """
         total, phase = self.course.total, self.phase
-        dealer = Dealer(self.plan, phase, self.names, self.held, self.places, self.course)
+        dealer = BatchDealer(self.plan, phase, self.names, self.held, self.places, self.course)
         step = stacked_step(self.template, phase, self.shared)
         active, finished = len(total), []
         device = self.places.device

@@ -3,7 +3,7 @@
     order[c] = argsort(words(key_c, 0 … n_c−1), padding last)         one sort for the whole stack, on the device
     batch[c] = order[c, begin_c(t) : end_c(t)]                        padded to the widest, padded rows weigh 0
 
-A client's place in its passes is a closed form of t (`Course`), so clients with few rows may be in their third pass
+A client's place in its passes is a closed form of t (`PhaseSteps`), so clients with few rows may be in their third pass
 while others are in their first, and nobody waits. Every word is the hash that the client would draw alone.
 """
 
@@ -28,7 +28,7 @@ Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
-class Course:
+class PhaseSteps:
     """The steps of one phase for every client, in closed form; `local.passes` is its readable twin."""
 
     rows: Integers
@@ -42,22 +42,22 @@ class Course:
     batch: int
 
     @staticmethod
-    def of(phase: Phase, counts: Sequence[int]) -> Course:
+    def of(phase: Phase, counts: Sequence[int]) -> PhaseSteps:
         rows = np.asarray(counts, dtype=np.int64)
         batches = np.asarray([len(bounds(n, phase.batch)) for n in counts], dtype=np.int64)
         per_pass = batches if phase.cap is None else np.minimum(batches, max(0, phase.cap))
         total = per_pass * phase.epochs if phase.steps is None else np.where(per_pass > 0, phase.steps, 0)
-        return Course(rows, batches, per_pass, total, phase.batch)
+        return PhaseSteps(rows, batches, per_pass, total, phase.batch)
 
     @property
     def bytes(self) -> bytes:
         """What tells this course from others."""
         return b"".join(part.tobytes() for part in (self.rows, self.batches, self.per_pass, self.total))
 
-    def pick(self, places: Sequence[int]) -> Course:
+    def pick(self, places: Sequence[int]) -> PhaseSteps:
         """The course of the clients at these places."""
         where = list(places)
-        return Course(self.rows[where], self.batches[where], self.per_pass[where], self.total[where], self.batch)
+        return PhaseSteps(self.rows[where], self.batches[where], self.per_pass[where], self.total[where], self.batch)
 
     def spans(self, t: int, active: int) -> tuple[Integers, Integers]:
         """Where the batch of step t (from 0) begins, and how many rows it has.
@@ -92,7 +92,7 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Held:
+class PaddedRows:
     """One view of some clients, padded to the longest, on the device."""
 
     positions: Tensor
@@ -102,12 +102,12 @@ class Held:
     source: Source
 
     @staticmethod
-    def of(clients: Sequence[ClientData], view: str, device: torch.device) -> Held:
+    def of(clients: Sequence[ClientData], view: str, device: torch.device) -> PaddedRows:
         positions = [c.view(view) for c in clients]
         rows = [c.rows[p] for c, p in zip(clients, positions, strict=True)]
         forget = [c.forget[p] for c, p in zip(clients, positions, strict=True)]
         padded = [pad_sequence(table, batch_first=True).to(device) for table in (positions, rows, forget)]
-        return Held(padded[0], padded[1], padded[2], tuple(len(p) for p in positions), clients[0].source)
+        return PaddedRows(padded[0], padded[1], padded[2], tuple(len(p) for p in positions), clients[0].source)
 
     @property
     def bytes(self) -> int:
@@ -119,11 +119,11 @@ class Crew:
     """The clients of a stack in one phase: who they are, what they hold, which steps they take."""
 
     names: tuple[str, ...]
-    held: Held
-    course: Course
+    held: PaddedRows
+    course: PhaseSteps
 
 
-class Stint:
+class StackedPhase:
     """One phase on one stack, its clients sorted by falling number of steps.
 
     What both ways to run it begin with.
@@ -152,11 +152,11 @@ class Stint:
         return int(np.searchsorted(-self.course.total, -t, side="left"))
 
 
-class Dealer:
+class BatchDealer:
     """Deals the batches of one phase to a stack of clients, sorted by falling number of steps."""
 
     def __init__(
-        self, plan: Plan, phase: Phase, names: Sequence[str], held: Held, places: Tensor, course: Course
+        self, plan: Plan, phase: Phase, names: Sequence[str], held: PaddedRows, places: Tensor, course: PhaseSteps
     ) -> None:
         """`places` says where in `held` the clients of the (sorted) stack are found."""
         device = held.rows.device

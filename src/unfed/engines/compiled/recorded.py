@@ -35,7 +35,7 @@ from unfed.engines.compiled.capture import Backend, Untraceable, as_traced, read
 from unfed.engines.compiled.fused import fused_block
 from unfed.engines.compiled.rewriting import lift
 from unfed.engines.mapped import at, copied, cut, stacked_step
-from unfed.engines.stack import Course, Held, Integers, Stint, labels_of, shuffled, visits
+from unfed.engines.stack import Integers, PaddedRows, PhaseSteps, StackedPhase, labels_of, shuffled, visits
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.networks.blocks import computed_by
@@ -111,13 +111,15 @@ class Shape(NamedTuple):
 class Deck:
     """The buffers that recorded steps read and write, for one kind of phase on stacks of one size."""
 
-    def __init__(self, template: Template, phase: Phase, held: Held, tree: dict[str, Any], backend: Backend) -> None:
+    def __init__(
+        self, template: Template, phase: Phase, held: PaddedRows, tree: dict[str, Any], backend: Backend
+    ) -> None:
         self._template, self._phase, self._source, self._backend = template, phase, held.source, backend
         self.buffers: dict[str, Any] = pytree.tree_map(torch.zeros_like, tree)
         self._steps: dict[Shape, Callable[[], object]] = {}
         self._deal: Callable[[], object] | None = None
         self._constants: list[Tensor] = []
-        self._seated: tuple[Held, bytes] | None = None
+        self._seated: tuple[PaddedRows, bytes] | None = None
         self.shapes: tuple[bytes, list[Shape]] = (b"", [])
         """The steps of the last visit, and the course that they belong to."""
 
@@ -137,7 +139,7 @@ class Deck:
             self._deal = self._record(len(self.buffers["held"][0]), self._shuffle, as_traced)
         return self._deal
 
-    def seat(self, held: Held, places: Tensor, course: Course) -> None:
+    def seat(self, held: PaddedRows, places: Tensor, course: PhaseSteps) -> None:
         """Load the rows that the clients hold; nothing is copied for those of the round before."""
         who = (held, course.bytes)
         if self._seated is not None and self._seated[0] is held and self._seated[1] == who[1]:
@@ -184,7 +186,7 @@ class Deck:
             return ready(module, [*leaves, *constants], backend, _said.setdefault(self._template, set()))
 
     def _shuffle(self, now: dict[str, Any]) -> None:
-        """`Dealer.turn`, for whoever begins a pass."""
+        """`BatchDealer.turn`, for whoever begins a pass."""
         keys, epochs, begins, labels = now["visit"]
         once = labels if self._phase.objective.get("once", False) else None
         fresh = shuffled(keys, epochs, now["course"]["rows"], now["held"], now["tables"][4].shape[1], once)
@@ -215,7 +217,7 @@ class Deck:
     def _batch(
         self, t: Tensor, course: Mapping[str, Tensor], tables: Sequence[Tensor], rows: int
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """`Dealer.batch`, with the place in the pass computed on the device."""
+        """`BatchDealer.batch`, with the place in the pass computed on the device."""
         place = t % course["per_pass"].clamp(min=1)
         begin = place * self._phase.batch
         end = torch.where(place == course["batches"] - 1, course["rows"], begin + self._phase.batch)
@@ -234,7 +236,7 @@ _said: WeakKeyDictionary[Template, set[str]] = WeakKeyDictionary()
 """What was said about steps that could not be compiled."""
 
 
-class Replay(Stint):
+class Replay(StackedPhase):
     """One phase on one stack, by replaying recorded steps."""
 
     def __call__(self, carry: Carry, done: Integers) -> tuple[Carry, list[int], list[int]]:
