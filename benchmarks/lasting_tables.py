@@ -5,7 +5,7 @@
 
 Per network, kind of request and number of requests: what each variant left, how far that is from Retrain, how many
 rounds it took to come within some points of θ*, beside both controls, and the worst that undoing brought back. Several
-seeds are shown as their mean; rounds as one number per seed.
+seeds are shown as their mean, over those that every variant has; rounds as one number per seed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def table(lines: Sequence[Line], within: float) -> list[str]:
     text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for k in sorted({line["k"] for line in lines}):
         here = [line for line in lines if line["k"] == k]
-        by = {v: [x for x in here if x["variant"] == v] for v in dict.fromkeys(x["variant"] for x in here)}
+        variants = list(dict.fromkeys(x["variant"] for x in here))
+        seeds = set.intersection(*({x["seed"] for x in here if x["variant"] == v} for v in variants))
+        by = {v: [x for x in here if x["variant"] == v and x["seed"] in seeds] for v in variants}
         reference = {x["seed"]: x["after"] for x in by.get("reference") or by.get("retrain", [])}
         for variant, own in by.items():
             if variant == "reference":
