@@ -19,7 +19,10 @@ _LAST_CHOICE = ("ft", "before", "retrain")
 
 
 def gate_words(request: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What the gate found of a request's model, check by check, and who put it in force if it did not pass."""
+    """What the gate found of a request's model, check by check.
+
+    And who put it in force if it did not pass.
+    """
     gate = request.get("gate") or {}
     told = []
     for check in gate.get("checks") or []:
