@@ -5,7 +5,7 @@
 
 Per network, kind of request and number of requests: what each variant left, how far that is from Retrain, how many
 rounds it took to come within some points of θ*, beside both controls, and the worst that undoing brought back. Several
-seeds are shown as their mean, over those that every variant has; rounds as one number per seed.
+seeds are shown as their mean, over those that have every cell; rounds as one number per seed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,11 @@ def page(lines: Sequence[Line], within: float) -> str:
     text: list[str] = []
     for data, model, scope in dict.fromkeys((x["data"], x["model"], x["scope"]) for x in lines):
         own = [x for x in lines if (x["data"], x["model"], x["scope"]) == (data, model, scope)]
-        seeds = sorted({x["seed"] for x in own})
+        cells = {(x["variant"], x["k"]) for x in own}
+        seeds = sorted(
+            s for s in {x["seed"] for x in own} if cells == {(x["variant"], x["k"]) for x in own if x["seed"] == s}
+        )
+        own = [x for x in own if x["seed"] in seeds] if seeds else own
         some = next(x for x in own if "curve" in x)
         text += [
             f"**{data}, `{model}`, {scope}** (seeds {', '.join(map(str, seeds))}; {some['rounds']} rounds,"
