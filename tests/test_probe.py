@@ -131,9 +131,9 @@ def test_what_is_not_there_is_one_sentence(run: Run, which: dict[str, Any], says
     assert str(error.value) == says
 
 
-def test_a_purged_model_cannot_be_probed(run: Run) -> None:
+def test_a_model_that_is_not_there_cannot_be_probed(run: Run) -> None:
     run.folder.model_file(targets(run)[0].job).unlink()
-    with pytest.raises(UnfedError, match="The model 0/r1/not is not in .*: it was purged, or its method has not ended"):
+    with pytest.raises(UnfedError, match="The model 0/r1/not is not in .*: its method has not ended, so"):
         quick(run, request="r1", method="not")
 
 

@@ -101,9 +101,14 @@ def cut(path: Path, length: int) -> None:
 
 def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
     """One file with tensors and numbers; the tensors' order is kept in the header."""
+    write_bytes(path, packed(tensors, numbers))
+
+
+def packed(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> bytes:
+    """The bytes of such a file; equal tensors and numbers give equal bytes."""
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     header = {_NUMBERS: json.dumps(numbers), _ORDER: json.dumps(list(plain))}
-    write_bytes(path, _in_order(safetensors.torch.save(plain, header), header))
+    return _in_order(safetensors.torch.save(plain, header), header)
 
 
 def load(path: Path, what: str = "checkpoint") -> tuple[Tensors, dict[str, Any]]:
@@ -135,6 +140,22 @@ def numbers_of(path: Path) -> dict[str, Any]:
             return _numbers(header)
     except (safetensors.SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise UnfedError(f"The state file {path} is damaged ({_short(error)}); delete it to redo its job.") from error
+
+
+def names_of(path: Path) -> list[str]:
+    """Only the names of the tensors, without reading them."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except (safetensors.SafetensorError, OSError) as error:
+        raise UnfedError(f"The file {path} is damaged ({_short(error)}); restore it from a copy.") from error
+
+
+def remove(path: Path) -> None:
+    """Take a file away, so that it does not come back when the power fails."""
+    with disk_errors(path):
+        path.unlink(missing_ok=True)
+        sync(path.parent)
 
 
 def verify(path: Path, what: str = "checkpoint") -> None:

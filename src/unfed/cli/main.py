@@ -25,7 +25,7 @@ from rich.table import Table
 import unfed
 from unfed import plugins, storage
 from unfed.api import results, write_report
-from unfed.cli import check, compare, data, files, flower, methods, paper, probe, requests
+from unfed.cli import check, compare, data, files, flower, methods, paper, probe, purge, requests
 from unfed.cli.console import Console, echo
 from unfed.cli.display import clock_text, percent, request_line, results_table, shown, story
 from unfed.cli.failing import explained
@@ -69,6 +69,7 @@ compare.add_to(app)
 check.add_to(app)
 paper.add_to(app)
 probe.add_to(app)
+purge.add_to(app)
 
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 

@@ -20,6 +20,7 @@ from unfed.runs import vouching
 from unfed.runs.config import Config
 from unfed.runs.folder import RunFolder, numbers_at
 from unfed.runs.histories import HistoryLog
+from unfed.runs.purge import pending
 from unfed.runs.requests import Entry
 
 
@@ -51,6 +52,11 @@ def check(folder: RunFolder) -> Found:
     states = _states(found, folder, buried)
     lines = _told(found, folder.lines) or []
     _models(found, folder, states, buried)
+    for path, graves in (_told(found, lambda: pending(folder.path)) or {}).items():
+        found.findings.append(
+            f"{path} was to be purged for request {graves[0].request!r} and is still there; `unfed purge {folder.path}"
+            f" --request {graves[0].request}` goes on."
+        )
     samples = list(_files(folder.path / "samples"))
     for path in samples:
         _told(found, lambda path=path: storage.verify(path, "scores"))  # type: ignore[misc]

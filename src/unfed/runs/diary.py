@@ -59,6 +59,8 @@ def start_on(base: Mapping[str, Any] | None, saved: Mapping[str, Any]) -> int:
     The saved one, or the next if that was at another model or without other rows.
     """
     start, its = int(saved.get("start", 1)), saved.get("base")
+    if saved.get("purged"):  # of its state only numbers are left
+        return start + 1
     return start if base is None or its is None or dict(its) == dict(base) else start + 1
 
 

@@ -10,6 +10,7 @@ One documented, versioned layout, from which every table and report is computed 
     models/SEED/JOB.safetensors                what came out of it
     undo/SEED/JOB.json                         what came back when somebody tried to undo it (`probe.py`)
     requests/NUMBER-ID.json                    deletion requests in the order in which they came, and where each stands
+    tombstones.json                            what was purged on purpose (`purge.py`)
     progress.json                              where a running process is (a hint for `status`, nothing depends on it)
 
 JOB is `train`, or REQUEST/METHOD. Every saved state says how long the trajectory was when it was saved; what no state
@@ -68,7 +69,8 @@ class Job:
         return Path(str(self.seed), self.request, self.label.replace(":", "."))
 
 
-# Where a saved state keeps the params of the best epoch, where that is the model that counts.
+# The groups of a saved state: the params, and those of the best epoch, where that is the model that counts.
+PARAMS = "params"
 BEST = "best"
 
 
@@ -227,7 +229,7 @@ class RunFolder:
         whole = {"round": state.round, "done": state.done, "model": state.model, "numbers": dict(state.numbers)}
         whole["bound"] = self._bound(state, numbers)
         kept = log.save(histories or {}, (numbers_at(path) or {}).get("log"))
-        storage.save(path, storage.join({"params": state.params, **state.tensors}), {**whole, **numbers, **kept})
+        storage.save(path, storage.join({PARAMS: state.params, **state.tensors}), {**whole, **numbers, **kept})
         log.tidy()
 
     def _log(self, state: Path) -> HistoryLog:
@@ -250,7 +252,7 @@ class RunFolder:
         checked(numbers, f"The saved state {path}", STATE, STATE_MAY)
         groups = storage.part(tensors)
         state = State(
-            params=groups.pop("params", {}),
+            params=groups.pop(PARAMS, {}),
             round=numbers["round"],
             tensors=groups,
             numbers=numbers["numbers"],
@@ -298,6 +300,10 @@ class RunFolder:
             )
         return params
 
+    def buried(self, job: Job) -> vouching.Tombstone | None:
+        """The tombstone of a job's model, if that was purged."""
+        return vouching.tombstones(self.path).get(self.model_file(job).relative_to(self.path).as_posix())
+
     def drop_samples(self, job: Job) -> None:
         """Take away what an attempt that is given up scored, before the next one scores."""
         shutil.rmtree(self.path / "samples" / job.path, ignore_errors=True)
@@ -336,7 +342,7 @@ class RunFolder:
         """A request of the time before states: served in its order if its job has ended, else waiting."""
         earlier = tuple(e.request.id for e in entries if e.number < entry.number and e.seed == entry.seed)
         job = Job(entry.seed, entry.request.id, entry.method)
-        if not (self.finished(job) and self.model_file(job).exists()):
+        if not (self.finished(job) and (self.model_file(job).exists() or self.buried(job))):
             return entry
         return replace(entry, state="fulfilled", served=entry.number, earlier=earlier)
 
@@ -369,7 +375,7 @@ class RunFolder:
         if lock == "requests":
             storage.sweep((self.path / "requests").glob(".*.tmp"))
             return
-        for kind in ("state", "models", "samples"):
+        for kind in ("state", "models", "samples", "undo"):
             storage.sweep((self.path / kind).rglob(".*.tmp"))
         for name in ("run.json", "clients.json", "progress.json", vouching.TOMBSTONES):
             storage.sweep(self.path.glob(f".{name}.*.tmp"))

@@ -13,6 +13,7 @@ written to file N + 1, and file N goes once the state says so.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import weakref
@@ -30,6 +31,8 @@ from unfed.model.params import Params, tensor_bytes
 
 Key = tuple[str, str, str]
 """(label, "shared" or "own", name of a group or of a client)."""
+HISTORY = "history"
+"""How the log of a state is called: JOB.history-N."""
 _SLACK = 1 << 20
 _SIZE = 8
 
@@ -81,14 +84,18 @@ class HistoryLog:
     def tidy(self) -> None:
         """Take away what no state counts any more; once the state is on the disk."""
         kept = None if self._said is None else self._said["file"]
-        for path in self._state.parent.glob(f"{self._state.stem}.history-*"):
+        for path in self.files():
             if path.name != kept:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
+    def files(self) -> list[Path]:
+        """Every log that lies beside the state, those that it does not count any more included."""
+        return sorted(self._state.parent.glob(f"{glob.escape(self._state.stem)}.{HISTORY}-*"))
+
     def _begin_anew(self, said: Mapping[str, Any] | None, records: list[tuple[Key, Record]]) -> None:
-        taken = [int(p.name.rpartition("-")[2]) for p in self._state.parent.glob(f"{self._state.stem}.history-*")]
-        name = f"{self._state.stem}.history-{1 + max(taken, default=0)}"
+        taken = [int(p.name.rpartition("-")[2]) for p in self.files()]
+        name = f"{self._state.stem}.{HISTORY}-{1 + max(taken, default=0)}"
         part = _packed(records, {})
         storage.write_bytes(self._state.parent / name, part)
         self._hash = hashlib.sha256(part)
@@ -141,7 +148,7 @@ class HistoryLog:
         """The part of the log that a state counts, if it is what was written."""
         path = self._state.parent / str(said.get("file"))
         try:
-            if path.parent != self._state.parent or not path.name.startswith(f"{self._state.stem}.history-"):
+            if path.parent != self._state.parent or not path.name.startswith(f"{self._state.stem}.{HISTORY}-"):
                 raise ValueError("it lies elsewhere")
             with open(path, "rb") as file:
                 data = file.read(int(said["length"]))

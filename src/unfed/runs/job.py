@@ -123,6 +123,11 @@ class JobRunner:
         """The job's last state; what was already done is not done again."""
         saved = self.folder.load_state(self.job)
         if saved is not None:
+            if saved[1].get("purged") and self.spec.base is None:
+                raise UnfedError(
+                    f"The state of {self.job.path.as_posix()} was purged for request {saved[1]['purged']!r}, so it"
+                    " cannot go on; run the config anew in another folder."
+                )
             self.start = start_on(self.spec.base, saved[1])
             if self.start != saved[1].get("start", 1):
                 self.folder.drop_samples(self.job)

@@ -29,8 +29,10 @@ from unfed.errors import UnfedError, UnfedWarning, listed
 from unfed.federation.history import History, Recorder
 from unfed.methods import Method, admit
 from unfed.methods.base import Lineage
+from unfed.runs import vouching
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
+from unfed.runs.histories import HISTORY
 from unfed.runs.requests import Entry
 from unfed.runs.world import World
 
@@ -180,6 +182,7 @@ def history_of(folder: RunFolder, label: str, method: Method, training: Job, pre
     if "history" not in method.needs:
         return None
     job = previous if method.follows else training
+    not_purged(folder, label, method, job)
     found = folder.load_histories(job)
     if label not in found and job != training:
         raise UnfedError(
@@ -192,6 +195,18 @@ def history_of(folder: RunFolder, label: str, method: Method, training: Job, pre
             f' training.record = ["{label}"] and train again.'
         )
     return found[label]
+
+
+def not_purged(folder: RunFolder, label: str, method: Method, job: Job) -> None:
+    """Refuse a method whose history a purge took away."""
+    if "history" not in method.needs or label in ((folder.numbers(job) or {}).get("histories") or {}):
+        return
+    buried, file = vouching.tombstones(folder.path), folder.state_file(job).relative_to(folder.path).as_posix()
+    if grave := buried.get(f"{file}#{HISTORY}") or buried.get(file):
+        raise UnfedError(
+            f"{method.title} needs history, but {vouching.sentence(folder.path, grave)}; use --method not, ft or"
+            " retrain."
+        )
 
 
 def recorders(
@@ -212,43 +227,3 @@ def recorders(
                 history = history.mapped(lambda own: method.carry(module, own, seed))
             found[label] = Recorder(recorded, history)
     return found
-
-
-def influence(folder: RunFolder, config: Config) -> list[dict[str, str]]:
-    """Every file that still carries what a request takes out, and how: {request, file, what}."""
-    found: list[dict[str, str]] = []
-    entries = [entry for entry in folder.requests() if entry.accepted]
-    for entry in entries:
-        # What was filed later never knew it; what was filed before may have been taken up, or tried again, after it.
-        without = [e for e in entries if e.number >= entry.number or entry.request.id in e.earlier]
-        later = [Job(e.seed, e.request.id, label) for e in without for label in e.methods]
-        found += _carriers(folder, entry.seed, entry.request.id, entry.request.clients, later)
-    compared = config.request_ids()
-    for i, (name, request) in enumerate(zip(compared, config.request, strict=True)):
-        for seed in config.seed_list:
-            later = [Job(seed, own, label) for own in compared[i:] for label in config.methods.run]
-            found += _carriers(folder, seed, name, request.clients, later)
-    return found
-
-
-def _carriers(
-    folder: RunFolder, seed: int, request: str, clients: Sequence[str], clean: Sequence[Job]
-) -> list[dict[str, str]]:
-    """`clean` are the jobs that left it out."""
-    found: list[tuple[str, str]] = []
-    kinds = {"models": "a model that was trained with it", "state": "the state of a job that trained with it"}
-    for kind, what in kinds.items():
-        for path in sorted((folder.path / kind / str(seed)).rglob("*.safetensors")):
-            job = path.relative_to(folder.path / kind).with_suffix("")
-            if job.name != "before" and job not in {own.path for own in clean}:
-                found.append((f"{kind}/{job}.safetensors", what))
-    for path, numbers in folder.states():
-        if path.is_relative_to(folder.path / "state" / str(seed)):
-            for label, history in numbers.get("histories", {}).items():
-                own = [client for client in clients if client in history["clients"]]
-                what = f"records of client {', '.join(own)}" if own else "records of others, made beside it"
-                log = path.with_name(str(numbers.get("log", {}).get("file", path.name)))
-                found.append((str(log.relative_to(folder.path)), f"history for {label}: {what}"))
-    if (folder.path / "samples" / str(seed)).exists():
-        found.append((f"samples/{seed}", "how models score its rows, kept as evidence"))
-    return [{"request": request, "file": file, "what": what} for file, what in found]

@@ -21,6 +21,7 @@ from unfed.errors import UnfedError, listed
 from unfed.measures.evaluator import Evaluator
 from unfed.measures.undo import Budget, Effort, Grid, Knowledge, Models, Scene, Shared, View, undo
 from unfed.model.params import Params
+from unfed.runs import vouching
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.undone import SCHEMA, Target, file_of, model_digest, read, targets
@@ -81,9 +82,11 @@ def probe(
     there = [target for target in found if run.folder.model_file(target.job).exists()]
     if not there or (method is not None and len(there) < len(found)):
         missing = next(target for target in found if target not in there)
+        if grave := run.folder.buried(missing.job):
+            raise UnfedError(f"The model {vouching.sentence(run.folder.path, grave)}; there is nothing to probe.")
         raise UnfedError(
-            f"The model {_name(missing.job)} is not in {run.folder.path}: it was purged, or its method has not ended;"
-            " there is nothing to probe."
+            f"The model {_name(missing.job)} is not in {run.folder.path}: its method has not ended, so there is nothing"
+            " to probe."
         )
     with process_as_before():
         return list(_probed(run, there, effort or effort_of(run), said))
@@ -193,6 +196,8 @@ def _retrain_of(target: Target) -> Job:
 def _or_why(run: Probed, job: Job, load: Callable[[Job], Params]) -> Params | str:
     if run.folder.model_file(job).exists():
         return load(job)
+    if grave := run.folder.buried(job):
+        return f"the model {_name(job)} was purged for request {grave.request}"
     if job.label == RETRAIN:
         return f"this run has no Retrain of request {job.request}"
     return f"the model {_name(job)} is no longer there"

@@ -8,7 +8,7 @@ from unfed import plugins
 from unfed.errors import UnfedError, listed
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
-from unfed.runs import deny, description, lineage, undone
+from unfed.runs import carriers, deny, description, undone
 from unfed.runs.config import Config
 from unfed.runs.diary import last_starts
 from unfed.runs.folder import Job, RunFolder
@@ -75,9 +75,10 @@ class Record:
         return [(job, rounds) for job, rounds in self.jobs() if job not in over]
 
     def trained(self, seed: int) -> bool:
-        """Whether θ* of a repetition is there."""
+        """Whether θ* of a repetition was made; it may have been purged since."""
         job = self.training_job(seed)
-        return self.folder.finished(job) and self.folder.model_file(job).exists()
+        there = self.folder.model_file(job).exists() or self.folder.buried(job) is not None
+        return self.folder.finished(job) and there
 
     def training_job(self, seed: int) -> Job:
         """The job that makes θ* of a repetition."""
@@ -130,7 +131,7 @@ class Record:
             **self.description,
             "requests": [*self.description["requests"], *extra],
             "methods": self.description.get("methods", {}) | {e.method: self.about(e.method, e) for e in entries},
-            "influence": lineage.influence(self.folder, self.config),
+            "influence": carriers.influence(self.folder, self.config),
             "undo": undone.measured(self.folder, self.config),
             "jobs": description.jobs(self.folder, self.jobs(), needs),
         }

@@ -29,7 +29,7 @@ from unfed.federation.history import Recorder
 from unfed.measures import trajectory
 from unfed.methods import Method, Retrain, State
 from unfed.model.params import Params, cast, check_like
-from unfed.runs import deny, description, lineage, probe
+from unfed.runs import deny, description, lineage, probe, purge, vouching
 from unfed.runs.config import Config
 from unfed.runs.diary import began, start_on
 from unfed.runs.folder import Job, RunFolder
@@ -156,6 +156,8 @@ class Run(Record):
 
     def _train_and_compare(self, watch: Watch) -> None:
         for seed in self.config.seed_list:
+            if self.folder.buried(self.training_job(seed)):
+                continue  # nothing is purged before the comparison has ended
             trained = self._train(seed, watch)
             self._compare(seed, trained, watch)
 
@@ -173,6 +175,7 @@ class Run(Record):
                 if not free:
                     break
                 self.folder.cut_back()
+                purge.finish(self.folder)  # one that was killed
                 heart = Heart(self.folder, self.ahead(), watch or Silence())
                 try:
                     if first is not None:
@@ -330,6 +333,11 @@ class Run(Record):
 
     def _saved(self, job: Job) -> Params:
         if not self.folder.model_file(job).exists():
+            if grave := self.folder.buried(job):
+                raise UnfedError(
+                    f"The model {vouching.sentence(self.folder.path, grave)}; the one in force is"
+                    f" {self.current_job(job.seed).path.as_posix()} (`unfed export {self.folder.path}`)."
+                )
             raise UnfedError(f"This run has no model {job.path} yet; `unfed resume {self.folder.path}` makes it.")
         return self.folder.load_model(job)
 

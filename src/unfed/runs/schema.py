@@ -90,6 +90,7 @@ STATE_MAY: dict[str, Fits] = {
     "base": TABLE,
     "start": ("a whole number from 1 on", lambda value: _whole(value) and value >= 1),
     "bound": TABLE,
+    "purged": TEXT,
 }
 TOMBSTONE: dict[str, Fits] = {"file": TEXT, "sha256": TEXT, "request": TEXT, "date": TEXT}
 

@@ -167,6 +167,9 @@ class Queue:
             accepted = [e for e in entries if e.accepted and e.seed == seed]
             self._refuse_if_gone(request, seed, accepted)
             self._refuse_if_unable(config, method, request, accepted)
+            if run.trained(seed) and not any(e.waiting for e in accepted):  # what waits may begin another history
+                current = run.current_job(seed) if chosen.follows else Job(seed, None, "train")
+                lineage.not_purged(self._folder, method, chosen, current)
             lineage.warn_of_return(chosen, self._makers(accepted))
             described = describe_request(world, [*(e.request for e in accepted), request]) | served_by
             at, number = now(), next_number(entries)

@@ -80,9 +80,9 @@ class Tombstone:
     """What stood here and was taken away on purpose."""
 
     file: str
-    """Its path inside the run folder, with slashes."""
+    """Its path inside the run folder, with slashes; `PATH#GROUP` where only a group of its tensors went."""
     sha256: str
-    """Of the file as it was when it was taken away."""
+    """Of the whole file as it was when it was taken away."""
     request: str
     """The id of the request for which it went."""
     date: str
@@ -99,6 +99,14 @@ def tombstones(folder: Path) -> dict[str, Tombstone]:
         raise UnfedError(f"{path} is no list of tombstones of layout 1; restore it from a copy.")
     found = [Tombstone(**_only(checked(one, f"A tombstone in {path}", TOMBSTONE))) for one in listed]
     return {one.file: one for one in found}
+
+
+def sentence(folder: Path, grave: Tombstone) -> str:
+    """What became of a file that has a tombstone."""
+    return (
+        f"{folder / grave.file} was purged for request {grave.request!r} on {grave.date} (its SHA-256 was"
+        f" {grave.sha256}, says {TOMBSTONES})"
+    )
 
 
 def _only(raw: Mapping[str, Any]) -> dict[str, str]:

@@ -1,0 +1,64 @@
+"""`unfed purge`: delete what still carries a fulfilled request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from unfed.api import write_report
+from unfed.cli.console import Console, echo
+from unfed.cli.options import Json, Quiet, RunArgument
+from unfed.runs.purge import purge as take_away
+from unfed.runs.run import Run
+from unfed.runs.vouching import TOMBSTONES, Tombstone
+
+stdout = Console(highlight=False)
+
+
+def purge(
+    run: RunArgument,
+    request: Annotated[str, typer.Option(help="A fulfilled request, by its id; see `unfed status`.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Delete what still carries a fulfilled request: models, states, histories, scores, probes.
+
+    There is no way back. Each file leaves a tombstone (path, SHA-256, request, date); what keeps the leaver out stays.
+    Killed at any moment, the same command goes on.
+    """
+    opened = Run.open(run)
+    found = take_away(opened, request, dry_run)
+    if found.gone and not dry_run and (opened.folder.path / "report.html").exists():
+        write_report(opened)  # it lists what still carries the request
+    if as_json:
+        plain = {"gone": [asdict(one) for one in found.gone], "before": [asdict(one) for one in found.before]}
+        echo(json.dumps({"request": request, "dry_run": dry_run, **plain}))
+    elif not quiet:
+        _tell(request, found.gone, dry_run, bool(found.before))
+
+
+def _tell(request: str, gone: Sequence[Tombstone], dry_run: bool, before: bool) -> None:
+    if not gone:
+        since = "was purged already, and since then nothing" if before else "is fulfilled, and nothing"
+        stdout.print(f"Request {request!r} {since} in this folder carries it.", soft_wrap=True)
+        return
+    for one in gone:
+        file, _, part = one.file.partition("#")
+        what = f"{file}: its {part}" if part else file
+        stdout.print(escape(f"{'would purge' if dry_run else 'purged'} {what}"), soft_wrap=True)
+    if not dry_run:
+        stdout.print(
+            f"Each has a tombstone in {TOMBSTONES}. Backups, exports and what clients keep are not reached:"
+            " `unfed lineage` lists what is known of them.",
+            soft_wrap=True,
+        )
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(purge)

@@ -1,0 +1,211 @@
+"""Which files of a run still carry what a request takes out: models, states, histories, scores.
+
+    θ* ──► served before it ──► THE REQUEST ──► served after it          what stands left of it, or grew out of that,
+      └──► compared, tried in vain                                       carries it; what stands right of it does not
+
+A model is without a request if it is the one by which the request was fulfilled, if it was drawn anew without its rows,
+or if it began at a model without it. Nothing is built to tell: states say at which model they began.
+
+Beside the model that a method perturbs, a state may bring more over from before the request: histories, what a method
+keeps for itself, running statistics that `begin` did not start afresh. They are listed too. Momentum is none of it: the
+server has none, clients' optimisers begin with every round, and that of a centralised run begins with the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from unfed import storage
+from unfed.federation.server import OPTIMISER
+from unfed.methods import METHODS
+from unfed.runs.config import Config
+from unfed.runs.folder import BEST, PARAMS, Job, RunFolder
+from unfed.runs.histories import HISTORY, HistoryLog
+from unfed.runs.requests import Entry, in_force
+
+Kind = Literal["model", "state", "history", "part", "samples", "undo", "statistics"]
+STATISTICS = ("running_mean", "running_var")
+_OWN = (PARAMS, BEST, OPTIMISER)
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """A file, or a folder of files, that carries what a request takes out."""
+
+    request: str
+    file: str
+    """Its path inside the run folder, with slashes."""
+    what: str
+    kind: Kind
+    part: str = ""
+    """Which group of tensors, where the rest of the file does not carry it."""
+
+
+def influence(folder: RunFolder, config: Config) -> list[dict[str, str]]:
+    """Every file that still carries what a request takes out, and how: {request, file, what}."""
+    found: list[Carrier] = []
+    entries = [entry for entry in folder.requests() if entry.accepted]
+    for entry in entries:
+        found += carriers(folder, config, entry, entries)
+    compared = config.request_ids()
+    for i, (name, request) in enumerate(zip(compared, config.request, strict=True)):
+        for seed in config.seed_list:
+            clean = {Job(seed, own, label).path for own in compared[i:] for label in config.methods.run}
+            found += _Look(folder, seed, name, request.clients, clean).all()
+    return [{"request": one.request, "file": one.file, "what": one.what} for one in found]
+
+
+def carriers(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> list[Carrier]:
+    """What still carries one request that was accepted."""
+    clean = without(folder, config, entry, entries)
+    tried = {Job(entry.seed, entry.request.id, label).path for label in entry.methods} - clean
+    return _Look(folder, entry.seed, entry.request.id, entry.request.clients, clean, tried).all()
+
+
+def without(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> set[Path]:
+    """The jobs, by their paths, whose models are without what a request takes out."""
+    seed, name = entry.seed, entry.request.id
+    line = in_force(e for e in entries if e.seed == seed)
+    after = line[line.index(entry) :] if entry in line else []
+    clean = {Job(seed, e.request.id, e.method).path for e in after}
+    clean |= {
+        Job(seed, e.request.id, label).path
+        for e in entries
+        for label in e.methods
+        if e.seed == seed and (e is entry or name in e.earlier) and _draws_anew(config, label)
+    }
+    began = {job: base for job, base in _bases(folder, seed) if job not in clean}
+    while more := {job for job, base in began.items() if base in clean} - clean:
+        clean |= more
+    return clean
+
+
+def _draws_anew(config: Config, label: str) -> bool:
+    """Whether a method starts over, as far as that is known without building it."""
+    kind = METHODS.get(config.methods.name_of(label))
+    return kind is not None and kind.lineage == "anew"
+
+
+def _bases(folder: RunFolder, seed: int) -> Iterator[tuple[Path, Path]]:
+    """Every job that says at which model it began, and which."""
+    for job, numbers in _states(folder, seed):
+        if isinstance(model := (numbers.get("base") or {}).get("model"), str):
+            yield job, Path(model)
+
+
+def _states(folder: RunFolder, seed: int) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The saved states of a repetition by their jobs."""
+    for path, numbers in folder.states():
+        job = path.relative_to(folder.path / "state").with_suffix("")
+        if job.parts[0] == str(seed):
+            yield job, numbers
+
+
+@dataclass
+class _Look:
+    """A look through a repetition's files for what carries one request.
+
+    `clean` are the jobs that left it out.
+    """
+
+    folder: RunFolder
+    seed: int
+    request: str
+    clients: Sequence[str]
+    clean: Collection[Path]
+    tried: Collection[Path] = field(default_factory=set)
+    """Jobs that were to take it out, and whose models are not in force."""
+
+    def all(self) -> list[Carrier]:
+        return [*self._models(), *self._jobs(), *self._samples(), *self._undo(), *self._statistics()]
+
+    def _carrier(self, file: str, what: str, kind: Kind, part: str = "") -> Carrier:
+        return Carrier(self.request, file, what, kind, part)
+
+    def _grew(self, job: Path, what: str) -> str:
+        """Whether something was trained with it, grew out of that, or tried to take it out."""
+        if job in self.tried:
+            return f"{what} that was to take it out, and is not in force"
+        if len(job.parts) == 2:
+            return f"{what} that was trained with it"
+        return f"{what} that grew out of one trained with it"
+
+    def _models(self) -> Iterator[Carrier]:
+        for path in sorted((self.folder.path / "models" / str(self.seed)).rglob("*.safetensors")):
+            job = path.relative_to(self.folder.path / "models").with_suffix("")
+            if job not in self.clean:
+                yield self._carrier(f"models/{job.as_posix()}.safetensors", self._grew(job, "a model"), "model")
+
+    def _jobs(self) -> Iterator[Carrier]:
+        """States as a whole, and of clean ones the parts that come from before."""
+        for job, numbers in _states(self.folder, self.seed):
+            file = f"state/{job.as_posix()}.safetensors"
+            if job.name == "before" or numbers.get("purged"):
+                continue
+            if job not in self.clean:
+                yield self._carrier(file, self._grew(job, "the state of a model"), "state")
+            for label, history in numbers.get("histories", {}).items():
+                own = [client for client in self.clients if client in history["clients"]]
+                what = f"records of client {', '.join(own)}" if own else "records of others, made beside it"
+                if log_file := numbers.get("log", {}).get("file"):
+                    log = f"state/{(job.parent / log_file).as_posix()}"
+                    yield self._carrier(log, f"history for {label}: {what}", "history")
+                else:
+                    yield self._carrier(file, f"history for {label}: {what}", "part", HISTORY)
+            for own_log in HistoryLog(self.folder.path / file).files():
+                if own_log.name != numbers.get("log", {}).get("file"):
+                    what = "history that no state counts any more"
+                    yield self._carrier(own_log.relative_to(self.folder.path).as_posix(), what, "history")
+            if job in self.clean:
+                groups = {name.partition("/")[0] for name in storage.names_of(self.folder.path / file)}
+                for group in sorted(g for g in groups if g not in _OWN):
+                    yield self._carrier(file, f"what its method kept beside the model ({group})", "part", group)
+
+    def _samples(self) -> Iterator[Carrier]:
+        top = self.folder.path / "samples" / str(self.seed)
+        bases = dict(_bases(self.folder, self.seed))
+        for path in sorted(top.rglob("*")) if top.exists() else ():
+            job = path.relative_to(self.folder.path / "samples")
+            if not path.is_dir() or not any(one.suffix == ".safetensors" for one in path.iterdir()):
+                continue
+            if len(job.parts) > 2 and job.parts[1] == self.request:
+                yield self._carrier(f"samples/{job.as_posix()}", "how a model scores its rows", "samples")
+            elif job not in self.clean and bases.get(job) not in self.clean:
+                yield self._carrier(f"samples/{job.as_posix()}", "scores by a model that carries it", "samples")
+
+    def _undo(self) -> Iterator[Carrier]:
+        for path in sorted((self.folder.path / "undo" / str(self.seed)).rglob("*.json")):
+            job = path.relative_to(self.folder.path / "undo").with_suffix("")
+            if job.parts[1] == self.request or job not in self.clean:
+                what = "what came back of it when it was probed, and its labels"
+                if job.parts[1] != self.request:
+                    what = "a probe of a model that carries it"
+                yield self._carrier(f"undo/{job.as_posix()}.json", what, "undo")
+
+    def _statistics(self) -> Iterator[Carrier]:
+        """Running statistics that went on from the model before, in models without it."""
+        states = dict(_states(self.folder, self.seed))
+        for job in sorted(self.clean):
+            file = f"models/{job.as_posix()}.safetensors"
+            if (names := _carried(states, job, self.clean)) and (self.folder.path / file).exists():
+                what = (
+                    f"running statistics ({len(names)} tensors) that began where the model before had them and were"
+                    " moved on retained data since"
+                )
+                yield self._carrier(file, what, "statistics")
+
+
+def _carried(states: Mapping[Path, Mapping[str, Any]], job: Path, clean: Collection[Path]) -> list[str]:
+    """The running statistics of a model that no job since the request has started afresh."""
+    numbers = states.get(job, {})
+    if (beginning := (numbers.get("diary") or {}).get("beginning")) is None:
+        return []
+    kept = [n for n in beginning["shapes"] if n.endswith(STATISTICS) and n not in beginning["begun"]]
+    base = Path((numbers.get("base") or {}).get("model", "."))
+    if base not in clean or base == job:
+        return kept
+    before = _carried(states, base, clean)
+    return [name for name in kept if name in before]

@@ -1,0 +1,337 @@
+"""Purging: what carries a leaver goes for good, what keeps it out stays, and everything else still works."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from conftest import SMALL
+from test_run import Crash
+from unfed import storage
+from unfed.cli.main import app
+from unfed.data import Request, TensorSource
+from unfed.errors import Refused, UnfedError
+from unfed.runs import vouching
+from unfed.runs.check import check
+from unfed.runs.config import Config
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.probe import effort_of, probe
+from unfed.runs.purge import purge
+from unfed.runs.run import Run
+from unfed.runs.status import status
+
+SETS = ["training.rounds=2", "unlearning.rounds=1", "evaluation.attack=false", "engine.name=sequential"]
+SETS += ["gate.max_drop=100", "evaluation.recovered_within=100"]
+FIRST = Job(0, "first", "not")
+
+
+def made(folder: Path, *sets: str, compared: bool = False) -> Run:
+    base = SMALL if compared else {**SMALL, "request": []}
+    run = Run.create(Config.parse(base, [*SETS, "methods.run=['not']", *sets]), folder)
+    run.execute()
+    return run
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that compared a method, trained with a history, and served a client and then two rows."""
+    run = made(tmp_path_factory.mktemp("purge") / "run", "training.record=['fukd']", compared=True)
+    run.forget(Request("first", clients=("1",)), "not", until=1)
+    run.forget(Request("second", samples=(("2", 0), ("2", 5))), "ft", until=1)
+    probe(run, request="first", method="not", effort=effort_of(run, quick=True))
+    write(run)
+    return run.folder.path
+
+
+def write(run: Run) -> None:
+    from unfed.api import write_report
+
+    write_report(run)
+
+
+@pytest.fixture
+def run(template: Path, tmp_path: Path) -> Run:
+    return Run.open(shutil.copytree(template, tmp_path / "run"))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Everything that a purge is about, byte for byte."""
+    found = [p for kind in ("models", "state", "samples", "undo") for p in (folder / kind).rglob("*") if p.is_file()]
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found if not storage.is_leftover(p)}
+
+
+def told(folder: Path, *words: str) -> tuple[int, str]:
+    found = CliRunner().invoke(app, [*words])
+    return found.exit_code, found.output + str(found.exception or "")
+
+
+# --- what goes, and what stays ----------------------------------------------------------------------------------------
+
+
+def test_what_carries_the_leaver_goes_and_leaves_tombstones(run: Run) -> None:
+    before = files(run.folder.path)
+    theta = storage.load(run.folder.model_file(Job(0, None, "train")))[0]
+    outcome = purge(run, "first")
+    left = files(run.folder.path)
+    assert {name for name in left if name.startswith("models/")} == {
+        "models/0/first/not.safetensors",
+        "models/0/second/ft.safetensors",
+    }
+    assert not any(name.startswith(("samples/0/first/", "samples/0/train", "samples/0/r1", "undo/")) for name in left)
+    for name in left:
+        if name.startswith("state/"):
+            tensors, numbers = storage.load(run.folder.path / name)
+            assert not numbers["histories"], "history leads back to the old model"
+            held = {n.partition("/")[2]: t for n, t in tensors.items()}
+            assert not any(n in held and torch.equal(held[n], t) for n, t in theta.items()), name
+    for grave in outcome.gone:
+        assert vouching.file_digest(run.folder.path / grave.file.partition("#")[0]) != grave.sha256
+        assert grave.request == "first" and grave.date.endswith("Z")
+    every = {grave.file.partition("#")[0] for grave in outcome.gone}
+    assert every == {name for name in before if left.get(name) != before[name]}
+    told = vouching.tombstones(run.folder.path)
+    assert told["models/0/train.safetensors"].sha256 == hashlib.sha256(before["models/0/train.safetensors"]).hexdigest()
+
+
+def test_nothing_that_the_folder_lists_is_left_and_it_is_whole(run: Run) -> None:
+    purge(run, "first")
+    of_first = [one for one in Run.open(run.folder.path).info()["influence"] if one["request"] == "first"]
+    assert of_first == []
+    assert check(run.folder).findings == []
+
+
+def test_purging_twice_is_purging_once(run: Run) -> None:
+    first = purge(run, "first")
+    after = files(run.folder.path)
+    second = purge(Run.open(run.folder.path), "first")
+    assert second.gone == () and set(second.before) == set(first.gone) and files(run.folder.path) == after
+
+
+def test_two_requests_are_purged_one_after_the_other(run: Run) -> None:
+    purge(run, "first")
+    gone = {grave.file for grave in purge(run, "second").gone}
+    assert "models/0/first/not.safetensors" in gone and "models/0/train.safetensors" not in gone
+    assert {name for name in files(run.folder.path) if name.startswith("models/")} == {"models/0/second/ft.safetensors"}
+    assert check(run.folder).whole and vouching.tombstones(run.folder.path)["models/0/train.safetensors"].request == (
+        "first"
+    )
+
+
+def test_a_dry_run_says_what_would_go_and_changes_nothing(run: Run) -> None:
+    before = files(run.folder.path)
+    would = purge(run, "first", dry_run=True)
+    assert files(run.folder.path) == before and not vouching.tombstones(run.folder.path)
+    assert [g.file for g in would.gone] == [g.file for g in purge(run, "first").gone]
+
+
+# --- afterwards -------------------------------------------------------------------------------------------------------
+
+
+def test_afterwards_everything_else_works_as_before(run: Run) -> None:
+    lines, where = run.lines(), str(run.folder.path)
+    before = {job["job"]: (job["round"], job["state"]) for job in status(run)["jobs"]}
+    out = run.folder.path.parent / "out.safetensors"
+    purge(run, "first")
+    again = Run.open(where)
+    assert again.lines() == lines and status(again)["state"] == "finished"
+    assert {job["job"]: (job["round"], job["state"]) for job in status(again)["jobs"]} == before
+    again.execute()  # nothing is trained or compared once more
+    assert Run.open(where).lines() == lines
+    for words in (
+        ["status", where],
+        ["report", where],
+        ["check", where],
+        ["export", where, "-o", str(out)],
+        ["evaluate", where, "--json"],
+    ):
+        code, said = told(run.folder.path, *words)
+        assert code == 0, (words, said)
+    assert Run.open(where).forget(Request("third", clients=("3",)), "ft", until=1).status == "done"
+    assert check(RunFolder(where)).findings == [] and Run.open(where).lines()[: len(lines)] == lines
+
+
+def test_a_purged_model_that_is_asked_for_is_named_with_its_tombstone(run: Run) -> None:
+    purge(run, "first")
+    purge(run, "second")
+    for words in (["export", str(run.folder.path), "-o", "x.safetensors", "--method", "train"],):
+        code, said = told(run.folder.path, *words)
+        assert code != 0 and "models/0/train.safetensors was purged for request 'first' on 2" in said, said
+        assert "the one in force is 0/second/ft" in said
+    with pytest.raises(UnfedError, match="models/0/first/not.safetensors was purged for request 'second'.*to probe"):
+        probe(Run.open(run.folder.path), request="first", method="not")
+
+
+def test_a_probe_of_what_is_left_says_that_the_model_before_was_purged(run: Run) -> None:
+    purge(run, "first")
+    (found,) = probe(Run.open(run.folder.path), request="first", method="not", effort=effort_of(run, quick=True))
+    assert found["measured"]["unlearned"]["difference"]["reason"] == (
+        "not measured: the model 0/train was purged for request first"
+    )
+
+
+def test_a_method_that_needs_the_purged_history_is_refused_when_it_is_filed(run: Run) -> None:
+    purge(run, "first")
+    with pytest.raises(UnfedError, match="FUKD needs history, but .*was purged for request 'first'.*use --method not"):
+        Run.open(run.folder.path).forget(Request("third", clients=("3",)), "fukd", until=1)
+    assert [e.request.id for e in run.folder.requests()] == ["first", "second"]
+
+
+def test_who_was_purged_stays_out(run: Run, tmp_path: Path) -> None:
+    """A client by its name, a row by its keyed hash, wherever it is offered again."""
+    purge(run, "second")
+    client = run.world(0).clients[2]
+    assert isinstance(client.source, TensorSource)
+    rows = {client.source.images[row].numpy().tobytes() for row in client.rows[[0, 5]].tolist()}
+    sets = [*SETS, f'deny.run="{run.folder.path}"', "seeds.partition=99"]
+    following = Run.create(Config.parse({**SMALL, "request": []}, sets), tmp_path / "next")
+    world = following.world(0)
+    for own in world.clients:
+        assert isinstance(own.source, TensorSource)
+        seen = {own.source.images[row].numpy().tobytes() for v in ("all", "val") for row in own.rows[own.view(v)]}
+        assert not rows & seen and (own.name != "1" or not seen)
+    with pytest.raises(UnfedError, match="is out already, by request 'first'"):
+        Run.open(run.folder.path).forget(Request("again", clients=("1",)), "ft", until=1)
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_id", "says"),
+    [("nobody", "has no request 'nobody'; it has first or second"), ("r1", "belongs to this run's comparison")],
+)
+def test_a_request_that_nothing_was_served_for_is_refused(run: Run, request_id: str, says: str) -> None:
+    before = files(run.folder.path)
+    with pytest.raises(UnfedError, match=says):
+        purge(run, request_id)
+    assert files(run.folder.path) == before
+
+
+def test_what_waits_is_owed_or_needs_it_is_served_first(run: Run) -> None:
+    run.queue.file(Request("third", clients=("3",)), "fukd", "1", 0)
+    with pytest.raises(UnfedError, match="'third' is open, and starts from what would go; serve it first"):
+        purge(run, "third")
+    with pytest.raises(UnfedError, match="'third' is open, and fukd needs the history that would be purged"):
+        purge(run, "first")
+    run.withdraw("third")
+    with pytest.raises(UnfedError, match="'third' was withdrawn, so nothing has to go"):
+        purge(run, "third")
+    assert purge(run, "first").gone
+
+
+def test_what_was_begun_is_served_first(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from unfed.methods import FineTune
+
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(FineTune, "round", lambda *_: (_ for _ in ()).throw(Crash))
+        run.forget(Request("third", clients=("3",)), "ft", until=1)
+    with pytest.raises(UnfedError, match="'third' is in progress and was begun beside what would be purged"):
+        purge(Run.open(run.folder.path), "first")
+
+
+def test_a_comparison_that_is_not_finished_is_finished_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from unfed.methods.not_ import NoT
+
+    with monkeypatch.context() as patch, pytest.raises(UnfedError):
+        patch.setattr(NoT, "round", lambda *_: (_ for _ in ()).throw(UnfedError("Not now; later.")))
+        made(tmp_path / "run", compared=True)
+    run = Run.open(tmp_path / "run")
+    run.forget(Request("first", clients=("1",)), "ft", until=1)
+    with pytest.raises(UnfedError, match="comparison of this run is not finished .0/r1/not. .*first `unfed resume"):
+        purge(run, "first")
+
+
+def test_a_request_that_the_gate_denied_is_not_purged(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", "gate.max_drop=0")
+    with pytest.raises(Refused):
+        run.forget(Request("first", clients=("1",)), "not", until=1)
+    with pytest.raises(UnfedError, match="'first' is denied .gate., so the model in force still carries it"):
+        purge(run, "first")
+
+
+def test_while_another_process_is_at_work_nothing_goes(run: Run) -> None:
+    with RunFolder(run.folder.path).lock(), pytest.raises(UnfedError, match="Another process is at work"):
+        purge(run, "first")
+
+
+def test_a_tombstone_that_leads_out_of_the_folder_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"mine")
+    digest = vouching.file_digest(tmp_path / "mine")
+    vouching.bury(run.folder.path, [vouching.Tombstone("models/../../mine", str(digest), "first", "2026-01-31")])
+    with pytest.raises(UnfedError, match="which is no file of this folder"):
+        purge(run, "first")
+    assert (tmp_path / "mine").exists() and not check(run.folder).whole
+
+
+# --- killed -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def dead_before(operation: int) -> Iterator[list[str]]:
+    """A process that is killed before its n-th disk operation, counted from 0: nothing is done from then on."""
+    seen: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("replace", "unlink", "fsync", "mkdir", "rmdir"):
+
+            def operate(name: str, own: Any, *args: Any, **more: Any) -> Any:
+                if len(seen) >= operation:
+                    raise Crash
+                seen.append(name)
+                return own(*args, **more)
+
+            patch.setattr(os, name, partial(operate, name, getattr(os, name)))
+        yield seen
+
+
+def test_killed_before_any_disk_operation_it_ends_as_if_it_had_not_been(template: Path, tmp_path: Path) -> None:
+    whole = Run.open(shutil.copytree(template, tmp_path / "whole"))
+    purge(whole, "first")
+    wanted, graves = files(whole.folder.path), vouching.tombstones(whole.folder.path).keys()
+    operation, ended = 0, False
+    while not ended:
+        folder = Path(shutil.copytree(template, tmp_path / "killed"))
+        with dead_before(operation) as seen:
+            try:
+                purge(Run.open(folder), "first")
+                ended = True
+            except Crash:
+                ended = False
+        begun = bool(vouching.tombstones(folder))
+        assert begun or files(folder) == files(template), "without a word nothing goes"
+        if begun and not ended:
+            half = check(RunFolder(folder)).findings
+            assert all("goes on" in sentence for sentence in half)
+            if operation % 3 == 0:  # whoever works there next ends it too
+                Run.open(folder).execute()
+        purge(Run.open(folder), "first")
+        assert files(folder) == wanted and vouching.tombstones(folder).keys() == graves, operation
+        assert check(RunFolder(folder)).whole and not list(folder.rglob("*.tmp"))
+        shutil.rmtree(folder)
+        operation += 1
+    assert operation > 20 and {"replace", "unlink"} <= set(seen)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_went(run: Run) -> None:
+    where = str(run.folder.path)
+    code, said = told(run.folder.path, "purge", where, "--request", "first", "--dry-run")
+    assert code == 0 and "would purge models/0/train.safetensors" in said
+    code, said = told(run.folder.path, "purge", where, "--request", "first", "--json")
+    found = json.loads(said)
+    assert code == 0 and "models/0/train.safetensors" in {grave["file"] for grave in found["gone"]}
+    assert "No file in the run folder was made with it" in (run.folder.path / "report.html").read_text()
+    code, said = told(run.folder.path, "purge", where, "--request", "first")
+    assert code == 0 and "was purged already" in said
