@@ -132,6 +132,7 @@ READ = {
     "export": ["export", "run", "-o", "out.safetensors"],
     "flower costs": ["flower", "costs", "run"],
     "withdraw": ["withdraw", "run", "client-1"],
+    "lineage": ["lineage", "run", "--affected", "1"],
     "purge": ["purge", "run", "--request", "client-1"],
 }
 """Commands that only read a run folder; of `withdraw`, which writes down one word, the same is asked."""

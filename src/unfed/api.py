@@ -15,6 +15,8 @@ from unfed.model.layers import Choice, cancellations, choose, frozen
 from unfed.model.params import load_into, params_of
 from unfed.model.perturb import negate as negated
 from unfed.report import Row, rows
+from unfed.runs.folder import RunFolder
+from unfed.runs.handed_out import enter, hand_out
 from unfed.runs.run import Run
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def write_report(run: Run, path: str | Path | None = None, rule: str = "best-gap
     from unfed.report.html import render  # matplotlib is slow to import, and only a report needs it
 
     target = Path(path) if path is not None else run.folder.path / "report.html"
-    storage.write_bytes(target, render(run.info(), run.lines(), rule=rule).encode())
+    hand_out(run.folder, "report", target, render(run.info(), run.lines(), rule=rule).encode())
     return target
 
 
@@ -77,5 +79,13 @@ def compare(folders: Sequence[str | Path], path: str | Path = "compare.html", ru
     from unfed.report.compare import render
 
     target = Path(path)
-    storage.write_bytes(target, render(compared(folders), rule=rule).encode())
+    page = render(compared(folders), rule=rule).encode()
+    enter_comparison(folders, target, page)
+    storage.write_bytes(target, page)
     return target
+
+
+def enter_comparison(folders: Sequence[str | Path], path: Path, data: bytes) -> None:
+    """Enter a comparison in every run that is in it."""
+    for folder in folders:
+        enter(RunFolder(folder), "comparison", path, data)

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from unfed import storage
 from unfed.api import compare as write_comparison
-from unfed.api import compared
+from unfed.api import compared, enter_comparison
 from unfed.cli.console import Console, echo
 from unfed.errors import UnfedError
 from unfed.report.rules import named
@@ -40,6 +40,7 @@ def compare(
     if out is None:
         echo(text)
     else:
+        enter_comparison(runs or [], out, text.encode())
         storage.write_bytes(out, text.encode())
         stdout.print(f"Report: {escape(str(out))}", soft_wrap=True)
 

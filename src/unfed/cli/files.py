@@ -14,6 +14,7 @@ from unfed.cli.console import Console
 from unfed.cli.options import Json
 from unfed.errors import UnfedError
 from unfed.model import files
+from unfed.runs.handed_out import hand_out
 from unfed.runs.run import Run
 
 stdout = Console(highlight=False)
@@ -70,7 +71,7 @@ def export(
     params = opened.saved(seed, request, method)
     model = opened.config.model
     about = {"architecture": model.name, "options": model.options, "method": method, "request": request}
-    storage.save(out, params, about)
+    hand_out(opened.folder, "export", out, storage.packed(params, about), opened.job_of(seed, request, method))
     stdout.print(f"Wrote {escape(str(out))}", soft_wrap=True)
 
 

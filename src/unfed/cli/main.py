@@ -25,7 +25,7 @@ from rich.table import Table
 import unfed
 from unfed import plugins, storage
 from unfed.api import results, write_report
-from unfed.cli import check, compare, data, files, flower, methods, paper, probe, purge, requests
+from unfed.cli import check, compare, data, files, flower, lineage, methods, paper, probe, purge, requests
 from unfed.cli.console import Console, echo
 from unfed.cli.display import clock_text, percent, request_line, results_table, shown, story
 from unfed.cli.failing import explained
@@ -48,6 +48,7 @@ from unfed.model.params import cast, check_like
 from unfed.report import tables
 from unfed.runs.config import Config, presets
 from unfed.runs.folder import RunFolder
+from unfed.runs.handed_out import hand_out
 from unfed.runs.run import Run
 from unfed.runs.status import status as status_of
 from unfed.values import is_measured
@@ -70,6 +71,7 @@ check.add_to(app)
 paper.add_to(app)
 probe.add_to(app)
 purge.add_to(app)
+lineage.add_to(app)
 
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 
@@ -313,7 +315,7 @@ def report(
     if out is None:
         echo(text)
     else:
-        storage.write_bytes(out, text.encode())
+        hand_out(opened.folder, "report", out, text.encode())
         stdout.print(f"Report: {escape(str(out))}", soft_wrap=True)
 
 

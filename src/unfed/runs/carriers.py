@@ -7,7 +7,7 @@ A model is without a request if it is the one by which the request was fulfilled
 or if it began at a model without it. Nothing is built to tell: states say at which model they began.
 
 Beside the model that a method perturbs, a state may bring more over from before the request: histories, what a method
-keeps for itself, running statistics that `begin` did not start afresh. They are listed too. Momentum is none of it: the
+keeps for itself, running statistics that `begin` did not set back. They are listed too. Momentum is none of it: the
 server has none, clients' optimisers begin with every round, and that of a centralised run begins with the request.
 """
 
@@ -27,7 +27,7 @@ from unfed.runs.histories import HISTORY, HistoryLog
 from unfed.runs.requests import Entry, in_force
 
 Kind = Literal["model", "state", "history", "part", "samples", "undo", "statistics"]
-STATISTICS = ("running_mean", "running_var")
+MEAN = "running_mean"
 _OWN = (PARAMS, BEST, OPTIMISER)
 
 
@@ -63,6 +63,11 @@ def carriers(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[
     clean = without(folder, config, entry, entries)
     tried = {Job(entry.seed, entry.request.id, label).path for label in entry.methods} - clean
     return _Look(folder, entry.seed, entry.request.id, entry.request.clients, clean, tried).all()
+
+
+def look(folder: RunFolder, seed: int, clients: Sequence[str], clean: Collection[Path]) -> list[Carrier]:
+    """What carries clients that no request has named; `clean` are the jobs that left them out."""
+    return _Look(folder, seed, "", clients, clean).all()
 
 
 def without(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> set[Path]:
@@ -191,10 +196,7 @@ class _Look:
         for job in sorted(self.clean):
             file = f"models/{job.as_posix()}.safetensors"
             if (names := _carried(states, job, self.clean)) and (self.folder.path / file).exists():
-                what = (
-                    f"running statistics ({len(names)} tensors) that began where the model before had them and were"
-                    " moved on retained data since"
-                )
+                what = f"running statistics of {len(names)} layers: not begun afresh, moved on retained data since"
                 yield self._carrier(file, what, "statistics")
 
 
@@ -203,7 +205,8 @@ def _carried(states: Mapping[Path, Mapping[str, Any]], job: Path, clean: Collect
     numbers = states.get(job, {})
     if (beginning := (numbers.get("diary") or {}).get("beginning")) is None:
         return []
-    kept = [n for n in beginning["shapes"] if n.endswith(STATISTICS) and n not in beginning["begun"]]
+    changes = beginning["changes"]
+    kept = [n for n in beginning["shapes"] if n.endswith(MEAN) and changes.get(n) != "set to zero"]
     base = Path((numbers.get("base") or {}).get("model", "."))
     if base not in clean or base == job:
         return kept

@@ -343,13 +343,14 @@ class Run(Record):
 
     def model(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params:
         """The model that a method left, or the one in force, ready to be used in this run's world."""
-        return self._model(self._job(seed, request, method))
+        return self._model(self.job_of(seed, request, method))
 
     def saved(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params:
         """The same as it lies in its file: neither the data nor the network is built for it."""
-        return self._saved(self._job(seed, request, method))
+        return self._saved(self.job_of(seed, request, method))
 
-    def _job(self, seed: int | None, request: str | None, method: str | None) -> Job:
+    def job_of(self, seed: int | None, request: str | None, method: str | None) -> Job:
+        """The job that is meant; without a method or a request, the one whose model is in force."""
         seed = self.one_seed(seed)
         if method is None and request is None:
             return self.current_job(seed)

@@ -55,7 +55,7 @@ YES: Fits = ("true or false", lambda value: isinstance(value, bool))
 TEXTS: Fits = ("a list of texts", _texts)
 
 
-def _or_none(fits: Fits) -> Fits:
+def or_none(fits: Fits) -> Fits:
     return f"{fits[0]} or null", lambda value: value is None or fits[1](value)
 
 
@@ -73,16 +73,16 @@ DESCRIPTION: dict[str, Fits] = {
     "requests": ("a list of tables, each with its id", _asked),
 }
 DESCRIPTION_MAY: dict[str, Fits] = {
-    "chunk": _or_none(COUNT),
+    "chunk": or_none(COUNT),
     "topped_up_clients": TEXTS,
     "methods": ("a table of methods, each with title, needs and rounds", _facts),
     "rounds": TABLE,
-    "backdoor": _or_none(TABLE),
+    "backdoor": or_none(TABLE),
     "recovered_within": ("a number", _number),
 }
 STATE: dict[str, Fits] = {"round": COUNT, "done": YES, "model": YES, "numbers": TABLE, "offset": COUNT}
 STATE_MAY: dict[str, Fits] = {
-    "finished": _or_none(TEXT),
+    "finished": or_none(TEXT),
     "rounds": COUNT,
     "diary": TABLE,
     "histories": ("a table of histories, each with its clients", _histories),

@@ -1,0 +1,157 @@
+"""What still carries a client, wherever it is known to be, and what to do about each.
+
+    files of the run folder (`carriers.py`) ─ exports, reports, comparisons (`handed_out.py`) ─ what crossed the wire
+
+Nothing is built. Backups, and copies that somebody made, are known to nobody here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unfed import storage
+from unfed.errors import UnfedError, listed
+from unfed.runs import carriers, handed_out, vouching
+from unfed.runs.carriers import Carrier
+from unfed.runs.folder import Job
+from unfed.runs.record import Record
+from unfed.runs.requests import Entry, in_force
+
+
+@dataclass(frozen=True)
+class Affected:
+    """One thing that carries a client."""
+
+    kind: str
+    """model, state, history, part, samples, undo, statistics, export, report, comparison, upload or download."""
+    file: str
+    what: str
+    do: str
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A repetition as one client is in it."""
+
+    seed: int
+    entry: Entry | None
+    """By which request the client left, or is to leave."""
+    clean: Collection[Path]
+    """The jobs whose models are without it."""
+    found: Sequence[Carrier]
+
+
+def affected(run: Record, client: str) -> list[Affected]:
+    """Every model, state, export, report and upload that still carries a client."""
+    known = _clients(run)
+    if client not in known:
+        raise UnfedError(f"This run has no client {client!r}; it has {listed(sorted(known))}.")
+    found: list[Affected] = []
+    seeds = [_seen(run, client, seed) for seed in run.config.seed_list]
+    for seen in seeds:
+        found += _in_folder(run, client, seen)
+    found += _handed_out(run, client, seeds)
+    if run.description["engine"] == "flower":
+        for seen in seeds:
+            found += _crossed(run, client, seen)
+    return found
+
+
+def _clients(run: Record) -> set[str]:
+    """Who ever took part, or was named as a leaver."""
+    path = run.folder.path / "clients.json"
+    joined = storage.read_json(path, "client list") if path.exists() else {}
+    order = joined.get("order", []) if isinstance(joined, Mapping) else []
+    named = [name for entry in run.folder.requests() for name in entry.request.clients]
+    return {*run.description["clients"], *map(str, order), *named}
+
+
+def _seen(run: Record, client: str, seed: int) -> _Seen:
+    entries = [entry for entry in run.folder.requests() if entry.accepted]
+    own = [entry for entry in entries if entry.seed == seed and client in entry.request.clients]
+    entry = next(iter([*in_force(own), *own]), None)
+    if entry is not None:
+        clean = carriers.without(run.folder, run.config, entry, entries)
+        return _Seen(seed, entry, clean, carriers.carriers(run.folder, run.config, entry, entries))
+    compared, clean = run.config.request_ids(), set()
+    for i, request in enumerate(run.config.request):
+        if client in request.clients:
+            clean = {Job(seed, name, label).path for name in compared[i:] for label in run.config.methods.run}
+            break
+    return _Seen(seed, None, clean, carriers.look(run.folder, seed, (client,), clean))
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def _in_folder(run: Record, client: str, seen: _Seen) -> Iterator[Affected]:
+    for one in seen.found:
+        what = f"{one.what}: it is in force" if _is_in_force(run, seen.seed, one) else one.what
+        yield Affected(one.kind, one.file, what, _do(run, client, seen.entry, one))
+
+
+def _is_in_force(run: Record, seed: int, one: Carrier) -> bool:
+    served = in_force(entry for entry in run.folder.requests() if entry.seed == seed)
+    job = Job(seed, served[-1].request.id, served[-1].method) if served else run.training_job(seed)
+    return one.kind == "model" and run.folder.path / one.file == run.folder.model_file(job)
+
+
+def _do(run: Record, client: str, entry: Entry | None, one: Carrier) -> str:
+    where = run.folder.path
+    if entry is None:
+        return f"`unfed forget {where} --client {client}`, then `unfed purge` it"
+    name = entry.request.id
+    purge = f"`unfed purge {where} --request {name}`"
+    if entry.waiting:
+        return f"request {name!r} is {entry.standing}: `unfed resume {where}`, then {purge}"
+    if entry.owed:
+        return f"request {name!r} is {entry.standing}: {run.way_out(entry)}; then {purge}"
+    if one.kind == "statistics":
+        return "part of a model that stays; a later request by sealed or retrain begins them afresh"
+    return purge
+
+
+# --- outside ----------------------------------------------------------------------------------------------------------
+
+
+def _handed_out(run: Record, client: str, seeds: Sequence[_Seen]) -> Iterator[Affected]:
+    where, of = run.folder.path, {seen.seed: seen for seen in seeds}
+    for one in handed_out.listed(run.folder):
+        path = one.path(where)
+        there = vouching.file_digest(path) == one.sha256
+        if one.what == "export":
+            if one.job is None or one.job.seed not in of or one.job.path in of[one.job.seed].clean:
+                continue
+            what = f"the model {one.job.path.as_posix()}, exported on {one.at} (SHA-256 {one.sha256})"
+            told = "ask whoever was given it to delete it; `unfed export` hands out the model in force"
+            do = f"delete it and {told}" if there else f"it is not there as it was; {told}"
+        else:
+            what = f"a {one.what} of {one.at}: names and numbers of its requests, no weights"
+            again = f"`unfed report {where}`" if one.what == "report" else "`unfed compare`"
+            do = f"{again} says how it stands now; delete copies that must not name it"
+            do = do if there else f"it is not there as it was; {do}"
+        yield Affected(one.what, one.file, what, do)
+
+
+def _crossed(run: Record, client: str, seen: _Seen) -> Iterator[Affected]:
+    """What nodes sent and were sent while a job carried the client, as the trajectory tells it."""
+    asked: dict[Path, dict[int, set[str]]] = {}
+    lines: Sequence[Mapping[str, Any]] = run.folder.lines()
+    for line in lines:
+        if line["seed"] == seen.seed:
+            rounds = asked.setdefault(Job(line["seed"], line["request"], line["method"]).path, {})
+            for round, clients in (line.get("asked") or {}).items():
+                rounds.setdefault(int(round), set()).update(clients)
+    for job, rounds in asked.items():
+        if job in seen.clean or not rounds:
+            continue
+        file = f"models/{job.as_posix()}.safetensors"
+        if mine := sum(client in clients for clients in rounds.values()):
+            what = f"updates of client {client} in {mine} rounds of {job.as_posix()}"
+            yield Affected("upload", file, what, "none is kept here but in histories; the model they went into counts")
+        others = listed(sorted(set().union(*rounds.values()))).replace(" or ", " and ")
+        what = f"the models of {len(rounds)} rounds of {job.as_posix()}, sent to {others}"
+        yield Affected("download", file, what, "ask these nodes to delete what they keep of them")

@@ -1,0 +1,241 @@
+"""What carries a client is known: files of the folder, what was handed out, what a method brings over from before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from conftest import SMALL
+from unfed import storage
+from unfed.cli.main import app
+from unfed.data import Request
+from unfed.errors import UnfedError, UnfedWarning
+from unfed.federation.server import OPTIMISER
+from unfed.methods import State
+from unfed.runs import carriers, handed_out
+from unfed.runs.affected import affected
+from unfed.runs.config import Config
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.progress import Silence
+from unfed.runs.purge import purge
+from unfed.runs.run import Run
+
+SETS = ["training.rounds=2", "unlearning.rounds=1", "evaluation.attack=false", "engine.name=sequential"]
+SETS += ["evaluation.samples=false", "methods.run=['not']", "gate.max_drop=100"]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = Run.create(Config.parse({**SMALL, "request": []}, SETS), tmp_path_factory.mktemp("affected") / "run")
+    run.execute()
+    return run.folder.path
+
+
+@pytest.fixture
+def run(template: Path, tmp_path: Path) -> Run:
+    return Run.open(shutil.copytree(template, tmp_path / "run"))
+
+
+def given(*words: Any) -> str:
+    found = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+# --- what was handed out ----------------------------------------------------------------------------------------------
+
+
+def test_every_export_and_report_is_entered_when_it_is_written(run: Run, tmp_path: Path) -> None:
+    where, out, table = run.folder.path, tmp_path / "out.safetensors", tmp_path / "table.md"
+    other = shutil.copytree(where, tmp_path / "other")
+    given("export", where, "-o", out)
+    given("report", where)
+    given("report", where, "--format", "md", "-o", table)
+    given("compare", where, other, "--format", "md", "-o", tmp_path / "both.md")
+    found = handed_out.listed(run.folder)
+    assert [(one.what, one.file) for one in found] == [
+        ("export", str(out)),
+        ("report", "report.html"),
+        ("report", str(table)),
+        ("comparison", str(tmp_path / "both.md")),
+    ]
+    assert found[0].job == Job(0, None, "train")
+    for one in found:
+        assert hashlib.sha256(one.path(where).read_bytes()).hexdigest() == one.sha256 and one.at.endswith("Z")
+    assert [one.what for one in handed_out.listed(RunFolder(other))] == ["comparison"]
+
+
+def test_the_same_export_is_one_entry_and_another_model_under_its_name_a_second(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    for _ in range(2):
+        given("export", run.folder.path, "-o", out)
+        given("report", run.folder.path)
+    assert len(handed_out.listed(run.folder)) == 2
+    run.forget(Request("first", clients=("1",)), "ft", until=1)
+    given("export", run.folder.path, "-o", out)
+    exports = [one for one in handed_out.listed(run.folder) if one.what == "export"]
+    assert [one.method for one in exports] == ["train", "ft"] and len({one.sha256 for one in exports}) == 2
+
+
+def test_an_entry_comes_before_its_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in between, a file is entered that is not there; never the other way round."""
+    keep, out = storage.write_bytes, tmp_path / "out.safetensors"
+
+    def writing(path: Path, data: bytes) -> None:
+        if path == out:
+            raise KeyboardInterrupt
+        keep(path, data)
+
+    monkeypatch.setattr(storage, "write_bytes", writing)
+    with pytest.raises(KeyboardInterrupt):
+        handed_out.hand_out(run.folder, "export", out, b"model", Job(0, None, "train"))
+    assert [one.file for one in handed_out.listed(run.folder)] == [str(out)] and not out.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_says_so_and_is_exported(run: Run, tmp_path: Path) -> None:
+    run.folder.path.chmod(0o500)
+    try:
+        with pytest.warns(UnfedWarning, match="is not entered"):
+            given("export", run.folder.path, "-o", tmp_path / "out.safetensors")
+    finally:
+        run.folder.path.chmod(0o700)
+
+
+@pytest.mark.parametrize("line", ["{", "5", '{"what": "export"}', "[" * 5000])
+def test_a_damaged_list_is_one_sentence(run: Run, line: str) -> None:
+    (run.folder.path / handed_out.FILE).write_text(line + "\n")
+    with pytest.raises(UnfedError, match=r"Line 1 of .*handed-out.jsonl (is damaged|has no file)"):
+        affected(run, "1")
+
+
+# --- who is in what ---------------------------------------------------------------------------------------------------
+
+
+def test_before_anybody_asked_everything_carries_a_client(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    given("export", run.folder.path, "-o", out)
+    found = {one.file: one for one in affected(run, "1")}
+    assert set(found) == {"models/0/train.safetensors", "state/0/train.safetensors", str(out)}
+    assert found["models/0/train.safetensors"].what.endswith("it is in force")
+    assert f"unfed forget {run.folder.path} --client 1" in found["models/0/train.safetensors"].do
+    assert found[str(out)].do.startswith("delete it and ask whoever was given it")
+
+
+def test_after_its_request_the_old_carries_it_and_the_new_does_not(run: Run, tmp_path: Path) -> None:
+    old, new = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
+    given("export", run.folder.path, "-o", old)
+    run.forget(Request("first", clients=("1",)), "ft", until=1)
+    given("export", run.folder.path, "-o", new)
+    files = {one.file: one.do for one in affected(run, "1")}
+    assert set(files) == {"models/0/train.safetensors", "state/0/train.safetensors", str(old)}
+    assert files["models/0/train.safetensors"] == f"`unfed purge {run.folder.path} --request first`"
+    assert str(new) in {one.file for one in affected(run, "2")}, "who did not leave is in it"
+    purge(run, "first")
+    old.unlink()
+    (left,) = affected(run, "1")
+    assert left.file == str(old) and left.do.startswith("it is not there as it was; ask whoever was given it")
+
+
+def test_while_its_request_waits_the_way_on_is_named(run: Run) -> None:
+    run.queue.file(Request("first", clients=("1",)), "ft", "1", 0)
+    assert all("'first' is open: `unfed resume" in one.do for one in affected(run, "1"))
+
+
+def test_over_flower_what_crossed_is_told_by_the_trajectory(run: Run) -> None:
+    run.description["engine"] = "flower"
+    run.forget(Request("first", clients=("1",)), "ft", until=1)
+    crossed = [one for one in affected(run, "1") if one.kind in ("upload", "download")]
+    assert [one.what for one in crossed] == [
+        "updates of client 1 in 2 rounds of 0/train",
+        "the models of 2 rounds of 0/train, sent to 0, 1, 2 and 3",
+    ]
+    assert crossed[1].do == "ask these nodes to delete what they keep of them"
+
+
+def test_a_client_that_nobody_knows_is_one_sentence(run: Run) -> None:
+    with pytest.raises(UnfedError, match="This run has no client 'nobody'; it has 0, 1, 2 or 3"):
+        affected(run, "nobody")
+
+
+def test_the_command_lists_and_says_what_to_do(run: Run) -> None:
+    said = given("lineage", run.folder.path, "--affected", "1").replace("\n", "")
+    assert "models/0/train.safetensors (model): a model that was trained with it" in said and "unfed forget" in said
+    found = json.loads(given("lineage", run.folder.path, "--affected", "1", "--json"))
+    assert found["client"] == "1" and {one["kind"] for one in found["carriers"]} == {"model", "state"}
+
+
+# --- what comes over from before --------------------------------------------------------------------------------------
+
+
+class Begun(Silence):
+    """Keeps the first state of every job."""
+
+    def __init__(self) -> None:
+        self.states: dict[Job, State] = {}
+
+    def saved(self, job: Job, state: State, histories: Any) -> None:
+        self.states.setdefault(job, state)
+
+
+FEDERATED = ["not", "ft", "retrain", "sealed", "mode", "fcu", "ga", "ssd", "salun", "badt", "l1-sparse", "randl"]
+RECORDED = ["federaser", "fukd", "pgd"]
+
+
+@pytest.mark.parametrize("method", [*FEDERATED, *RECORDED])
+def test_running_statistics_begin_afresh_or_are_listed(method: str, tmp_path: Path) -> None:
+    sets = [*SETS, "training.rounds=1", 'model.options.norm="batch"', "methods.fcu.iterations=2"]
+    sets += [f"methods.{name}.federated=true" for name in ("ga", "ssd", "salun", "badt", "l1-sparse", "randl")]
+    sets += [f'training.record=["{method}"]'] if method in RECORDED else []
+    run, begun = Run.create(Config.parse({**SMALL, "request": []}, sets), tmp_path / "run"), Begun()
+    run.execute()
+    run.forget(Request("first", clients=("1",)), method, until=1, watch=begun)
+    (entry,) = run.folder.requests()
+    state = begun.states[Job(0, "first", method)]
+    means = [t for n, t in state.params.items() if n.endswith("running_mean")]
+    assert means and OPTIMISER not in state.tensors
+    found = carriers.carriers(run.folder, run.config, entry, [entry])
+    told = [one for one in found if one.kind == "statistics"]
+    assert bool(told) == any(bool(mean.any()) for mean in means)
+    assert bool(told) == (method not in ("retrain", "sealed"))
+    file = run.folder.state_file(Job(0, "first", method))
+    groups = {name.partition("/")[0] for name in storage.names_of(file)}
+    assert {one.part for one in found if one.kind == "part"} == groups - {"params"}, "what a method kept is listed too"
+    purge(run, "first")
+    assert {name.partition("/")[0] for name in storage.names_of(file)} == {"params"}
+
+
+CENTRAL = ["not", "ft", "retrain", "sealed", "ga", "ssd", "salun", "badt", "randl", "l1-sparse"]
+
+
+@pytest.mark.parametrize("method", CENTRAL)
+def test_a_centralised_optimiser_begins_with_the_request(method: str, tmp_path: Path) -> None:
+    """θ*'s momentum was made with the leaver's rows; no method begins with it."""
+    raw = {
+        "name": "central",
+        "setting": "central",
+        "model": {"name": "cnn-tiny"},
+        "training": {"rounds": 1, "batch": 64, "momentum": 0.9},
+        "unlearning": {"rounds": 1},
+        "request": {"id": "r1", "classes": [3]},
+        "methods": {"run": [method]},
+        "evaluation": {"attack": False, "samples": False},
+    }
+    run, begun = Run.create(Config.parse(raw), tmp_path / "run"), Begun()
+    run.execute(begun)
+    trained = storage.load(run.folder.state_file(Job(0, None, "train")))[0]
+    assert any(name.startswith(f"{OPTIMISER}/") and bool(t.any()) for name, t in trained.items())
+    state = begun.states[Job(0, "r1", method)]
+    if state.round == 0:
+        assert OPTIMISER not in state.tensors
+    moments = {n: t for n, t in trained.items() if n.startswith(f"{OPTIMISER}/") and t.numel() > 1}
+    for group in state.tensors.values():
+        assert not any(torch.equal(t, old) for t in group.values() for old in moments.values() if t.shape == old.shape)
