@@ -29,7 +29,7 @@ from unfed.errors import UnfedError, nearest
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 # By their content: what calls itself .png and is PostScript would have Pillow look for Ghostscript.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 CALTECH101_PLACES = (
     "caltech101/101_ObjectCategories",
     "caltech-101/101_ObjectCategories",
