@@ -23,7 +23,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from torch import Tensor
 
 import covering
 import unfed
-import unfed.runs.world
 from unfed import plugins, rng
 from unfed.data.partition import Deal, Partition
 from unfed.engines.compiled import recorded
@@ -45,7 +44,10 @@ from unfed.model.params import Params
 from unfed.model.sealing import DRAW_BYTES
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
+from unfed.runs.ingredients import deal
 from unfed.runs.run import Run
+from unfed.runs.simulated import simulated
+from unfed.runs.world import Residents, World, process_as_before
 
 FEDERATED: dict[str, tuple[str, ...]] = {
     **{name: ("client", "class", "instance") for name in ("retrain", "ft", "not", "sealed", "mode", "nr-freeze")},
@@ -234,35 +236,41 @@ def config(row: Row, device: str) -> Config:
     return Config.parse(raw)
 
 
-def uneven(labels: Tensor, clients: int, seed: int) -> Partition:
-    """In the place of equal pieces: clients of 10, 30 and 20 images, all rows where one holds them."""
-    sizes = np.asarray(SIZES[:clients]) if clients > 1 else np.asarray([len(labels)])
-    return Partition(Deal(rng.order(rng.as_key(rng.key(seed, "uneven")), len(labels)), sizes))
+def uneven(rows: int, clients: int, seed: int) -> Partition:
+    """In the place of equal pieces: clients of 10, 30 and 20 images."""
+    return Partition(Deal(rng.order(rng.as_key(rng.key(seed, "uneven")), rows), np.asarray(SIZES[:clients])))
+
+
+@process_as_before()
+def world(row: Row, device: str) -> World:
+    """The world of the row's config; where its clients are to be uneven, with other rows in their hands."""
+    built = simulated(config(row, device), 0)
+    if row.partition != "uneven":
+        return built
+    dealt = uneven(len(built.dataset.train.labels), len(built.clients), built.seeds.partition)
+    hand = deal(built.config, built.seeds, built.dataset, dealt)
+    return replace(built, population=Residents(hand.clients, built.seeds.partition))
 
 
 @contextmanager
 def prepared(row: Row) -> Iterator[None]:
-    """The process as the row needs it: unequal clients, its compiler, and no TF32 where float32 is judged."""
-    before = (
-        unfed.runs.world.iid,
-        recorded.compiler,
-        torch.backends.cudnn.allow_tf32,
-        torch.backends.cuda.matmul.allow_tf32,
-    )
-    unfed.runs.world.iid, recorded.compiler = uneven, WAYS[row.way][2]
+    """The process as the row needs it: its own code, its compiler, and no TF32 where float32 is judged."""
+    before = (recorded.compiler, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
+    recorded.compiler = WAYS[row.way][2]
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = row.precision == "bf16"
     try:
         with plugins.allow_only(OWN_CODE):
             yield
     finally:
-        unfed.runs.world.iid, recorded.compiler, tf32, matmul = before
+        recorded.compiler, tf32, matmul = before
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32, matmul
 
 
 def models(row: Row, device: str) -> Params:
     """θ* and what the method left, by the names of their tensors."""
     with prepared(row), drawn_from(_repeatable), tempfile.TemporaryDirectory() as folder:
-        run = Run.create(config(row, device), Path(folder, "run"))
+        built = world(row, device)
+        run = Run.create(built.config, Path(folder, "run"), built)
         run.execute()
         kept = {"θ*": Job(0, None, "train"), "θ": Job(0, "gone", row.method)}
         return {f"{w}/{n}": t.cpu() for w, job in kept.items() for n, t in run.folder.load_model(job).items()}

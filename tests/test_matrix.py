@@ -91,7 +91,7 @@ def test_the_clients_are_of_10_and_30_images_and_a_third_leaves() -> None:
     for scope, sizes in (("class", [10, 30]), ("client", [10, 30, 20])):
         row = Row("ft", scope, "sequential eager", "float64", model="cnn-tiny")
         with matrix.prepared(row):
-            world = matrix.unfed.runs.simulated.simulated(matrix.config(row, "cpu"), 0)
+            world = matrix.world(row, "cpu")
         assert [len(client.rows) for client in world.clients] == sizes
 
 

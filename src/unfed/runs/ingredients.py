@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from unfed import rng, storage
-from unfed.data import ClientData, Dataset, backdoor, dirichlet, iid, keep_out, load, shards, split
+from unfed.data import ClientData, Dataset, Partition, backdoor, dirichlet, iid, keep_out, load, shards, split
 from unfed.errors import UnfedError
 from unfed.model.flops import Flops
 from unfed.model.functional import Template
@@ -92,16 +92,23 @@ class Hand:
     """Clients that were topped up to the least number of rows."""
 
 
-def deal(config: Config, seeds: Seeds, dataset: Dataset) -> Hand:
-    """A data set in the hands of its clients, one of them poisoned if the config says so."""
-    part, seed, source = config.partition, seeds.partition, dataset.train
-    labels = source.labels.cpu()
+def partitioned(config: Config, seeds: Seeds, dataset: Dataset) -> Partition:
+    """The rows of a data set by who gets them, as the config says."""
+    part, seed, labels = config.partition, seeds.partition, dataset.train.labels.cpu()
     if part.scheme == "iid":
-        dealt = iid(labels, part.clients, seed)
-    elif part.scheme == "dirichlet":
-        dealt = dirichlet(labels, part.clients, part.beta, seed, part.min_samples)
-    else:
-        dealt = shards(labels, part.clients, part.shards_per_client, seed)
+        return iid(labels, part.clients, seed)
+    if part.scheme == "dirichlet":
+        return dirichlet(labels, part.clients, part.beta, seed, part.min_samples)
+    return shards(labels, part.clients, part.shards_per_client, seed)
+
+
+def deal(config: Config, seeds: Seeds, dataset: Dataset, dealt: Partition | None = None) -> Hand:
+    """A data set in the hands of its clients, one of them poisoned if the config says so.
+
+    Who gets which rows is for the config to say, unless it is given.
+    """
+    part, seed, source = config.partition, seeds.partition, dataset.train
+    dealt = partitioned(config, seeds, dataset) if dealt is None else dealt
     keys = [rng.key(seed, "validation", k) for k in range(part.clients)]
     splits = [split(len(rows), key, part.validation) for rows, key in zip(dealt.rows, keys, strict=True)]
     poisoned = config.poison
