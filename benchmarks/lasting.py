@@ -32,7 +32,7 @@ import torch
 from torch import nn
 
 from unfed import plugins, rng
-from unfed.client.measuring import score
+from unfed.client.scores import score
 from unfed.data import Request, triggered
 from unfed.federation.server import JobServer, Members, Setup
 from unfed.federation.state import State

@@ -21,7 +21,7 @@ from unfed import rng
 from unfed.client.plan import Optimiser, Phase, Plan
 from unfed.data import ClientData, TensorSource
 from unfed.engines import Batched, Sequential
-from unfed.engines.choice import choose
+from unfed.engines.choice import choose_engine
 from unfed.federation import aggregate
 from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members, Setup
@@ -70,7 +70,7 @@ def one(
     template = template_of(module, source)
     params = {n: t.to(device) for n, t in params_of(module).items()}
     clients = registry(source, cohort, images)
-    picked = choose(engine, template, source, min(batch, images), forward_flops(template)).name
+    picked = choose_engine(engine, template, source, min(batch, images), forward_flops(template)).name
     made = Batched(template, clients) if picked == "batched" else Sequential(template, clients)
     names = list(clients)
     plan = Plan(0, 1, (Phase(batch=batch, optimiser=Optimiser(lr=0.01)),))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unfed.runs.run import Run
-from unfed.runs.undone import measured
+from unfed.runs.undo_results import measured
 from unfed.values import Value, is_measured
 
 FOUR = ("retain", "forget", "test", "backdoor")

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from unfed import rng
-from unfed.client.measuring import score
 from unfed.client.plan import Optimiser, Phase
+from unfed.client.scores import score
 from unfed.data import ClientData, TensorSource, Transform, dirichlet, iid, load, split
 from unfed.engines import Engine
 from unfed.federation.schedule import Settings

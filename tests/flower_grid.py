@@ -13,10 +13,10 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from unfed.flower.client import app as client_app
+from unfed.flower.messages import Messenger
+from unfed.flower.node_data import describe
 from unfed.flower.nodes import Directory
-from unfed.flower.population import Past
-from unfed.flower.post import Post
-from unfed.flower.shard import describe
+from unfed.flower.population import KnownClients
 from unfed.flower.world import Holdings
 from unfed.flower.world import flower_world as built
 from unfed.runs.config import Config
@@ -104,10 +104,10 @@ def grid_of(config: Config, allow: str = EVERYTHING) -> InProcessGrid:
 
 def flower_world(config: Config, grid: Grid, timeout: float = 5.0, local: World | None = None, **more: Any) -> World:
     """A world over a grid; with a local one, the server holds its test data and the same public images."""
-    directory = Directory(Post(grid, timeout), more.pop("bound", None))
+    directory = Directory(Messenger(grid, timeout), more.pop("bound", None))
     directory.look(describe(config, config.seed_list[0]))
     held = Holdings(None if local is None else local.dataset, more.pop("public", None))
-    return built(config, config.seed_list[0], directory, held, Past(more.pop("order", ())))
+    return built(config, config.seed_list[0], directory, held, KnownClients(more.pop("order", ())))
 
 
 def refuse(reason: str) -> Reply:

@@ -14,7 +14,7 @@ from torch import Tensor
 import hand
 from unfed.client.plan import Measure
 from unfed.engines.base import Block, Context
-from unfed.engines.overheard import Ear
+from unfed.engines.observed import Observer
 from unfed.federation import algorithm
 from unfed.federation.history import History
 from unfed.federation.protocol import Server
@@ -23,7 +23,7 @@ from unfed.methods import NoT
 from unfed.model.params import Params
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
-from unfed.runs.progress import Silence
+from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 
 
@@ -88,7 +88,7 @@ def test_a_job_takes_its_states_from_algorithm_1(tmp_path: Path, monkeypatch: py
     assert drawn == [("retrain", 0), ("retrain", 1), ("retrain", 2), ("not", 0), ("not", 1), ("not", 2)]
 
 
-class Onlooker(Silence):
+class Onlooker(QuietWatch):
     """Keeps what it is told of a method's job."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Onlooker(Silence):
         self.rows: set[int] = set()
         self.blocks = 0
 
-    def ear(self, job: Job) -> Ear | None:
+    def observer(self, job: Job) -> Observer | None:
         return None if job.request is None else self
 
     def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:

@@ -16,10 +16,10 @@ from unfed.client.plan import Measure, Optimiser, Phase, Plan, term
 from unfed.data import ClientData, DatasetSource, TensorSource, Transform, dirichlet, iid, split
 from unfed.engines import Batched, PerClient, Sequential
 from unfed.engines.base import Block, Context, Engine
-from unfed.engines.choice import Choice, choose
+from unfed.engines.choice import EngineChoice, choose_engine
 from unfed.engines.compiled import capture, recorded
-from unfed.engines.mapped import _WrittenOut
 from unfed.engines.stack import PhaseSteps
+from unfed.engines.vectorised import _WrittenOut
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.networks import build
@@ -332,16 +332,18 @@ def test_a_stack_has_as_many_clients_as_memory_allows() -> None:
 
 
 def test_auto_picks_by_what_was_measured_and_says_why() -> None:
-    def choice(wanted: str, name: str, side: int, batch: int = 64, resident: bool = True) -> Choice:
+    def choice(wanted: str, name: str, side: int, batch: int = 64, resident: bool = True) -> EngineChoice:
         shape = (1, side, side)
         template = Template(build(name, shape=shape, classes=4, seed=0), shape)
         own = DatasetSource([(torch.zeros(shape), 0)], warn=False)
-        return choose(wanted, template, source() if resident else own, batch, 10)
+        return choose_engine(wanted, template, source() if resident else own, batch, 10)
 
     assert choice("auto", "cnn-tiny", 8).name == "batched"
     assert choice("auto", "cnn", 32).name == "sequential"
     assert "MB" in choice("auto", "cnn", 32).why
-    assert choice("auto", "cnn-tiny", 8, resident=False) == Choice("sequential", "the data is not held on the device")
+    assert choice("auto", "cnn-tiny", 8, resident=False) == EngineChoice(
+        "sequential", "the data is not held on the device"
+    )
     assert choice("batched", "cnn", 32).name == "batched"
     with pytest.raises(UnfedError, match="auto"):
         choice("batched", "cnn-tiny", 8, resident=False)

@@ -15,7 +15,7 @@ from unfed import storage
 from unfed.cli.main import app
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.runs import vouching
+from unfed.runs import consistency
 from unfed.runs.check import check
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.run import Run
@@ -141,12 +141,12 @@ def test_a_torn_last_line_is_no_fault_and_glues_nothing_to_itself(folder: Path) 
 
 
 def test_what_was_purged_on_purpose_counts_as_whole(folder: Path) -> None:
-    digest = vouching.file_digest(folder / SERVED)
+    digest = consistency.file_digest(folder / SERVED)
     assert digest is not None
-    grave = vouching.Tombstone(SERVED, digest, "leaves", "2026-01-31T12:00:00Z")
-    vouching.bury(folder, [grave])
+    grave = consistency.Tombstone(SERVED, digest, "leaves", "2026-01-31T12:00:00Z")
+    consistency.bury(folder, [grave])
     (folder / SERVED).unlink()
-    assert check(RunFolder(folder)).whole and vouching.tombstones(folder)[SERVED] == grave
+    assert check(RunFolder(folder)).whole and consistency.tombstones(folder)[SERVED] == grave
 
 
 @pytest.mark.parametrize(

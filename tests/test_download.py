@@ -18,7 +18,7 @@ import pytest
 
 from test_layouts import batch, folder_of, idx, write_binary, write_pickles
 from unfed.data import DATASETS, load
-from unfed.data.fetch.catalogue import CATALOGUE, Archive, Entry
+from unfed.data.fetch.catalogue import CATALOGUE, Archive, DatasetEntry
 from unfed.data.fetch.cifar import CIFAR10, CIFAR100
 from unfed.data.fetch.download import catalogue, download, fetch, unpack, verify
 from unfed.errors import UnfedError
@@ -91,7 +91,7 @@ def tar_of(folder: Path, inside: str) -> bytes:
     return packed.getvalue()
 
 
-def small_cifar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: Server) -> Entry:
+def small_cifar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: Server) -> DatasetEntry:
     """The catalogue's CIFAR-10 with a few images, on the server."""
     made = write_binary(CIFAR10, tmp_path / "made")
     data = tar_of(made, CIFAR10.binary)

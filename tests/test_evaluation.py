@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unfed.client.measuring import score
+from unfed.client.scores import score
 from unfed.data import Request, Source, triggered
 from unfed.errors import UnfedError
 from unfed.measures.evaluator import Scorer

@@ -17,15 +17,15 @@ from test_perturb import fused_by_numpy
 from unfed import rng
 from unfed.client import objectives, step
 from unfed.client.batch import Batch, Models, bounds, epoch_key, passes
-from unfed.client.measuring import score
 from unfed.client.optimiser import norm
 from unfed.client.plan import Phase, Plan, term
+from unfed.client.scores import score
 from unfed.data import ClientData, Request, TensorSource
 from unfed.engines import Sequential
 from unfed.engines.base import Block
 from unfed.errors import UnfedError
 from unfed.federation.history import History, Record
-from unfed.federation.ledger import Freight, Ledger
+from unfed.federation.ledger import Ledger, Transfer
 from unfed.federation.server import Members
 from unfed.methods import FCU, FUKD, METHODS, PGD, FedEraser, FineTune, MoDE, Retrain, State
 from unfed.methods.mode import mixed
@@ -33,7 +33,7 @@ from unfed.methods.pgd import radius
 from unfed.model.functional import Template
 from unfed.model.networks import build
 from unfed.model.params import Params, load_into, params_of, tensor_bytes
-from unfed.model.perturb import fold
+from unfed.model.perturb import as_matrix
 from unfed.runs.config import Config
 from unfed.runs.simulated import simulated
 from unfed.runs.world import Residents, World
@@ -809,7 +809,7 @@ def test_the_order_of_fusion_matters_and_both_are_there(world: World, trained: T
     a = CONTRAST.begin(serve(world, params=trained[0])).params
     b = replace(CONTRAST, fusion_order="repo_call").begin(serve(world, params=trained[0])).params
     # The last step was a fusion: one keeps the phase of what was learnt, the other that of θ*.
-    phase = [torch.fft.fft2(fold(p["conv2.weight"])).angle()[1:4, 1:4] for p in (a, b, trained[0])]
+    phase = [torch.fft.fft2(as_matrix(p["conv2.weight"])).angle()[1:4, 1:4] for p in (a, b, trained[0])]
     own, theirs = ((torch.cos(p - phase[2])).mean() for p in phase[:2])
     assert not equal(a, b) and theirs > own
 
@@ -936,7 +936,7 @@ def test_freight_counts_models_and_wire_apart(world: World) -> None:
     server = serve(world)
     assert isinstance(server.engine, Sequential)
     extra = {"phi": server.params}
-    list(server.train(server.plan(1), server.params, ["1"], extra, freight=Freight(down=0, up=0, seeded=("phi",))))
+    list(server.train(server.plan(1), server.params, ["1"], extra, transfer=Transfer(down=0, up=0, seeded=("phi",))))
     assert (server.ledger.comm_bytes, server.ledger.wire_bytes) == (0, 2 * tensor_bytes(world.template.like))
 
 

@@ -21,9 +21,9 @@ from unfed.client.plan import Measure
 from unfed.data import Request
 from unfed.data.scope import own_marks
 from unfed.errors import Refused, UnfedError
+from unfed.flower.messages import Failure, Messenger
+from unfed.flower.node_data import describe, node_data_of
 from unfed.flower.nodes import Directory, in_order, parse_bound
-from unfed.flower.post import Failure, Post
-from unfed.flower.shard import describe, shard_of
 from unfed.flower.wire import MEASURE, TRAIN, Ask, drawn_models, own_part
 from unfed.flower.world import nodes_of
 from unfed.methods import METHODS, Central, FineTune, Method, NoT, find
@@ -171,7 +171,7 @@ def test_fcus_random_model_travels_as_a_seed(holds: str, config: Config) -> None
     assert list(question.content.array_records) == ["params"]
     assert server.ledger.wire_bytes == 2 * sum(t.nbytes for t in server.params.values())
     text = str(question.content.config_records["ask"]["drawn"])
-    shard = shard_of(nodes_of(world).shard, grid.nodes[1000], "0")
+    shard = node_data_of(nodes_of(world).shard, grid.nodes[1000], "0")
     assert_same(server.init("downgraded model"), drawn_models(text, shard.fresh)["downgraded"])
     with pytest.raises(UnfedError, match="'downgraded' came out other than at the server; install the same versions"):
         drawn_models(text, lambda seed: world.fresh(seed + 1))
@@ -371,7 +371,7 @@ def test_a_node_with_another_model_says_so_and_does_not_train(config: Config) ->
     plan = serve(world, ()).plan(1).to_json()
     for kind, body in ((TRAIN, plan), (MEASURE, '[{"what": "correct", "view": "val", "batch": 64}]')):
         ask = Ask(kind, "1", nodes_of(world).shard, body=body, tensors={"params": other})
-        (found,) = nodes_of(world).directory.post.send({1001: ask}).answers.values()
+        (found,) = nodes_of(world).directory.messenger.send({1001: ask}).answers.values()
         assert isinstance(found, Failure) and "The server's model has 'conv1.weight' with shape (2,)" in found.reason
 
 
@@ -428,7 +428,7 @@ def test_a_misspelt_permission_is_answered_with_the_known_ones(config: Config) -
 
 
 def waiting(config: Config, grid: InProcessGrid, minimum: int, **more: Any) -> Directory:
-    directory = Directory(Post(grid, 5.0), **more)
+    directory = Directory(Messenger(grid, 5.0), **more)
     directory.wait(minimum, describe(config, 0), seconds=0.01, sleep=lambda s: None)
     return directory
 

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flower_grid import InProcessGrid, Reply, flower_world, grid_of
 from test_flower_engine import DOUBLE, waiting
 from unfed.errors import Refused
-from unfed.flower import shard
+from unfed.flower import node_data
 from unfed.flower.replies import Failure, attempt, decoded, said
 from unfed.methods.finetune import FineTune
 from unfed.runs.config import Config
@@ -192,7 +192,7 @@ def test_a_client_whose_data_grew_is_counted_again_and_takes_part_in_the_next_ro
     world = flower_world(config, grid)
     server = serve(world, ())
     monkeypatch.setitem(globals(), "ROWS", 40)
-    shard._shard.cache_clear()  # as in a new process
+    node_data._node_data.cache_clear()  # as in a new process
     state = server.recover(FineTune().begin(server))
     assert [r.client for r in server.refusals] == ["west"] and "by its census" in server.refusals[0].reason
     assert world.admit([])

@@ -21,7 +21,7 @@ from unfed.runs.config import Config
 from unfed.runs.config_tables import GateConfig
 from unfed.runs.folder import Job
 from unfed.runs.gate import Check, Decision, Gate, NotPassed, is_forgotten, passed, utility
-from unfed.runs.how import How, Until
+from unfed.runs.request_options import RequestOptions, Until
 from unfed.runs.run import Run
 from unfed.values import not_measured
 
@@ -80,7 +80,7 @@ def test_a_model_that_lost_too_much_stays_out_of_force_and_its_request_owed(run:
 def test_whoever_accepts_it_all_the_same_is_on_record(run: Run) -> None:
     with pytest.raises(Refused):
         run.forget(LEAVES, "not", until=1)
-    how = How(accept={"by": "somebody", "at": "2026-01-01T00:00:00Z"})
+    how = RequestOptions(accept={"by": "somebody", "at": "2026-01-01T00:00:00Z"})
     assert run.forget(LEAVES, "not", until=1, how=how).status == "done"
     raw = file_of(run)
     assert raw["state"] == "fulfilled" and raw["gate"]["accepted"] == {"by": "somebody", "at": "2026-01-01T00:00:00Z"}
@@ -90,7 +90,7 @@ def test_whoever_accepts_it_all_the_same_is_on_record(run: Run) -> None:
 
 
 def test_what_passes_needs_no_acceptance_and_none_is_written(run: Run) -> None:
-    run.forget(LEAVES, "ft", until=1, how=How(accept={"by": "somebody", "at": "now"}))
+    run.forget(LEAVES, "ft", until=1, how=RequestOptions(accept={"by": "somebody", "at": "now"}))
     assert file_of(run)["gate"]["passed"] and file_of(run)["gate"]["accepted"] is None
 
 
@@ -102,13 +102,13 @@ def test_more_rounds_settle_what_the_gate_denied(run: Run) -> None:
 
 
 def test_the_largest_drop_is_set_for_one_request_alone(run: Run) -> None:
-    run.forget(LEAVES, "not", until=1, how=How(max_drop=100.0))
+    run.forget(LEAVES, "not", until=1, how=RequestOptions(max_drop=100.0))
     assert file_of(run)["how"] == {"max_drop": 100.0} and file_of(run)["gate"]["checks"][0]["bound"] == 100.0
     assert run.config.gate.max_drop == 10.0
 
 
 def test_hyperparameters_and_within_hold_for_one_request_alone(run: Run) -> None:
-    run.forget(LEAVES, "not", "recovered", how=How({"layers": ["conv2"]}, within=60.0, max_drop=60.0))
+    run.forget(LEAVES, "not", "recovered", how=RequestOptions({"layers": ["conv2"]}, within=60.0, max_drop=60.0))
     entry = entry_of(run, "leaves")
     numbers = numbers_of(run, run.current_job(0))
     changed = list(numbers["diary"]["beginning"]["changes"])
@@ -120,7 +120,7 @@ def test_another_hyperparameter_begins_anew(run: Run) -> None:
     with pytest.raises(Refused):
         run.forget(LEAVES, "not", until=1)
     with pytest.raises(Refused):
-        run.forget(LEAVES, "not", until=1, how=How({"layers": ["conv2"]}))
+        run.forget(LEAVES, "not", until=1, how=RequestOptions({"layers": ["conv2"]}))
     assert numbers_of(run, run.jobs()[-1][0])["start"] == 2
 
 
@@ -133,7 +133,7 @@ def test_until_forgotten_is_refused_where_nothing_can_tell(run: Run) -> None:
 def test_a_class_is_worked_on_until_it_is_forgotten(run: Run) -> None:
     """The rows that decide are not those that stopped it."""
     seven = Request("seven", classes=(7,))
-    assert run.forget(seven, "not", "recovered,forgotten", how=How(within=5.0)).status == "done"
+    assert run.forget(seven, "not", "recovered,forgotten", how=RequestOptions(within=5.0)).status == "done"
     gate = {check["name"]: check for check in entry_of(run, "seven").gate["checks"]}
     assert gate["forgotten"]["verdict"] == "passed" and gate["forgotten"]["decides"]
     assert gate["forgotten"]["value"] <= 10.0 < gate["forgotten"]["before"]
@@ -184,7 +184,7 @@ def test_the_command_line_says_what_failed_and_takes_an_acceptance(
 def test_status_and_report_show_every_check_and_who_accepted(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run.forget(LEAVES, "not", until=1, how=How(accept={"by": "somebody", "at": "2026-01-01T00:00:00Z"}))
+    run.forget(LEAVES, "not", until=1, how=RequestOptions(accept={"by": "somebody", "at": "2026-01-01T00:00:00Z"}))
     page = write_report(run).read_text()
     monkeypatch.setattr(sys, "argv", ["unfed", "status", str(run.folder.path)])
     with pytest.raises(SystemExit):

@@ -22,7 +22,7 @@ from unfed.methods import FedEraser
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.histories import HistoryLog
-from unfed.runs.progress import Silence
+from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from worlds import slow
 
@@ -170,7 +170,7 @@ def test_a_method_survives_a_crash_at_every_write(
     # Every write point is a whole run again, so what is not in question here (attacks, batches) is kept small.
     small = ("evaluation.samples=false", "evaluation.attack=false", "training.batch=256")
     whole = Run.create(config(name, scope=scope, sets=small), tmp_path / "whole")
-    whole._train(0, Silence())
+    whole._train(0, QuietWatch())
     shutil.copytree(tmp_path / "whole", tmp_path / "trained")
     with monkeypatch.context() as patch:
         count = crash_at(patch, -1)
@@ -198,7 +198,7 @@ def test_a_method_trains_on_forgotten_rows_only_if_it_says_so(
     name: str, scope: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run.create(config(name, scope=scope), tmp_path / "run")
-    theta, world = run._train(0, Silence()), run.world(0)
+    theta, world = run._train(0, QuietWatch()), run.world(0)
     clients = world.scoped(run.config.requests()).values()
     forgotten = {int(row) for c in clients for row in c.rows[c.view("forget")]}
     touched = set()
@@ -209,7 +209,7 @@ def test_a_method_trains_on_forgotten_rows_only_if_it_says_so(
         return original(client, order, draws, begin, end)
 
     monkeypatch.setattr(step, "fetch", seen)
-    run._compare(0, theta, Silence())
+    run._compare(0, theta, QuietWatch())
     assert bool(touched & forgotten) == ("forget" in run.config.method(name).needs)
     held = {int(row) for c in world.clients for row in c.rows[c.val]}
     assert bool(touched & held) == (name == "fukd")

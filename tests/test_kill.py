@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from unfed.runs.progress import Silence
+from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from worlds import slow
 
@@ -47,7 +47,7 @@ def test_a_method_killed_in_the_middle_ends_as_if_it_had_not_been(method: Any, t
     from unfed.runs.config import Config
 
     whole = Run.create(Config.read(tmp_path / "config.toml"), tmp_path / "whole")
-    whole._train(0, Silence())
+    whole._train(0, QuietWatch())
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     whole.execute()
     chance, trajectory = random.Random(method), tmp_path / "killed/trajectory.jsonl"

@@ -14,7 +14,7 @@ from unfed.data.fetch.folders import _decoded
 from unfed.data.sample_list import SampleList
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
-from unfed.runs.how import Until
+from unfed.runs.request_options import Until
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from unfed import rng
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.federation.aggregate import average
-from unfed.federation.history import History, Past, Recorder
+from unfed.federation.history import FinishedRound, History, Recorder
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods import FUKD, METHODS, PGD, Method, NoT
@@ -65,12 +65,12 @@ def total(history: History, *without: Any) -> Params:
 class Witness(Method):
     """Remembers the last recorded round as it was."""
 
-    seen: list[Past] = field(default_factory=list)
+    seen: list[FinishedRound] = field(default_factory=list)
 
     def begin(self, server: Server) -> State:
         raise AssertionError
 
-    def record(self, history: History, past: Past) -> History:
+    def record(self, history: History, past: FinishedRound) -> History:
         self.seen[:] = [past]
         return history
 

@@ -16,9 +16,9 @@ from unfed import rng
 from unfed.client import step
 from unfed.client.batch import Draws, Models, bounds, covered, epoch_key, passes
 from unfed.client.optimiser import norm, plateau
-from unfed.client.plan import VIEW_NUMBERS, VIEWS, Optimiser, Phase, Plan, View, term
+from unfed.client.plan import VIEW_NUMBERS, Optimiser, Phase, Plan, term
 from unfed.client.step import Visit, autograd, visit
-from unfed.data.scope import ClientData
+from unfed.data.scope import VIEWS, ClientData, View
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.networks import build

@@ -23,8 +23,8 @@ from unfed.cli.main import app, main
 from unfed.client.plan import Phase, Plan
 from unfed.data import datasets
 from unfed.errors import UnfedError
-from unfed.flower.post import Failure, Post
-from unfed.flower.shard import describe
+from unfed.flower.messages import Failure, Messenger
+from unfed.flower.node_data import describe
 from unfed.flower.wire import CENSUS, TRAIN, Ask
 from unfed.methods import METHODS
 from unfed.model import networks
@@ -451,7 +451,7 @@ def test_no_message_of_a_server_runs_anything_that_the_node_does_not_name(
         text = json.dumps({**plain, "config": config})
         train = Ask(TRAIN, "0", text, body=Plan(0, 1, (Phase(),)).to_json(), tensors={"params": params})
         for ask in (Ask(CENSUS, "0", text), train):
-            (answer,) = Post(InProcessGrid([node]), 5).send({1000: ask}).answers.values()
+            (answer,) = Messenger(InProcessGrid([node]), 5).send({1000: ask}).answers.values()
             assert not ran(canary), (what, ask.kind)
             if what == "the rest":
                 assert not isinstance(answer, Failure), answer
@@ -460,5 +460,7 @@ def test_no_message_of_a_server_runs_anything_that_the_node_does_not_name(
 def test_a_node_runs_what_it_names_itself(canary: Path) -> None:
     text = describe(Config.kept({**TINY, "data": {"name": "canary:run"}}), 0)
     ask = Ask(CENSUS, "0", text)
-    (answer,) = Post(InProcessGrid([{"partition-id": 0, "data": "canary:run"}]), 5).send({1000: ask}).answers.values()
+    (answer,) = (
+        Messenger(InProcessGrid([{"partition-id": 0, "data": "canary:run"}]), 5).send({1000: ask}).answers.values()
+    )
     assert ran(canary) and isinstance(answer, Failure) and "must return (train, test)" in answer.reason

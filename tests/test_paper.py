@@ -20,7 +20,7 @@ from unfed.cli.main import app
 from unfed.errors import UnfedError
 from unfed.model.networks import build
 from unfed.paper import pictures
-from unfed.paper.catalogue import SCALES, chosen, items, published
+from unfed.paper.items import SCALES, chosen, items, published
 from unfed.paper.pictures import Line
 from unfed.paper.views import VIEWS
 from unfed.paper.views.base import Section

@@ -7,7 +7,7 @@ import pytest
 from unfed.federation.ledger import Ledger
 from unfed.model.networks import build
 from unfed.paper import units
-from unfed.paper.catalogue import items, published
+from unfed.paper.items import items, published
 from unfed.paper.units import Costs, paper_units
 from unfed.paper.views import printed, results
 from unfed.values import not_measured

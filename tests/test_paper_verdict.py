@@ -10,7 +10,7 @@ import pytest
 
 from unfed.measures.metrics import Spread
 from unfed.paper import verdict
-from unfed.paper.catalogue import items
+from unfed.paper.items import items
 from unfed.paper.views import printed
 from unfed.report.rules import Row, rows
 

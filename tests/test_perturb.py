@@ -310,12 +310,12 @@ def test_a_full_band_on_even_sides_has_the_donors_amplitude_and_the_bases_phase(
 @given(shapes_2d_4d, seeds)
 def test_folding_a_convolution_round_trips_exactly(shape: tuple[int, ...], seed: int) -> None:
     w = drawn(shape, seed)
-    assert torch.equal(perturb.unfold(perturb.fold(w), w.shape), w)
+    assert torch.equal(perturb.from_matrix(perturb.as_matrix(w), w.shape), w)
 
 
 def test_a_convolution_is_folded_with_inputs_and_height_in_the_rows() -> None:
     w = drawn((2, 3, 5, 7))
-    folded = perturb.fold(w)
+    folded = perturb.as_matrix(w)
     assert folded.shape == (3 * 5, 7 * 2)
     assert folded[2 * 5 + 4, 6 * 2 + 1] == w[1, 2, 4, 6]
 

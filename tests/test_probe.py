@@ -19,15 +19,15 @@ from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.measures.undo import Budget, Effort, Grid
 from unfed.methods import FineTune
-from unfed.report.undoing import NOT_PROBED, sentence, view
-from unfed.report.undone import grid
+from unfed.report.undo_section import NOT_PROBED, sentence, view
+from unfed.report.undo_table import grid
 from unfed.runs import probe as probing
 from unfed.runs.config import Config
 from unfed.runs.probe import effort_of, probe
 from unfed.runs.run import Run
-from unfed.runs.undone import Target, file_of
-from unfed.runs.undone import measured as measured_in
-from unfed.runs.undone import targets as targets_in
+from unfed.runs.undo_results import Target, file_of
+from unfed.runs.undo_results import measured as measured_in
+from unfed.runs.undo_results import targets as targets_in
 from unfed.values import is_measured
 
 

@@ -22,7 +22,7 @@ from unfed import storage
 from unfed.cli.main import app
 from unfed.data import Request, TensorSource
 from unfed.errors import Refused, UnfedError
-from unfed.runs import vouching
+from unfed.runs import consistency
 from unfed.runs.check import check
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
@@ -97,11 +97,11 @@ def test_what_carries_the_leaver_goes_and_leaves_tombstones(run: Run) -> None:
             held = {n.partition("/")[2]: t for n, t in tensors.items()}
             assert not any(n in held and torch.equal(held[n], t) for n, t in theta.items()), name
     for grave in outcome.gone:
-        assert vouching.file_digest(run.folder.path / grave.file.partition("#")[0]) != grave.sha256
+        assert consistency.file_digest(run.folder.path / grave.file.partition("#")[0]) != grave.sha256
         assert grave.request == "first" and grave.date.endswith("Z")
     every = {grave.file.partition("#")[0] for grave in outcome.gone}
     assert every == {name for name in before if left.get(name) != before[name]}
-    told = vouching.tombstones(run.folder.path)
+    told = consistency.tombstones(run.folder.path)
     assert told["models/0/train.safetensors"].sha256 == hashlib.sha256(before["models/0/train.safetensors"]).hexdigest()
 
 
@@ -124,15 +124,15 @@ def test_two_requests_are_purged_one_after_the_other(run: Run) -> None:
     gone = {grave.file for grave in purge(run, "second").gone}
     assert "models/0/first/not.safetensors" in gone and "models/0/train.safetensors" not in gone
     assert {name for name in files(run.folder.path) if name.startswith("models/")} == {"models/0/second/ft.safetensors"}
-    assert check(run.folder).whole and vouching.tombstones(run.folder.path)["models/0/train.safetensors"].request == (
-        "first"
-    )
+    assert check(run.folder).whole and consistency.tombstones(run.folder.path)[
+        "models/0/train.safetensors"
+    ].request == ("first")
 
 
 def test_a_dry_run_says_what_would_go_and_changes_nothing(run: Run) -> None:
     before = files(run.folder.path)
     would = purge(run, "first", dry_run=True)
-    assert files(run.folder.path) == before and not vouching.tombstones(run.folder.path)
+    assert files(run.folder.path) == before and not consistency.tombstones(run.folder.path)
     assert [g.file for g in would.gone] == [g.file for g in purge(run, "first").gone]
 
 
@@ -296,8 +296,8 @@ def test_while_another_process_is_at_work_nothing_goes(run: Run) -> None:
 
 def test_a_tombstone_that_leads_out_of_the_folder_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").write_bytes(b"mine")
-    digest = vouching.file_digest(tmp_path / "mine")
-    vouching.bury(run.folder.path, [vouching.Tombstone("models/../../mine", str(digest), "first", "2026-01-31")])
+    digest = consistency.file_digest(tmp_path / "mine")
+    consistency.bury(run.folder.path, [consistency.Tombstone("models/../../mine", str(digest), "first", "2026-01-31")])
     with pytest.raises(UnfedError, match="which is no file of this folder"):
         purge(run, "first")
     assert (tmp_path / "mine").exists() and not check(run.folder).whole
@@ -326,7 +326,7 @@ def dead_before(operation: int) -> Iterator[list[str]]:
 def test_killed_before_any_disk_operation_it_ends_as_if_it_had_not_been(template: Path, tmp_path: Path) -> None:
     whole = Run.open(shutil.copytree(template, tmp_path / "whole"))
     purge(whole, "first")
-    wanted, graves = files(whole.folder.path), vouching.tombstones(whole.folder.path).keys()
+    wanted, graves = files(whole.folder.path), consistency.tombstones(whole.folder.path).keys()
     operation, ended = 0, False
     while not ended:
         folder = Path(shutil.copytree(template, tmp_path / "killed"))
@@ -336,7 +336,7 @@ def test_killed_before_any_disk_operation_it_ends_as_if_it_had_not_been(template
                 ended = True
             except Crash:
                 ended = False
-        begun = bool(vouching.tombstones(folder))
+        begun = bool(consistency.tombstones(folder))
         assert begun or files(folder) == files(template), "without a word nothing goes"
         if begun and not ended:
             half = check(RunFolder(folder)).findings
@@ -344,7 +344,7 @@ def test_killed_before_any_disk_operation_it_ends_as_if_it_had_not_been(template
             if operation % 3 == 0:  # whoever works there next ends it too
                 Run.open(folder).execute()
         purge(Run.open(folder), "first")
-        assert files(folder) == wanted and vouching.tombstones(folder).keys() == graves, operation
+        assert files(folder) == wanted and consistency.tombstones(folder).keys() == graves, operation
         assert check(RunFolder(folder)).whole and not list(folder.rglob("*.tmp"))
         shutil.rmtree(folder)
         operation += 1

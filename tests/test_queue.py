@@ -34,7 +34,7 @@ from unfed.methods import METHODS, Method, State
 from unfed.methods.not_ import NoT
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
-from unfed.runs.progress import Silence
+from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.status import status
 from unfed.runs.world import World
@@ -570,7 +570,7 @@ def test_who_waits_is_not_asked_to_help_another_begin(run: Run) -> None:
 def test_a_comparison_leaves_out_who_asked_to_leave_meanwhile(template: tuple[Path, World], tmp_path: Path) -> None:
     config = Config.parse({}, [*SETS, "request.clients=['0']"])
     run = Run.create(config, tmp_path / "run", replace(template[1], config=config))
-    run._train(0, Silence())
+    run._train(0, QuietWatch())
     queue(run, client("a", 3))
     run.execute()
     asked = {(x["request"], t): c for x in run.lines() if "asked" in x for t, c in x["asked"].items() if x["request"]}

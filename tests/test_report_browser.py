@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from test_report import fake_run
-from unfed.paper import catalogue, making, pictures
+from unfed.paper import making, pictures
+from unfed.paper.items import items as paper_items
 from unfed.paper.pictures import Line
 from unfed.paper.views import results
 from unfed.paper.views.base import Grid, Section
@@ -210,7 +211,7 @@ def test_it_prints_in_full(browser: Browser, report: Path) -> None:
 def paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of the paper's items: rows with what the paper reports, a plain table, a picture alone, a pair of them."""
     run, lines = fake_run(seeds=(0, 1))
-    items = catalogue.items()
+    items = paper_items()
     found = [replace(row, request="digits, CNN") for row in rows(lines)]
     points = [(float(t), 40.0 / (t + 1)) for t in range(40)]
     curve = pictures.curves(

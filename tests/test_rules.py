@@ -10,8 +10,8 @@ import pytest
 from unfed.errors import UnfedError
 from unfed.methods import State
 from unfed.report.rules import RULES, Row, rows, trajectories
-from unfed.runs.how import Until
 from unfed.runs.job import JobRunner
+from unfed.runs.request_options import Until
 
 
 def line(method: str, t: int, metrics: tuple[float | str, ...] = (90, 50, 80, 50), **more: Any) -> Any:

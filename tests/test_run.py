@@ -16,7 +16,7 @@ from unfed.errors import Refused, UnfedError
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.runs.folder import Job
-from unfed.runs.progress import Silence
+from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from worlds import Small, noting, slow
@@ -141,7 +141,7 @@ def test_the_process_is_left_with_its_own_threads(
         run = Run.create(small("training.rounds=1", "unlearning.rounds=1", "engine.threads=1"), tmp_path / "run")
         assert torch.get_num_threads() == 2
         seen = []
-        watch = Silence()
+        watch = QuietWatch()
         monkeypatch.setattr(watch, "goes_on", lambda *args: seen.append(torch.get_num_threads()))
         run.execute(watch)
         assert set(seen) == {1} and torch.get_num_threads() == 2

@@ -18,7 +18,7 @@ from unfed.methods import METHODS, FineTune, Method, NoT
 from unfed.model.networks import build
 from unfed.report import tables
 from unfed.runs.config import Config
-from unfed.runs.how import How
+from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
 from unfed.values import Value
 from worlds import slow
@@ -88,7 +88,7 @@ def test_not_on_other_layers_is_served_with_a_warning(run: Run) -> None:
 
 def test_layers_that_one_request_asked_for_are_remembered(run: Run) -> None:
     """`--layers` belongs to a request, not to the run: whether the next one turns it back is judged by it."""
-    second = How(set={"layers": ["conv2"]})
+    second = RequestOptions(set={"layers": ["conv2"]})
     run.forget(FIRST, "not", until=1, how=second)
     with pytest.warns(UnfedWarning, match="--method sealed"):
         assert run.forget(SECOND, "not", until=1).status == "done"

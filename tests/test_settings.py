@@ -18,7 +18,7 @@ from unfed.model.flops import forward_flops
 from unfed.model.params import params_of
 from unfed.runs.config import Config
 from unfed.runs.folder import RunFolder
-from unfed.runs.ingredients import template_of
+from unfed.runs.from_config import template_of
 from unfed.runs.run import Run
 from unfed.runs.seeds import Seeds
 from unfed.runs.status import status

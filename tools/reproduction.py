@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from unfed.measures.trajectory import Line
-from unfed.paper import catalogue, record
-from unfed.paper.catalogue import Item, Spec
+from unfed.paper import record
+from unfed.paper.items import Item, Spec, items
 from unfed.paper.making import markdown
 from unfed.paper.views import results
 from unfed.runs.run import Run
@@ -58,7 +58,7 @@ def page(folder: Path) -> str:
     stale = [sentence for one in found for sentence in record.outdated(one)]
     counted = [one for one in found if not record.outdated(one)]
     parts = [HEAD, *(f"- {sentence}" for sentence in stale)]
-    for item in catalogue.items().values():
+    for item in items().values():
         parts += section(item, counted)
     return "\n".join(parts).rstrip() + "\n"
 

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unfed.client.measuring import score
+from unfed.client.scores import score
 from unfed.data import Source
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.measures.metrics import loss_gap

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unfed import rng
-from unfed.client import measuring
+from unfed.client import scores
 from unfed.data import Source
 from unfed.errors import UnfedError, nearest
 from unfed.model.functional import Template
@@ -132,7 +132,7 @@ def gradients(
     places = _places(params, chosen, kept)
     values = params[chosen[0]].new_empty((sample.batches, len(kept)))
     groups = (rows[drawn] for drawn in _batches(len(rows), sample.batch, sample.batches, sample.seed))
-    with closing(measuring.batches(template, source, groups)) as pairs:
+    with closing(scores.batches(template, source, groups)) as pairs:
         for i, (x, y) in enumerate(pairs):
             values[i] = _gradient(template, params, x, y, places)
     if not bool(torch.isfinite(values).all()):

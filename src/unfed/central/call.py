@@ -35,9 +35,9 @@ from unfed.report.tables import name_of
 from unfed.runs.config import Config
 from unfed.runs.description import Call, description
 from unfed.runs.folder import Job, RunFolder
-from unfed.runs.progress import Silence, Watch
+from unfed.runs.method_turn import MethodTurn
+from unfed.runs.progress import QuietWatch, Watch
 from unfed.runs.run import Run
-from unfed.runs.turn import Turn
 from unfed.runs.world import World, process_as_before
 from unfed.values import is_measured
 
@@ -234,7 +234,7 @@ def _work(path: Path, task: Task, watch: Watch) -> Result:
         if task.reference is not None:
             run.score_before(seed, task.requests, task.reference, "retrain")
         for name, method in task.methods.items():
-            left = run.unlearn(Turn(seed, task.requests, name, method, task.params), watch).params
+            left = run.unlearn(MethodTurn(seed, task.requests, name, method, task.params), watch).params
     lines = run.lines()
     told: dict[str, list[Line]] = {}
     for line in lines:
@@ -293,7 +293,7 @@ def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 # --- looking on -------------------------------------------------------------------------------------------------------
 
 
-class _Progress(Silence):
+class _Progress(QuietWatch):
     """Hands every epoch of the method to the caller's function."""
 
     def __init__(self, tell: Progress) -> None:
@@ -303,7 +303,7 @@ class _Progress(Silence):
         self._tell(round, rounds, line)
 
 
-class _Printed(Silence):
+class _Printed(QuietWatch):
     """Says on stderr where it is."""
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
@@ -316,4 +316,4 @@ class _Printed(Silence):
 def _watch(progress: bool | Progress) -> Watch:
     if callable(progress):
         return _Progress(progress)
-    return _Printed() if progress else Silence()
+    return _Printed() if progress else QuietWatch()

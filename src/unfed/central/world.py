@@ -25,7 +25,7 @@ from unfed.model.flops import forward_flops
 from unfed.model.functional import Template
 from unfed.model.params import Params, cast, check_like, params_of
 from unfed.runs.config import Config
-from unfed.runs.ingredients import DTYPES, cpu_threads, pick_device, template_of
+from unfed.runs.from_config import DTYPES, cpu_threads, pick_device, template_of
 from unfed.runs.seeds import Seeds
 from unfed.runs.world import Residents, World
 

@@ -18,7 +18,7 @@ from unfed.report.rules import Row
 from unfed.report.tables import name_of
 from unfed.report.words import gate_words
 from unfed.runs.folder import Job
-from unfed.runs.progress import Clock, Silence
+from unfed.runs.progress import Clock, QuietWatch
 from unfed.runs.run import Run
 from unfed.values import Value, is_measured
 
@@ -45,7 +45,7 @@ class _TimeLeft(ProgressColumn):
         return Text(f"{clock_text(self._clock.seconds_left)} left", style="cyan")
 
 
-class Display(Silence):
+class Display(QuietWatch):
     """Live progress on a terminal; one line per job where there is none."""
 
     def __init__(self, run: Run, console: Console) -> None:
@@ -191,10 +191,10 @@ def _plain(value: Value) -> str:
 
 
 @contextmanager
-def shown(run: Run, console: Console, silent: bool) -> Iterator[Display | Silence]:
+def shown(run: Run, console: Console, silent: bool) -> Iterator[Display | QuietWatch]:
     """Whoever watches a run while it works: a display, or nobody."""
     if silent:
-        yield Silence()
+        yield QuietWatch()
         return
     with Display(run, console) as display:
         yield display

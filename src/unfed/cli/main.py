@@ -28,7 +28,7 @@ from unfed.api import results, write_report
 from unfed.cli import check, compare, data, files, flower, lineage, methods, paper, probe, purge, requests
 from unfed.cli.console import Console, echo
 from unfed.cli.display import clock_text, percent, request_line, results_table, shown, story
-from unfed.cli.failing import explained
+from unfed.cli.error_messages import explained
 from unfed.cli.options import (
     AllowCode,
     Budget,

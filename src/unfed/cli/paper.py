@@ -17,7 +17,7 @@ from unfed.cli.console import Console
 from unfed.cli.display import shown
 from unfed.cli.options import AllowCode, Budget, Json, Quiet, Sets, moment_of, watched_until
 from unfed.errors import UnfedError, nearest
-from unfed.paper.catalogue import SCALES, Item, chosen
+from unfed.paper.items import SCALES, Item, chosen
 from unfed.runs.progress import OutOfTime, Watch
 from unfed.runs.run import Run
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from unfed.api import write_report
 from unfed.cli.console import Console, echo
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed
-from unfed.report.undone import COLUMNS, grid
+from unfed.report.undo_table import COLUMNS, grid
 from unfed.runs.probe import effort_of
 from unfed.runs.probe import probe as measure
 from unfed.runs.run import Run

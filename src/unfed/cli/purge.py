@@ -13,9 +13,9 @@ from rich.markup import escape
 from unfed.api import write_report
 from unfed.cli.console import Console, echo
 from unfed.cli.options import Json, Quiet, RunArgument
+from unfed.runs.consistency import TOMBSTONES, Tombstone
 from unfed.runs.purge import purge as take_away
 from unfed.runs.run import Run
-from unfed.runs.vouching import TOMBSTONES, Tombstone
 
 stdout = Console(highlight=False)
 

@@ -22,7 +22,7 @@ from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumab
 from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError
 from unfed.runs import description
-from unfed.runs.how import How
+from unfed.runs.request_options import RequestOptions
 from unfed.runs.requests import now
 from unfed.runs.run import Run
 
@@ -91,7 +91,7 @@ def forget(
         request = known.request
     method = method or (known.method if known else "not")
     until = until or (known.until if known else "recovered")
-    how = _how(known.how if known else How(), within, layers, sets, max_drop, accept)
+    how = _how(known.how if known else RequestOptions(), within, layers, sets, max_drop, accept)
     try:
         with resumable(run), shown(opened, stdout, as_json or quiet) as display:
             outcome = opened.forget(request, method, until, seed, display, expires, how)
@@ -102,16 +102,21 @@ def forget(
 
 
 def _how(
-    last: How, within: float | None, layers: str | None, sets: list[str], max_drop: float | None, accept: bool
-) -> How:
+    last: RequestOptions,
+    within: float | None,
+    layers: str | None,
+    sets: list[str],
+    max_drop: float | None,
+    accept: bool,
+) -> RequestOptions:
     """What is asked besides method and until.
 
     What is not said is as last time, but for the leave of the gate.
     """
     given = [name.strip() for name in layers.split(",")] if layers is not None else []
     named = [int(name) if name.lstrip("-").isdigit() else name for name in given]
-    return How(
-        How.hyperparameters(sets, named) if sets or named else last.set,
+    return RequestOptions(
+        RequestOptions.hyperparameters(sets, named) if sets or named else last.set,
         last.within if within is None else within,
         last.max_drop if max_drop is None else max_drop,
         {"by": _who(), "at": now()} if accept else None,

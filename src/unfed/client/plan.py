@@ -13,12 +13,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from unfed.data.scope import VIEWS, View
 from unfed.errors import UnfedError, listed, nearest
 
-View = Literal["retain", "forget", "all", "val"]
-VIEWS: tuple[str, ...] = get_args(View)
 VIEW_NUMBERS = {"retain": 0, "forget": 1, "all": 2, "val": 3}
 """What stands for a view in the address of a draw. A number that changed would change every run that is resumed."""
 Number = float | int | str | bool

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ from unfed.data.source import Source
 from unfed.errors import UnfedError, listed, nearest
 
 Kind = Literal["client", "class", "instance"]
-VIEWS = ("retain", "forget", "all", "val")
+View = Literal["retain", "forget", "all", "val"]
+VIEWS: tuple[View, ...] = get_args(View)
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,15 @@ from torch.func import vmap
 
 from unfed.client import objectives
 from unfed.client.batch import bounds, covered
-from unfed.client.measuring import score
 from unfed.client.plan import Measure, Phase, Plan
+from unfed.client.scores import score
 from unfed.client.step import Carry, mean, start
 from unfed.data import ClientData
 from unfed.engines.base import Block, Context, PerClient
 from unfed.engines.compiled.capture import Untraceable
 from unfed.engines.compiled.recorded import Replay, recordable
-from unfed.engines.mapped import at, cut, expand, join, mappable_attention, stack, stacked_step
 from unfed.engines.stack import BatchDealer, Crew, Integers, PaddedRows, PhaseSteps, StackedPhase
+from unfed.engines.vectorised import at, cut, expand, join, mappable_attention, stack, stacked_step
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.functional import Template
 from unfed.model.params import Params

@@ -25,25 +25,25 @@ CUDA_FLOPS = 50_000_000_000
 
 
 @dataclass(frozen=True)
-class Choice:
+class EngineChoice:
     """An engine's name, and the reason in a few words."""
 
     name: Literal["sequential", "batched"]
     why: str
 
 
-def choose(wanted: str, template: Template, source: Source, batch: int, forward_flops: Flops) -> Choice:
+def choose_engine(wanted: str, template: Template, source: Source, batch: int, forward_flops: Flops) -> EngineChoice:
     """The engine that was asked for, if it can do the work; for `auto`, the one that suits."""
     if wanted == "sequential":
-        return Choice("sequential", "as asked")
+        return EngineChoice("sequential", "as asked")
     hindrance = _hindrance(template, source)
     if wanted == "batched":
         if hindrance:
             raise UnfedError(f'The batched engine cannot run here, because {hindrance}; set engine.name to "auto".')
-        return Choice("batched", "as asked")
+        return EngineChoice("batched", "as asked")
     if wanted != "auto":
         raise UnfedError(f"The engine {wanted!r} is not known; use auto, sequential or batched.")
-    return Choice("sequential", hindrance) if hindrance else _suited(template, batch, forward_flops)
+    return EngineChoice("sequential", hindrance) if hindrance else _suited(template, batch, forward_flops)
 
 
 def _hindrance(template: Template, source: Source) -> str:
@@ -54,16 +54,16 @@ def _hindrance(template: Template, source: Source) -> str:
     return ""
 
 
-def _suited(template: Template, batch: int, forward_flops: Flops) -> Choice:
+def _suited(template: Template, batch: int, forward_flops: Flops) -> EngineChoice:
     device = next(iter(template.like.values())).device.type
     if device == "cuda":
         if isinstance(forward_flops, str):
-            return Choice("sequential", "what a client's step computes could not be counted")
+            return EngineChoice("sequential", "what a client's step computes could not be counted")
         flops = batch * forward_flops
         said = f"one client's step is {flops / 1e9:.3g} GFLOP forward"
-        return Choice("batched" if flops <= CUDA_FLOPS else "sequential", said)
+        return EngineChoice("batched" if flops <= CUDA_FLOPS else "sequential", said)
     if device == "cpu":
         kept = batch * kept_bytes(template)
         said = f"one client's step keeps {kept / 1e6:.2g} MB of activations"
-        return Choice("batched" if kept <= CPU_BYTES else "sequential", said)
-    return Choice("sequential", f"on {device} only this one was tried")
+        return EngineChoice("batched" if kept <= CPU_BYTES else "sequential", said)
+    return EngineChoice("sequential", f"on {device} only this one was tried")

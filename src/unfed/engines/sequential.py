@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from unfed.client.measuring import measure
 from unfed.client.plan import Measure, Plan
+from unfed.client.scores import measure
 from unfed.client.step import visit
 from unfed.data import ClientData
 from unfed.engines.base import Block, Context, context_of

@@ -25,7 +25,7 @@ from unfed.model.params import Params, tensor_bytes
 
 
 @dataclass(frozen=True)
-class Past:
+class FinishedRound:
     """One round as it happened, before its updates are averaged."""
 
     plan: Plan
@@ -135,7 +135,7 @@ class History:
 class Records(Protocol):
     """A method that keeps history of the rounds it is shown."""
 
-    def record(self, history: History, past: Past) -> History: ...
+    def record(self, history: History, past: FinishedRound) -> History: ...
 
     def original_bytes(self, history: History, model_bytes: int) -> int: ...
 
@@ -147,5 +147,5 @@ class Recorder:
     method: Records
     history: History = field(default_factory=History)
 
-    def __call__(self, past: Past) -> None:
+    def __call__(self, past: FinishedRound) -> None:
         self.history = self.method.record(self.history, past)

@@ -21,7 +21,7 @@ from unfed.model.flops import Flops
 
 
 @dataclass(frozen=True)
-class Freight:
+class Transfer:
     """How a visit is counted. The paper's rule counts models, the wire counts tensors.
 
     `comm_bytes` takes `down` + `up` models per participant; `wire_bytes` takes what crosses: the model, its context and

@@ -13,7 +13,7 @@ from torch import Tensor
 from unfed.client.plan import Measure, Phase, Plan
 from unfed.engines.base import Block, Context
 from unfed.federation.history import History
-from unfed.federation.ledger import Freight
+from unfed.federation.ledger import Transfer
 from unfed.federation.state import State
 from unfed.model.functional import Template
 from unfed.model.params import Params
@@ -67,7 +67,7 @@ class Server(Protocol):
         clients: Sequence[str],
         context: Context | None = None,
         *,
-        freight: Freight = Freight(),  # noqa: B008  (frozen)
+        transfer: Transfer = Transfer(),  # noqa: B008  (frozen)
         patient: bool = False,
     ) -> Iterator[Block]:
         """Ask clients to run a plan; a `patient` server waits until everybody has answered."""

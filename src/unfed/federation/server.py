@@ -26,8 +26,8 @@ from unfed.engines.sequential import Sequential
 from unfed.errors import Refused, Unanswered, UnfedError
 from unfed.federation import algorithm
 from unfed.federation.aggregate import Check
-from unfed.federation.history import History, Past, Recorder
-from unfed.federation.ledger import Freight, Ledger
+from unfed.federation.history import FinishedRound, History, Recorder
+from unfed.federation.ledger import Ledger, Transfer
 from unfed.federation.schedule import Settings
 from unfed.federation.state import State
 from unfed.model.flops import Flops
@@ -68,7 +68,7 @@ class Members:
 class _Asking:
     """How a server asks, where it is not as always."""
 
-    freight: Freight = field(default_factory=Freight)
+    transfer: Transfer = field(default_factory=Transfer)
     patient: bool = False
     engine: Engine | None = None
     optimiser: Mapping[str, Params] | None = None
@@ -161,7 +161,7 @@ class JobServer:
         clients: Sequence[str],
         context: Context | None = None,
         *,
-        freight: Freight = Freight(),  # noqa: B008  (frozen)
+        transfer: Transfer = Transfer(),  # noqa: B008  (frozen)
         patient: bool = False,
         engine: Engine | None = None,
     ) -> Iterator[Block]:
@@ -171,12 +171,12 @@ class JobServer:
 
         A `patient` server waits until everybody has answered: a leaver's own phase cannot go on without the leaver.
         """
-        return self._train(plan, params, clients, context or {}, _Asking(freight, patient, engine))
+        return self._train(plan, params, clients, context or {}, _Asking(transfer, patient, engine))
 
     def _train(
         self, plan: Plan, params: Params, clients: Sequence[str], context: Context, how: _Asking
     ) -> Iterator[Block]:
-        freight, engine = how.freight, how.engine or self.engine
+        transfer, engine = how.transfer, how.engine or self.engine
         asked = sorted(clients, key=self._place)
         self.asked.setdefault(plan.round, []).extend(asked)
         messages = isinstance(engine, Messenger)
@@ -184,8 +184,8 @@ class JobServer:
             model = 0 if messages else tensor_bytes(params)
             for name in asked:
                 crossing = () if messages else context_of(context, name).items()
-                own = sum(tensor_bytes(c) for n, c in crossing if n not in freight.seeded)
-                self.ledger.sent(freight.down, self._parameters, model + own)
+                own = sum(tensor_bytes(c) for n, c in crossing if n not in transfer.seeded)
+                self.ledger.sent(transfer.down, self._parameters, model + own)
         answering = [name for name in asked if how.patient or not self._drops_out(name, plan.round)]
         there = set(answering)
         silent = [Refusal(plan.round, name, "it did not answer") for name in asked if name not in there]
@@ -199,7 +199,7 @@ class JobServer:
             block = found.block
             self.ledger.worked(self._forward_flops, sum(block.trained), sum(block.forwarded))
             if self._wired:
-                uploads = freight.up * len(block.clients)
+                uploads = transfer.up * len(block.clients)
                 self.ledger.sent(uploads, self._parameters, 0 if messages else tensor_bytes(block.params))
             good, bad = found.result()
             self.refusals += bad
@@ -235,7 +235,7 @@ class JobServer:
         if self._setup.as_it_was is None:
             raise UnfedError("This server cannot repeat a round that is over; run the method inside a run folder.")
         engine = self._setup.as_it_was(scope)
-        return self.train(plan, params, clients, freight=Freight(down=0, up=0), patient=True, engine=engine)
+        return self.train(plan, params, clients, transfer=Transfer(down=0, up=0), patient=True, engine=engine)
 
     def train_at_home(self, plan: Plan, params: Params, context: Mapping[str, Params]) -> Params:
         """Run a plan on the server's own unlabelled data: one more client, without messages."""
@@ -274,7 +274,7 @@ class JobServer:
 
     def _record(self, plan: Plan, params: Params, updates: Sequence[Block]) -> None:
         for recorder in self.recorders.values():
-            recorder(Past(plan, params, updates, self.template.trainable, self.scope))
+            recorder(FinishedRound(plan, params, updates, self.template.trainable, self.scope))
 
     def fedavg(self, params: Params, plan: Plan, clients: Sequence[str], context: Context | None = None) -> Params:
         """One round: train, then average."""

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unfed.flower.existing import Unlearn, negate, negate_arrays
+    from unfed.flower.identity import introduce, introduce_mod
     from unfed.flower.leaving import SubsetGrid, node_with, registered
-    from unfed.flower.who import introduce, introduce_mod
 
 _WHERE = {
     "existing": ("Unlearn", "negate", "negate_arrays"),
-    "who": ("introduce", "introduce_mod"),
+    "identity": ("introduce", "introduce_mod"),
     "leaving": ("SubsetGrid", "node_with", "registered"),
 }
 __all__ = [

@@ -5,13 +5,13 @@ Its weight, the ledger and every metric are sums of such counts, so nobody's may
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from unfed.client import objectives
-from unfed.client.plan import VIEWS, Phase, Plan, View
+from unfed.client.plan import Phase, Plan
 from unfed.data import ClientData
+from unfed.data.scope import VIEWS, View
 from unfed.flower.replies import MOST_ROWS
 
 
@@ -25,8 +25,8 @@ class Held:
     def of(client: ClientData | None, exact: bool) -> Held:
         """By its outline; where it has not said yet which rows a request concerns, each may be either kind."""
         if client is None:
-            return Held(dict.fromkeys(cast(Collection[View], VIEWS), MOST_ROWS))
-        views = {view: len(client.view(view)) for view in cast(Collection[View], VIEWS)}
+            return Held(dict.fromkeys(VIEWS, MOST_ROWS))
+        views = {view: len(client.view(view)) for view in VIEWS}
         return Held(views if exact else {**views, "retain": views["all"], "forget": views["all"]})
 
     def covered(self, plan: Plan) -> int:

@@ -21,13 +21,13 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from unfed import plugins
-from unfed.client.measuring import measure, score
 from unfed.client.plan import Measure, Plan
+from unfed.client.scores import measure, score
 from unfed.client.step import visit
 from unfed.data import ClientData
 from unfed.errors import UnfedError
 from unfed.flower import policy, wire
-from unfed.flower.shard import Node, Shard, on, own_code, own_name, shard_of
+from unfed.flower.node_data import Node, NodeData, node_data_of, on, own_code, own_name
 from unfed.flower.wire import Ask, answer
 from unfed.model.params import check_like
 
@@ -54,7 +54,7 @@ def query(message: Message, context: Context) -> Message:
     return _replied(message, context, _census)
 
 
-Handler = Callable[[Ask, Shard, ClientData, Node], RecordDict]
+Handler = Callable[[Ask, NodeData, ClientData, Node], RecordDict]
 
 
 def _replied(message: Message, context: Context, handle: Handler) -> Message:
@@ -69,7 +69,7 @@ def _replied(message: Message, context: Context, handle: Handler) -> Message:
         log.info("unfed: asked for %s by the server (client %r)", ask.kind, ask.client)
         # What the server names is run only where the node names it too.
         with plugins.allow_only(own_code(node), "name it in the node config if you trust it"):
-            shard = shard_of(ask.shard, node, ask.client or own_name(node) or "unnamed")
+            shard = node_data_of(ask.shard, node, ask.client or own_name(node) or "unnamed")
             content = handle(ask, shard, shard.scoped(ask.scope, ask.gone), node)
     except UnfedError as error:
         words = {"name": own_name(node)}
@@ -77,7 +77,7 @@ def _replied(message: Message, context: Context, handle: Handler) -> Message:
     return Message(content, reply_to=message)
 
 
-def _train(ask: Ask, shard: Shard, client: ClientData, node: Node) -> RecordDict:
+def _train(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> RecordDict:
     plan = Plan.from_json(ask.body)
     objection = policy.objection_to_plan(plan, client, policy.allowed(node))
     if objection:
@@ -94,7 +94,7 @@ def _train(ask: Ask, shard: Shard, client: ClientData, node: Node) -> RecordDict
     return answer(ask, tensors, {"counts": {**counts, "dropped": _dropped(client)}})
 
 
-def _evaluate(ask: Ask, shard: Shard, client: ClientData, node: Node) -> RecordDict:
+def _evaluate(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> RecordDict:
     template = shard.make()
     params = on(ask.tensors["params"], template.like)
     check_like(params, template.like, "The server's model")
@@ -123,7 +123,7 @@ def _evaluate(ask: Ask, shard: Shard, client: ClientData, node: Node) -> RecordD
     return answer(ask, tensors, numbers, refused)
 
 
-def _census(ask: Ask, shard: Shard, client: ClientData, node: Node) -> RecordDict:
+def _census(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> RecordDict:
     views = {view: len(client.view(view)) for view in ("all", "retain", "forget", "val")}
     whole = {"rows": len(client.rows), "dropped": _dropped(client), "classes": client.source.classes}
     words = {"name": own_name(node), "allow": ",".join(sorted(policy.allowed(node)))}

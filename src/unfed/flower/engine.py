@@ -20,9 +20,10 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
-from unfed.client.measuring import Scores
-from unfed.client.plan import Measure, Plan, View
+from unfed.client.plan import Measure, Plan
+from unfed.client.scores import Scores
 from unfed.data import ClientData, Request
+from unfed.data.scope import View
 from unfed.engines.base import Block, Context, Drawn, PerClient, Refusal, Traffic, context_of
 from unfed.flower.bounds import Held
 from unfed.flower.nodes import Directory
@@ -123,7 +124,7 @@ class Flower:
         self._directory.look(self._shard)
         nodes = {name: node for name in asks if (node := self._directory.node(name)) is not None}
         packed = {name: to_arrays(tensors) for name, tensors in shared.items()} if nodes else {}
-        delivery = self._directory.post.send({node: asks[name] for name, node in nodes.items()}, group, packed)
+        delivery = self._directory.messenger.send({node: asks[name] for name, node in nodes.items()}, group, packed)
         self._directory.silent(delivery.silent)
         if counted:
             before, now = self._traffic, delivery.traffic

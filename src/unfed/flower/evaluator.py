@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unfed.client.measuring import Scores
-from unfed.client.plan import Measure, View
+from unfed.client.plan import Measure
+from unfed.client.scores import Scores
 from unfed.data import Request
+from unfed.data.scope import View
 from unfed.flower.engine import Flower
+from unfed.flower.messages import Failure
 from unfed.flower.population import Nodes, Roster
-from unfed.flower.post import Failure
 from unfed.flower.wire import own_part
 from unfed.measures.evaluator import Evaluation, HeldOut, Yardstick, sample_columns
 from unfed.measures.forgotten import Evidence

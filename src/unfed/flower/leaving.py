@@ -22,8 +22,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from unfed.errors import Refused, UnfedError
+from unfed.flower.identity import ANSWER, KEYS, QUESTION
 from unfed.flower.replies import attempt, said
-from unfed.flower.who import ANSWER, KEYS, QUESTION
 
 log = logging.getLogger("flwr")
 

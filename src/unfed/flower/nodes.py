@@ -21,7 +21,7 @@ from flwr.app import RecordDict
 
 from unfed.errors import Refused, UnfedError
 from unfed.flower import policy
-from unfed.flower.post import Failure, Post
+from unfed.flower.messages import Failure, Messenger
 from unfed.flower.replies import MOST_CLASSES, MOST_PIXELS, MOST_ROWS, Unreadable, attempt, count, name_of, said
 from unfed.flower.wire import CENSUS, Ask
 
@@ -73,8 +73,8 @@ class Census:
 class Directory:
     """The nodes that are connected, by client name."""
 
-    def __init__(self, post: Post, bound: Mapping[str, int] | None = None) -> None:
-        self.post = post
+    def __init__(self, messenger: Messenger, bound: Mapping[str, int] | None = None) -> None:
+        self.messenger = messenger
         self._bound = {node: name for name, node in (bound or {}).items()}
         self._names: dict[int, str] = {}
         self._online: tuple[int, ...] = ()
@@ -89,7 +89,7 @@ class Directory:
 
     def look(self, shard: str) -> None:
         """See who is connected now; newcomers without a registered name are asked who they are."""
-        nodes = list(self.post.grid.get_nodes())
+        nodes = list(self.messenger.grid.get_nodes())
         infos = {info.node_id: info.name for info in nodes}
         # Flower lists a node for a minute after it died. One that let a question time out is asked again only once it
         # gave a new sign of life: a dead node costs one time-out, not one per round.
@@ -103,7 +103,7 @@ class Directory:
                 self._names[node] = name
         self.failures = {n: reason for n, reason in self.failures.items() if n in infos and n not in awake}
         strangers = [node for node in self._online if node not in self._names and node not in self.failures]
-        delivery = self.post.send({node: Ask(CENSUS, "", shard) for node in strangers})
+        delivery = self.messenger.send({node: Ask(CENSUS, "", shard) for node in strangers})
         for node, found in delivery.answers.items():
             self._meet(node, found)
         self.silent(delivery.silent)

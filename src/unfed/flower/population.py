@@ -21,8 +21,8 @@ from torch import Tensor
 
 from unfed.data import ClientData, Request
 from unfed.errors import Refused, UnfedError
+from unfed.flower.messages import Failure
 from unfed.flower.nodes import Census, Directory
-from unfed.flower.post import Failure
 from unfed.flower.wire import CENSUS, Ask, own_part
 
 log = logging.getLogger("flwr")
@@ -61,12 +61,12 @@ class Roster(dict[str, ClientData]):
 
 
 @dataclass(frozen=True)
-class Past:
+class KnownClients:
     """What is known of a federation's clients from before: their order, and what each holds."""
 
     order: tuple[str, ...] = ()
     held: Mapping[str, Census] = field(default_factory=dict)
-    note: Callable[[Past], None] = lambda past: None
+    note: Callable[[KnownClients], None] = lambda past: None
     """Who writes down that somebody joined."""
 
 
@@ -84,7 +84,9 @@ class Meeting:
     classes: int
 
 
-def meet(directory: Directory, shard: str, past: Past, own: tuple[tuple[int, ...], int] | None = None) -> Meeting:
+def meet(
+    directory: Directory, shard: str, past: KnownClients, own: tuple[tuple[int, ...], int] | None = None
+) -> Meeting:
     """Ask those who were not asked yet what they hold; who does not fit is named and takes no part.
 
     `own` are the shape and the classes of the server's own data set, if it holds one.
@@ -117,7 +119,7 @@ def meet(directory: Directory, shard: str, past: Past, own: tuple[tuple[int, ...
 def ask_census(directory: Directory, asks: Mapping[str, Ask], met: set[int]) -> dict[str, Census | Failure]:
     """What these clients say they hold; whose node answered is added to `met`."""
     nodes = {name: node for name in asks if (node := directory.node(name)) is not None}
-    delivery = directory.post.send({nodes[name]: asks[name] for name in nodes})
+    delivery = directory.messenger.send({nodes[name]: asks[name] for name in nodes})
     directory.silent(delivery.silent)
     met |= set(nodes.values()) - delivery.silent
     found: dict[str, Census | Failure] = {}
@@ -130,7 +132,9 @@ def ask_census(directory: Directory, asks: Mapping[str, Ask], met: set[int]) -> 
 class Nodes:
     """Clients that live on Flower nodes: a population that can be asked, and never read."""
 
-    def __init__(self, directory: Directory, shard: str, meeting: Meeting, note: Callable[[Past], None]) -> None:
+    def __init__(
+        self, directory: Directory, shard: str, meeting: Meeting, note: Callable[[KnownClients], None]
+    ) -> None:
         self.directory, self.shard = directory, shard
         self.shape, self.classes, self.refused = meeting.shape, meeting.classes, meeting.refused
         self._order, self._known, self._met = meeting.order, meeting.held, meeting.met
@@ -145,9 +149,9 @@ class Nodes:
         return self._clients
 
     @property
-    def past(self) -> Past:
+    def past(self) -> KnownClients:
         """Everybody who ever took part, in the order in which answers are averaged, and what each holds."""
-        return Past(self._order, dict(self._known), self._note)
+        return KnownClients(self._order, dict(self._known), self._note)
 
     def admit(self, requests: Sequence[Request]) -> bool:
         """Take in who joined since the last time, but nobody whom these requests name.

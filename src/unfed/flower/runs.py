@@ -17,7 +17,7 @@ from unfed import storage
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.flower.nodes import Census
-from unfed.flower.population import Nodes, Past
+from unfed.flower.population import KnownClients, Nodes
 from unfed.flower.world import nodes_of
 from unfed.methods import Method, State
 from unfed.model.params import cast, check_like
@@ -28,7 +28,7 @@ from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from unfed.runs.world import World
 
-Maker = Callable[[Config, int, Past], World]
+Maker = Callable[[Config, int, KnownClients], World]
 """(config, seed, what is known of the clients from before) -> the world over the nodes that are connected."""
 
 
@@ -40,7 +40,7 @@ def reopened(folder: RunFolder, make: Maker) -> Run:
 def begun(config: Config, folder: str | Path, make: Maker) -> Run:
     """A new folder, once the nodes that are there were found to be able to do what is asked."""
     where = RunFolder(folder)
-    world = make(config, config.seed_list[0], Past(note=partial(_note, where)))
+    world = make(config, config.seed_list[0], KnownClients(note=partial(_note, where)))
     requests = config.requests()
     for i in range(len(requests)):
         for label in config.methods.run:
@@ -59,16 +59,16 @@ def _build(make: Maker, folder: RunFolder, config: Config, seed: int) -> World:
 # --- who took part ----------------------------------------------------------------------------------------------------
 
 
-def _past(folder: RunFolder) -> Past:
+def _past(folder: RunFolder) -> KnownClients:
     """Who took part so far, in their order, and what they hold."""
     path, note = folder.path / "clients.json", partial(_note, folder)
     if not path.exists():
-        return Past(tuple(folder.description()["clients"]), {}, note)
+        return KnownClients(tuple(folder.description()["clients"]), {}, note)
     raw = storage.read_json(path, "client list")
-    return Past(tuple(raw["order"]), {name: Census.from_json(held) for name, held in raw["held"].items()}, note)
+    return KnownClients(tuple(raw["order"]), {name: Census.from_json(held) for name, held in raw["held"].items()}, note)
 
 
-def _note(folder: RunFolder, past: Past) -> None:
+def _note(folder: RunFolder, past: KnownClients) -> None:
     """Write down who takes part, now and whenever somebody joins.
 
     Before the round in which it is first asked.

@@ -29,17 +29,17 @@ from torch import Tensor
 from unfed import plugins
 from unfed.data import ClientData, DatasetSource, Request, TensorSource, Unlabelled
 from unfed.errors import UnfedError
+from unfed.flower.messages import Messenger
+from unfed.flower.node_data import describe
 from unfed.flower.nodes import Directory
 from unfed.flower.options import Options
-from unfed.flower.population import Past
-from unfed.flower.post import Post
+from unfed.flower.population import KnownClients
 from unfed.flower.runs import Maker, adopt, begun, mark, reopened, serve, settled
-from unfed.flower.shard import describe
 from unfed.flower.world import Holdings, flower_world, nodes_of
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
-from unfed.runs.ingredients import DTYPES, pick_device
-from unfed.runs.progress import Silence
+from unfed.runs.from_config import DTYPES, pick_device
+from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.world import World
 from unfed.values import is_measured
@@ -98,9 +98,9 @@ def run(grid: Grid, values: Mapping[str, Any], run_id: int = 0) -> Run:
 
 
 def _work(grid: Grid, options: Options, folder: Path, run_id: int) -> Run:
-    directory = Directory(Post(grid, options.round_timeout), options.bound)
+    directory = Directory(Messenger(grid, options.round_timeout), options.bound)
 
-    def make(config: Config, seed: int, past: Past) -> World:
+    def make(config: Config, seed: int, past: KnownClients) -> World:
         directory.wait(options.min_nodes, describe(config, seed), options.wait_seconds)
         held = Holdings(public=_public(options.public, config), loads=options.server_data)
         world = flower_world(config, seed, directory, held, past)
@@ -198,7 +198,7 @@ def _public(path: str, config: Config) -> ClientData | None:
     return ClientData("server", Unlabelled(source), places, places, places[:0])
 
 
-class _Log(Silence):
+class _Log(QuietWatch):
     """One line per round in Flower's log."""
 
     def begins(self, job: Job, round: int, rounds: int) -> None:

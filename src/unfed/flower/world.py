@@ -15,12 +15,12 @@ from unfed.data import ClientData, Dataset, Request
 from unfed.errors import UnfedError
 from unfed.flower.engine import Flower
 from unfed.flower.evaluator import Memory, RemoteEvaluator
+from unfed.flower.node_data import describe
 from unfed.flower.nodes import Directory
-from unfed.flower.population import Nodes, Past, Roster, meet
-from unfed.flower.shard import describe
+from unfed.flower.population import KnownClients, Nodes, Roster, meet
 from unfed.model.flops import forward_flops
 from unfed.runs.config import Config
-from unfed.runs.ingredients import Network, data_set, pick_device, small_step
+from unfed.runs.from_config import Network, data_set, pick_device, small_step
 from unfed.runs.seeds import Seeds
 from unfed.runs.world import World
 
@@ -38,12 +38,12 @@ class Holdings:
 
 
 def flower_world(
-    config: Config, seed: int, directory: Directory, server: Holdings | None = None, past: Past | None = None
+    config: Config, seed: int, directory: Directory, server: Holdings | None = None, past: KnownClients | None = None
 ) -> World:
     """The world as a Flower server can know it, over the nodes that a directory knows."""
     if config.setting == "central":
         raise UnfedError("A centralised setting has no clients elsewhere; use unfed.unlearn, or drop `setting`.")
-    server, past = server or Holdings(), past or Past()
+    server, past = server or Holdings(), past or KnownClients()
     device, seeds = pick_device(config.device), Seeds.of(config, seed)
     dataset = server.dataset or (data_set(config, seeds, device) if server.loads else None)
     own = None if dataset is None else (tuple(dataset.train.shape), dataset.train.classes)

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unfed.client.measuring import Scores, score
+from unfed.client.scores import Scores, score
 from unfed.data import ClientData, Request, Source, TensorSource, triggered
 from unfed.errors import UnfedError
 from unfed.measures.attacks import try_membership_inference

@@ -23,7 +23,7 @@ from torch import nn
 from unfed import plugins
 from unfed.data import Request
 from unfed.errors import UnfedError, listed, nearest
-from unfed.federation.history import History, Past
+from unfed.federation.history import FinishedRound, History
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.model.params import Params
@@ -137,7 +137,7 @@ class Method(ABC):
 
     # --- history, for the methods that need it ---
 
-    def record(self, history: History, past: Past) -> History:
+    def record(self, history: History, past: FinishedRound) -> History:
         """The history with one more round in it, called before the round's updates are averaged."""
         return history
 

@@ -26,7 +26,7 @@ from unfed import rng
 from unfed.client.plan import Phase, term
 from unfed.engines.base import Drawn
 from unfed.errors import UnfedError
-from unfed.federation.ledger import Freight
+from unfed.federation.ledger import Transfer
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import CLIENT, Lineage, Method, option, register
@@ -87,7 +87,7 @@ class FCU(Method):
             server.params,
             server.owners,
             Drawn({"downgraded": server.fresh(seed)}, seeds={"downgraded": seed}),
-            freight=Freight(seeded=("downgraded",)),
+            transfer=Transfer(seeded=("downgraded",)),
             patient=True,
         )
         return State(server.average(server.params, updates))

@@ -29,7 +29,7 @@ from unfed.client.plan import Plan
 from unfed.data import Request
 from unfed.engines.base import Block
 from unfed.errors import UnfedError
-from unfed.federation.history import History, Past, Record
+from unfed.federation.history import FinishedRound, History, Record
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import CLIENT, Lineage, Method, option, register
@@ -141,7 +141,7 @@ class FedEraser(Method):
 
     # --- the history ---
 
-    def record(self, history: History, past: Past) -> History:
+    def record(self, history: History, past: FinishedRound) -> History:
         at, numbers, shared = past.plan.round, dict(history.numbers), dict(history.shared)
         if history.rounds == 0:
             numbers = {"plan": past.plan.to_json(), "tensors": list(past.trainable), "rates": {}}

@@ -19,7 +19,7 @@ import torch
 
 from unfed.client.plan import Phase, term
 from unfed.errors import UnfedError
-from unfed.federation.history import History, Past, Record
+from unfed.federation.history import FinishedRound, History, Record
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import CLIENT, Lineage, Method, option, register
@@ -98,7 +98,7 @@ class FUKD(Method):
                     raise UnfedError(f"FUKD's history has {name!r} of another model; it belongs to another run.")
         return sums
 
-    def record(self, history: History, past: Past) -> History:
+    def record(self, history: History, past: FinishedRound) -> History:
         own = dict(history.own)
         for client, samples, params in past.models():
             share, record = samples / past.samples, own.get(client, Record())

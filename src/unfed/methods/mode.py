@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 
 from unfed.client.plan import Phase, term
 from unfed.errors import UnfedError
-from unfed.federation.ledger import Freight
+from unfed.federation.ledger import Transfer
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import Lineage, Method, option, register
@@ -108,8 +108,8 @@ class MoDE(Method):
         if owners:
             # A client that leaves is waited for: without its answer there is no guidance.
             leaving = not set(owners) & set(server.retained)
-            context, freight = {"phi": phi}, Freight(down=2)
-            updates += server.train(server.plan(r, taught), params, owners, context, freight=freight, patient=leaving)
+            context, transfer = {"phi": phi}, Transfer(down=2)
+            updates += server.train(server.plan(r, taught), params, owners, context, transfer=transfer, patient=leaving)
         return server.average(params, updates)
 
     def rounds(self, unlearning: int, training: int) -> int:

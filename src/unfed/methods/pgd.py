@@ -26,7 +26,7 @@ from unfed import rng
 from unfed.client.plan import Phase, Plan, term
 from unfed.engines.base import PerClient
 from unfed.errors import Refused, UnfedError
-from unfed.federation.history import History, Past, Record
+from unfed.federation.history import FinishedRound, History, Record
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import CLIENT, Lineage, Method, option, register
@@ -150,7 +150,7 @@ class PGD(Method):
 
     # --- the history ---
 
-    def record(self, history: History, past: Past) -> History:
+    def record(self, history: History, past: FinishedRound) -> History:
         key = f"{past.plan.seed}-{past.plan.round}"
         own = dict(history.own)
         for block in past.blocks:

@@ -15,7 +15,8 @@ from typing import ClassVar
 
 import torch
 
-from unfed.client.plan import Measure, View
+from unfed.client.plan import Measure
+from unfed.data.scope import View
 from unfed.errors import UnfedError
 from unfed.federation.protocol import Server
 from unfed.federation.state import State

@@ -281,16 +281,16 @@ def fuse(
 
 
 def _fuse_one(base: Tensor, donor: Tensor, rho: float) -> Tensor:
-    matrix = fold(base)
+    matrix = as_matrix(base)
     height, width = matrix.shape
     if not (_reach(height, rho) and _reach(width, rho)):  # shapes alone decide: the same branch for every client
         return base
     exact = matrix.double() if base.dtype == torch.float64 else matrix.float()  # there is no FFT of half precision
     spectrum = torch.fft.fft2(exact)
-    amplitude = torch.fft.fft2(fold(donor).to(exact.dtype)).abs()
+    amplitude = torch.fft.fft2(as_matrix(donor).to(exact.dtype)).abs()
     mixed = torch.where(low_band(height, width, rho, base.device), torch.polar(amplitude, spectrum.angle()), spectrum)
     # The half-open band is not symmetric about zero frequency, so a small imaginary part appears: it is dropped.
-    return unfold(torch.fft.ifft2(mixed).real.to(base.dtype), base.shape)
+    return from_matrix(torch.fft.ifft2(mixed).real.to(base.dtype), base.shape)
 
 
 def _reach(n: int, rho: float) -> int:
@@ -312,7 +312,7 @@ def low_band(height: int, width: int, rho: float, device: torch.device | None = 
     return band
 
 
-def fold(weight: Tensor) -> Tensor:
+def as_matrix(weight: Tensor) -> Tensor:
     """A convolution (O, I, kh, kw) as the matrix (I·kh) x (kw·O); a matrix as it is."""
     if weight.ndim == 2:
         return weight
@@ -320,8 +320,8 @@ def fold(weight: Tensor) -> Tensor:
     return weight.permute(1, 2, 3, 0).reshape(i * kh, kw * o)
 
 
-def unfold(matrix: Tensor, shape: Sequence[int]) -> Tensor:
-    """The inverse of `fold`."""
+def from_matrix(matrix: Tensor, shape: Sequence[int]) -> Tensor:
+    """The inverse of `as_matrix`."""
     if len(shape) == 2:
         return matrix
     o, i, kh, kw = shape

@@ -19,8 +19,9 @@ from typing import Any
 
 from unfed import storage
 from unfed.errors import UnfedError
-from unfed.paper import catalogue, views
-from unfed.paper.catalogue import Item, Spec
+from unfed.paper import views
+from unfed.paper.items import Item, Spec
+from unfed.paper.items import items as all_items
 from unfed.paper.views.base import BY, Grid, Section
 from unfed.report import html, tables
 from unfed.report.words import date_text
@@ -103,7 +104,7 @@ def _made(
     And what the first of those runs says of its machine.
     """
     sections, about = list[Section](), dict[str, Any]()
-    for item in catalogue.items().values():
+    for item in all_items().values():
         places = {spec: _place(folder, spec, sets) for spec in item.runs[scale]}
         asked_for = item.id in done or (folder / f"{item.id}.json").exists()
         if not asked_for or not all((place / "run.json").exists() for place in places.values()):

@@ -24,11 +24,11 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
-from unfed.report import drawing, figures, ranking, tables, undoing
-from unfed.report.measures import ATTACK, HEADINGS, MEASURES
+from unfed.report import drawing, figures, ranking, tables, undo_section
 from unfed.report.officer import officer_view, refusals
 from unfed.report.rules import COSTS, RULES, Row, named, rows, trajectories
 from unfed.report.tables import bytes_text, flops_text, name_of, seconds_text
+from unfed.report.tooltips import ATTACK, HEADINGS, MEASURES
 from unfed.report.words import (
     about_the_backdoor,
     date_text,
@@ -214,7 +214,9 @@ def request_view(
         "trade": pictures(figures.gap_by_cost, shown, ("comm_bytes", "flops"), f"trade-{index}"),
         "costs": pictures(figures.cost_bars, shown, figures.COST_BARS, f"cost-{index}"),
         "ledger": [ledger(row, costs) for row in shown if not row.is_before],
-        "undoing": undoing.view([f for f in run.get("undo", []) if f["request"] == request["id"]], f"undo-{index}"),
+        "undoing": undo_section.view(
+            [f for f in run.get("undo", []) if f["request"] == request["id"]], f"undo-{index}"
+        ),
     }
 
 

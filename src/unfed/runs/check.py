@@ -16,7 +16,7 @@ from typing import Any
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.model.digest import digests, fingerprint
-from unfed.runs import vouching
+from unfed.runs import consistency
 from unfed.runs.config import Config
 from unfed.runs.folder import RunFolder, numbers_at
 from unfed.runs.histories import HistoryLog
@@ -45,10 +45,10 @@ def check(folder: RunFolder) -> Found:
     if description is None:
         return found
     _told(found, lambda: Config.kept(description["config"]))
-    buried = _told(found, lambda: vouching.tombstones(folder.path)) or {}
+    buried = _told(found, lambda: consistency.tombstones(folder.path)) or {}
     entries = _told(found, folder.filed)
     if entries is not None:
-        found.findings += _told(found, lambda: vouching.missing(folder.path, entries)) or []
+        found.findings += _told(found, lambda: consistency.missing(folder.path, entries)) or []
     states = _states(found, folder, buried)
     lines = _told(found, folder.lines) or []
     _models(found, folder, states, buried)
@@ -113,7 +113,7 @@ def _models(
     found: Found,
     folder: RunFolder,
     states: dict[Path, dict[str, Any]],
-    buried: dict[str, vouching.Tombstone],
+    buried: dict[str, consistency.Tombstone],
 ) -> None:
     """Every model is the one that its state vouches for, and none that a state vouches for is missing."""
     models = {path.relative_to(folder.path / "models"): path for path in _files(folder.path / "models")}
@@ -136,7 +136,7 @@ def _models(
             found.findings.append(f"The model {path} is not the one that its job left; restore it from a copy.")
 
 
-def _promised(folder: RunFolder, entries: list[Entry], buried: dict[str, vouching.Tombstone]) -> Iterator[str]:
+def _promised(folder: RunFolder, entries: list[Entry], buried: dict[str, consistency.Tombstone]) -> Iterator[str]:
     """Requests that are fulfilled by a model that is not there."""
     for entry in entries:
         file = Path("models", str(entry.seed), entry.request.id, f"{entry.method.replace(':', '.')}.safetensors")

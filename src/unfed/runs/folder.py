@@ -36,7 +36,7 @@ from unfed.measures.trajectory import Line
 from unfed.methods import Method, State
 from unfed.model.digest import digests, fingerprint
 from unfed.model.params import Params
-from unfed.runs import presence, vouching
+from unfed.runs import consistency, presence
 from unfed.runs.histories import HistoryLog
 from unfed.runs.names import check_id, check_label
 from unfed.runs.requests import Entry, now
@@ -90,7 +90,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._writes = False
-        self._prefix = vouching.Prefix(self.trajectory)
+        self._prefix = consistency.Prefix(self.trajectory)
         self._logs: dict[Path, HistoryLog] = {}
 
     # --- run.json -------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class RunFolder:
         States are read first: a process that is at work only adds to the trajectory meanwhile.
         """
         states = list(self.states())
-        run = vouching.file_digest(self.path / "run.json")
+        run = consistency.file_digest(self.path / "run.json")
         for path, numbers in states:
             if (bound := numbers.get("bound")) and bound.get("run") not in (None, run):
                 raise UnfedError(
@@ -239,7 +239,7 @@ class RunFolder:
         """What a state vouches for besides itself."""
         came_out = state.tensors.get(BEST) or state.params
         return {
-            "run": vouching.file_digest(self.path / "run.json"),
+            "run": consistency.file_digest(self.path / "run.json"),
             "trajectory": self._prefix.digest(int(numbers["offset"])),
             "model": fingerprint(digests(came_out)) if numbers.get("finished") and came_out else None,
         }
@@ -300,9 +300,9 @@ class RunFolder:
             )
         return params
 
-    def buried(self, job: Job) -> vouching.Tombstone | None:
+    def buried(self, job: Job) -> consistency.Tombstone | None:
         """The tombstone of a job's model, if that was purged."""
-        return vouching.tombstones(self.path).get(self.model_file(job).relative_to(self.path).as_posix())
+        return consistency.tombstones(self.path).get(self.model_file(job).relative_to(self.path).as_posix())
 
     def drop_samples(self, job: Job) -> None:
         """Take away what an attempt that is given up scored, before the next one scores."""
@@ -320,7 +320,7 @@ class RunFolder:
         Refused where one is gone.
         """
         entries = self.filed()
-        for sentence in vouching.missing(self.path, entries):
+        for sentence in consistency.missing(self.path, entries):
             raise UnfedError(sentence)
         return entries
 
@@ -348,7 +348,7 @@ class RunFolder:
 
     def put_request(self, entry: Entry) -> None:
         storage.write_json(self.request_file(entry), entry.to_json())
-        vouching.note_filed(self.path, self.filed())
+        consistency.note_filed(self.path, self.filed())
 
     def request_file(self, entry: Entry) -> Path:
         return self.path / "requests" / f"{entry.number:04d}-{check_id(entry.request.id, 'request id')}.json"
@@ -377,7 +377,7 @@ class RunFolder:
             return
         for kind in ("state", "models", "samples", "undo"):
             storage.sweep((self.path / kind).rglob(".*.tmp"))
-        for name in ("run.json", "clients.json", "progress.json", vouching.TOMBSTONES):
+        for name in ("run.json", "clients.json", "progress.json", consistency.TOMBSTONES):
             storage.sweep(self.path.glob(f".{name}.*.tmp"))
 
     def busy(self) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 
 from unfed.data import ClientData, Request
 from unfed.engines.base import Engine, Refusal
-from unfed.engines.overheard import Overheard, reading_aloud
+from unfed.engines.observed import ObservedEngine, observed_clients
 from unfed.errors import NotRecovered, Refused, UnfedError
 from unfed.federation import algorithm
 from unfed.federation.history import History, Recorder
@@ -37,11 +37,11 @@ from unfed.measures.trajectory import Line
 from unfed.methods import Method, Retrain, State
 from unfed.model import digest
 from unfed.model.params import Params, cast, tensor_bytes
-from unfed.runs.diary import Diary, began, start_on
 from unfed.runs.folder import BEST, Job, RunFolder
 from unfed.runs.gate import Gate, NotForgotten, is_forgotten, told
-from unfed.runs.how import Until
-from unfed.runs.progress import Silence, Watch
+from unfed.runs.job_notes import JobNotes, began, start_on
+from unfed.runs.progress import QuietWatch, Watch
+from unfed.runs.request_options import Until
 from unfed.runs.world import World
 from unfed.values import Value, is_measured
 
@@ -87,8 +87,8 @@ class JobRunner:
     def __init__(self, folder: RunFolder, world: World, spec: JobSpec, watch: Watch | None = None) -> None:
         self.folder, self.world, self.spec = folder, world, spec
         self.job, self.method, self.requests, self.rounds = spec.job, spec.method, spec.requests, spec.rounds
-        self.watch: Watch = watch or Silence()
-        self._ear = self.watch.ear(spec.job)
+        self.watch: Watch = watch or QuietWatch()
+        self._observer = self.watch.observer(spec.job)
         self.start = 1
         self.evaluator = world.evaluator(self.requests)
         history = None if spec.history is None else spec.history.to(world.device)
@@ -133,7 +133,7 @@ class JobRunner:
                 self.folder.drop_samples(self.job)
                 saved = None
         if saved is None:
-            self._look_around()  # who asked to leave while this one waited is not asked to help it begin
+            self._update_members()  # who asked to leave while this one waited is not asked to help it begin
             states = algorithm.unlearn(self.server, self.method)
             state, diary = self._begin(states)
         else:
@@ -147,7 +147,7 @@ class JobRunner:
         self.watch.begins(self.job, state.round, self.rounds)
         outcome = self._outcome(state, diary)
         while outcome is None:
-            self._look_around()
+            self._update_members()
             state = self._round(states, state, diary)
             line = self._evaluate(state, diary) if self._due(state) else None
             outcome = self._outcome(state, diary, line)
@@ -160,8 +160,8 @@ class JobRunner:
         self.watch.ends(self.job, outcome)
         return self._write_model(state)
 
-    def _begin(self, states: Iterator[State]) -> tuple[State, Diary]:
-        diary = Diary(offset=self.folder.length())
+    def _begin(self, states: Iterator[State]) -> tuple[State, JobNotes]:
+        diary = JobNotes(offset=self.folder.length())
         self.server.ledger = diary.ledger
         if "history" in self.method.needs:
             self._account(diary, [Recorder(self.method, self.server.history)])
@@ -177,7 +177,7 @@ class JobRunner:
             self._save(state, diary, None)
         return state, diary
 
-    def _round(self, states: Iterator[State], state: State, diary: Diary) -> State:
+    def _round(self, states: Iterator[State], state: State, diary: JobNotes) -> State:
         """The state after `state`.
 
         A round that too few answered is noted, with what it cost, before the job gives up.
@@ -198,13 +198,13 @@ class JobRunner:
         self._noted(diary, started, attempt=0)
         return after
 
-    def _noted(self, diary: Diary, started: float, attempt: int) -> None:
+    def _noted(self, diary: JobNotes, started: float, attempt: int) -> None:
         diary.ledger.seconds += time.monotonic() - started
         diary.attempt = attempt
         self._take_notes(diary)
 
-    def _resumed(self, state: State, numbers: dict[str, Any]) -> tuple[State, Diary]:
-        diary = Diary.from_json(numbers["diary"])
+    def _resumed(self, state: State, numbers: dict[str, Any]) -> tuple[State, JobNotes]:
+        diary = JobNotes.from_json(numbers["diary"])
         self.server.ledger = diary.ledger
         self._saved_round = state.round
         tensors = {name: self._on_device(group) for name, group in state.tensors.items()}
@@ -220,7 +220,7 @@ class JobRunner:
             return bool(finished)
         return finished == self.goals.reached if self.goals.goals else state.round >= self.rounds
 
-    def _look_around(self) -> None:
+    def _update_members(self) -> None:
         """Take note of who asked to leave, and of who joined, while this job was running.
 
         From the next round on the former take no part, and the latter do.
@@ -239,11 +239,11 @@ class JobRunner:
             self.before = self.evaluator.validation(self.server.params) if self.requests else 0.0
 
     def _members(self, clients: dict[str, ClientData]) -> Members:
-        """Who is there, and who reaches them; an ear hears what they are asked."""
-        clients = clients if self._ear is None else reading_aloud(clients, self._ear)
+        """Who is there, and who reaches them; an observer hears what they are asked."""
+        clients = clients if self._observer is None else observed_clients(clients, self._observer)
         engine = self.world.engine(clients)
         public = self.world.public(clients) if "public" in self.method.needs else None
-        return Members(clients, engine if self._ear is None else Overheard(engine, self._ear), public)
+        return Members(clients, engine if self._observer is None else ObservedEngine(engine, self._observer), public)
 
     def _as_it_was(self, scope: Sequence[Mapping[str, Any]]) -> Engine:
         return self._members(_scoped(self.world, [Request.from_json(r) for r in scope])).engine
@@ -261,7 +261,7 @@ class JobRunner:
         by_rounds = when.rounds is not None and state.round - self._saved_round >= when.rounds
         return by_rounds or (when.seconds is not None and time.monotonic() - self._saved_at >= when.seconds)
 
-    def _outcome(self, state: State, diary: Diary, line: Line | None = None) -> str | None:
+    def _outcome(self, state: State, diary: JobNotes, line: Line | None = None) -> str | None:
         """Why the job ends here, or None."""
         if state.done:
             return "done"
@@ -287,7 +287,7 @@ class JobRunner:
             met.append("forgotten")
         return [goal for goal in self.goals.goals if goal not in met]
 
-    def _missed(self, state: State, diary: Diary, outcome: str) -> Refused:
+    def _missed(self, state: State, diary: JobNotes, outcome: str) -> Refused:
         """The sentence for a job whose rounds did not suffice."""
         more = f"more rounds are given by --until {2 * self.rounds}"
         if outcome == "not forgotten":
@@ -303,13 +303,13 @@ class JobRunner:
 
     # --- what is written ------------------------------------------------------------------------------------------
 
-    def _take_notes(self, diary: Diary) -> None:
+    def _take_notes(self, diary: JobNotes) -> None:
         for round, clients in self.server.asked.items():
             diary.asked.setdefault(round, []).extend(clients)
         diary.refused += [_refusal(r) for r in self.server.refusals]
         self.server.asked, self.server.refusals = {}, []
 
-    def _account(self, diary: Diary, recorders: Iterable[Recorder]) -> None:
+    def _account(self, diary: JobNotes, recorders: Iterable[Recorder]) -> None:
         """What is stored for these methods, and what their originals would store."""
         like = self.world.template.like
         model_bytes = tensor_bytes({name: like[name] for name in self.world.template.trainable})
@@ -317,7 +317,7 @@ class JobRunner:
         diary.ledger.stored_server_bytes = sum(own for own, _ in kept)
         diary.ledger.stored_original_bytes = sum(original for _, original in kept)
 
-    def _evaluate(self, state: State, diary: Diary) -> Line:
+    def _evaluate(self, state: State, diary: JobNotes) -> Line:
         if self.job.request is None:
             self._account(diary, self.server.recorders.values())
         seen = self.evaluator(state.params)
@@ -355,7 +355,7 @@ class JobRunner:
         found = gate.watched(self._known, self.evaluator.evidence(state.params))
         return {"verdict": is_forgotten(found), "said": told(found), "checks": {n: asdict(j) for n, j in found.items()}}
 
-    def _save(self, state: State, diary: Diary, outcome: str | None) -> None:
+    def _save(self, state: State, diary: JobNotes, outcome: str | None) -> None:
         finished = None if outcome is not None and outcome.startswith("not ") else outcome
         numbers = {"offset": diary.offset, "diary": diary.to_json(), "finished": finished, "rounds": self.rounds}
         numbers |= began(self.spec.base, self.start)

@@ -29,7 +29,7 @@ from unfed.errors import UnfedError, UnfedWarning, listed
 from unfed.federation.history import History, Recorder
 from unfed.methods import Method, admit
 from unfed.methods.base import Lineage
-from unfed.runs import vouching
+from unfed.runs import consistency
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.histories import HISTORY
@@ -201,10 +201,10 @@ def not_purged(folder: RunFolder, label: str, method: Method, job: Job) -> None:
     """Refuse a method whose history a purge took away."""
     if "history" not in method.needs or label in ((folder.numbers(job) or {}).get("histories") or {}):
         return
-    buried, file = vouching.tombstones(folder.path), folder.state_file(job).relative_to(folder.path).as_posix()
+    buried, file = consistency.tombstones(folder.path), folder.state_file(job).relative_to(folder.path).as_posix()
     if grave := buried.get(f"{file}#{HISTORY}") or buried.get(file):
         raise UnfedError(
-            f"{method.title} needs history, but {vouching.sentence(folder.path, grave)}; use --method not, ft or"
+            f"{method.title} needs history, but {consistency.sentence(folder.path, grave)}; use --method not, ft or"
             " retrain."
         )
 

@@ -21,10 +21,10 @@ from unfed.errors import UnfedError, listed
 from unfed.measures.evaluator import Evaluator
 from unfed.measures.undo import Budget, Effort, Grid, Knowledge, Models, Scene, Shared, View, undo
 from unfed.model.params import Params
-from unfed.runs import vouching
+from unfed.runs import consistency
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
-from unfed.runs.undone import SCHEMA, Target, file_of, model_digest, read, targets
+from unfed.runs.undo_results import SCHEMA, Target, file_of, model_digest, read, targets
 from unfed.runs.world import World, process_as_before
 from unfed.values import not_measured
 
@@ -83,7 +83,7 @@ def probe(
     if not there or (method is not None and len(there) < len(found)):
         missing = next(target for target in found if target not in there)
         if grave := run.folder.buried(missing.job):
-            raise UnfedError(f"The model {vouching.sentence(run.folder.path, grave)}; there is nothing to probe.")
+            raise UnfedError(f"The model {consistency.sentence(run.folder.path, grave)}; there is nothing to probe.")
         raise UnfedError(
             f"The model {_name(missing.job)} is not in {run.folder.path}: its method has not ended, so there is nothing"
             " to probe."

@@ -1,7 +1,7 @@
 """Looking on while a run works: a progress display, a heartbeat for `unfed status`, or nobody.
 
 A watch is told when a job begins, after each of its rounds and saves, and when it ends; who wants to know what clients
-are asked lends an ear. It can change nothing.
+are asked gives an observer. It can change nothing.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from unfed.engines.overheard import Ear
+from unfed.engines.observed import Observer
 from unfed.federation.history import History
 from unfed.federation.state import State
 from unfed.runs.folder import Job, RunFolder
 
 
 class Watch(Protocol):
-    """What is told of a run's progress; who wants to see only some of it derives from `Silence`."""
+    """What is told of a run's progress; who wants to see only some of it derives from `QuietWatch`."""
 
-    def ear(self, job: Job) -> Ear | None:
+    def observer(self, job: Job) -> Observer | None:
         """Who listens to the engines of a job, from before its method begins; asked once."""
 
     def begins(self, job: Job, round: int, rounds: int) -> None:
@@ -35,10 +35,10 @@ class Watch(Protocol):
         """The job is over, and why."""
 
 
-class Silence:
+class QuietWatch:
     """An observer that does nothing."""
 
-    def ear(self, job: Job) -> Ear | None:
+    def observer(self, job: Job) -> Observer | None:
         """Nothing is to be told."""
         return None
 
@@ -59,16 +59,16 @@ class OutOfTime(KeyboardInterrupt):
     """The time that a command was given is spent; like an interruption, but just after a save."""
 
 
-class Deadline(Silence):
+class Deadline(QuietWatch):
     """Passes everything on, and stops the work at the first save after a moment has passed."""
 
     def __init__(self, watch: Watch, moment: float) -> None:
         """`moment` is read on the monotonic clock."""
         self._watch, self._moment = watch, moment
 
-    def ear(self, job: Job) -> Ear | None:
+    def observer(self, job: Job) -> Observer | None:
         """Whoever the other one lends."""
-        return self._watch.ear(job)
+        return self._watch.observer(job)
 
     def begins(self, job: Job, round: int, rounds: int) -> None:
         """As the other one is told."""
@@ -126,7 +126,7 @@ class Clock:
         return self.left * (time.monotonic() - self._began) / self._counted
 
 
-class Heart:
+class Heartbeat:
     """Tells the folder, once a second, where the work is, and passes everything on."""
 
     def __init__(self, folder: RunFolder, jobs: Sequence[tuple[Job, int]], watch: Watch) -> None:
@@ -137,8 +137,8 @@ class Heart:
                 self._clock.ended(job)
         self._last = 0.0
 
-    def ear(self, job: Job) -> Ear | None:
-        return self._watch.ear(job)
+    def observer(self, job: Job) -> Observer | None:
+        return self._watch.observer(job)
 
     def begins(self, job: Job, round: int, rounds: int) -> None:
         self._clock.at(job, round, rounds, counted=False)

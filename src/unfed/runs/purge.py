@@ -27,13 +27,13 @@ from typing import Any, Protocol
 
 from unfed import storage
 from unfed.errors import UnfedError, listed
-from unfed.runs import carriers, vouching
+from unfed.runs import carriers, consistency
 from unfed.runs.carriers import Carrier
 from unfed.runs.config import Config
+from unfed.runs.consistency import Tombstone
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.histories import HISTORY
 from unfed.runs.requests import Entry, now
-from unfed.runs.vouching import Tombstone
 
 KINDS = ("models", "state", "samples", "undo")
 """The folders in which something can be purged."""
@@ -82,10 +82,10 @@ def purge(run: Purged, request: str, dry_run: bool = False) -> Outcome:
             doomed = _doomed(folder, found, entries)
             if doomed:
                 _refuse_if_needed(run, entry, doomed, entries)
-            before = [grave for grave in vouching.tombstones(folder.path).values() if grave.request == request]
+            before = [grave for grave in consistency.tombstones(folder.path).values() if grave.request == request]
             graves = tuple(_graves(folder, request, doomed))
             if graves and not dry_run:
-                vouching.bury(folder.path, graves)
+                consistency.bury(folder.path, graves)
         if not dry_run:
             finish(folder)
     return Outcome(entry, graves, tuple(before))
@@ -150,7 +150,7 @@ def _parts(folder: RunFolder, one: Carrier) -> Iterator[tuple[str, str]]:
 def _graves(folder: RunFolder, request: str, doomed: Doomed) -> Iterator[Tombstone]:
     date = now()
     for file, parts in sorted(doomed.items()):
-        digest = vouching.file_digest(folder.path / file)
+        digest = consistency.file_digest(folder.path / file)
         assert digest is not None
         for part in parts:
             yield Tombstone(file if part == WHOLE else f"{file}#{part}", digest, request, date)
@@ -213,13 +213,13 @@ def pending(folder: Path) -> dict[Path, list[Tombstone]]:
     A purge of them was begun and not ended.
     """
     named: dict[Path, list[Tombstone]] = {}
-    for grave in vouching.tombstones(folder).values():
+    for grave in consistency.tombstones(folder).values():
         own = _inside(folder, grave)
         if own.parts[0] in KINDS:
             named.setdefault(folder / own, []).append(grave)
     found: dict[Path, list[Tombstone]] = {}
     for path, graves in named.items():
-        digest = vouching.file_digest(path)
+        digest = consistency.file_digest(path)
         if still := [grave for grave in graves if grave.sha256 == digest]:
             found[path] = still
     return found
@@ -230,7 +230,7 @@ def _inside(folder: Path, grave: Tombstone) -> PurePosixPath:
     path = PurePosixPath(grave.file.partition("#")[0])
     if path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
         raise UnfedError(
-            f"A tombstone in {folder / vouching.TOMBSTONES} names {grave.file!r}, which is no file of this folder;"
+            f"A tombstone in {folder / consistency.TOMBSTONES} names {grave.file!r}, which is no file of this folder;"
             " restore it from a copy."
         )
     return path

@@ -8,11 +8,11 @@ from unfed import plugins
 from unfed.errors import UnfedError, listed
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
-from unfed.runs import carriers, deny, description, undone
+from unfed.runs import carriers, deny, description, undo_results
 from unfed.runs.config import Config
-from unfed.runs.diary import last_starts
 from unfed.runs.folder import Job, RunFolder
-from unfed.runs.how import Until
+from unfed.runs.job_notes import last_starts
+from unfed.runs.request_options import Until
 from unfed.runs.requests import Entry
 
 
@@ -132,6 +132,6 @@ class Record:
             "requests": [*self.description["requests"], *extra],
             "methods": self.description.get("methods", {}) | {e.method: self.about(e.method, e) for e in entries},
             "influence": carriers.influence(self.folder, self.config),
-            "undo": undone.measured(self.folder, self.config),
+            "undo": undo_results.measured(self.folder, self.config),
             "jobs": description.jobs(self.folder, self.jobs(), needs),
         }

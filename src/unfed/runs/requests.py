@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
-from unfed.runs.how import How, Until
+from unfed.runs.request_options import RequestOptions, Until
 
 SCHEMA = 2  # 1 had no states: a request whose job had ended was served, any other was waiting
 
@@ -105,7 +105,7 @@ class Entry:
     """What was tried before it was asked again: method, until, how, reason, why, gate, at."""
     rows: tuple[str, ...] = ()
     """Keyed hashes of the single rows that it names, for the deny list."""
-    how: How = field(default_factory=How)
+    how: RequestOptions = field(default_factory=RequestOptions)
     """What was asked besides method and until."""
     gate: Mapping[str, Any] | None = None
     """What the gate found: its checks, whether they passed, who accepted it if they did not."""
@@ -165,7 +165,9 @@ class Entry:
             "why": self.why,
             "at": self.changed,
         }
-        tried |= ({"how": self.how.to_json()} if self.how != How() else {}) | ({"gate": self.gate} if self.gate else {})
+        tried |= ({"how": self.how.to_json()} if self.how != RequestOptions() else {}) | (
+            {"gate": self.gate} if self.gate else {}
+        )
         attempts = (*self.attempts, tried) if self.state == "denied" else self.attempts
         expires = asked.expires or (None if self.state == "expired" else self.expires)
         how: dict[str, Any] = {"method": asked.method, "until": asked.until, "how": asked.how}
@@ -211,7 +213,7 @@ class Entry:
             request = Request.from_json(raw.get("request"))  # type: ignore[arg-type]
         except UnfedError as error:
             raise UnfedError(f"{where} has a request that cannot be read ({error}); restore it from a copy.") from error
-        values |= {"how": How.from_json(raw.get("how") or {}, where), "gate": raw.get("gate")}
+        values |= {"how": RequestOptions.from_json(raw.get("how") or {}, where), "gate": raw.get("gate")}
         values["rows"] = tuple(raw.get("rows") or ())
         earlier, attempts = tuple(raw.get("earlier") or ()), tuple(raw.get("attempts") or ())
         return Entry(request=request, described=raw.get("described"), earlier=earlier, attempts=attempts, **values)

@@ -29,19 +29,19 @@ from unfed.federation.history import Recorder
 from unfed.measures import trajectory
 from unfed.methods import Method, Retrain, State
 from unfed.model.params import Params, cast, check_like
-from unfed.runs import deny, description, lineage, probe, purge, vouching
+from unfed.runs import consistency, deny, description, lineage, probe, purge
 from unfed.runs.config import Config
-from unfed.runs.diary import began, start_on
 from unfed.runs.folder import Job, RunFolder
-from unfed.runs.how import How
 from unfed.runs.job import JobRunner, JobSpec
-from unfed.runs.progress import Heart, Silence, Watch
+from unfed.runs.job_notes import began, start_on
+from unfed.runs.method_turn import MethodTurn
+from unfed.runs.progress import Heartbeat, QuietWatch, Watch
 from unfed.runs.record import Record
+from unfed.runs.request_options import RequestOptions
 from unfed.runs.requests import Entry
 from unfed.runs.serving import STOPS, Queue, gate_of, gone_already, left_by
 from unfed.runs.simulated import as_it_began, simulated
-from unfed.runs.turn import Turn
-from unfed.runs.undone import targets
+from unfed.runs.undo_results import targets
 from unfed.runs.world import World, process_as_before
 
 
@@ -135,7 +135,7 @@ class Run(Record):
 
     def execute(self, watch: Watch | None = None) -> None:
         """Do whatever is not done yet: train, compare, serve. Which requests failed here is said at the end."""
-        failed = self._at_the_desk(watch, self._train_and_compare)
+        failed = self._first_then_serve(watch, self._train_and_compare)
         if failed is None:
             where = self.folder.path
             raise UnfedError(f"Another process is at work in {where}; see `unfed status {where}`.")
@@ -161,7 +161,9 @@ class Run(Record):
             trained = self._train(seed, watch)
             self._compare(seed, trained, watch)
 
-    def _at_the_desk(self, watch: Watch | None, first: Callable[[Watch], None] | None = None) -> list[Entry] | None:
+    def _first_then_serve(
+        self, watch: Watch | None, first: Callable[[Watch], None] | None = None
+    ) -> list[Entry] | None:
         """Do something first, then serve the queue; the requests that failed, or None if another is at work.
 
         Whoever files a request while this works is told that it is queued, so nobody may go before it is served: what
@@ -176,18 +178,18 @@ class Run(Record):
                     break
                 self.folder.cut_back()
                 purge.finish(self.folder)  # one that was killed
-                heart = Heart(self.folder, self.ahead(), watch or Silence())
+                heartbeat = Heartbeat(self.folder, self.ahead(), watch or QuietWatch())
                 try:
                     if first is not None:
-                        first(heart)
+                        first(heartbeat)
                 except STOPS:
                     raise
                 except Exception:  # requests do not wait until a comparison is mended
                     self.folder.cut_back()
-                    for entry in self.queue.serve(heart):
+                    for entry in self.queue.serve(heartbeat):
                         warnings.warn(self.queue.still_owed(entry), UnfedWarning, stacklevel=3)
                     raise
-                failed, first = [*(failed or []), *self.queue.serve(heart)], None
+                failed, first = [*(failed or []), *self.queue.serve(heartbeat)], None
         return failed
 
     def _train(self, seed: int, watch: Watch) -> Params:
@@ -216,11 +218,11 @@ class Run(Record):
         for label in self.config.methods.run if requests else ():
             params, method, previous = trained, self.config.method(label), self.training_job(seed)
             for i in range(len(requests)):
-                turn = Turn(seed, requests[: i + 1], label, method, params, previous)
+                turn = MethodTurn(seed, requests[: i + 1], label, method, params, previous)
                 params = self.unlearn(turn, watch).params
                 previous = Job(seed, requests[i].id, label)
 
-    def unlearn(self, turn: Turn, watch: Watch) -> State:
+    def unlearn(self, turn: MethodTurn, watch: Watch) -> State:
         """Give a method its turn; where it was begun already, it goes on."""
         world, method, request, entry = self.world(turn.seed), turn.method, turn.requests[-1], turn.entry
         config = self.config if entry is None else entry.how.on(self.config, turn.label)
@@ -282,7 +284,7 @@ class Run(Record):
         seed: int | None = None,
         watch: Watch | None = None,
         expires: str | None = None,
-        how: How | None = None,
+        how: RequestOptions | None = None,
     ) -> Outcome:
         """Take a client, a class or samples out.
 
@@ -295,11 +297,11 @@ class Run(Record):
         plugins.permit(self.config.methods.code([method], "--method"))
         known = self.queue.find(request.id)
         seed = known.seed if known is not None and seed is None else self.one_seed(seed)
-        how = how or (known.how if known is not None else How())
+        how = how or (known.how if known is not None else RequestOptions())
         entry, finished = self.queue.file(request, method, str(until), seed, expires, how)
         if finished:
             return Outcome(entry, "already done")
-        failed = self._at_the_desk(watch)
+        failed = self._first_then_serve(watch)
         if failed is None:
             return Outcome(entry, "queued")
         self._undo()
@@ -335,7 +337,7 @@ class Run(Record):
         if not self.folder.model_file(job).exists():
             if grave := self.folder.buried(job):
                 raise UnfedError(
-                    f"The model {vouching.sentence(self.folder.path, grave)}; the one in force is"
+                    f"The model {consistency.sentence(self.folder.path, grave)}; the one in force is"
                     f" {self.current_job(job.seed).path.as_posix()} (`unfed export {self.folder.path}`)."
                 )
             raise UnfedError(f"This run has no model {job.path} yet; `unfed resume {self.folder.path}` makes it.")

@@ -34,11 +34,11 @@ from unfed.runs.config import Config
 from unfed.runs.description import describe_request, method_facts
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.gate import Decision, Gate, NotForgotten, NotPassed, passed
-from unfed.runs.how import How, Until
+from unfed.runs.method_turn import MethodTurn
 from unfed.runs.names import check_id, check_label
 from unfed.runs.progress import Watch
+from unfed.runs.request_options import RequestOptions, Until
 from unfed.runs.requests import Entry, Reason, date_of, in_force, next_number, next_place, now, turn
-from unfed.runs.turn import Turn
 from unfed.runs.world import World
 
 # What befalls the machine, not a request: a device that is gone does not come back for the next request either.
@@ -76,7 +76,7 @@ class Worker(Protocol):
         base: Mapping[str, Any] | None = None,
     ) -> None: ...
 
-    def unlearn(self, turn: Turn, watch: Watch) -> State: ...
+    def unlearn(self, turn: MethodTurn, watch: Watch) -> State: ...
 
 
 class Queue:
@@ -136,7 +136,7 @@ class Queue:
         until: str,
         seed: int,
         expires: str | None = None,
-        how: How = How(),  # noqa: B008
+        how: RequestOptions = RequestOptions(),  # noqa: B008
     ) -> tuple[Entry, bool]:
         """The request as it now stands in the queue, and whether it was fulfilled already."""
         run = self._run
@@ -322,7 +322,7 @@ class Queue:
         began_with = base | ({"set": dict(entry.how.set)} if entry.how.set else {})
         run.score_before(entry.seed, requests, params, base=base)
         method = config.method(entry.method)
-        turn = Turn(entry.seed, requests, entry.method, method, params, previous, entry, began_with)
+        turn = MethodTurn(entry.seed, requests, entry.method, method, params, previous, entry, began_with)
         return run.unlearn(turn, watch).params
 
     def _before(self, entry: Entry) -> list[Entry]:

@@ -15,14 +15,14 @@ import torch
 
 from unfed.data import ClientData, Source
 from unfed.engines import Batched
-from unfed.engines.choice import Choice, choose
+from unfed.engines.choice import EngineChoice, choose_engine
 from unfed.engines.determinism import fixed_order
 from unfed.errors import UnfedError
 from unfed.model.flops import Flops, forward_flops
 from unfed.model.functional import Template
 from unfed.runs.config import Config
 from unfed.runs.folder import RunFolder
-from unfed.runs.ingredients import DTYPES, Network, cpu_threads, data_set, deal, pick_device
+from unfed.runs.from_config import DTYPES, Network, cpu_threads, data_set, deal, pick_device
 from unfed.runs.seeds import Seeds
 from unfed.runs.world import Residents, World
 
@@ -86,15 +86,15 @@ def _choose(
     source: Source,
     clients: tuple[ClientData, ...],
     kept: Mapping[str, Any] | None,
-) -> tuple[Choice, int | None]:
+) -> tuple[EngineChoice, int | None]:
     """The engine and the size of its stacks: as a run began, or as suits today."""
     batch = config.training.batch
     if kept is not None:
-        choose(kept["engine"], template, source, batch, flops)  # can it still?
-        return Choice(kept["engine"], "as the run began"), kept.get("chunk", config.engine.chunk)
+        choose_engine(kept["engine"], template, source, batch, flops)  # can it still?
+        return EngineChoice(kept["engine"], "as the run began"), kept.get("chunk", config.engine.chunk)
     # One client has nobody to be stacked with.
     wanted = "sequential" if config.setting == "central" and config.engine.name == "auto" else config.engine.name
-    choice = choose(wanted, template, source, batch, flops)
+    choice = choose_engine(wanted, template, source, batch, flops)
     if choice.name == "sequential":
         return choice, None
     widest = min(batch + 1, max(len(client.train) for client in clients))

@@ -24,7 +24,7 @@ from unfed.client.plan import Optimiser, Phase
 from unfed.data import ClientData, Dataset, Request, Source, mark
 from unfed.data import public as validation_images
 from unfed.engines import Batched, Engine, Sequential
-from unfed.engines.choice import Choice
+from unfed.engines.choice import EngineChoice
 from unfed.engines.determinism import fixed_order
 from unfed.errors import UnfedError
 from unfed.federation.robust import Robust
@@ -35,7 +35,7 @@ from unfed.model.functional import Template
 from unfed.model.params import Params
 from unfed.runs.config import Config
 from unfed.runs.config_tables import RecoveryConfig
-from unfed.runs.ingredients import DTYPES
+from unfed.runs.from_config import DTYPES
 from unfed.runs.seeds import Seeds
 
 
@@ -118,7 +118,7 @@ def local_evaluator(world: World, requests: Sequence[Request]) -> Scorer:
     return Evaluator(world.yardstick, world.scoped, requests)
 
 
-ONE_BY_ONE = Choice("sequential", "nothing else was asked for")
+ONE_BY_ONE = EngineChoice("sequential", "nothing else was asked for")
 
 
 # --- the value --------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class World:
     """Unlabelled images at the server, if there are any; by default held-out rows of the clients that stay."""
     threads: int | None = None
     """CPU threads that work on one operation; None leaves the process as it is."""
-    choice: Choice = ONE_BY_ONE
+    choice: EngineChoice = ONE_BY_ONE
     chunk: int | None = None
     """Clients per stack, if stacks are made and their size is fixed."""
     engines: Callable[[World, Mapping[str, ClientData]], Engine] = local_engine

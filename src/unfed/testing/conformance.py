@@ -29,7 +29,7 @@ from unfed.client.plan import Measure
 from unfed.data import Request
 from unfed.engines import Block
 from unfed.engines.base import Context, context_of
-from unfed.engines.overheard import Ear
+from unfed.engines.observed import Observer
 from unfed.errors import UnfedError
 from unfed.federation.history import History
 from unfed.federation.state import State
@@ -39,7 +39,7 @@ from unfed.model.params import Params, tensor_bytes
 from unfed.model.sealing import DRAW_BYTES
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
-from unfed.runs.progress import Silence
+from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -194,7 +194,7 @@ class _Stop(Exception):
     pass
 
 
-class _Stopping(Silence):
+class _Stopping(QuietWatch):
     """Ends the run just after the number-th save of a method's state."""
 
     def __init__(self, label: str, number: int) -> None:
@@ -216,7 +216,7 @@ def _stopped_at(run: Run, label: str, number: int) -> bool:
     return False
 
 
-class _Seeing(Silence):
+class _Seeing(QuietWatch):
     """Keeps a job's first saved state and its last histories.
 
     Before the leaver's part of those is purged.
@@ -291,7 +291,7 @@ def _same_on_engines(kind: type[Method], scope: str, sets: Sequence[str]) -> str
 # --- looking on -------------------------------------------------------------------------------------------------------
 
 
-class Spy(Silence):
+class Spy(QuietWatch):
     """An onlooker that notes which rows are trained on, what is sent and how much work is done.
 
     Once the training is over.
@@ -301,7 +301,7 @@ class Spy(Silence):
         self.trained_rows: set[int] = set()
         self.work = self.wire_least = self.wire_most = 0
 
-    def ear(self, job: Job) -> Ear | None:
+    def observer(self, job: Job) -> Observer | None:
         return None if job.request is None else self
 
     def read(self, rows: Tensor) -> None:

@@ -37,7 +37,7 @@ class Archive:
 
 
 @dataclass(frozen=True)
-class Entry:
+class DatasetEntry:
     """One data set: what it is, where its files lie under a data root, what is known about them."""
 
     name: str
@@ -58,7 +58,7 @@ class Entry:
 class Listed:
     """A line of `unfed data list`."""
 
-    entry: Entry
+    entry: DatasetEntry
     found: Path | None
     """Where it lies under the data root, if it does."""
 
@@ -121,11 +121,11 @@ _CIFAR10_SHA1 = (
 )
 
 # The binary archives of CIFAR, because nothing in them has to be unpickled.
-CATALOGUE: dict[str, Entry] = {
+CATALOGUE: dict[str, DatasetEntry] = {
     entry.name: entry
     for entry in (
-        Entry("digits", "handwritten digits of 8x8, bundled", 1437, 360, 10),
-        Entry(
+        DatasetEntry("digits", "handwritten digits of 8x8, bundled", 1437, 360, 10),
+        DatasetEntry(
             "cifar10",
             "photographs of 32x32 in 10 classes",
             50_000,
@@ -136,7 +136,7 @@ CATALOGUE: dict[str, Entry] = {
             170,
             contents=dict(zip((*cifar.CIFAR10.train, cifar.CIFAR10.test), _CIFAR10_SHA1, strict=True)),
         ),
-        Entry(
+        DatasetEntry(
             "cifar100",
             "photographs of 32x32 in 100 classes",
             50_000,
@@ -148,7 +148,7 @@ CATALOGUE: dict[str, Entry] = {
             # Only the pickles' are published file by file; the binary layout has its archive's.
             files={"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
         ),
-        Entry(
+        DatasetEntry(
             "mnist",
             "handwritten digits of 28x28",
             60_000,
@@ -159,7 +159,7 @@ CATALOGUE: dict[str, Entry] = {
             12,
             contents=dict(zip(_IDX_STEMS, _MNIST_MD5, strict=True)),
         ),
-        Entry(
+        DatasetEntry(
             "fashion-mnist",
             "clothes of 28x28, grey, in 10 classes",
             60_000,
@@ -170,7 +170,7 @@ CATALOGUE: dict[str, Entry] = {
             31,
             contents=dict(zip(_IDX_STEMS, _FASHION_MD5, strict=True)),
         ),
-        Entry(
+        DatasetEntry(
             "caltech101",
             "photographs of about 300x200 in 101 classes, no background class",
             8677,
@@ -195,7 +195,7 @@ def catalogue(root: str | Path | None = None) -> tuple[Listed, ...]:
     return tuple(Listed(e, locate(base, e.places) if base is not None else None) for e in CATALOGUE.values())
 
 
-def entry_of(name: str) -> Entry:
+def entry_of(name: str) -> DatasetEntry:
     """The entry of a data set that lies in files, or the sentence that lists them."""
     outside = [n for n, e in CATALOGUE.items() if e.places]
     if name not in outside:
@@ -234,14 +234,14 @@ def md5_of(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def _check_files(entry: Entry, folder: Path) -> int:
+def _check_files(entry: DatasetEntry, folder: Path) -> int:
     there = [name for name in entry.files if (folder / name).is_file()]
     for name in there:
         _compare(entry, folder / name, md5_of(folder / name), entry.files[name])
     return len(there)
 
 
-def _check_contents(entry: Entry, folder: Path) -> int:
+def _check_contents(entry: DatasetEntry, folder: Path) -> int:
     for stem, published in entry.contents.items():
         if entry.name in _CIFAR:
             pixels, labels = cifar.read_batch(_CIFAR[entry.name], folder, stem)
@@ -253,7 +253,7 @@ def _check_contents(entry: Entry, folder: Path) -> int:
     return len(entry.contents)
 
 
-def _compare(entry: Entry, path: Path, found: str, published: str) -> None:
+def _compare(entry: DatasetEntry, path: Path, found: str, published: str) -> None:
     if found != published:
         raise UnfedError(
             f"The content of {path} has the checksum {found}, published is {published}; it is damaged or not the"
@@ -261,7 +261,7 @@ def _compare(entry: Entry, path: Path, found: str, published: str) -> None:
         )
 
 
-def _check_counts(entry: Entry, folder: Path, parts: list[Tensor]) -> None:
+def _check_counts(entry: DatasetEntry, folder: Path, parts: list[Tensor]) -> None:
     expected = [n for n in (entry.train, entry.test) if n]
     found = [len(labels) for labels in parts]
     present = len(torch.unique(torch.cat(parts)))

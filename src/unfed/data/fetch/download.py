@@ -27,7 +27,17 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from unfed.data.fetch.catalogue import CATALOGUE, Archive, Entry, Listed, Verified, catalogue, entry_of, md5_of, verify
+from unfed.data.fetch.catalogue import (
+    CATALOGUE,
+    Archive,
+    DatasetEntry,
+    Listed,
+    Verified,
+    catalogue,
+    entry_of,
+    md5_of,
+    verify,
+)
 from unfed.data.fetch.roots import VARIABLE, data_root, locate
 from unfed.errors import UnfedError
 from unfed.storage import disk_errors
@@ -35,7 +45,7 @@ from unfed.storage import disk_errors
 __all__ = [
     "CATALOGUE",
     "Archive",
-    "Entry",
+    "DatasetEntry",
     "Listed",
     "Progress",
     "Verified",
@@ -87,7 +97,7 @@ def download(
             kept.parent.rmdir()
 
 
-def _install(entry: Entry, base: Path, archives: Sequence[Path]) -> Verified:
+def _install(entry: DatasetEntry, base: Path, archives: Sequence[Path]) -> Verified:
     """Unpack beside the target, look whether it is right, and only then let it appear."""
     with _workshop(base) as workshop:
         target = workshop / entry.places[0]
@@ -117,7 +127,7 @@ def _is_archive(path: Path) -> bool:
     return path.name.endswith((".tar.gz", ".tgz", ".tar", ".zip"))
 
 
-def _settle(workshop: Path, entry: Entry) -> None:
+def _settle(workshop: Path, entry: DatasetEntry) -> None:
     """Bring what an archive held to the first of the data set's places.
 
     Unpack what lies inside, and move it there.

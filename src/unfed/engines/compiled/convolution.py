@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from unfed.engines.compiled import handwritten, kernels, rewriting
+from unfed.engines.compiled import graph_edits, handwritten, kernels
 from unfed.engines.compiled.kernels import sums_in
 
 aten: Any = torch.ops.aten
@@ -156,4 +156,4 @@ def _fits(arguments: Any, stack: int) -> bool:
 
 
 def _replace(graph: Graph, node: Node, function: Any, *arguments: Any) -> None:
-    rewriting.replace(graph, node, rewriting.insert(graph, node, function, *arguments))
+    graph_edits.replace(graph, node, graph_edits.insert(graph, node, function, *arguments))

@@ -23,7 +23,7 @@ class Handwritten:
     gelu: bool = True
     """GELU with the gradient of the bias before it (`transformer/gelu.py`)."""
     halves: bool = True
-    """Weights rounded to halves at once at the step's start, instead of one by one (`halves.py`)."""
+    """Weights rounded to halves at once at the step's start, instead of one by one (`half_precision.py`)."""
 
 
 chosen = Handwritten()

@@ -30,12 +30,12 @@ from torch.utils import _pytree as pytree
 from unfed.client import objectives
 from unfed.client.plan import Phase, Term
 from unfed.client.step import Carry
-from unfed.engines.compiled import convolution, halves, handwritten, transformer
+from unfed.engines.compiled import convolution, half_precision, handwritten, transformer
 from unfed.engines.compiled.capture import Backend, Untraceable, as_traced, ready, reason
 from unfed.engines.compiled.fused import fused_block
-from unfed.engines.compiled.rewriting import lift
-from unfed.engines.mapped import at, copied, cut, stacked_step
+from unfed.engines.compiled.graph_edits import lift
 from unfed.engines.stack import Integers, PaddedRows, PhaseSteps, StackedPhase, labels_of, shuffled, visits
+from unfed.engines.vectorised import at, copied, cut, stacked_step
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.networks.blocks import computed_by
@@ -180,7 +180,7 @@ class Deck:
             if width > 1:  # a client alone has ungrouped convolutions, which the libraries do well
                 convolution.rewrite(module, width)
             transformer.rewrite(module)
-            halves.rewrite(module)
+            half_precision.rewrite(module)
             constants = lift(module, leaves[0].device)
             self._constants += constants  # a captured graph reads them where they lie, so they must stay
             return ready(module, [*leaves, *constants], backend, _said.setdefault(self._template, set()))

@@ -23,7 +23,7 @@ from torch.func import vmap
 from unfed import rng
 from unfed.client.optimiser import update
 from unfed.client.plan import Optimiser
-from unfed.engines.mapped import mappable_attention
+from unfed.engines.vectorised import mappable_attention
 from unfed.model.functional import Template
 from unfed.model.params import Params
 

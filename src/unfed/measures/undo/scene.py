@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from unfed import rng
-from unfed.client.measuring import Scores, score
+from unfed.client.scores import Scores, score
 from unfed.data import Source
 from unfed.measures.attacks import try_membership_inference
 from unfed.model.functional import Template

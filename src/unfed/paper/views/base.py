@@ -8,7 +8,7 @@ from typing import Any
 
 from unfed.errors import UnfedError, listed
 from unfed.methods.not_ import NoT
-from unfed.paper.catalogue import Item, Spec
+from unfed.paper.items import Item, Spec
 from unfed.paper.pictures import Picture
 from unfed.report.rules import Row
 from unfed.runs.config import Config

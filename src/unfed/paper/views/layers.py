@@ -22,7 +22,7 @@ from unfed.errors import UnfedError
 from unfed.model.params import Params
 from unfed.model.perturb import graft, negate
 from unfed.paper import pictures
-from unfed.paper.catalogue import Item
+from unfed.paper.items import Item
 from unfed.paper.pictures import Line
 from unfed.paper.views.base import Runs, Section, first_seed
 from unfed.paper.views.models import NEGATED, ORIGINAL, START, last_round, models_of, negated_layers, start_of_retrain

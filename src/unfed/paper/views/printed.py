@@ -10,7 +10,7 @@ from typing import Any
 
 from unfed.measures.columns import COLUMNS, GAP_METRICS
 from unfed.paper import units, verdict
-from unfed.paper.catalogue import Item, published
+from unfed.paper.items import Item, published
 from unfed.paper.units import Costs
 from unfed.paper.views.base import BY, Grid
 from unfed.report import tables

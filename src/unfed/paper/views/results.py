@@ -14,7 +14,7 @@ from unfed.measures.columns import GAP_METRICS
 from unfed.measures.metrics import average_gap
 from unfed.measures.trajectory import Line
 from unfed.paper import pictures, units
-from unfed.paper.catalogue import Item
+from unfed.paper.items import Item
 from unfed.paper.pictures import Line as Curve
 from unfed.paper.views import printed
 from unfed.paper.views.base import BY, Grid, Runs, Section

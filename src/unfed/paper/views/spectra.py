@@ -12,7 +12,7 @@ from typing import Any
 from unfed.analysis import spectrum
 from unfed.model.params import Params
 from unfed.paper import pictures
-from unfed.paper.catalogue import Item, Spec
+from unfed.paper.items import Item, Spec
 from unfed.paper.pictures import Line
 from unfed.paper.views.base import BY, Grid, Runs, Section, first_seed
 from unfed.paper.views.models import NEGATED, ORIGINAL, models_of, sets_of, start_of_retrain

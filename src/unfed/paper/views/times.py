@@ -11,7 +11,7 @@ import math
 
 from unfed.analysis import bound
 from unfed.paper import units
-from unfed.paper.catalogue import Item
+from unfed.paper.items import Item
 from unfed.paper.units import Costs
 from unfed.paper.views import printed
 from unfed.paper.views.base import BY, Grid, Runs, Section, first_seed

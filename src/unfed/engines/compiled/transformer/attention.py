@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from unfed.engines.compiled import handwritten, kernels, rewriting
+from unfed.engines.compiled import graph_edits, handwritten, kernels
 from unfed.engines.compiled.kernels import HALVES, sums_in
 from unfed.engines.compiled.transformer import launch
 
@@ -101,10 +101,10 @@ def rewrite(module: GraphModule) -> int:
             continue
         made = {user.args[1]: user for user in node.users if user.target is getitem}
         heads, width = made[0].meta["val"].shape[3:]
-        for found in rewriting.sums(made[0], 3 * heads * width):
+        for found in graph_edits.sums(made[0], 3 * heads * width):
             parts = made.get(1) or _second(module, node)
-            total = rewriting.insert(module.graph, found, _total, parts, found.meta["val"].dtype)
-            rewriting.replace(module.graph, found, total)
+            total = graph_edits.insert(module.graph, found, _total, parts, found.meta["val"].dtype)
+            graph_edits.replace(module.graph, found, total)
             changed += 1
     module.recompile()
     return changed

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from unfed.engines.compiled import handwritten, kernels, rewriting
+from unfed.engines.compiled import graph_edits, handwritten, kernels
 from unfed.engines.compiled.kernels import HALVES
 from unfed.engines.compiled.transformer import launch
 
@@ -72,17 +72,17 @@ def rewrite(module: GraphModule) -> int:
         if node.op != "call_function" or node.kwargs.get("approximate", "none") != "none":
             continue
         if node.target is aten.gelu.default and _half(node.args[0]):
-            rewriting.replace(module.graph, node, rewriting.insert(module.graph, node, gelu, node.args[0]))
+            graph_edits.replace(module.graph, node, graph_edits.insert(module.graph, node, gelu, node.args[0]))
             changed += 1
         elif (
             node.target is aten.gelu_backward.default
             and _half(node.args[1])
-            and (sums := rewriting.sums(node, _columns(node)))
+            and (sums := graph_edits.sums(node, _columns(node)))
         ):
-            dx, total = rewriting.insert(module.graph, node, with_sums, *node.args)
+            dx, total = graph_edits.insert(module.graph, node, with_sums, *node.args)
             for found in sums:
-                rewriting.replace(module.graph, found, total)
-            rewriting.replace(module.graph, node, dx)
+                graph_edits.replace(module.graph, found, total)
+            graph_edits.replace(module.graph, node, dx)
             changed += 1
     module.graph.eliminate_dead_code()
     module.recompile()

@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 aten: Any = torch.ops.aten
-VIEWS = (aten.view.default, aten._unsafe_view.default)
+RESHAPE_OPS = (aten.view.default, aten._unsafe_view.default)
 OVER_ROWS = (([0], True), ([0], True, None))
 
 
@@ -86,7 +86,7 @@ def sums(node: Node, columns: int) -> list[Node]:
     """
     shape, found = node.meta["val"].shape, list[Node]()
     for user in node.users:
-        if user.target in VIEWS:
+        if user.target in RESHAPE_OPS:
             found += sums(user, columns)
         elif user.target is aten.sum.dim_IntList and user.args[1:] in OVER_ROWS and tuple(shape[1:]) == (columns,):
             found.append(user)

@@ -12,7 +12,7 @@ from unfed.measures.columns import COLUMNS, GAP_METRICS, shown_in
 
 
 @dataclass(frozen=True)
-class Measure:
+class Tooltip:
     """A name as the page shows it, and what it means."""
 
     name: str
@@ -20,16 +20,16 @@ class Measure:
 
 
 MEASURES = {
-    **{name: Measure(COLUMNS[name].title, COLUMNS[name].text) for name in GAP_METRICS},
-    "gap": Measure(
+    **{name: Tooltip(COLUMNS[name].title, COLUMNS[name].text) for name in GAP_METRICS},
+    "gap": Tooltip(
         "Average gap",
         "The mean of the four distances to Retrain (Retain, Forget, Test, MIA), in percentage points. Zero would be a"
         " model that scores as if it had never seen the data. The star marks the smallest.",
     ),
-    "delta": Measure("Δ", "The distance to Retrain's value, in percentage points."),
-    **{name: Measure(COLUMNS[name].title, COLUMNS[name].text) for name in shown_in("page") if name not in GAP_METRICS},
-    "rounds": Measure("Rounds", "The round that is reported, which is also how many rounds were needed to get there."),
-    "sha256": Measure(
+    "delta": Tooltip("Δ", "The distance to Retrain's value, in percentage points."),
+    **{name: Tooltip(COLUMNS[name].title, COLUMNS[name].text) for name in shown_in("page") if name not in GAP_METRICS},
+    "rounds": Tooltip("Rounds", "The round that is reported, which is also how many rounds were needed to get there."),
+    "sha256": Tooltip(
         "SHA-256",
         "A checksum of a tensor's bytes as they lie in the model file. Equal checksums mean equal tensors, bit for bit;"
         " it says that something changed, not what was forgotten.",

@@ -20,20 +20,20 @@ from unfed.engines.compiled import handwritten
 from unfed.engines.compiled.kernels import HALVES
 
 aten: Any = torch.ops.aten
-VIEWS = (aten.select.int, aten.view.default, aten.detach.default, aten.alias.default)
+VIEW_OPS = (aten.select.int, aten.view.default, aten.detach.default, aten.alias.default)
 MANY = 16
 """Fewer than this are left where they are: the compiler may round them on the way to something else."""
 
 
 @torch.library.custom_op("unfed::halves", mutates_args=())
-def halves(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+def rounded(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Every tensor in another type."""
     found = [torch.empty_like(t, dtype=dtype, memory_format=torch.contiguous_format) for t in tensors]
     torch._foreach_copy_(found, tensors)
     return found
 
 
-@halves.register_fake
+@rounded.register_fake
 def _(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return [torch.empty_like(t, dtype=dtype, memory_format=torch.contiguous_format) for t in tensors]
 
@@ -68,7 +68,7 @@ def _rounds_an_input(node: Node, dtype: torch.dtype) -> bool:
     given, made = source.meta["val"], node.meta["val"]
     if given.dtype != torch.float32 or given.dim() > 2 or not made.is_contiguous():
         return False
-    while source.target in VIEWS:
+    while source.target in VIEW_OPS:
         source = source.args[0]
     return bool(source.op == "placeholder")
 

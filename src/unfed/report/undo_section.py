@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from unfed.measures.metrics import mean_std
 from unfed.report.drawing import PAPER, REFERENCE, SERIES, STYLE, svg_text
 from unfed.report.figures import styles
-from unfed.report.undone import COLUMNS, Found, grid, value
+from unfed.report.undo_table import COLUMNS, Found, grid, value
 from unfed.values import Value, is_measured, not_measured
 
 NOT_PROBED = not_measured("nobody tried to undo this run's models, `unfed probe` would")

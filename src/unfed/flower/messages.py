@@ -17,7 +17,7 @@ from unfed.errors import UnfedError
 from unfed.flower.replies import Failure, attempt, said
 from unfed.flower.wire import MESSAGE_TYPES, Ask, serialised_bytes_of, tensor_bytes_of
 
-__all__ = ["Delivery", "Failure", "Post"]
+__all__ = ["Delivery", "Failure", "Messenger"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Delivery:
     """Who did not answer in time."""
 
 
-class Post:
+class Messenger:
     """Sends asks to nodes and waits, but never longer than the time-out."""
 
     def __init__(self, grid: Grid, timeout: float) -> None:

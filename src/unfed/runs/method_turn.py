@@ -17,7 +17,7 @@ from unfed.runs.requests import Entry
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
+class MethodTurn:
     """One method's turn on the last of some requests, the ones before it being out already."""
 
     seed: int

@@ -1,7 +1,7 @@
 """Listening to an engine: what went in, what came back, which rows were read to train on.
 
-An ear changes nothing and hears what really passed, whoever asked for it. It is for engines that work here; what real
-messages carried, a messenger counts itself.
+An observer changes nothing and hears what really passed, whoever asked for it. It is for engines that work here; what
+real messages carried, the messenger counts itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unfed.engines.base import Block, Context, Engine, Refusal
 from unfed.model.params import Params
 
 
-class Ear(Protocol):
+class Observer(Protocol):
     """A listener that is told which rows are read for training."""
 
     def read(self, rows: Tensor) -> None:
@@ -31,11 +31,11 @@ class Ear(Protocol):
         """A client measured these params and answered with sums."""
 
 
-class Overheard:
-    """An engine that tells an ear what goes through it."""
+class ObservedEngine:
+    """An engine that tells an observer what goes through it."""
 
-    def __init__(self, engine: Engine, ear: Ear) -> None:
-        self._engine, self._ear, self.name = engine, ear, engine.name
+    def __init__(self, engine: Engine, observer: Observer) -> None:
+        self._engine, self._observer, self.name = engine, observer, engine.name
 
     def train(
         self,
@@ -47,7 +47,7 @@ class Overheard:
     ) -> Iterator[Block | Refusal]:
         for answer in self._engine.train(plan, params, clients, context, optimiser):
             if not isinstance(answer, Refusal):
-                self._ear.trained(params, context, answer)
+                self._observer.trained(params, context, answer)
             yield answer
 
     def measure(
@@ -55,26 +55,26 @@ class Overheard:
     ) -> Iterator[tuple[str, Mapping[str, Tensor]] | Refusal]:
         for answer in self._engine.measure(what, params, clients):
             if not isinstance(answer, Refusal):
-                self._ear.measured(what, params, answer[1])
+                self._observer.measured(what, params, answer[1])
             yield answer
 
 
-def reading_aloud(clients: Mapping[str, ClientData], ear: Ear) -> dict[str, ClientData]:
-    """The same clients, but an ear is told which rows they read to train on.
+def observed_clients(clients: Mapping[str, ClientData], observer: Observer) -> dict[str, ClientData]:
+    """The same clients, but an observer is told which rows they read to train on.
 
     Who shared a source still shares one.
     """
     heard: dict[int, Source] = {}
     for client in clients.values():
-        heard.setdefault(id(client.source), _ReadAloud(client.source, ear))
+        heard.setdefault(id(client.source), _ObservedSource(client.source, observer))
     return {name: replace(client, source=heard[id(client.source)]) for name, client in clients.items()}
 
 
-class _ReadAloud:
+class _ObservedSource:
     """A source that tells which rows were fetched for training."""
 
-    def __init__(self, source: Source, ear: Ear) -> None:
-        self._source, self._ear = source, ear
+    def __init__(self, source: Source, observer: Observer) -> None:
+        self._source, self._observer = source, observer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
@@ -84,5 +84,5 @@ class _ReadAloud:
 
     def fetch(self, rows: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if draws is not None:  # who only measures draws nothing
-            self._ear.read(rows)
+            self._observer.read(rows)
         return self._source.fetch(rows, draws)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_recorded import transformer
-from unfed.engines.compiled import capture, halves, handwritten, recorded
+from unfed.engines.compiled import capture, half_precision, handwritten, recorded
 
 HALF = torch.bfloat16
 make_fx(torch.neg, tracing_mode="fake")(torch.ones(1))  # what tracing imports, once for all children
@@ -20,7 +20,7 @@ def names(module: torch.fx.GraphModule) -> list[str]:
 
 
 def test_rounding_moves_to_the_start_and_only_inputs_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(halves, "MANY", 2)
+    monkeypatch.setattr(half_precision, "MANY", 2)
 
     def step(a: Tensor, b: Tensor, counts: Tensor) -> Tensor:
         first = a[0].to(HALF) @ b.to(HALF)
@@ -29,7 +29,7 @@ def test_rounding_moves_to_the_start_and_only_inputs_move(monkeypatch: pytest.Mo
 
     given = torch.randn(1, 4, 4), torch.randn(4, 4), torch.arange(4)
     module = make_fx(step, tracing_mode="fake")(*given)
-    assert halves.rewrite(module) == 2
+    assert half_precision.rewrite(module) == 2
     found = names(module)
     assert found.count("unfed.halves.default") == 1 and found.count("aten._to_copy.default") == 2
     assert set(found[: found.index("unfed.halves.default")]) == {"aten.select.int"}
@@ -38,20 +38,20 @@ def test_rounding_moves_to_the_start_and_only_inputs_move(monkeypatch: pytest.Mo
 
 def test_few_weights_and_those_of_convolutions_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     module = make_fx(lambda a, b: a.to(HALF) + b.to(HALF), tracing_mode="fake")(torch.randn(3), torch.randn(3))
-    assert halves.rewrite(module) == 0
-    monkeypatch.setattr(halves, "MANY", 1)
+    assert half_precision.rewrite(module) == 0
+    monkeypatch.setattr(half_precision, "MANY", 1)
     kernel = make_fx(lambda a: a.to(HALF) + 1, tracing_mode="fake")(torch.randn(3, 3, 2, 2))
-    assert halves.rewrite(kernel) == 0
+    assert half_precision.rewrite(kernel) == 0
 
 
 def test_a_step_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is rounded before the step's end is what is rounded at its start: nobody writes a weight in between."""
     monkeypatch.setattr(recorded, "compiler", capture.as_traced)
     calls: list[int] = []
-    original = halves.rewrite
-    monkeypatch.setattr(halves, "rewrite", lambda module: calls.append(original(module)))
+    original = half_precision.rewrite
+    monkeypatch.setattr(half_precision, "rewrite", lambda module: calls.append(original(module)))
     at_once = transformer(depth=3)
-    assert max(calls) >= halves.MANY
+    assert max(calls) >= half_precision.MANY
     monkeypatch.setattr(handwritten, "chosen", handwritten.Handwritten(halves=False))
     for name, value in transformer(depth=3).items():
         assert torch.equal(at_once[name], value), name

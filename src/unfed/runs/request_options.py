@@ -42,7 +42,7 @@ class Until:
 
 
 @dataclass(frozen=True)
-class How:
+class RequestOptions:
     """What was asked of one request besides its method and its end.
 
     What is not given is as the run's config says.
@@ -97,12 +97,12 @@ class How:
         return {name: value for name, value in vars(self).items() if value not in (None, {})}
 
     @staticmethod
-    def from_json(raw: Any, where: str) -> How:
+    def from_json(raw: Any, where: str) -> RequestOptions:
         """What `to_json` wrote; else the sentence that says what is wrong."""
-        known = set(How.__dataclass_fields__)
+        known = set(RequestOptions.__dataclass_fields__)
         if not isinstance(raw, Mapping) or not set(raw) <= known:
             raise UnfedError(f"{where} has {raw!r} as its how; restore it from a copy.")
         for name in ("set", "accept"):
             if not isinstance(raw.get(name, {}), Mapping):
                 raise UnfedError(f"{where} has {raw[name]!r} as its how.{name}; restore it from a copy.")
-        return How(**raw)
+        return RequestOptions(**raw)

@@ -14,7 +14,7 @@ from unfed.measures.trajectory import Line, Refused, job_of
 
 
 @dataclass
-class Diary:
+class JobNotes:
     """What a job remembers between saves besides its state."""
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -37,8 +37,8 @@ class Diary:
         return {**vars(self), "ledger": self.ledger.to_json(), "asked": {str(r): c for r, c in self.asked.items()}}
 
     @staticmethod
-    def from_json(raw: dict[str, Any]) -> Diary:
-        return Diary(
+    def from_json(raw: dict[str, Any]) -> JobNotes:
+        return JobNotes(
             Ledger.from_json(raw["ledger"]),
             raw["offset"],
             raw["best"],

@@ -27,7 +27,7 @@ from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.params import Params, cast
 from unfed.runs.config import Config
-from unfed.runs.ingredients import DTYPES, Network, data_set, deal, pick_device
+from unfed.runs.from_config import DTYPES, Network, data_set, deal, pick_device
 from unfed.runs.seeds import Seeds
 
 Node = Mapping[str, Any]
@@ -82,7 +82,7 @@ def own_name(node: Node) -> str:
 
 
 @dataclass(frozen=True)
-class Shard:
+class NodeData:
     """A client with its data, and the model once the server has said what it is."""
 
     data: ClientData
@@ -102,7 +102,7 @@ class Shard:
         return replace(marked, train=marked.train[~before[marked.train]])
 
 
-def shard_of(text: str, node: Node, client: str) -> Shard:
+def node_data_of(text: str, node: Node, client: str) -> NodeData:
     """The shard that a node config describes, for an experiment; kept while the process lives."""
     parts, own = _read(text)["config"], not _is_dealt(node) and bool({"data", "loader"} & node.keys())
     for what in ("model",) if own else ("model", "data"):
@@ -113,11 +113,11 @@ def shard_of(text: str, node: Node, client: str) -> Shard:
                 f' {what}="{name}" in the node config.'
             )
     key = tuple(sorted((name, str(value)) for name, value in node.items()))
-    return _shard(text, key, client)
+    return _node_data(text, key, client)
 
 
 @lru_cache(maxsize=64)
-def _shard(text: str, key: tuple[tuple[str, str], ...], client: str) -> Shard:
+def _node_data(text: str, key: tuple[tuple[str, str], ...], client: str) -> NodeData:
     node, facts = dict(key), _read(text)
     device = node.get("device", "auto")
     if facts["threads"] is not None:
@@ -126,7 +126,7 @@ def _shard(text: str, key: tuple[tuple[str, str], ...], client: str) -> Shard:
         dealt = _dealt(_without_shape(facts), node.get("data-root"), device)
         data = replace(_partition(dealt.clients, node), name=client)
         _check(data.source, facts)
-        return Shard(data, dealt.seeds, lambda: dealt.template, dealt.network.fresh)
+        return NodeData(data, dealt.seeds, lambda: dealt.template, dealt.network.fresh)
     config = _config(facts, node.get("data-root"), device)
     seeds, where = Seeds.of(config, facts["seed"]), pick_device(device)
     source = _own_source(config, node, seeds, where)
@@ -134,7 +134,7 @@ def _shard(text: str, key: tuple[tuple[str, str], ...], client: str) -> Shard:
     rows = torch.arange(len(source))
     train, val = split(len(rows), rng.key(seeds.partition, "validation", client), config.partition.validation)
     data = ClientData(client, source, rows, train, val)
-    return Shard(data, seeds, lambda: _template(text, device), lambda seed: _fresh(text, device, seed))
+    return NodeData(data, seeds, lambda: _template(text, device), lambda seed: _fresh(text, device, seed))
 
 
 def _is_dealt(node: Node) -> bool:
