@@ -44,7 +44,7 @@ from unfed.model.params import Params
 from unfed.model.sealing import DRAW_BYTES
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
-from unfed.runs.ingredients import deal
+from unfed.runs.from_config import deal
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import Residents, World, process_as_before

@@ -24,7 +24,7 @@ from unfed.runs import carriers, handed_out
 from unfed.runs.affected import affected
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
-from unfed.runs.progress import Silence
+from unfed.runs.progress import QuietWatch
 from unfed.runs.purge import purge
 from unfed.runs.run import Run
 
@@ -176,7 +176,7 @@ def test_the_command_lists_and_says_what_to_do(run: Run) -> None:
 # --- what comes over from before --------------------------------------------------------------------------------------
 
 
-class Begun(Silence):
+class Begun(QuietWatch):
     """Keeps the first state of every job."""
 
     def __init__(self) -> None:

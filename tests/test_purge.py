@@ -26,9 +26,9 @@ from unfed.runs import consistency
 from unfed.runs.check import check
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
-from unfed.runs.how import How
 from unfed.runs.probe import effort_of, probe
 from unfed.runs.purge import purge
+from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
 from unfed.runs.status import status
 
@@ -265,7 +265,9 @@ def test_what_was_tried_in_vain_goes_with_the_rest(tmp_path: Path) -> None:
     run = made(tmp_path / "run", "gate.max_drop=0")
     with pytest.raises(Refused):
         run.forget(Request("first", clients=("1",)), "not", until=1)
-    run.forget(Request("first", clients=("1",)), "retrain", until=2, how=How(accept={"by": "me", "at": "now"}))
+    run.forget(
+        Request("first", clients=("1",)), "retrain", until=2, how=RequestOptions(accept={"by": "me", "at": "now"})
+    )
     tried = [one for one in run.info()["influence"] if one["file"] == "models/0/first/not.safetensors"]
     assert [one["what"] for one in tried] == ["a model that was to take it out, and is not in force"]
     purge(run, "first")
@@ -279,11 +281,14 @@ def test_what_is_owed_begins_anew_where_its_history_was_purged(tmp_path: Path) -
     run = made(tmp_path / "run", "training.record=['fukd']")
     run.forget(Request("first", clients=("1",)), "ft", until=1)
     with pytest.raises(Refused):
-        run.forget(Request("second", clients=("2",)), "not", until=1, how=How(max_drop=0.0))
+        run.forget(Request("second", clients=("2",)), "not", until=1, how=RequestOptions(max_drop=0.0))
     gone = {grave.file for grave in purge(run, "first").gone}
     assert {"state/0/second/not.safetensors", "state/0/first/ft.safetensors#history"} <= gone
     again = Run.open(run.folder.path)
-    assert again.forget(Request("second", clients=("2",)), "not", until=1, how=How(max_drop=100.0)).status == "done"
+    assert (
+        again.forget(Request("second", clients=("2",)), "not", until=1, how=RequestOptions(max_drop=100.0)).status
+        == "done"
+    )
     lines = [line for line in again.folder.lines() if line["request"] == "second" and line["method"] == "not"]
     assert [(line.get("start", 1), line["round"]) for line in lines] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert check(again.folder).findings == []

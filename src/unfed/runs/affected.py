@@ -14,7 +14,7 @@ from typing import Any
 
 from unfed import storage
 from unfed.errors import UnfedError, listed
-from unfed.runs import carriers, handed_out, vouching
+from unfed.runs import carriers, consistency, handed_out
 from unfed.runs.carriers import Carrier
 from unfed.runs.folder import Job
 from unfed.runs.record import Record
@@ -121,7 +121,7 @@ def _handed_out(run: Record, client: str, seeds: Sequence[_Seen]) -> Iterator[Af
     where, of = run.folder.path, {seen.seed: seen for seen in seeds}
     for one in handed_out.listed(run.folder):
         path = one.path(where)
-        there = vouching.file_digest(path) == one.sha256
+        there = consistency.file_digest(path) == one.sha256
         if one.what == "export":
             if one.job is None or one.job.seed not in of or one.job.path in of[one.job.seed].clean:
                 continue
