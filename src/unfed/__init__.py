@@ -1,6 +1,6 @@
 """Take a participant, a class or samples out of a trained federated model.
 
-And show that they are out.
+It also shows that they are out.
 
 unfed.negate(model)                                  one line: Eq. 3 on your own module
 run = unfed.Run.create(unfed.Config.preset("demo"), "runs/demo"); run.execute()

@@ -50,7 +50,7 @@ def allow_code() -> Iterator[None]:
 def allow_only(names: Collection[str], remedy: str = _Leave.remedy) -> Iterator[None]:
     """Inside it, code of exactly these names may be run, whatever was allowed outside.
 
-    The remedy is for others.
+    `remedy` is what the refusal of any other code tells the user to do.
     """
     with _given(_Leave(frozenset(names), remedy)):
         yield
@@ -73,7 +73,7 @@ def looks_like_code(name: str) -> bool:
 def permit(named: Iterable[tuple[str, str]], source: str | Path = "") -> None:
     """Refuse, before any of it is touched, code that nobody allowed.
 
-    (key, name) pairs as they stand in `source`.
+    The code is given as (key, name) pairs, as they stand in `source`.
     """
     leave = _leave.get()
     for key, name in named:

@@ -109,7 +109,7 @@ def order(parent: Key, n: int) -> Tensor:
 def first(parent: int, n: int, count: int) -> Tensor:
     """The first `count` entries of `order(parent, n)`, in rising order.
 
-    A sample of range(n) without sorting it all.
+    They are a sample of range(n), drawn without sorting it all.
     """
     if count >= n:
         return torch.arange(n)

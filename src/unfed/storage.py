@@ -257,7 +257,7 @@ _LEFT = re.compile(r"\..+\.\d+\.tmp")
 def is_leftover(path: Path) -> bool:
     """Whether a file is one that a killed process was about to write.
 
-    By its name, which nothing else here has.
+    It is known by its name, which nothing else here has.
     """
     return _LEFT.fullmatch(path.name) is not None
 

@@ -1,6 +1,6 @@
 """A value is a number, or the sentence "not measured: reason".
 
-Never 0 and never blank in the place of a number.
+It is never 0 and never blank in the place of a number.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the layers of a model answer.
 
-z_ℓ(x) for chosen layers ℓ and some rows x, in eval mode, flattened per sample.
+These are z_ℓ(x) for chosen layers ℓ and some rows x, in eval mode, flattened per sample.
 
 CNN         the convolution and the norm of each block, and the head
 ResNet      the ReLU behind each block of each stage, and the head

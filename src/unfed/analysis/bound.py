@@ -1,6 +1,6 @@
 """A lower bound on the time that unlearning takes.
 
-Theorem 1, as the paper evaluates it for its Table 7.
+This is Theorem 1, as the paper evaluates it for its Table 7.
 
     δ(θ) = | L_{D_r}(θ) − L_{D_u}(θ) |
 
@@ -120,7 +120,7 @@ class Sets:
     def steepness(self, template: Template, params: Params) -> float:
         """‖∇_θ (L_{D_r} − L_{D_u})‖ over all rows.
 
-        The slope of δ at one model, of which Lip is the supremum (Eq. 8).
+        This is the slope of δ at one model, of which Lip is the supremum (Eq. 8).
 
         Taken over all rows and not as the largest over batches (Eq. 84), whose noise would count as slope.
         """

@@ -143,7 +143,7 @@ def gradients(
 def index_sets(d: int, size: int, sets: int, seed: int) -> Tensor:
     """K_1 … K_p, one per row in rising order.
 
-    `size` different numbers below d each, the same for the same seed.
+    Each holds `size` different numbers below d, the same for the same seed.
     """
     if size < 1 or sets < 1:
         raise UnfedError(
@@ -219,7 +219,7 @@ def _check_batches(rows: int, batch: int, batches: int) -> None:
 def gram_spectrum(x: Tensor) -> Floats:
     """The n = b − 1 eigenvalues μ of X_c X_cᵀ / (b − 1), largest first.
 
-    Those of the covariance, but for zeros.
+    They are those of the covariance, but for zeros.
 
     X_c is centred over the batches, which makes one eigenvalue zero whatever X is; that one is left out.
     """
@@ -303,7 +303,7 @@ def curve(atoms: Floats, weights: Floats, size: int) -> Floats:
 def direct(mu: Floats, size: int) -> Floats:
     """Ψ of the sample's eigenvalues themselves, padded with zeros to |K|.
 
-    Not consistent, for comparison only.
+    It is not consistent and serves comparison only.
     """
     values = np.zeros(size)
     values[: len(mu)] = np.sort(mu)[::-1][:size]

@@ -133,7 +133,7 @@ def chosen(forget: Any, n: int) -> Tensor:
 def refuse_overlap(forget: Rows, other: Rows, why: str) -> None:
     """Refuse sets in which a row of `forget` is also a row of the other one.
 
-    As far as that can be seen without reading a data set whose transforms are random.
+    It sees as far as is possible without reading a data set whose transforms are random.
     """
     shared = _shared(forget, other)
     if shared:

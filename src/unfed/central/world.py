@@ -1,6 +1,6 @@
 """A caller's model and data as a world.
 
-One client, named `all`, that holds the retained rows and then the others.
+It has one client, named `all`, that holds the retained rows and then the others.
 """
 
 from __future__ import annotations

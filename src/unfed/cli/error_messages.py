@@ -1,6 +1,6 @@
 """What can go wrong in a command.
 
-One sentence and an exit code, 2 for what a user can mend, 1 for a fault of ours.
+Each fault is one sentence and an exit code: 2 for what a user can mend, 1 for a fault of ours.
 """
 
 from __future__ import annotations

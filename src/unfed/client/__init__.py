@@ -1,4 +1,4 @@
 """ClientUpdate, what one client does with a plan.
 
-Objectives, optimiser, batches, the one step, measures.
+Here are objectives, the optimiser, batches, the one step and measures.
 """

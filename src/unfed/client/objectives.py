@@ -92,7 +92,7 @@ def random_label(net: Net, batch: Batch, models: Models, exclude_true: bool = Fa
 def bad_teacher(net: Net, batch: Batch, models: Models, temperature: float = 1.0, per_class: bool = False) -> Tensor:
     """KL(q ‖ softmax(z/τ)), where q is a teacher's answer (BadT).
 
-    The incompetent teacher's on D_u rows, the competent one's elsewhere.
+    It is the incompetent teacher's on D_u rows and the competent one's elsewhere.
     """
     with torch.no_grad():
         taught = torch.where(batch.forget[:, None], models["bad"](batch.x), models["good"](batch.x))
@@ -106,7 +106,7 @@ def bad_teacher(net: Net, batch: Batch, models: Models, temperature: float = 1.0
 def guided(net: Net, batch: Batch, models: Models) -> Tensor:
     """Cross-entropy with the degraded model's label on D_u rows, the true one elsewhere (MoDE).
 
-    −log softmax(z)_u on D_u rows, u = argmax φ(x); −log softmax(z)_y elsewhere.
+    This is −log softmax(z)_u on D_u rows, where u = argmax φ(x), and −log softmax(z)_y elsewhere.
     """
     with torch.no_grad():
         taught = models["phi"](batch.x).argmax(-1)
@@ -117,7 +117,7 @@ def guided(net: Net, batch: Batch, models: Models) -> Tensor:
 def contrast(net: Net, batch: Batch, models: Models, temperature: float = 0.5) -> Tensor:
     """−log( e^{s_d/τ} / (e^{s_d/τ} + e^{s_p/τ}) ), s_d = cos(f, f_ψ), s_p = cos(f, f_θ*).
 
-    Pull to ψ, push from θ*.
+    It pulls towards ψ and pushes away from θ*.
 
     FCU's: `start` is θ*, `downgraded` is ψ, f are the features that enter the head. No label is read.
     """

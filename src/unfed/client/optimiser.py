@@ -102,8 +102,8 @@ def _plus(a: Tensor, b: Tensor, factor: float) -> Tensor:
 def _plus_written_out(a: Tensor, b: Tensor, factor: float) -> Tensor:
     """The same for a compiler.
 
-    PyTorch 2.13's makes one product of `add(mm(x, y), b, alpha=factor)` and loses the factor: a weight decay of 5e-4 on
-    a linear layer would become one of 1.
+    The compiler of PyTorch 2.13 makes one product of `add(mm(x, y), b, alpha=factor)` and loses the factor: a weight
+    decay of 5e-4 on a linear layer would become one of 1.
     """
     return a + factor * b
 

@@ -52,7 +52,7 @@ def batches(
 ) -> Generator[tuple[Tensor, Tensor], None, None]:
     """(x, y) of each group of rows as evaluation sees them.
 
-    Read ahead where a data set on the host feeds a device.
+    They are read ahead where a data set on the host feeds a device.
     """
     fetched = (source.fetch(rows, None) for rows in groups)
     on_host = next(iter(template.like.values())).device.type == "cpu"
@@ -79,7 +79,7 @@ def score(template: Template, params: Params, source: Source, rows: Tensor, batc
 def measure(template: Template, what: Measure, client: ClientData, params: Params) -> Mapping[str, Tensor]:
     """One client's answer to a measuring plan.
 
-    Sums over its view, and how many rows and batches they are over.
+    It holds sums over its view, and how many rows and batches they are over.
     """
     positions = client.view(what.view)
     count = {"count": torch.tensor(float(len(positions)), dtype=torch.float64)}

@@ -302,8 +302,8 @@ def visit(
 def pipelined(template: Template, phase: Phase, client: ClientData) -> bool:
     """Whether batches are made ahead of time.
 
-    A data set on the host feeds another device, and nobody can tell. A rule that stops early, or a model that draws,
-    would leave the data set's random numbers elsewhere than today.
+    That is so where a data set on the host feeds another device and nobody can tell the difference. A rule that stops
+    early, or a model that draws, would leave the data set's random numbers elsewhere than today.
     """
     if client.source.resident or phase.stop is not None or template.draws_its_own:
         return False
@@ -313,7 +313,7 @@ def pipelined(template: Template, phase: Phase, client: ClientData) -> bool:
 def fetch(client: ClientData, order: Tensor, draws: Draws, begin: int, end: int) -> Batch:
     """A training batch.
 
-    Rows `begin` to `end` of the pass, augmented by words that belong to (pass, position).
+    It holds rows `begin` to `end` of the pass, augmented by words that belong to (pass, position).
     """
     positions = order[begin:end]
     x, y = client.source.fetch(client.rows[positions], draws.augment[begin:end])

@@ -53,7 +53,7 @@ class Dataset:
 class Raw:
     """What a loader reads.
 
-    Pixels and labels, the data set's own test part or the size of the one to hold out.
+    These are pixels and labels, and the data set's own test part or the size of the one to hold out.
     """
 
     train: Part
@@ -151,7 +151,7 @@ def _with_normalisation(transform: Transform, own: Transform, images: Tensor) ->
 def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation per channel in [0, 1], from a histogram.
 
-    Exact, and no float copy of the images.
+    They are exact, and no float copy of the images is made.
     """
     levels = torch.arange(256, dtype=torch.float64) / 255
     means, stds = [], []
@@ -200,7 +200,7 @@ def _mnist(family: idx.Family, root: Path | None) -> Raw:
 def _caltech101(root: Path | None) -> Raw:
     """Caltech-101: 8,677 photographs of all sizes in 101 classes.
 
-    Stretched to 256, cropped to 224, mirrored.
+    They are stretched to 256, cropped to 224 and mirrored.
     """
     train, classes = folders.caltech101(root)
     transform = Transform(resize=256, crop=224, flip=0.5, **_IMAGENET_NORM)

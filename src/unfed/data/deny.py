@@ -1,6 +1,6 @@
 """The deny list.
 
-Who and what was forgotten, so that no later training of the federation takes it in again.
+It says who and what was forgotten, so that no later training of the federation takes it in again.
 
     clients   by name                    classes   by number
     rows      HMAC-SHA256(key, pixels): who has the list without its key learns nothing of a row from it, and who has

@@ -33,7 +33,7 @@ ATTEMPTS = 10
 class Deal(Sequence[Tensor]):
     """All rows in one tensor, client after client.
 
-    A tuple of tensors that costs nothing until one is asked for.
+    It is a tuple of tensors that costs nothing until one is asked for.
     """
 
     def __init__(self, order: Tensor, sizes: Ints) -> None:
@@ -172,7 +172,7 @@ def _arrange(owner: Ints, clients: int, seed: int) -> Deal:
 def _draw_counts(labels: Tensor, clients: int, beta: float, seed: int, min_samples: int) -> Ints:
     """Rows of each class for each client, [classes, clients].
 
-    The first draw that starves nobody, or the last.
+    It is the first draw that starves nobody, or else the last.
     """
     per_class = torch.unique(labels.cpu(), return_counts=True)[1].numpy()
     counts: Ints = np.empty((len(per_class), clients), dtype=np.int64)

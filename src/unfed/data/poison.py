@@ -59,7 +59,7 @@ class Trigger:
 def poison(labels: Tensor, rows: Tensor, target_class: int, seed: int, share: float = 0.8) -> tuple[Tensor, Tensor]:
     """New labels, and the flags of the rows to stamp.
 
-    Both chosen among `rows`, the poisoned client's training rows.
+    Both are chosen among `rows`, the poisoned client's training rows.
     """
     if not 0.0 < share <= 1.0:
         raise UnfedError(f"The share of poisoned rows must be above 0 and at most 1, not {share}.")
@@ -97,7 +97,8 @@ def backdoor(
 def triggered(source: Source, target_class: int, trigger: Trigger | None = None) -> tuple[Tensor, TensorSource]:
     """The attack's test.
 
-    (rows not of the target class, a source in which they are stamped and carry the target label).
+    It gives the rows that are not of the target class, and a source in which they are stamped and carry the target
+    label.
 
     Accuracy over these rows of this source *is* the attack success rate.
     """

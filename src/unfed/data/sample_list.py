@@ -1,6 +1,6 @@
 """A list of single samples.
 
-A CSV file with the header `client,position`, read once and kept as it was.
+It is a CSV file with the header `client,position`, read once and kept as it was.
 
     client,position
     clinic-3,17

@@ -152,7 +152,7 @@ class Transform:
 def _word(draws: Tensor, purpose: int) -> Tensor:
     """A row's word for one purpose.
 
-    Plain scalars only: no tensor is made on the host, so CUDA graphs can hold it.
+    It is made of plain scalars only: no tensor is made on the host, so CUDA graphs can hold it.
     """
     return rng.mix(rng.mix(draws) ^ purpose)
 
@@ -175,7 +175,7 @@ def _window(images: Tensor, top: Tensor, left: Tensor, height: int, width: int) 
 class TensorSource:
     """The whole data set on the device.
 
-    uint8 images [N, C, H, W], or float tensors [N, …] taken as they are.
+    It holds uint8 images [N, C, H, W], or float tensors [N, …] that are taken as they are.
     """
 
     resident = True

@@ -119,7 +119,7 @@ class Batched:
     def _stacks(self, plan: Plan, clients: Sequence[str]) -> list[tuple[str, ...]]:
         """Who is computed together.
 
-        Clients of one source with similar numbers of steps, in the order they came.
+        These are clients of one source with similar numbers of steps, in the order they came.
         """
         steps = {name: 0 for name in clients}
         longest = 1
@@ -269,7 +269,7 @@ class Mapped(StackedPhase):
     def __call__(self, carry: Carry, done: Integers) -> tuple[Carry, list[int], list[int]]:
         """The carry after the phase, and the number of steps that each client took.
 
-        Also the D_u rows seen, where those are counted.
+        It also gives the D_u rows that were seen, where those are counted.
         """
         total, phase = self.course.total, self.phase
         dealer = BatchDealer(self.plan, phase, self.names, self.held, self.places, self.course)

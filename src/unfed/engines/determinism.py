@@ -14,7 +14,7 @@ import torch
 def fixed_order(device: torch.device) -> None:
     """Ask cuDNN and cuBLAS for kernels that add in the same order every time.
 
-    Before the device's first product: cuBLAS reads its setting once.
+    It must be called before the device's first product, because cuBLAS reads its setting once.
     """
     if device.type != "cuda":
         return

@@ -62,7 +62,7 @@ class PhaseSteps:
     def spans(self, t: int, active: int) -> tuple[Integers, Integers]:
         """Where the batch of step t (from 0) begins, and how many rows it has.
 
-        For the first `active` clients.
+        It says so for the first `active` clients.
         """
         place = t % self.per_pass[:active]
         begin = place * self.batch
@@ -126,7 +126,7 @@ class Crew:
 class StackedPhase:
     """One phase on one stack, its clients sorted by falling number of steps.
 
-    What both ways to run it begin with.
+    It is what both ways to run a phase begin with.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ def shuffled(
 ) -> list[Tensor]:
     """Rows, forget marks, augmentation words and label words in the order of a pass.
 
-    Dropout keys per step.
+    Beside them it gives dropout keys per step.
     """
     keys = rng.fold(keys, epochs)[:, None]
     places = torch.arange(held[0].shape[1], device=keys.device)

@@ -1,6 +1,6 @@
 """The one step, mapped over a stack.
 
-Both halves of `client.step`, for clients whose tensors lie stacked.
+Both halves of `client.step` are here, for clients whose tensors lie stacked.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Unlearns(Protocol):
 def unlearn(server: Server, method: Unlearns, state: State | None = None) -> Iterator[State]:
     """Algorithm 1: every state from the request's arrival on.
 
-    Or every further one after a state that was kept.
+    After a state that was kept, it is every further one.
     """
     if state is None:
         state = method.begin(server)  # lines 8 and 9: NoT negates the chosen layers, Retrain draws them all anew

@@ -94,7 +94,7 @@ class Server(Protocol):
     def advance(self, state: State, clients: Sequence[str], *phases: Phase, context: Context | None = None) -> State:
         """One round further.
 
-        These phases (without any, the base phase), at these clients, at the round's rate.
+        These clients run these phases (without any, the base phase) at the round's rate.
         """
 
     def recover(self, state: State) -> State:

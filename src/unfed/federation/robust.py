@@ -59,7 +59,7 @@ class Robust:
 def _lengths(params: Params, block: Block) -> Tensor:
     """‖Δ_k‖ of each client, over all floating-point entries, in float64.
 
-    The square of a float32 may overflow.
+    They are float64 because the square of a float32 may overflow.
     """
     squares = torch.zeros(len(block.clients), dtype=torch.float64)
     for name, old in params.items():

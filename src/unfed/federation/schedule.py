@@ -25,7 +25,7 @@ class Schedule:
     def rate(self, base: float, round: int, rounds: int) -> float:
         """The learning rate of round r: constant, cosine or step.
 
-        constant: η · cosine: from η down to the minimum, where round T + 1 would be · step:
+        Constant is η, cosine goes from η down to the minimum, where round T + 1 would be, and step is
         η·factor^⌊(r−1)/every⌋.
 
         The cosine is PyTorch's `CosineAnnealingLR(T)`: with a minimum in round T that round would do nothing.

@@ -1,6 +1,6 @@
 """The server of a job.
 
-Who takes part, what they are asked, what is refused, what is averaged, what it all costs.
+It says who takes part, what they are asked, what is refused, what is averaged, and what it all costs.
 
     P_r ← participants(r) of the retained clients
     θ   ← average(θ, train(plan(r), θ, P_r))           each k ∈ P_r trains one epoch on D_r^k
@@ -227,7 +227,7 @@ class JobServer:
     ) -> Iterator[Block]:
         """Have clients repeat a recorded round, on the rows they held in it.
 
-        bit-equal, because draws have addresses.
+        The repetition is bit-equal, because draws have addresses.
 
         It stands for a model that a client with a memory would simply still have, so it counts in `flops` and
         `wire_bytes` and not among the paper's transfers.
@@ -287,7 +287,7 @@ class JobServer:
     def advance(self, state: State, clients: Sequence[str], *phases: Phase, context: Context | None = None) -> State:
         """One round further.
 
-        These phases (without any, the base phase), at these clients, at the round's rate.
+        These clients run these phases (without any, the base phase) at the round's rate.
         """
         r = state.round + 1
         scheduled = tuple(self.scheduled(phase, r) for phase in phases)

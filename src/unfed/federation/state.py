@@ -1,6 +1,6 @@
 """What a method hands from round to round.
 
-Params, tensors and numbers, nothing else, so it can be saved after any.
+It is params, tensors and numbers, nothing else, so it can be saved after any round.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ Heard = Mapping[str, Mapping[View, Sums | Failure]]
 class Memory:
     """What clients counted for the model that was looked at last.
 
-    By client and the requests that concern it.
+    It is kept by client and the requests that concern it.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class RemoteEvaluator:
     def evidence(self, params: Params) -> Evidence:
         """What can be said of the last request.
 
-        How many of its rows are read right, while nobody else's are counted.
+        That is how many of its rows are read right, while nobody else's are counted.
 
         Its owners give no labels of single rows, so losses cannot be compared within labels.
         """
@@ -172,7 +172,7 @@ class RemoteEvaluator:
     def _earlier(self, request: Request, heard: Heard) -> Value:
         """How a model does on what an earlier request took out.
 
-        Where its owners counted nothing else beside it.
+        It is known where its owners counted nothing else beside it.
         """
         if self._no_forget:
             return self._no_forget

@@ -1,6 +1,6 @@
 """Forget a client in a Flower app you already have.
 
-Five lines in the server app, one in the client app.
+It takes five lines in the server app and one in the client app.
 
     from unfed.flower import Unlearn, negate, node_with
     strategy = Unlearn(
@@ -53,7 +53,7 @@ Perturb = Callable[[Params], Params]
 def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_bias: bool = False) -> Perturb:
     """NoT's perturbation (Eq. 3) as a function of a state dict.
 
-    The chosen layers of this architecture, negated.
+    The chosen layers of this architecture are negated.
 
     Arrays that an app numbers '0', '1', … are taken for the module's state dict in its order, if their shapes agree.
     """

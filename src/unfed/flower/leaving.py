@@ -51,7 +51,7 @@ Exclude = Collection[int | Leaver] | Leaver | Find
 def registered(*names: str) -> Leaver:
     """The nodes that were registered under these names.
 
-    By `flwr supernode register KEY FEDERATION --name NAME`.
+    They were if `flwr supernode register KEY FEDERATION --name NAME` was called for them.
     """
 
     def found(grid: Grid) -> Collection[int]:
@@ -203,9 +203,9 @@ class SubsetGrid(Grid):
         return found
 
     def _enough(self, left: int) -> None:
-        """Stock strategies ask again and again until their minimum is there.
+        """Refuse to let a stock strategy wait for a minimum of nodes that is not there.
 
-        For ever, if the leaver made it up.
+        It would ask again and again, for ever where only the leaver made up the minimum.
         """
         if left >= self._least:
             self._short_since = 0.0

@@ -1,6 +1,6 @@
 """Questions out, answers back.
 
-One round trip over Flower's grid, with a time-out, and a reason for every failure.
+This is one round trip over Flower's grid, with a time-out, and a reason for every failure.
 """
 
 from __future__ import annotations

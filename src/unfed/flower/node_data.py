@@ -151,7 +151,7 @@ def _without_shape(facts: dict[str, Any]) -> str:
 class _Dealt:
     """The whole federation, of which a node plays one part.
 
-    Only for trying out, where the data set is everywhere.
+    It is only for trying out, where the data set is everywhere.
 
     A client's process starts anew for every message, so nothing is made here that a client does not need: counting the
     FLOPs of a forward pass alone imports a compiler, for more than a second.

@@ -125,7 +125,7 @@ class Options:
     def config(self) -> Config:
         """The experiment: a preset or a file, changed by every experiment.KEY.
 
-        Without the request, which is added.
+        The request is not in it; it is added later.
         """
         sets = [f"{key}={_toml(value)}" for key, value in self.experiment.items()]
         sets += [change.strip() for change in self.set.split(";") if change.strip()]

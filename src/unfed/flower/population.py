@@ -1,6 +1,6 @@
 """The clients of a federation whose data is elsewhere: names, counts and what each node allows.
 
-Never a row.
+There is never a row among them.
 
     look ─► census (how many rows of each view) ─► outlines: clients with as many places as rows, and nothing in them
 
@@ -156,7 +156,7 @@ class Nodes:
     def admit(self, requests: Sequence[Request]) -> bool:
         """Take in who joined since the last time, but nobody whom these requests name.
 
-        Whether there was anybody.
+        It says whether there was anybody.
 
         Who joins stands last in the federation's order, for good: answers are averaged in that order.
         """
@@ -191,7 +191,7 @@ class Nodes:
     def _recount(self, requests: Sequence[Request]) -> bool:
         """Ask those again who counted more rows than they said they hold.
 
-        Whether anybody holds others than before.
+        It says whether anybody holds other rows than before.
         """
         grown = [n for n in self._order if n in self.directory.grown and not self._leaves(n, requests)]
         self.directory.grown.clear()

@@ -58,7 +58,7 @@ class Unreadable(UnfedError):
 def attempt(read: Callable[[], T]) -> T | Failure:
     """What a reader finds, or the sender's refusal.
 
-    Also where reading runs out of memory, or fails unforeseen.
+    It is a refusal too where reading runs out of memory, or fails in a way that was not foreseen.
     """
     try:
         return read()
@@ -78,7 +78,7 @@ def said(words: object, most: int = _WORDS) -> str:
 def name_of(words: object) -> str:
     """A client's name as it gives it.
 
-    Short and printable, so that it can stand in a file, a table and a log.
+    It must be short and printable, so that it can stand in a file, a table and a log.
     """
     name = str(words)
     if len(name) > 100 or not name.isprintable():
@@ -132,7 +132,7 @@ def finite(found: Mapping[str, Tensor], what: str = "update") -> Mapping[str, Te
 def decoded(name: str, array: Array) -> Tensor:
     """One tensor, of the shape and type that its record states.
 
-    Never more memory than the bytes that came.
+    It never takes more memory than the bytes that came.
     """
     shape, kind = tuple(array.shape), _TYPES.get(array.dtype)
     if kind is None or array.stype != "numpy.ndarray":

@@ -71,7 +71,7 @@ def _past(folder: RunFolder) -> KnownClients:
 def _note(folder: RunFolder, past: KnownClients) -> None:
     """Write down who takes part, now and whenever somebody joins.
 
-    Before the round in which it is first asked.
+    It is written before the round in which a client is first asked.
 
     A run that is resumed from the round before therefore asks the same clients in the same order.
     """

@@ -1,4 +1,4 @@
 """What a model does on D_r, D_u and test data.
 
-Metrics, membership inference, the evaluator of a round.
+Here are metrics, membership inference and the evaluator of a round.
 """

@@ -86,8 +86,8 @@ def _checked(losses: Losses, name: str) -> Floats:
 def _balanced(forget: Floats, test: Floats, seed: int) -> tuple[Floats, NDArray[np.int64]]:
     """Equally many of both.
 
-    Sorted, and with the sets in an order of their own, so that neither the order of the samples nor the names of the
-    two sets can change the result (accuracy does not care which label is called 1).
+    They are sorted, and the sets have an order of their own, so that neither the order of the samples nor the names of
+    the two sets can change the result (accuracy does not care which label is called 1).
     """
     n = min(forget.size, test.size)
     chosen = rng.as_key(rng.key("membership", "balance", seed))
@@ -100,7 +100,7 @@ def _balanced(forget: Floats, test: Floats, seed: int) -> tuple[Floats, NDArray[
 def _splits(n: int, seed: int, folds: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Row numbers to train on and to hold out, one line per split.
 
-    Cached: every evaluated round asks again.
+    They are cached, because every evaluated round asks again.
     """
     # Imported where it is used: it takes a second, and a Flower client's process starts anew for every message.
     from sklearn.model_selection import StratifiedShuffleSplit  # type: ignore[import-untyped, unused-ignore]
@@ -115,8 +115,8 @@ def _splits(n: int, seed: int, folds: int) -> tuple[NDArray[np.int64], NDArray[n
 def _fit_sklearn(losses: Floats, labels: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """One sklearn fit per split.
 
-    Default regularisation, iterated to convergence so that the answer is *the* answer (at the default tolerance lbfgs
-    stops so early that samples near the boundary change sides).
+    It has the default regularisation and is iterated to convergence, so that the answer is *the* answer (at the default
+    tolerance lbfgs stops so early that samples near the boundary change sides).
     """
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped, unused-ignore]
 
@@ -155,7 +155,7 @@ def _newton_step(x: Floats, y: Floats, w: Floats, b: Floats) -> tuple[Floats, Fl
 def _damping(x: Floats, y: Floats, w: Floats, b: Floats, step_w: Floats, step_b: Floats, decrease: Floats) -> Floats:
     """The largest of 1, ½, ¼, … that lowers the objective.
 
-    Near the optimum, where rounding blurs it, the full step.
+    Near the optimum, where rounding blurs it, the full step is taken.
     """
     t = np.ones_like(w)
     if np.max(decrease) <= 1e-6:

@@ -1,6 +1,6 @@
 """Every number that is measured or counted in a run.
 
-Its name, title, unit and direction, and where it is shown.
+Each has a name, a title, a unit, a direction, and the places where it is shown.
 
 The trajectory, the reporting rules, tables, pages, the command line and the documentation read this one list. A column
 that is added here is read by the rules and listed in the docs; what it means stands with it.

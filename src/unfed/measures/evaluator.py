@@ -59,7 +59,10 @@ class Scorer(Protocol):
         ...
 
     def evidence(self, params: Params) -> Evidence:
-        """What a model shows of the last request alone."""
+        """What a model shows of the last request alone.
+
+        It is read on its rows that were in until now, beside held-out ones.
+        """
         ...
 
 
@@ -186,7 +189,7 @@ class Evaluator:
     def evidence(self, params: Params) -> Evidence:
         """What a model shows of the last request alone.
 
-        Its rows that were in until now, beside held-out ones.
+        It is read on its rows that were in until now, beside held-out ones.
         """
         stamped = self._held_out.stamped(params)
         if not self._requests or self._requests[-1].deleted:
@@ -203,7 +206,7 @@ class Evaluator:
     def _places_of(self, request: Request, scoped: Scope) -> Tensor:
         """Where the rows of one request stand among those that are scored.
 
-        Empty where it cannot be asked for.
+        It is empty where the request cannot be asked for.
         """
         own = self._forget[:0] if request.deleted else _marked(scoped, [request])
         return torch.isin(self._forget, own).nonzero().flatten().cpu()

@@ -1,6 +1,6 @@
 """Is it forgotten?
 
-What can be said without Retrain, one-sided, and only where there are rows enough to say it.
+It says what can be said without Retrain, one-sided, and only where there are rows enough to say it.
 
     class             accuracy on the class: its upper 95 % bound (Clopper–Pearson) is at most chance, 100 / classes
     planted backdoor  share of stamped test images that are read as the target: the same bound, the same chance
@@ -64,7 +64,7 @@ class Losses:
 class Advantage:
     """How much better an attacker does than chance who calls low losses members.
 
-    Between −1 and 1, with its error.
+    It lies between −1 and 1, and comes with its error.
     """
 
     value: float
@@ -93,7 +93,7 @@ class Advantage:
 def advantage(forget: Losses, held_out: Losses, margin: float) -> Advantage:
     """The advantage of "D_u has lower loss than held-out data of the same labels".
 
-    With DeLong's standard error.
+    It comes with DeLong's standard error.
     """
     shared = [y for y in np.unique(forget.label) if np.count_nonzero(held_out.label == y) >= 2]
     counts = {int(y): int(np.count_nonzero(forget.label == y)) for y in shared}
@@ -115,7 +115,7 @@ def advantage(forget: Losses, held_out: Losses, margin: float) -> Advantage:
 def rows_needed(shares: dict[int, float], held_out: dict[int, int], margin: float) -> int | None:
     """Rows of D_u with which a model at advantage 0 stays under the margin with 99 %.
 
-    None if none suffice.
+    It is None if no number of rows suffices.
 
     At 0 the variance of A is ((1 + Σ w_y/h_y)/n + Σ w_y²/h_y) / 12, with the labels' shares w_y.
     """
@@ -177,7 +177,7 @@ def halves(rows: int, key: int) -> tuple[Tensor, Tensor]:
 class Evidence:
     """What one model shows of one request.
 
-    Losses of its rows and of held-out ones, and what it reads right.
+    These are the losses of its rows and of held-out ones, and what the model reads right.
     """
 
     forget: Losses | str
@@ -193,7 +193,7 @@ class Evidence:
     def part(self, key: int, which: Literal[0, 1]) -> Evidence:
         """One of two halves of every set of rows.
 
-        So that the rule that stops never saw what the judgement is about.
+        The halves are apart so that the rule that stops never saw what the judgement is about.
         """
 
         def half(rows: Any) -> Any:

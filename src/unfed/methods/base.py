@@ -46,7 +46,7 @@ NEEDS = {
 class Recipe:
     """How the paper fine-tunes a method where one place holds all data.
 
-    A cosine from `lr` down to `minimum`.
+    The learning rate follows a cosine from `lr` down to `minimum`.
     """
 
     lr: float = 0.01
@@ -99,13 +99,13 @@ class Method(ABC):
     def check(self, module: nn.Module) -> None:  # noqa: B027  (most methods have nothing to check)
         """Raise the sentence that says which hyperparameter does not fit the model.
 
-        Called before any work starts.
+        It is called before any work starts.
         """
 
     def after(self, earlier: Sequence[Request]) -> None:  # noqa: B027
         """Raise the sentence that says why it cannot come after these requests.
 
-        Called before any work starts.
+        It is called before any work starts.
         """
 
     def undoes(self, module: nn.Module, earlier: Sequence[Method]) -> tuple[str, ...]:
@@ -264,7 +264,7 @@ def _able(scope: str, provides: frozenset[str], provided: frozenset[str]) -> str
 def is_code(name: str) -> bool:
     """Whether a method's name means code of somebody else's.
 
-    In a module, in a file, or of an installed package.
+    That code may be in a module, in a file, or in an installed package.
     """
     if name in METHODS or name in SHIPPED:
         return False
@@ -274,7 +274,7 @@ def is_code(name: str) -> bool:
 def find(name: str, key: str = "the method") -> type[Method]:
     """A method by name, one that an installed package brings, or a user's own.
 
-    `package.module:Class`, `file.py`.
+    A user's own is named `package.module:Class` or `file.py`.
 
     `key` says where the name stands, for the sentence that asks for leave to run it.
     """

@@ -80,7 +80,7 @@ class NoT(Method):
     def carry(self, module: nn.Module, sums: Params, seed: int) -> Params:
         """The recorded sums after the perturbation: −(θ⁰ + Σ S_k) = −θ⁰ + Σ −S_k.
 
-        And so for every perturbation, less what it adds: noise or a fresh layer.
+        The same holds for every perturbation, less what it adds: noise or a fresh layer.
         """
         chosen = [choice for choice in choose(module, self.layers, self.include_bias) if choice.name in sums]
         nothing = {choice.name: torch.zeros_like(sums[choice.name]) for choice in chosen}

@@ -1,6 +1,6 @@
 """NR-Freeze: is a negated layer still optimal?
 
-The paper's test of layer-wise optimality (Definition 2).
+This is the paper's test of layer-wise optimality (Definition 2).
 
     begin: θ'_ℓ = −θ*_ℓ for ℓ ∈ L_neg, held there;      every other tensor drawn anew, buffers too          (Eq. 88)
     round: FedAvg over D_r; after each step the held tensors are put back

@@ -1,6 +1,6 @@
 """Retrain: start afresh without D_u.
 
-Exact unlearning, and what every other method is measured against.
+This is exact unlearning, and what every other method is measured against.
 
     begin: θ ← a fresh initialisation          round: FedAvg over D_r
 

@@ -51,7 +51,7 @@ _source: Source = from_the_system
 def drawn_from(source: Source) -> Iterator[None]:
     """Inside it draws come from elsewhere: for tests, and for studies that must be repeatable.
 
-    Only Python can ask.
+    Only Python can ask for it.
     """
     global _source
     before, _source = _source, source

@@ -1,4 +1,4 @@
 """θ, the model.
 
-A dictionary of tensors, the module as a pure function over it, its layers, files and networks.
+It is a dictionary of tensors; here are the module as a pure function over it, its layers, files and networks.
 """

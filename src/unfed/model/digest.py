@@ -1,6 +1,6 @@
 """SHA-256 of tensors.
 
-Which model went in, what the method did to it at the start, which model came out.
+They say which model went in, what the method did to it at the start, and which model came out.
 
     digest(t) = SHA-256 of the tensor's bytes, little-endian and row by row, as they lie in a safetensors file
 
@@ -59,7 +59,7 @@ def beginning(before: Params, after: Params) -> dict[str, Any]:
 def change(before: Tensor, after: Tensor) -> str:
     """How a tensor differs from what it was, in words.
 
-    `negated`, `negated: 8 of 24 values`, `set to zero`, `changed`.
+    It says `negated`, `negated: 8 of 24 values`, `set to zero` or `changed`.
     """
     moved = before != after
     many, whole = int(moved.sum()), before.numel()

@@ -258,7 +258,7 @@ def _header_bytes(tensors: Mapping[str, _Entry], metadata: Mapping[str, str]) ->
 def _copy(reading: BufferedReader, writing: BufferedWriter, left: int, width: int | None, source: Path) -> None:
     """Copy `left` bytes in chunks.
 
-    With a `width`, turn the sign bit of every little-endian number of that width.
+    With a `width`, the sign bit of every little-endian number of that width is turned.
     """
     chunk = bytearray(min(left, CHUNK_BYTES))
     while left:

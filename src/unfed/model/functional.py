@@ -133,7 +133,7 @@ class Template:
     def _body(self, training: bool) -> tuple[nn.Module, frozenset[str]]:
         """The module with an identity for a head, and its tensor names.
 
-        No hooks: it works under vmap and compile.
+        It needs no hooks, so it works under vmap and compile.
         """
         if training not in self._bodies:
             self._head = self._head or head_of(self._evaluator)
@@ -175,8 +175,8 @@ class Template:
 class _Slots:
     """Puts tensors into a module for one call.
 
-    `functional_call` without its bookkeeping, which costs a small network a tenth of its step. A tied weight has one
-    name and several places.
+    It is `functional_call` without its bookkeeping, which costs a small network a tenth of its step. A tied weight has
+    one name and several places.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -223,7 +223,7 @@ class KeyedDropout(nn.Module):
 def keyed_dropout(x: Tensor, p: float, key: Tensor, axes: int | None = None) -> Tensor:
     """x · keep / (1 − p), where keep is drawn per element, or per index of the first `axes` axes.
 
-    Rows, channels.
+    Those axes may be rows, or rows and channels.
     """
     if p == 0.0:
         return x
@@ -317,7 +317,7 @@ _CHANNEL_DROPOUT = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 def _swap(module: nn.Module) -> nn.Module:
     """Replace the layers that draw, and BatchNorm, by their keyed and weighted twins.
 
-    In place, wherever they sit.
+    They are replaced in place, wherever they sit.
     """
     twins: dict[int, nn.Module] = {}
     layer = 0

@@ -73,7 +73,7 @@ class _Tensor:
 class _Table:
     """What an address is looked up in.
 
-    Tensors in parameter order, other names for them, and what is no parameter.
+    It has the tensors in parameter order, other names for them, and what is no parameter.
     """
 
     tensors: dict[str, _Tensor]

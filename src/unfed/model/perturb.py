@@ -92,7 +92,7 @@ def rotate(params: Mapping[str, Tensor], choices: Sequence[Choice], *, degrees: 
 def orthogonal(params: Mapping[str, Tensor], choices: Sequence[Choice], *, seed: int) -> Params:
     """A random rotation (or reflection) of the outputs.
 
-    Q·W over axis 0, Q uniform among orthogonal matrices.
+    It is Q·W over axis 0, with Q uniform among orthogonal matrices.
     """
 
     def turned(w: Tensor, choice: Choice) -> Tensor:
@@ -146,7 +146,7 @@ PERTURBATIONS: dict[str, Callable[..., Params]] = {
 class Perturbed:
     """Which perturbation was applied to which tensors.
 
-    What a method says of itself, so that nobody has to guess.
+    A method says it of itself, so that nobody has to guess.
     """
 
     how: str
@@ -210,7 +210,7 @@ def changed_at(
 def _gaussian(shape: Sequence[int], seed: int, how: str, choice: Choice) -> Tensor:
     """Standard normal values that depend on the seed and the choice alone.
 
-    Double, so every dtype sees the same.
+    They are drawn in double precision, so that every dtype sees the same.
     """
     generator = rng.generator(rng.key(seed, "perturb", how, choice.name, *(choice.rows or ())))
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
@@ -247,7 +247,7 @@ def hold(
 ) -> Params:
     """Put entries back where they were, exactly.
 
-    Those whose mask is 0, and every entry of the named tensors.
+    These are the entries whose mask is 0, and every entry of the named tensors.
 
     A tensor without a mask and without a mention moves freely.
     """
@@ -301,7 +301,7 @@ def _reach(n: int, rho: float) -> int:
 def low_band(height: int, width: int, rho: float, device: torch.device | None = None) -> Tensor:
     """Where the low frequencies lie in an (unshifted) spectrum.
 
-    A centred, half-open box of fraction `rho`.
+    It is a centred, half-open box of fraction `rho`.
     """
 
     def inside(n: int) -> Tensor:

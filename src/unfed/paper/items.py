@@ -29,7 +29,7 @@ SCALES = ("digits", "paper")
 class Spec:
     """A run behind an item.
 
-    How it is called there, its preset, what is changed in it, and numbers for the view.
+    It says how the run is called there, its preset, what is changed in it, and numbers for the view.
     """
 
     name: str

@@ -40,7 +40,7 @@ def make(
 ) -> Path:
     """Make these items, and the page that shows them with whatever was made here before.
 
-    Again after an interruption: it goes on where it was.
+    After an interruption it goes on where it was.
     """
     folder, done = Path(out), dict[str, Section]()
     page, failed = folder / "paper.html", dict[str, str]()
@@ -101,7 +101,7 @@ def _made(
 ) -> tuple[list[Section], dict[str, Any]]:
     """The sections of all items that were made here and whose runs are finished.
 
-    And what the first of those runs says of its machine.
+    It also gives what the first of those runs says of its machine.
     """
     sections, about = list[Section](), dict[str, Any]()
     for item in all_items().values():

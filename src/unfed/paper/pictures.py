@@ -72,7 +72,8 @@ def curves(
 ) -> Picture:
     """Some curves with a legend below.
 
-    On a root scale where small differences count as much as large ones. `item` keeps identifiers apart on a page.
+    They are drawn on a root scale where small differences count as much as large ones. `item` keeps identifiers apart
+    on a page.
     """
     lines = [line for line in lines if line.points]
     if not lines:

@@ -176,7 +176,7 @@ def all_in(folder: Path) -> list[Kept]:
 def fitting(found: Sequence[Kept], preset: str, wanted: Mapping[str, Any]) -> list[tuple[Kept, list[str]]]:
     """The kept results that an item can show, nearest first.
 
-    Each with what is different from what it asks for.
+    Each comes with what is different from what the item asks for.
 
     Data, partition, model, poison and request must be the same; rounds and precision may differ, and are said.
     """

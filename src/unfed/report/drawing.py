@@ -1,6 +1,6 @@
 """How a picture gets into the page.
 
-SVG text that takes its colours and its font from the page around it.
+It is SVG text that takes its colours and its font from the page around it.
 
 matplotlib draws with stand-in colours; afterwards each stand-in becomes `currentColor` or a CSS variable, so one
 picture serves light, dark and print. Text stays text. The same input gives the same bytes: no date, fixed identifiers.
@@ -60,7 +60,7 @@ STYLE: dict[Any, Any] = _PLAIN | {  # matplotlib types the keys as one long Lite
 def svg_text(figure: Figure, name: str, title: str, description: str) -> str:
     """The figure as inline SVG.
 
-    Page colours, own identifiers, a title and a description for screen readers.
+    It has the page's colours, its own identifiers, and a title and a description for screen readers.
     """
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         buffer = io.StringIO()

@@ -174,7 +174,7 @@ def scatter(dots: Sequence[Dot], cost: str, *, name: str) -> str | None:
 def _spread_out(axes: Axes, gaps: Sequence[float]) -> bool:
     """The scale of the gaps.
 
-    Its square root where a few bad methods would press the good ones onto the ground.
+    It is a square root where a few bad methods would press the good ones onto the ground.
     """
     top = max(gaps) or 1.0
     axes.set_ylim(-0.06 * top, 1.15 * top)

@@ -333,7 +333,7 @@ def config_text(run: Mapping[str, Any]) -> str:
 def shown_config(run: Mapping[str, Any]) -> dict[str, Any]:
     """The config for a page.
 
-    Of a list of samples, where it was read and its SHA-256, not the names in it.
+    Of a list of samples it says where it was read and its SHA-256, not the names in it.
     """
     config = dict(run.get("config") or {})
     asked = config.get("request")

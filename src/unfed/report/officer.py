@@ -1,6 +1,6 @@
 """For the officer.
 
-What was asked and when, what was done to the model, who was asked, and what is still there.
+It says what was asked and when, what was done to the model, who was asked, and what is still there.
 
     info["jobs"]         SHA-256 of the model that went in, of what the method changed at the start, of what came out
     lines[*]["asked"]    who was asked in each round
@@ -270,7 +270,7 @@ def _told(
 def _cells(asked: Sequence[int], first: int, last: int) -> list[float]:
     """The share of the rounds of each cell in which a client was asked.
 
-    One round per cell as long as they fit.
+    There is one round per cell as long as they fit.
     """
     count = last - first + 1
     cells = min(count, CELLS)
@@ -298,7 +298,7 @@ def refusals(lines: Sequence[Line]) -> list[dict[str, Any]]:
 def _influence(run: Mapping[str, Any], request: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     """(file, what it is) of everything in the run folder that still carries what was taken out.
 
-    None: not known.
+    It is None where that is not known.
     """
     if run.get("influence") is None:
         return None

@@ -1,6 +1,6 @@
 """Which round of a method is its result?
 
-Three rules, always named, computed from the trajectory afterwards.
+There are three rules, always named, computed from the trajectory afterwards.
 
     best-gap    argmin over evaluated rounds t of  Avg. Gap(t, Retrain)       the paper's choice; an oracle
     recovered   min { t :  validation(t) ≥ validation(θ*) - within }          what a deployment can apply

@@ -51,7 +51,7 @@ DASH = "\u2014"  # does not apply; a value that is missing says why instead
 class Cell:
     """One cell: the value, its ± over seeds, the gap beside it.
 
-    Is it the best of its column, is it a missing value?
+    It also says whether it is the best of its column, and whether it is a missing value.
     """
 
     text: str

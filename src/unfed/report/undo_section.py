@@ -1,6 +1,6 @@
 """Can it be undone?
 
-The section that shows, beside Retrain, how much of what was forgotten comes back.
+This section shows, beside Retrain, how much of what was forgotten comes back.
 
     undo/SEED/REQUEST/METHOD.json ─► a sentence per method, a picture, a table
 
@@ -60,7 +60,7 @@ def table(found: Sequence[Found]) -> dict[str, Any]:
 def worst(found: Sequence[Found], who: str, metric: str) -> Value:
     """The most that a usable attack brought back: as published, or after realign.
 
-    The mean over repetitions.
+    It is the mean over repetitions.
     """
     values = []
     for one in found:
@@ -110,7 +110,7 @@ def _flip_words(found: Sequence[Found], metric: str, rest: str) -> str:
 def picture(methods: Mapping[str, Sequence[Found]], metric: str, *, name: str) -> str | None:
     """One line per model.
 
-    As published (hollow), the worst usable after undoing (filled), flipped (cross).
+    It shows the model as published (hollow), the worst usable one after undoing (filled), and flipped (cross).
     """
     numbers = styles(list(methods))
     rows: list[tuple[str, str, Sequence[Found], str]] = [

@@ -1,6 +1,6 @@
 """What a probe measured, as a table.
 
-One row per number, beside it the same for Retrain and for the model before.
+There is one row per number, beside it the same for Retrain and for the model before.
 
 published · flip · realign · resurface · relearn · path · difference     ×     the method, Retrain, before
 """
@@ -67,7 +67,7 @@ def value(found: Found, who: str, path: Sequence[str]) -> Value:
 def grid(found: Sequence[Found]) -> tuple[list[tuple[str, list[str]]], list[str]]:
     """The table of one method over its repetitions, and the notes that its cells point to.
 
-    Each reason once.
+    Each reason is noted once.
     """
     notes: list[str] = []
 

@@ -100,7 +100,7 @@ def subject_of(request: Mapping[str, Any]) -> tuple[str, bool]:
 def about_the_backdoor(request: Mapping[str, Any]) -> bool:
     """Whether a measured backdoor says how well this request was served.
 
-    Only if whoever planted it leaves.
+    It does only if whoever planted it leaves.
     """
     return bool(request.get("planted", True))
 

@@ -1,6 +1,6 @@
 """One typed description of an experiment.
 
-Data, partition, model, training, request, methods, evaluation, seeds.
+It holds data, partition, model, training, request, methods, evaluation and seeds.
 
     config = Config.read("experiment.toml", sets=["training.rounds=20", "methods.not.layers=['conv2']"])
 
@@ -155,7 +155,7 @@ class Config(Table):
     def recorded(self) -> dict[str, all_methods.Method]:
         """The methods whose history training records.
 
-        Those of the comparison that need one, and `training.record`.
+        These are those of the comparison that need one, and those of `training.record`.
         """
         asked = {label: self.methods.method(label) for label in self.training.record}
         for label, method in asked.items():

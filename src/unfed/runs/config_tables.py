@@ -1,6 +1,6 @@
 """The tables of a config.
 
-What can be said about data, partition, model, training, recovery, requests, evaluation.
+They hold what can be said about data, partition, model, training, recovery, requests and evaluation.
 
 Each is a frozen value with every key, its type and its default. What belongs together across tables is checked where
 they come together, in `config.py`; methods have tables of their own, whose keys are the methods' hyperparameters.
@@ -139,7 +139,7 @@ class RecoveryConfig(Table):
 class KeptList:
     """A list of samples as it was read from its file.
 
-    Kept in the run folder, whatever becomes of the file.
+    It is kept in the run folder, whatever becomes of the file.
     """
 
     source: str

@@ -1,6 +1,6 @@
 """What the files of a run folder say of each other.
 
-So that none can be changed, shortened or lost without a word.
+They say it so that none can be changed, shortened or lost without a word.
 
     state/…   vouches for   run.json               SHA-256 of the file that the job ran under
                             trajectory.jsonl       SHA-256 of its first `offset` bytes
@@ -126,7 +126,7 @@ def bury(folder: Path, graves: Iterable[Tombstone]) -> None:
 def note_filed(folder: Path, entries: Iterable[Entry]) -> None:
     """List requests that are not listed yet.
 
-    After their files are written, so that a killed process lists too few.
+    This comes after their files are written, so that a killed process lists too few and never too many.
     """
     known = _filed(folder)
     for entry in entries:

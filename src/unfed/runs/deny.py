@@ -1,6 +1,6 @@
 """The deny list of a run.
 
-What it forgot, kept in its folder, and handed on to the next run of the federation.
+It holds what the run forgot; it is kept in its folder and handed on to the next run of the federation.
 
     run.json      config.deny: what this run took over from the one before
     requests/     each accepted request: clients by name, classes by number, single rows as keyed hashes (`rows`)

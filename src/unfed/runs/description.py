@@ -29,7 +29,7 @@ def jobs(
 ) -> list[dict[str, Any]]:
     """Every job for a report.
 
-    How far it is, what it may ask for, and the SHA-256 of what went in and came out.
+    It says how far each is, what it may ask for, and the SHA-256 of what went in and came out.
     """
     found = []
     for job, rounds in planned:
@@ -54,7 +54,7 @@ def jobs(
 def method_facts(config: Config, label: str, method: Method) -> dict[str, Any]:
     """What a reader of the run wants to know of a method.
 
-    Written down once, so that nobody need build it to read.
+    They are written down once, so that nobody need build the method to read them.
     """
     rounds = rounds_of(config, label, method)
     return {"title": method.title, "needs": sorted(method.needs), "rounds": rounds}
@@ -63,7 +63,7 @@ def method_facts(config: Config, label: str, method: Method) -> dict[str, Any]:
 def plain_facts(config: Config, label: str) -> dict[str, Any]:
     """The same of a method that nothing was written down about: of our own, what is known of it.
 
-    Else its bare name.
+    Of any other it is the bare name.
     """
     kind = METHODS.get(config.methods.name_of(label))
     rounds = config.methods.recovery(label).rounds or config.unlearning.rounds
@@ -75,7 +75,7 @@ def plain_facts(config: Config, label: str) -> dict[str, Any]:
 def rounds_of(config: Config, label: str, method: Method) -> int:
     """How many rounds a method takes.
 
-    Retrain those of a training, the others what the config grants them.
+    Retrain takes those of a training, the others take what the config grants them.
     """
     if isinstance(method, Retrain):
         alone = config.methods.recovery(label).rounds
@@ -98,7 +98,7 @@ def entry(entry: Entry, way_out: Callable[[Entry], str]) -> dict[str, Any]:
 class Call:
     """A call of `unlearn`, which is made with somebody's own model and data.
 
-    A run in which nobody trains.
+    It is a run in which nobody trains.
     """
 
     name: str

@@ -171,7 +171,7 @@ class RunFolder:
     def vouched(self) -> int:
         """How much of the trajectory the saved states vouch for.
 
-        Refused where it, or `run.json`, is not what they say.
+        It is refused where it, or `run.json`, is not what they say.
 
         States are read first: a process that is at work only adds to the trajectory meanwhile.
         """
@@ -317,7 +317,7 @@ class RunFolder:
     def requests(self) -> list[Entry]:
         """Every deletion request as it stands now, in the order in which they were filed.
 
-        Refused where one is gone.
+        They are refused where one is gone.
         """
         entries = self.filed()
         for sentence in consistency.missing(self.path, entries):

@@ -1,6 +1,6 @@
 """What a config names, made.
 
-A device, a data set, the clients it is dealt to, a network and where it starts.
+That is a device, a data set, the clients it is dealt to, a network and where it starts.
 
 Every function here is a function of its arguments: call it twice and it gives the same twice. The builders of worlds
 (`simulated.py`, and those of the other settings) take what they need.

@@ -64,7 +64,7 @@ class HistoryLog:
         self._known: dict[Key, tuple[Mapping[str, Any], dict[str, weakref.ref[Tensor]]]] = {}
 
     def save(self, histories: Mapping[str, History], said: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Write what changed; what the state must say of it.
+        """Write what changed, and give what the state must say of it.
 
         `said` is what the state on the disk says of its log.
 
@@ -186,7 +186,7 @@ def _packed(
 ) -> bytes:
     """One part of a history file: its length, then a safetensors file of what is new.
 
-    The tensors that are new, with the rest in its header.
+    The file holds the tensors that are new, with the rest in its header.
     """
     tensors: Params = {}
     listed: list[list[Any]] = []

@@ -1,6 +1,6 @@
 """What a saved state says besides the state.
 
-What was spent and seen so far, and at what the job began.
+It says what was spent and seen so far, and at what the job began.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class JobNotes:
 def start_on(base: Mapping[str, Any] | None, saved: Mapping[str, Any]) -> int:
     """Which start of a job this is.
 
-    The saved one, or the next if that was at another model or without other rows.
+    It is the saved one, or the next if that was at another model or without other rows.
     """
     start, its = int(saved.get("start", 1)), saved.get("base")
     if saved.get("purged"):  # of its state only numbers are left

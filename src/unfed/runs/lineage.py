@@ -70,7 +70,7 @@ def _owners(request: Request) -> str:
 def welcome(config: Config, label: str, request: Request, earlier: Sequence[Request]) -> Method:
     """The method, if it can serve the request after the earlier ones.
 
-    Else the sentence that says why not.
+    If it cannot, it is refused with the sentence that says why not.
     """
     method = config.method(label)
     admit(label, method, request.kind, *offers(config, label, request))
@@ -96,7 +96,7 @@ FATES: dict[tuple[str, Lineage], Literal["goes on", "anew", "ends"]] = {
 def unbroken(config: Config, label: str, queue: Sequence[Entry]) -> None:
     """Refuse a method whose history would have ended before its turn comes.
 
-    And one that would tell by it.
+    One that seals is refused too where recorded history would tell its draw.
     """
     _unbroken(config, label, [(entry.request.id, entry.method) for entry in queue])
     method, recorded = config.method(label), config.recorded()
@@ -141,7 +141,7 @@ def warn_of_return(method: Method, makers: Sequence[tuple[str, Method]]) -> None
 def _since_anew(makers: Sequence[tuple[str, Method]]) -> list[tuple[str, Method]]:
     """The requests that the model in force is built upon, oldest first.
 
-    Since one started over, or sealed.
+    They begin with the last one whose method starts over or seals.
     """
     starts = [i for i, (_, method) in enumerate(makers) if method.lineage == "anew" or method.seals]
     return list(makers[starts[-1] :] if starts else makers)

@@ -1,6 +1,6 @@
 """A method's turn on a request.
 
-What is handed from whoever decides that it is due to whoever does the work.
+It is handed from whoever decides that it is due to whoever does the work.
 """
 
 from __future__ import annotations

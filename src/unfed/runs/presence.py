@@ -1,6 +1,6 @@
 """Who is at work in a run folder.
 
-Locks for those who write, a beacon and a heartbeat for those who only look.
+Here are locks for those who write, and a beacon and a heartbeat for those who only look.
 
     .work.lock        held by whoever works on jobs          .requests.lock   held while a request is filed or changed
     .busy.lock        held beside the first, all along       progress.json    where the work is, as last heard

@@ -150,7 +150,7 @@ def _plain(value: Any) -> Any:
 class _Scenes:
     """The data around a request, and what its methods have in common.
 
-    Kept while its targets come one after another.
+    They are kept while its targets come one after another.
     """
 
     def __init__(self, run: Probed) -> None:

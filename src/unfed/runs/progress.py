@@ -92,7 +92,7 @@ class Deadline(QuietWatch):
 class Clock:
     """How long the rest will take.
 
-    Rounds left × seconds per round, measured over this process's own rounds.
+    It is rounds left × seconds per round, measured over this process's own rounds.
     """
 
     def __init__(self, jobs: Sequence[tuple[Job, int]]) -> None:

@@ -1,6 +1,6 @@
 """A deletion request as it stands in a run folder.
 
-What is asked, where it stands, and which steps it may take.
+It says what is asked, where it stands, and which steps it may take.
 
     open ◄─► in_progress ──► fulfilled      the model that came out is in force
       │           ├────────► denied         for a reason: refused, not recovered, gate; asked again it is open
@@ -183,7 +183,7 @@ class Entry:
     def from_json(raw: Any, where: str = "A request file") -> Entry:
         """The entry that `to_json` wrote, of this layout or the one before.
 
-        Else the sentence that says what is wrong.
+        Anything else is refused with the sentence that says what is wrong.
 
         In the layout before there were no states: every request is read as open, and the folder knows better.
         """

@@ -1,6 +1,6 @@
 """A run: train θ*, then let methods forget, one after another.
 
-Or serve deletion requests as they come.
+It also serves deletion requests as they come.
 
     run = Run.create(Config.preset("demo"), "runs/demo")
     run.execute()                                          # again after a crash: it goes on where it was

@@ -1,6 +1,6 @@
 """What a run folder's JSON must look like.
 
-A table of fields for each kind, one sentence for the first wrong one.
+There are a table of fields for each kind, and one sentence for the first wrong one.
 
 Only what is read is checked; a field that is not known is kept, so that a later version may add some.
 """

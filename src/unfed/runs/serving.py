@@ -393,7 +393,7 @@ def gate_of(world: World, config: Config, entry: Entry) -> Gate:
 def _line(ahead: Sequence[Entry]) -> list[Entry]:
     """The requests, of these, that made the model in force, or will have made it.
 
-    In the order of service.
+    They stand in the order of service.
     """
     return [*in_force(ahead), *(e for e in ahead if e.waiting)]
 

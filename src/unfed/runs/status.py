@@ -1,6 +1,6 @@
 """Where a run stands.
 
-Which jobs have ended, which are at work, and what became of every deletion request.
+It says which jobs have ended, which are at work, and what became of every deletion request.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Population(Protocol):
     def admit(self, requests: Sequence[Request]) -> bool:
         """Take in who joined since the last time, but nobody whom these requests name.
 
-        Whether there was anybody.
+        It says whether there was anybody.
         """
         ...
 
@@ -223,7 +223,7 @@ class World:
     def admit(self, requests: Sequence[Request]) -> bool:
         """Take in who joined since the last time, but nobody whom these requests name.
 
-        Whether there was anybody.
+        It says whether there was anybody.
         """
         return self.population.admit(requests)
 
@@ -260,7 +260,7 @@ class World:
     def unlearning_settings(self, retrain: bool, label: str | None = None) -> Settings:
         """The settings of recovery: those of training, but for what the config says.
 
-        Of unlearning, or of the method with this label alone.
+        The config may say it of unlearning, or of the method with this label alone.
 
         Retrain is training again, without D_u. Where one place holds all data, a method brings its own recipe.
         """

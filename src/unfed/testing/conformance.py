@@ -1,6 +1,6 @@
 """Does a method keep the contract?
 
-A kit for method authors: claims, each checked on digits in a few seconds.
+This is a kit for method authors: claims, each checked on digits in a few seconds.
 
 unfed methods check my_method.py
 
@@ -93,7 +93,7 @@ def _claimed(name: str, claim: Callable[..., str], kind: type[Method], scope: st
 def _repeatable(seed: int) -> bytes:
     """Make a sealed draw a function of the job's seed.
 
-    So that two runs can be held against each other.
+    Two runs can then be held against each other.
     """
     return rng.key(seed, "conformance").to_bytes(DRAW_BYTES, "big")
 
@@ -219,7 +219,7 @@ def _stopped_at(run: Run, label: str, number: int) -> bool:
 class _Seeing(QuietWatch):
     """Keeps a job's first saved state and its last histories.
 
-    Before the leaver's part of those is purged.
+    It takes them before the leaver's part of those is purged.
     """
 
     def __init__(self, job: Job) -> None:
@@ -294,7 +294,7 @@ def _same_on_engines(kind: type[Method], scope: str, sets: Sequence[str]) -> str
 class Spy(QuietWatch):
     """An onlooker that notes which rows are trained on, what is sent and how much work is done.
 
-    Once the training is over.
+    It does so once the training is over.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
 """Data sets on disk and from the network.
 
-Layouts, the catalogue, downloads with checksums, where data lies.
+Here are the layouts, the catalogue, downloads with checksums, and where data lies.
 """

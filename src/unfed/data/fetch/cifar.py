@@ -86,7 +86,7 @@ CIFAR100 = Layout(
 def read(layout: Layout, root: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """((train images, labels), (test images, labels)).
 
-    uint8 [N, 3, 32, 32] and int64 [N], in the official order.
+    Images are uint8 [N, 3, 32, 32] and labels int64 [N], in the official order.
     """
     folder = find(layout.name, root, layout.places)
     return _part(layout, folder, layout.train), _part(layout, folder, (layout.test,))

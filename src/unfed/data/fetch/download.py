@@ -1,6 +1,6 @@
 """Downloads that can be broken off.
 
-Resumed by Range, checked by checksum, unpacked beside the target and renamed.
+They are resumed by Range, checked by checksum, unpacked beside the target and renamed.
 
     download("cifar10", root)      fetch ─► MD5 ─► unpack into a temporary folder ─► verify ─► rename
 
@@ -130,7 +130,7 @@ def _is_archive(path: Path) -> bool:
 def _settle(workshop: Path, entry: DatasetEntry) -> None:
     """Bring what an archive held to the first of the data set's places.
 
-    Unpack what lies inside, and move it there.
+    What lies inside is unpacked and moved there.
     """
     target = workshop / entry.places[0]
     if target.is_dir():

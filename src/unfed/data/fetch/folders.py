@@ -1,6 +1,6 @@
 """Image folders.
 
-One folder per class, any mix of JPEG, PNG, WebP, BMP and GIF, decoded once into uint8.
+There is one folder per class, with any mix of JPEG, PNG, WebP, BMP and GIF, decoded once into uint8.
 
     root/train/CLASS/*  and  root/test/CLASS/*        split as it lies
     root/CLASS/*                                      20 % held out by the partition seed

@@ -1,4 +1,4 @@
 """The fast path of a step on a GPU: recorded, rewritten, compiled, captured.
 
-Kernels for what libraries do slowly.
+It has kernels of its own for what libraries do slowly.
 """

@@ -146,7 +146,7 @@ def rewrite(module: GraphModule, stack: int) -> int:
 def _fits(arguments: Any, stack: int) -> bool:
     """Stride 1, no dilation, square kernel and padding, one group per client.
 
-    What the operators are made for.
+    That is what the operators are made for.
     """
     w, _, stride, padding, dilation, transposed, _, groups = arguments
     value = w.meta["val"]

@@ -1,6 +1,6 @@
 """A whole block of a stack of clients, forward and backward.
 
-Convolution, group norm, ReLU, 2×2 max-pool.
+A block is convolution, group norm, ReLU and 2×2 max-pool.
 
     y = conv(x, w) + b        μ, σ over one image        x̂ = (y − μ)/σ        z = γ x̂ + β        p = max(0, max₂ₓ₂ z)
 
@@ -53,7 +53,7 @@ def fits(x: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, pool: nn.
 def fused_block(x: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, pool: nn.Module) -> Tensor | None:
     """`pool(relu(norm(conv(x))))` of one client [B, I, H, W], mapped over clients or alone.
 
-    None if it does not fit.
+    It gives None if the block does not fit.
     """
     if not handwritten.chosen.blocks or not fits(x, conv, norm, relu, pool):
         return None
@@ -275,7 +275,7 @@ def backward(
 def _quarters(y: Tensor) -> Tensor:
     """The four pixels of every pooling window: [C, B, H, W, O] to [C, B, H/2, W/2, 4, O].
 
-    In the order in which PyTorch's max-pool looks at them.
+    They stand in the order in which PyTorch's max-pool looks at them.
     """
     clients, images, height, width, channels = y.shape
     cells = y.view(clients, images, height // 2, 2, width // 2, 2, channels)
@@ -285,7 +285,7 @@ def _quarters(y: Tensor) -> Tensor:
 def _winner(y: Tensor, gamma: Tensor) -> Tensor:
     """Which of the four has the largest z.
 
-    The largest y where γ > 0, the smallest where γ < 0, else the first.
+    That is the largest y where γ > 0, the smallest where γ < 0, and else the first.
     """
     signs = gamma.sign().to(y.dtype)[:, None, None, None, None]
     return (_quarters(y) * signs).argmax(4, keepdim=True)

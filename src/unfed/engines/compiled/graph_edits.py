@@ -56,8 +56,8 @@ def replace(graph: Graph, node: Node, result: Any) -> None:
 def lift(module: GraphModule, device: torch.device) -> list[Tensor]:
     """Make inputs of all tensors that a trace found outside of its inputs.
 
-    Such as a data set, or a number that was written into a tensor. Gives the tensors, on the device, in the order in
-    which they are to follow the other inputs.
+    Such a tensor is a data set, or a number that was written into a tensor. It gives the tensors, on the device, in the
+    order in which they are to follow the other inputs.
 
     As attributes they trip the compiler where one lies on the host, and no CUDA graph can read one there.
     """
@@ -82,7 +82,7 @@ def lift(module: GraphModule, device: torch.device) -> list[Tensor]:
 def sums(node: Node, columns: int) -> list[Node]:
     """Who adds up the rows of a tensor that is a linear layer's gradient.
 
-    As [rows, columns], over the rows.
+    The tensor is read as [rows, columns] and added up over the rows.
     """
     shape, found = node.meta["val"].shape, list[Node]()
     for user in node.users:

@@ -32,7 +32,7 @@ BUSY = 512
 class Tiles:
     """Tiles of one kernel: rows (pixels, windows), the kernel's entries, channels.
 
-    Warps and stages of the pipeline.
+    It also has the warps and the stages of the pipeline.
     """
 
     rows: int
@@ -65,7 +65,7 @@ tuning = Tuning()
 def usable(x: Tensor) -> bool:
     """Whether the kernels serve this tensor.
 
-    Triton is there, and it is float32 or a half on a CUDA device.
+    They do if Triton is there and the tensor is float32 or a half on a CUDA device.
     """
     return handwritten.chosen.triton and HERE and x.is_cuda and x.dtype in (torch.float32, *HALVES)
 
@@ -83,7 +83,7 @@ def precision(x: Tensor) -> str:
 def affordable(tiles: Tiles, per_row: int, once: int, memory: int) -> Tiles:
     """Tiles small enough for a multiprocessor's shared memory.
 
-    The same tiles with fewer stages, then fewer rows, until the pipeline fits.
+    These are the same tiles with fewer stages, then fewer rows, until the pipeline fits.
 
     A stage holds `per_row` bytes for every row and `once` bytes besides; the last one is being computed on.
     """
@@ -98,7 +98,7 @@ def affordable(tiles: Tiles, per_row: int, once: int, memory: int) -> Tiles:
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that a program may have.
 
-    Without a device (Triton's interpreter) as much as it likes.
+    Without a device (Triton's interpreter) it may have as much as it likes.
     """
     if device.type != "cuda":
         return 1 << 40
@@ -132,7 +132,7 @@ def forward(
 def convolve(x: Tensor, w: Tensor, y: Tensor, kh: int, kw: int, bias: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
     """y = conv(x, w) + bias with the statistics of its tiles, or without bias the product alone.
 
-    And the sizes used.
+    It also gives the sizes that were used.
 
     Statistics belong to one image, so a tile then lies within one. Without them, images smaller than a tile share it.
     """

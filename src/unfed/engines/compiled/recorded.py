@@ -1,6 +1,6 @@
 """A step of a stack, recorded once and replayed.
 
-Traced, rewritten, compiled, captured in a CUDA graph.
+It is traced, rewritten, compiled and captured in a CUDA graph.
 
     batch(t) ─► loss ─► ∇ ─► advance ─► carry, t + 1          everything on the device; nothing comes from the host
 
@@ -242,7 +242,7 @@ class Replay(StackedPhase):
     def __call__(self, carry: Carry, done: Integers) -> tuple[Carry, list[int], list[int]]:
         """The carry after the phase, and the number of steps that each client took.
 
-        Also the D_u rows seen, where those are counted.
+        It also gives the D_u rows that were seen, where those are counted.
         """
         total, done = self.course.total, done[self.order]
         steps = int(total[0])
@@ -298,7 +298,7 @@ class Replay(StackedPhase):
     def _shape(self, t: int) -> Shape:
         """Which recorded step serves step t.
 
-        The stack's width, halved while that saves work, and the batch's.
+        It is told by the stack's width, halved while that saves work, and the batch's width.
 
         Row weights let one recording serve batches of any size up to its own. Only batch statistics pay for weights, so
         full batches have a recording without them where a model has such statistics, and nowhere else.

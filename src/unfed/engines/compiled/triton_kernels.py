@@ -1,6 +1,6 @@
 """The kernels of `fused.py` and `convolution.py`, which have the formulas.
 
-Apart from them: Triton is not everywhere.
+They are apart from them because Triton is not everywhere.
 
 Every image lies channels-last and padded, so the window of an output pixel is KH runs of KW·CIN neighbouring numbers,
 and entry k of the flattened kernel lies at (k div RUN)·x_row + k mod RUN behind the window's first number.
@@ -35,7 +35,7 @@ def conv(
 ):  # fmt: skip
     """BM pixels times BN channels of one unit (an image, or all of a client's).
 
-    y = conv + b, and for the norm of an image the tile's mean and spread.
+    It gives y = conv + b, and for the norm of an image the tile's mean and spread.
     """
     tile, unit, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     at = (client * tl.num_programs(1) + unit).to(tl.int64)
@@ -87,8 +87,8 @@ def spread_out(
 ):  # fmt: skip
     """One line of padded images.
 
-    WIDE pixels of TO numbers, the first COLUMNS·CIN of them the pixel and its right-hand neighbours, side by side, the
-    others zero.
+    It has WIDE pixels of TO numbers: the first COLUMNS·CIN of them are the pixel and its right-hand neighbours, side by
+    side, and the others are zero.
     """
     at, line = tl.program_id(0).to(tl.int64), tl.program_id(1)
     k = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
@@ -251,7 +251,7 @@ def weight(
 ):  # fmt: skip
     """BK entries of the kernel times BN channels of one client.
 
-    Σ window ⊗ dy over SHARE pixels, and Σ dy.
+    It gives Σ window ⊗ dy over SHARE pixels, and Σ dy.
     """
     tile, split, client = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     k = (tile // NT) * BK + tl.arange(0, BK)

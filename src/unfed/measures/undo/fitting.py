@@ -61,7 +61,7 @@ def put_in(start: Params, free: Params) -> Params:
 class Problem:
     """What is minimised.
 
-    The loss of the model that the free tensors make, and what they are punished for.
+    It is the loss of the model that the free tensors make, and what they are punished for.
     """
 
     template: Template
@@ -87,7 +87,7 @@ def fit(problem: Problem, tasks: Sequence[Task], pool: Pool, budget: Budget) -> 
 def batches(rows: Tensor, budget: Budget) -> Tensor:
     """[steps, batch] positions of the pool.
 
-    Shuffled passes over the rows, one after the other, cut into batches.
+    They are shuffled passes over the rows, one after the other, cut into batches.
     """
     size = min(budget.batch, len(rows))
     needed, turns = size * max(budget.stops), 0

@@ -34,7 +34,7 @@ INVERSES = {
 class Knowledge:
     """What an attacker knows about how a model was made.
 
-    The title of the method, and what it did to which tensors.
+    That is the title of the method, and what it did to which tensors.
     """
 
     title: str

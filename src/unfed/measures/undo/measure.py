@@ -44,7 +44,7 @@ class Effort:
 class Models:
     """The model a method left, the one it began at (θ*), and Retrain's.
 
-    Of one that is missing, the reason.
+    In the place of one that is missing stands the reason.
     """
 
     unlearned: Params

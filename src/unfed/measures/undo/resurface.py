@@ -30,7 +30,7 @@ def rounds_of(count: int, batch: int, rounds: int) -> tuple[int, ...]:
 def resurface(scene: Scene, params: Params, lr: float, rounds: int = 10, batch: int = 64) -> dict[str, Any]:
     """Forget and backdoor accuracy after every further pass over D_r.
 
-    And how far they rise above where they began.
+    It also says how far they rise above where they began.
     """
     seed = rng.key(scene.seed, "undo", "resurface")
     budget = Budget(rounds_of(len(scene.retain), batch, rounds), Optimiser(lr=lr), batch, seed)

@@ -1,6 +1,6 @@
 """The networks.
 
-A small CNN family, three standard ones with torchvision's parameter names, and any module of yours.
+There are a small CNN family, three standard ones with torchvision's parameter names, and any module of yours.
 
     build("resnet18", shape=(3, 224, 224), classes=10, seed=0)
 
@@ -63,7 +63,7 @@ _handed_out: WeakSet[nn.Module] = WeakSet()
 def build(name: str, *, shape: Sequence[int], classes: int, seed: int, **options: Any) -> nn.Module:
     """A fresh model, initialised as a function of `seed`.
 
-    A preset by name, or your `package.module:factory`.
+    It is a preset by name, or your `package.module:factory`.
 
     `shape` is one image's (channels, height, width). `options` override a preset's knobs (a CNN's widths, a ViT's
     depth), or are handed to your factory.
@@ -169,7 +169,7 @@ def translated(module: nn.Module, params: Mapping[str, Tensor]) -> dict[str, Ten
 def reset(module: nn.Module, seed: int) -> tuple[str, ...]:
     """Re-initialise a bare instance through `reset_parameters`.
 
-    The names of parameters that this cannot reach.
+    It gives the names of the parameters that this cannot reach.
 
     Class tokens, position embeddings and custom initialisations have no `reset_parameters`: they keep their values and
     are returned, so that a method which needs a model that never saw the data can refuse. Marking every entry with

@@ -1,6 +1,6 @@
 """Groups of layers as one call.
 
-So that an engine that knows a better way to compute them can step in.
+They are one call so that an engine that knows a better way to compute them can step in.
 
     block(x, conv, norm, relu, pool) = pool(relu(norm(conv(x))))
     attend(projected, heads)         = softmax(q kᵀ / √d) v        of every head; q, k, v side by side in `projected`

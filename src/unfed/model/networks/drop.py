@@ -1,6 +1,6 @@
 """Stochastic depth (Huang et al., ECCV 2016).
 
-Drop a whole residual branch of a row, or scale what is kept.
+It drops a whole residual branch of a row, or scales what is kept.
 
     x · keep / (1 − p)          keep ~ Bernoulli(1 − p), one draw per row
 

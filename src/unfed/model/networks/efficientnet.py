@@ -21,7 +21,7 @@ from unfed.model.networks.drop import StochasticDepth
 class Stage(NamedTuple):
     """Blocks of one width.
 
-    How far they expand, their kernel, the first one's stride, channels in and out, how many.
+    It says how far they expand, their kernel, the first one's stride, channels in and out, and how many they are.
     """
 
     expand: int

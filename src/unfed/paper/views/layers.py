@@ -1,6 +1,6 @@
 """Figures 3 and 7.
 
-How alike two models see the test images, layer by layer, and what that says about negation.
+They show how alike two models see the test images, layer by layer, and what that says about negation.
 
 with the original    CKA(model, θ*), raw and scaled so that 0 is a fresh model and 1 the original itself
 with Retrain         CKA(model, Retrain): what an unlearned model should be like

@@ -1,6 +1,6 @@
 """The paper's own rows, and ours beside them.
 
-One merged table per item, with a verdict in every cell.
+There is one merged table per item, with a verdict in every cell.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def alone(item: Item) -> Grid | None:
 def merged(item: Item, rows: Sequence[Row]) -> tuple[Grid, dict[str, Any]] | None:
     """Paper | ours (difference) verdict, metric by metric.
 
-    Costs as ratios to Retrain's and in the paper's units.
+    Costs are given as ratios to Retrain's and in the paper's units.
     """
     ours = {(row.request, ALSO.get(name_of(row.method), name_of(row.method))): row for row in rows}
     found = [

@@ -75,7 +75,7 @@ def rules_grid(found: Mapping[str, ByRule]) -> Grid:
 def lead(name: str, own: ByRule) -> str:
     """How far NoT is ahead of the next method under each rule.
 
-    How much of a lead is the choice of the round?
+    It shows how much of a lead is the choice of the round.
     """
     told = []
     for rule, found in own.items():

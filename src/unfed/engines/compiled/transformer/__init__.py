@@ -1,6 +1,6 @@
-"""An optional part.
+"""An optional part: attention over few tokens, and GELU, in half precision.
 
-Attention over few tokens, and GELU, for vision transformers that train in half precision.
+It serves vision transformers.
 
 A recorded step meets it in `short_attention` and `rewrite` and nowhere else: without them it computes the same, slower
 (`docs/performance.md` says by how much).

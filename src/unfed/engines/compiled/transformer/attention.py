@@ -1,6 +1,6 @@
 """Attention of short sequences, for one client in half precision.
 
-Forward, and backward with the bias's gradient.
+It has the forward pass, and the backward pass with the bias's gradient.
 
     P = softmax(q kᵀ / √d)          o = P v             ℓ = log₂ Σ exp(q kᵀ / √d), kept instead of P
 
@@ -93,7 +93,7 @@ attention.register_autograd(_differentiate, setup_context=_keep)
 def rewrite(module: GraphModule) -> int:
     """Let biases take their gradients from the partial sums instead of adding up dx once more.
 
-    How many did.
+    It gives the number of biases that do.
     """
     changed = 0
     for node in list(module.graph.nodes):

@@ -1,6 +1,6 @@
 """GELU of half-precision activations.
 
-Backward, together with the gradient of the bias in front of it.
+Its backward pass comes together with the gradient of the bias in front of it.
 
     gelu(x) = x Φ(x)        dx = dy (Φ(x) + x φ(x))        db = Σ dx        φ(x) = exp(−x²/2) / √2π
 
@@ -65,7 +65,7 @@ def with_sums(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def rewrite(module: GraphModule) -> int:
     """Replace the GELUs of half-precision activations, and those of their gradients that a bias adds up.
 
-    How many.
+    It gives the number of GELUs that were replaced.
     """
     changed = 0
     for node in list(module.graph.nodes) if handwritten.chosen.gelu else ():

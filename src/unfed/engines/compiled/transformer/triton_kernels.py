@@ -1,6 +1,6 @@
 """The kernels of `gelu.py` and `attention.py`, which have the formulas.
 
-Apart from them: Triton is not everywhere.
+They are apart from them because Triton is not everywhere.
 
 Sums are float32, in a fixed order, never by atomics: the same step gives the same bits.
 """
