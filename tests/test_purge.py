@@ -367,5 +367,7 @@ def test_the_command_says_what_went(run: Run) -> None:
     found = json.loads(said)
     assert code == 0 and "models/0/train.safetensors" in {grave["file"] for grave in found["gone"]}
     assert "No file in the run folder was made with it" in (run.folder.path / "report.html").read_text()
+    (run.folder.path / "report.html").write_text("of the day before")  # as a killed purge leaves it
     code, said = told(run.folder.path, "purge", where, "--request", "first")
     assert code == 0 and "was purged already" in said
+    assert "No file in the run folder was made with it" in (run.folder.path / "report.html").read_text()

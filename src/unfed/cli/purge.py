@@ -34,8 +34,8 @@ def purge(
     """
     opened = Run.open(run)
     found = take_away(opened, request, dry_run)
-    if found.gone and not dry_run and (opened.folder.path / "report.html").exists():
-        write_report(opened)  # it lists what still carries the request
+    if not dry_run and (opened.folder.path / "report.html").exists():
+        write_report(opened)  # it lists what still carries the request; a killed purge may not have come to it
     if as_json:
         plain = {"gone": [asdict(one) for one in found.gone], "before": [asdict(one) for one in found.before]}
         echo(json.dumps({"request": request, "dry_run": dry_run, **plain}))

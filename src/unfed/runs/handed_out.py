@@ -57,7 +57,12 @@ class Handed:
 def hand_out(folder: RunFolder, what: What, path: Path, data: bytes, job: Job | None = None) -> None:
     """Enter a file in a run folder, and write it."""
     enter(folder, what, path, data, job)
-    storage.write_bytes(path, data)
+    if not path.absolute().is_relative_to(folder.path.absolute()):
+        storage.write_bytes(path, data)
+        return
+    with presence.held(folder.path, "requests", wait=-1):
+        storage.sweep(path.parent.glob(f".{path.name}.*.tmp"))
+        storage.write_bytes(path, data)
 
 
 def enter(folder: RunFolder, what: What, path: Path, data: bytes, job: Job | None = None) -> None:
@@ -66,6 +71,7 @@ def enter(folder: RunFolder, what: What, path: Path, data: bytes, job: Job | Non
     one = Handed(what, _name(folder.path, path), hashlib.sha256(data).hexdigest(), now(), **about)
     try:
         with presence.held(folder.path, "requests", wait=-1):
+            storage.sweep(folder.path.glob(f".{FILE}.*.tmp"))
             lines = [line for line in listed(folder) if not _same(line, one)]
             text = "".join(json.dumps(asdict(line), separators=(",", ":")) + "\n" for line in [*lines, one])
             storage.write_bytes(folder.path / FILE, text.encode())
