@@ -28,10 +28,11 @@ import torch
 from torch import Tensor
 
 from unfed import plugins, rng
+from unfed.data.dataset_source import DatasetSource
 from unfed.data.fetch import cifar, folders, idx
 from unfed.data.fetch.folders import Files
 from unfed.data.partition import portion
-from unfed.data.source import DatasetSource, Source, TensorSource, Transform
+from unfed.data.source import Source, TensorSource, Transform
 from unfed.errors import UnfedError, listed, nearest
 
 Pair = tuple[Tensor, Tensor]

@@ -13,18 +13,15 @@ image, most random crops would lose it.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from unfed import rng
-from unfed.errors import UnfedError, UnfedWarning
+from unfed.errors import UnfedError
 
 # What a row's word is hashed with, so that its flip, its padding and its crop are independent.
 _FLIP, _PAD_TOP, _PAD_LEFT, _CROP_TOP, _CROP_LEFT = 0x1B56C4E9, 0x3C6EF372, 0x5A827999, 0x6ED9EBA1, 0x7F4A7C15
@@ -130,7 +127,7 @@ class Transform:
             # Antialiasing matters, and costs, only where pixels get lost.
             shrinks = self.resize < max(images.shape[-2:])
             size = (self.resize, self.resize)
-            images = F.interpolate(_unit(images, dtype), size, mode="bilinear", antialias=shrinks, align_corners=False)
+            images = F.interpolate(unit(images, dtype), size, mode="bilinear", antialias=shrinks, align_corners=False)
         if self.crop is not None:
             images = self._cropped(images, draws, self.crop)
         if draws is not None and self.flip:
@@ -157,7 +154,7 @@ def _word(draws: Tensor, purpose: int) -> Tensor:
     return rng.mix(rng.mix(draws) ^ purpose)
 
 
-def _unit(images: Tensor, dtype: torch.dtype) -> Tensor:
+def unit(images: Tensor, dtype: torch.dtype) -> Tensor:
     """Pixels as numbers in [0, 1]; what is floating-point already stays."""
     return images if images.is_floating_point() else images.to(dtype).div_(255)
 
@@ -197,7 +194,7 @@ class TensorSource:
             raise UnfedError("Flags of stamped rows and a trigger belong together; give both or neither.")
         self.transform = transform or Transform()
         self.shape = _sample_shape(images, self.transform, trigger)
-        self.classes = _checked_labels(labels, len(images), classes)
+        self.classes = checked_labels(labels, len(images), classes)
         if stamped is not None and (stamped.shape != labels.shape or stamped.dtype != torch.bool):
             raise UnfedError(f"The flags of stamped rows must be {len(images)} booleans, one per row.")
         device = images.device
@@ -234,7 +231,7 @@ class TensorSource:
         x = (self.images if self._made is None else self._made).index_select(0, flat)
         if not self.prepared and self._made is None:
             words = None if draws is None else draws.reshape(-1).to(x.device)
-            x = _unit(self.transform.geometry(x, words, self.dtype), self.dtype)
+            x = unit(self.transform.geometry(x, words, self.dtype), self.dtype)
             if self.stamped is not None and self.trigger is not None:
                 flags = self.stamped.index_select(0, flat)[:, None, None, None]
                 x = torch.where(flags, self.trigger.stamp(x), x)
@@ -279,7 +276,7 @@ def _sample_shape(images: Tensor, transform: Transform, trigger: Stamp | None) -
     return transform.shape(tuple(images.shape[1:]))
 
 
-def _checked_labels(labels: Tensor, n: int, classes: int | None) -> int:
+def checked_labels(labels: Tensor, n: int, classes: int | None) -> int:
     """The number of classes, after checking every label; the sentence names the first bad row."""
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise UnfedError(f"Labels must be integers, not {labels.dtype}; convert them to class indices.")
@@ -295,116 +292,3 @@ def _checked_labels(labels: Tensor, n: int, classes: int | None) -> int:
             " number the classes from 0 on."
         )
     return classes
-
-
-class DatasetSource:
-    """A user's own map-style data set, transforms included: `dataset[i] -> (x, y)`."""
-
-    resident = False
-    augments = False  # by draws of ours: its transforms draw for themselves
-
-    def __init__(
-        self,
-        dataset: MapStyle,
-        *,
-        classes: int | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-        warn: bool = True,
-    ) -> None:
-        self._dataset, self._dtype, self._device = dataset, dtype, torch.device(device)
-        self._length = len(dataset)
-        if self._length == 0:
-            raise UnfedError("The data set is empty; give it at least one sample.")
-        labels = _read_labels(dataset)
-        self.classes = _checked_labels(labels, self._length, classes)
-        self.labels, self._listed = labels.to(device), labels
-        self.shape = tuple(_as_sample(_pair(dataset, 0)[0], 0, dtype).shape)
-        if warn:
-            warnings.warn(
-                "the batched engine and bit-equal resume are off for a user's own data set,"
-                " because its transforms draw their own random numbers",
-                UnfedWarning,
-                stacklevel=2,
-            )
-
-    def __len__(self) -> int:
-        return self._length
-
-    def fetch(self, rows: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The samples of `rows`, one by one; `draws` is not used, because the data set draws for itself."""
-        y = self._listed[rows.cpu()]
-        pairs = zip(rows.reshape(-1).tolist(), y.reshape(-1).tolist(), strict=True)
-        samples = [self._sample(row, label) for row, label in pairs]
-        x = torch.stack(samples) if samples else torch.empty((0, *self.shape), dtype=self._dtype)
-        return self._handed_over(x.reshape(*rows.shape, *self.shape)), self._handed_over(y)
-
-    def _handed_over(self, tensor: Tensor) -> Tensor:
-        """On the device. From pinned memory nobody waits for the copy."""
-        if self._device.type != "cuda":
-            return tensor.to(self._device)
-        return tensor.pin_memory().to(self._device, non_blocking=True)
-
-    def _sample(self, row: int, label: int) -> Tensor:
-        x, y = _pair(self._dataset, row)
-        if _as_label(y, row) != label:
-            raise UnfedError(
-                f"Row {row} comes with the label {_as_label(y, row)}, but the data set listed it as {label};"
-                " make its targets and its items agree."
-            )
-        sample = _as_sample(x, row, self._dtype)
-        if tuple(sample.shape) != self.shape:
-            raise UnfedError(
-                f"Row {row} has the shape {list(sample.shape)} and row 0 has {list(self.shape)};"
-                " resize them to one shape in the data set's transform."
-            )
-        return sample
-
-
-def _read_labels(dataset: MapStyle) -> Tensor:
-    """All labels: from `.targets` or `.labels` where the data set has them, else by one pass over it."""
-    listed: Sequence[Any] | None = None
-    # A target transform would make the list and the items disagree.
-    if getattr(dataset, "target_transform", None) is None:
-        listed = next((v for a in ("targets", "labels") if (v := getattr(dataset, a, None)) is not None), None)
-    if listed is not None and len(listed) != len(dataset):
-        raise UnfedError(f"The data set has {len(dataset)} rows and lists {len(listed)} labels; make them agree.")
-    if isinstance(listed, (Tensor, np.ndarray)):
-        listed = listed.tolist()
-    values: Sequence[Any] | Iterator[Any]
-    values = listed if listed is not None else (_pair(dataset, row)[1] for row in range(len(dataset)))
-    return torch.tensor([_as_label(value, row) for row, value in enumerate(values)], dtype=torch.int64)
-
-
-def _pair(dataset: MapStyle, row: int) -> tuple[Any, Any]:
-    item = dataset[row]
-    if not isinstance(item, (tuple, list)) or len(item) != 2:
-        raise UnfedError(f"Row {row} of the data set is not a pair (x, y) but a {type(item).__name__}; return pairs.")
-    return item[0], item[1]
-
-
-def _as_label(value: Any, row: int) -> int:
-    if isinstance(value, (Tensor, np.ndarray)) and math.prod(value.shape) == 1:
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise UnfedError(f"Row {row} has the label {value!r}, which is not an integer; return class indices.")
-    return int(value)
-
-
-def _as_sample(value: Any, row: int, dtype: torch.dtype) -> Tensor:
-    """Tensors as they are; PIL images and arrays from [H, W] or [H, W, C] to [C, H, W].
-
-    uint8 becomes [0, 1].
-    """
-    if not isinstance(value, Tensor):
-        mode = getattr(value, "mode", None)  # only PIL images have one; a palette index is no intensity
-        array = np.asarray(value.convert("L" if mode == "1" else "RGB") if mode in ("1", "P") else value)
-        if array.dtype.kind not in "biuf" or array.ndim == 0:
-            raise UnfedError(
-                f"Row {row} holds a {type(value).__name__}, which is no tensor, image or array;"
-                " convert it in the data set's transform."
-            )
-        value = torch.from_numpy(np.array(array))
-        if value.ndim in (2, 3):
-            value = value[None] if value.ndim == 2 else value.permute(2, 0, 1)
-    return _unit(value, dtype) if value.dtype == torch.uint8 else value.to(dtype)

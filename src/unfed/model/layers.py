@@ -21,22 +21,28 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
-from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.modules.conv import _ConvNd
 
 from unfed.errors import UnfedError, listed, nearest
-from unfed.model.networks import head_of
+from unfed.model.tensor_table import (
+    CONV,
+    DENSE,
+    EMBEDDING,
+    NORM,
+    REPARAMETRISED,
+    WEIGHTS,
+    ListedTensor,
+    TensorTable,
+    table_from,
+    table_of,
+)
 
-CONV, DENSE, EMBEDDING, NORM, BIAS, OTHER, REPARAMETRISED = (
-    "convolution", "dense", "embedding", "normalisation", "bias", "other", "re-parametrised",
-)  # fmt: skip
-WEIGHTS = (CONV, DENSE, EMBEDDING)
 PAPERS_LAST = 150
 _SETS = {"conv": CONV, "dense": DENSE, "embedding": EMBEDDING, "norm": NORM}
 _BOUNDS: dict[str, Callable[[int, int], bool]] = {
@@ -44,9 +50,6 @@ _BOUNDS: dict[str, Callable[[int, int], bool]] = {
 }  # fmt: skip
 _ROWS = re.compile(r"(?P<base>.+)\[(?P<start>-?\d*):(?P<stop>-?\d*)\]")
 _SET = re.compile(r"(?P<kinds>[a-z]+(\s*\+\s*[a-z]+)*)\s*((?P<bound><=|>=|<|>)\s*(?P<index>\d+))?")
-_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
-_TOKENS = re.compile(r"(^|[._])(pos(ition(al)?)?[._](emb|enc)|wpe\b|(cls|class|dist|mask|register)_(token|embedding))")
-_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _HOW_TO_LIST = "list the names with `unfed negate FILE --dry-run`"
 
 
@@ -59,38 +62,9 @@ class Choice:
     why: str
 
 
-@dataclass(frozen=True)
-class _Tensor:
-    name: str
-    shape: tuple[int, ...]
-    kind: str
-    index: int | None
-    transposed: bool = False
-    frozen: bool = False
-
-
-@dataclass(frozen=True)
-class _Table:
-    """What an address is looked up in.
-
-    It has the tensors in parameter order, other names for them, and what is no parameter.
-    """
-
-    tensors: dict[str, _Tensor]
-    aliases: dict[str, str] = field(default_factory=dict)
-    modules: frozenset[str] = frozenset()
-    buffers: frozenset[str] = frozenset()
-    judged: bool = False
-    ordered: bool = True
-    network: str | None = None
-    """The module's class; unknown where there are only names."""
-    head: frozenset[str] | None = None
-    """What belongs to the head and to nothing else; unknown where there are only names, or no head."""
-
-
 def choose(module: nn.Module, addresses: Sequence[str | int], include_bias: bool = False) -> tuple[Choice, ...]:
     """The parameters of a module that the addresses mean, in parameter order; no address chooses nothing."""
-    return _choose(_table_of(module), addresses, include_bias)
+    return _choose(table_of(module), addresses, include_bias)
 
 
 def choose_in(
@@ -108,7 +82,7 @@ def choose_in(
     `tied` maps the second name of a tied weight to its first: both are chosen, or loading would undo one by the other.
     """
     tied = tied or {}
-    table = _table_from(names_and_shapes, order, tied)
+    table = table_from(names_and_shapes, order, tied)
     chosen = list(_choose(table, addresses, include_bias))
     for other, first in tied.items():
         chosen += [replace(c, name=other, why=f"tied to {first}") for c in chosen if c.name == first]
@@ -117,12 +91,12 @@ def choose_in(
 
 def weights_of(module: nn.Module) -> tuple[str, ...]:
     """The convolution and dense weights, attention projections included: what FCU fuses."""
-    return tuple(t.name for t in _table_of(module).tensors.values() if t.kind in (CONV, DENSE))
+    return tuple(t.name for t in table_of(module).tensors.values() if t.kind in (CONV, DENSE))
 
 
 def frozen(module: nn.Module, choices: Sequence[Choice]) -> list[str]:
     """The sentence for chosen tensors that training will not touch, where there are some."""
-    tensors = _table_of(module).tensors
+    tensors = table_of(module).tensors
     still = [choice.name for choice in choices if tensors[choice.name].frozen]
     if not still:
         return []
@@ -140,7 +114,7 @@ def cancellations(module: nn.Module, choices: Sequence[Choice]) -> list[str]:
     affine map before it negated: weight and bias, or the weight of a layer without bias. "Before it" is judged by
     definition order.
     """
-    table = _table_of(module)
+    table = table_of(module)
     whole = {c.name for c in choices if c.rows is None or c.rows == (0, table.tensors[c.name].shape[0])}
 
     def negated(layer: str, leaf: str) -> bool:
@@ -177,89 +151,7 @@ def _normalises(norm: nn.Module, layer: nn.Module) -> bool:
     return isinstance(norm, nn.LayerNorm | nn.RMSNorm) and norm.normalized_shape[axis] == width
 
 
-def _table_of(module: nn.Module) -> _Table:
-    """Parameters in the paper's order; a tied weight counts once and answers to all its names."""
-    modules = dict(module.named_modules())
-    training = any(p.requires_grad for p in module.parameters())
-    tensors: dict[str, _Tensor] = {}
-    first_name: dict[int, str] = {}
-    for index, (name, parameter) in enumerate(module.named_parameters()):
-        owner, _, leaf = name.rpartition(".")
-        kind = _kind(modules[owner], leaf, parameter.ndim)
-        transposed = isinstance(modules[owner], _ConvTransposeNd)
-        still = training and not parameter.requires_grad
-        tensors[name] = _Tensor(name, tuple(parameter.shape), kind, index, transposed, still)
-        first_name[id(parameter)] = name
-    aliases = {name: first_name[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
-    buffers = frozenset(name for name, _ in module.named_buffers(remove_duplicate=False))
-    head = _head_alone(module, aliases)
-    return _Table(tensors, aliases, frozenset(modules) - {""}, buffers, network=type(module).__name__, head=head)
-
-
-def _head_alone(module: nn.Module, aliases: Mapping[str, str]) -> frozenset[str] | None:
-    """The tensors that only the head has.
-
-    A weight that it shares with a layer before it is that layer's too.
-    """
-    try:
-        inside = head_of(module) + "."
-    except UnfedError:
-        return None
-    elsewhere = {first for name, first in aliases.items() if not name.startswith(inside)}
-    return frozenset(aliases.values()) - elsewhere
-
-
-def _kind(owner: nn.Module, leaf: str, ndim: int) -> str:
-    """What a parameter is to its module; a layer of an unknown class is judged by its `weight`'s axes."""
-    if isinstance(owner, ParametrizationList):
-        return REPARAMETRISED
-    if "bias" in leaf:
-        return BIAS
-    if isinstance(owner, _NORMS):
-        return NORM
-    if isinstance(owner, nn.RNNBase | nn.RNNCellBase | nn.MultiheadAttention):
-        return DENSE if "weight" in leaf else OTHER
-    if isinstance(owner, _ConvNd | nn.Linear | nn.Bilinear | nn.Embedding | nn.EmbeddingBag):
-        if leaf != "weight":
-            return REPARAMETRISED if leaf.startswith("weight_") else OTHER
-        dense_or = EMBEDDING if isinstance(owner, nn.Embedding | nn.EmbeddingBag) else DENSE
-        return CONV if isinstance(owner, _ConvNd) else dense_or
-    if leaf == "weight" and ndim >= 2 and "norm" not in type(owner).__name__.lower():
-        return DENSE if ndim == 2 else CONV
-    return OTHER
-
-
-def _table_from(shapes: Mapping[str, tuple[int, ...]], order: Sequence[str] | None, tied: Mapping[str, str]) -> _Table:
-    if order is not None and sorted(order) != sorted(shapes):
-        raise UnfedError(
-            "The file's `order` metadata does not list the tensors it holds, so it was changed after it was written;"
-            " write the file again."
-        )
-    names = list(shapes if order is None else order)
-    buffers = frozenset(name for name in names if name.rpartition(".")[2] in _BUFFERS)
-    counted = [name for name in names if name not in buffers and name not in tied]
-    tensors = {
-        name: _Tensor(name, tuple(shapes[name]), _judged_kind(name, len(shapes[name])), None if order is None else i)
-        for i, name in enumerate(counted)
-    }
-    aliases = {name: name for name in counted} | dict(tied)
-    parents = frozenset(".".join(parts[:i]) for parts in (n.split(".") for n in names) for i in range(1, len(parts)))
-    return _Table(tensors, aliases, parents, buffers, judged=True, ordered=order is not None)
-
-
-def _judged_kind(name: str, ndim: int) -> str:
-    """The kind of a tensor by its name and shape, when there is no module to ask."""
-    lower = name.lower()
-    if "bias" in lower.rpartition(".")[2]:
-        return BIAS
-    if not lower.endswith("weight") or ndim < 2 or _TOKENS.search(lower):
-        return NORM if lower.endswith("weight") and ndim == 1 else OTHER
-    if ndim > 2:
-        return CONV
-    return EMBEDDING if re.search(r"embed|wte|\bemb\b", lower) else DENSE
-
-
-def _choose(table: _Table, addresses: Sequence[str | int], include_bias: bool) -> tuple[Choice, ...]:
+def _choose(table: TensorTable, addresses: Sequence[str | int], include_bias: bool) -> tuple[Choice, ...]:
     if isinstance(addresses, str | int):  # a lone string would otherwise be read letter by letter
         addresses = [addresses]
     found = [choice for address in addresses for choice in _resolve(table, address)]
@@ -277,7 +169,7 @@ def _choose(table: _Table, addresses: Sequence[str | int], include_bias: bool) -
     return tuple(replace(c, why=c.why + ", judged by name and shape") if table.judged else c for c in chosen)
 
 
-def _resolve(table: _Table, address: str | int) -> list[Choice]:
+def _resolve(table: TensorTable, address: str | int) -> list[Choice]:
     """The choices of one address, tried from the most to the least literal reading."""
     text = str(address).strip()
     if match := _ROWS.fullmatch(text):
@@ -306,7 +198,7 @@ def _resolve(table: _Table, address: str | int) -> list[Choice]:
     return [Choice(name, None, f"matches {text!r}") for name in matching]
 
 
-def _first(table: _Table) -> Choice:
+def _first(table: TensorTable) -> Choice:
     _needs_order(table, "first")
     skipped = 0
     for tensor in table.tensors.values():
@@ -320,7 +212,7 @@ def _first(table: _Table) -> Choice:
     raise UnfedError(f"There is no convolution, dense or embedding weight to be 'first'; {_HOW_TO_LIST}.")
 
 
-def _papers(table: _Table) -> list[Choice]:
+def _papers(table: TensorTable) -> list[Choice]:
     """The paper's L_neg.
 
     Its EfficientNet has 213 parameters: of one with no more than 151 nothing would be left.
@@ -331,7 +223,7 @@ def _papers(table: _Table) -> list[Choice]:
     return _resolve(table, f"conv+dense<={PAPERS_LAST}" if large else "first")
 
 
-def _hidden(table: _Table) -> list[Choice]:
+def _hidden(table: TensorTable) -> list[Choice]:
     """Every layer that learnt, but the last.
 
     The head's weights speak of classes, whatever the features are.
@@ -347,7 +239,7 @@ def _hidden(table: _Table) -> list[Choice]:
     return found
 
 
-def _at_index(table: _Table, index: int) -> Choice:
+def _at_index(table: TensorTable, index: int) -> Choice:
     _needs_order(table, str(index))
     names = list(table.tensors)
     if not 0 <= index < len(names):
@@ -358,7 +250,7 @@ def _at_index(table: _Table, index: int) -> Choice:
     return Choice(names[index], None, f"parameter index {index}")
 
 
-def _weight_of(table: _Table, module: str) -> Choice:
+def _weight_of(table: TensorTable, module: str) -> Choice:
     weight = table.aliases.get(f"{module}.weight")
     if weight is None:
         inside = [name for name in table.tensors if name.startswith(f"{module}.")][:4]
@@ -371,7 +263,7 @@ def _kinds(match: re.Match[str]) -> list[str]:
     return [kind.strip() for kind in match["kinds"].split("+")]
 
 
-def _in_set(table: _Table, text: str, match: re.Match[str]) -> list[Choice]:
+def _in_set(table: TensorTable, text: str, match: re.Match[str]) -> list[Choice]:
     """`conv+dense<=150`: all weights of some kinds, the index bounded."""
     kinds = [_SETS[kind] for kind in _kinds(match)]
     bounded = match["bound"] is not None
@@ -390,7 +282,7 @@ def _in_set(table: _Table, text: str, match: re.Match[str]) -> list[Choice]:
     return chosen
 
 
-def _some_rows(table: _Table, text: str, match: re.Match[str]) -> Choice:
+def _some_rows(table: TensorTable, text: str, match: re.Match[str]) -> Choice:
     chosen = _resolve(table, match["base"])
     if len(chosen) != 1:
         raise UnfedError(f"{text!r} takes rows of {len(chosen)} tensors; name one tensor before the bracket.")
@@ -405,7 +297,7 @@ def _some_rows(table: _Table, text: str, match: re.Match[str]) -> Choice:
     return Choice(name, (a, b), f"rows {a}:{b}, {chosen[0].why}")
 
 
-def _bias_of(table: _Table, choice: Choice) -> list[Choice]:
+def _bias_of(table: TensorTable, choice: Choice) -> list[Choice]:
     """The bias beside a chosen weight, the same rows of it; nothing when there is none."""
     owner, dot, leaf = choice.name.rpartition(".")
     name = owner + dot + leaf.replace("weight", "bias")
@@ -419,7 +311,7 @@ def _bias_of(table: _Table, choice: Choice) -> list[Choice]:
     return [Choice(name, choice.rows, f"the bias beside {choice.name}")]
 
 
-def _needs_order(table: _Table, address: str) -> None:
+def _needs_order(table: TensorTable, address: str) -> None:
     if not table.ordered:
         weights = [t.name for t in table.tensors.values() if t.kind in WEIGHTS]
         shown = [*weights[:6], f"{len(weights) - 6} more"] if len(weights) > 6 else weights
@@ -429,7 +321,7 @@ def _needs_order(table: _Table, address: str) -> None:
         )
 
 
-def _refuse_reparametrised(tensor: _Tensor) -> None:
+def _refuse_reparametrised(tensor: ListedTensor) -> None:
     """`first` must not skip a weight that hides behind weight_norm.
 
     It would choose the second layer, silently.

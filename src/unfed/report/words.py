@@ -21,7 +21,7 @@ _LAST_CHOICE = ("ft", "before", "retrain")
 def gate_words(request: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What the gate found of a request's model, check by check.
 
-    And who put it in force if it did not pass.
+    Where it did not pass and is in force all the same, it also says who put it there.
     """
     gate = request.get("gate") or {}
     told = []

@@ -17,28 +17,28 @@ later ones were served follows them. What it began without is written into its f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
 
 import torch
 
 from unfed import rng
 from unfed.data import Request
 from unfed.errors import Halted, NotRecovered, Refused, Unanswered, UnfedError, listed
-from unfed.methods import Method, State
+from unfed.methods import Method
 from unfed.model.params import Params
 from unfed.runs import deny, lineage
 from unfed.runs.config import Config
 from unfed.runs.description import describe_request, method_facts
-from unfed.runs.folder import Job, RunFolder
+from unfed.runs.folder import Job
 from unfed.runs.gate import Decision, Gate, NotForgotten, NotPassed, passed
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.names import check_id, check_label
 from unfed.runs.progress import Watch
 from unfed.runs.request_options import RequestOptions, Until
 from unfed.runs.requests import Entry, Reason, date_of, in_force, next_number, next_place, now, turn
+from unfed.runs.worker import Worker
 from unfed.runs.world import World
 
 # What befalls the machine, not a request: a device that is gone does not come back for the next request either.
@@ -47,36 +47,6 @@ STOPS: tuple[type[BaseException], ...] = (Halted, OSError, getattr(torch, "Accel
 
 class Withdrawn(Exception):
     """The request at work was withdrawn."""
-
-
-class Worker(Protocol):
-    """Who serves what the queue gives out: a run."""
-
-    folder: RunFolder
-    config: Config
-
-    def world(self, seed: int) -> World: ...
-
-    def trained(self, seed: int) -> bool: ...
-
-    def current_job(self, seed: int) -> Job: ...
-
-    def current(self, seed: int) -> Params: ...
-
-    def about(self, label: str, entry: Entry | None = None) -> dict[str, Any]: ...
-
-    def way_out(self, entry: Entry) -> str: ...
-
-    def score_before(
-        self,
-        seed: int,
-        requests: Sequence[Request],
-        params: Params,
-        label: str = "before",
-        base: Mapping[str, Any] | None = None,
-    ) -> None: ...
-
-    def unlearn(self, turn: MethodTurn, watch: Watch) -> State: ...
 
 
 class Queue:

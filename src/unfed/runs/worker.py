@@ -1,0 +1,46 @@
+"""What the queue of deletion requests needs of the run that serves them, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from unfed.data import Request
+from unfed.methods import State
+from unfed.model.params import Params
+from unfed.runs.config import Config
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.method_turn import MethodTurn
+from unfed.runs.progress import Watch
+from unfed.runs.requests import Entry
+from unfed.runs.world import World
+
+
+class Worker(Protocol):
+    """Who serves what the queue gives out: a run."""
+
+    folder: RunFolder
+    config: Config
+
+    def world(self, seed: int) -> World: ...
+
+    def trained(self, seed: int) -> bool: ...
+
+    def current_job(self, seed: int) -> Job: ...
+
+    def current(self, seed: int) -> Params: ...
+
+    def about(self, label: str, entry: Entry | None = None) -> dict[str, Any]: ...
+
+    def way_out(self, entry: Entry) -> str: ...
+
+    def score_before(
+        self,
+        seed: int,
+        requests: Sequence[Request],
+        params: Params,
+        label: str = "before",
+        base: Mapping[str, Any] | None = None,
+    ) -> None: ...
+
+    def unlearn(self, turn: MethodTurn, watch: Watch) -> State: ...
