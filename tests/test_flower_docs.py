@@ -84,6 +84,8 @@ def test_every_flwr_run_of_the_page_does_what_the_page_says(page: Page) -> None:
     page.run("4-train", grid)
     page.run("5-forget", grid)
     before = len(grid.asked(1000, "train", "evaluate"))
+    later = page.run("deny", grid)
+    assert len(grid.asked(1000, "train", "evaluate")) == before and later.config.deny.clients == ("0",)
     page.run("forget-classes", grid)
     run = page.run("forget-samples", grid)
     assert len(grid.asked(1000, "train", "evaluate")) == before  # the leaver is left alone by later requests too

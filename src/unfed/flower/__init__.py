@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unfed.flower.existing import Unlearn, negate, negate_arrays
     from unfed.flower.identity import introduce, introduce_mod
-    from unfed.flower.leaving import SubsetGrid, node_with, registered
+    from unfed.flower.leaving import SubsetGrid, denied, node_with, registered
 
 _WHERE = {
     "existing": ("Unlearn", "negate", "negate_arrays"),
     "identity": ("introduce", "introduce_mod"),
-    "leaving": ("SubsetGrid", "node_with", "registered"),
+    "leaving": ("SubsetGrid", "denied", "node_with", "registered"),
 }
 __all__ = [
     "SubsetGrid",
     "Unlearn",
+    "denied",
     "introduce",
     "introduce_mod",
     "negate",

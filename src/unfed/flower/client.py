@@ -27,6 +27,7 @@ from unfed.client.step import visit
 from unfed.data import ClientData
 from unfed.errors import UnfedError
 from unfed.flower import policy, wire
+from unfed.flower.identity import KEYS
 from unfed.flower.node_data import Node, NodeData, node_data_of, on, own_code, own_name
 from unfed.flower.wire import Ask, answer
 from unfed.model.params import check_like
@@ -126,7 +127,8 @@ def _evaluate(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> Reco
 def _census(ask: Ask, shard: NodeData, client: ClientData, node: Node) -> RecordDict:
     views = {view: len(client.view(view)) for view in ("all", "retain", "forget", "val")}
     whole = {"rows": len(client.rows), "dropped": _dropped(client), "classes": client.source.classes}
-    words = {"name": own_name(node), "allow": ",".join(sorted(policy.allowed(node)))}
+    also = {key: str(node[key]) for key in KEYS if key in node}
+    words = {**also, "name": own_name(node), "allow": ",".join(sorted(policy.allowed(node)))}
     return answer(
         ask, numbers={"counts": {**views, **whole, "shape": [int(size) for size in client.source.shape]}}, words=words
     )

@@ -117,8 +117,13 @@ class Unlearn(Strategy):
         gone: bool = False,
         wait: float = 30.0,
         keep: str | Path | None = None,
+        deny: str | Path | None = None,
     ) -> None:
-        """`gone`: the leaver need not be connected · `wait`: seconds until too few nodes are an error."""
+        """`gone`: the leaver need not be connected · `wait`: seconds until too few nodes are an error.
+
+        `deny`: a run or evidence folder, or a file of names; who was forgotten there stays out as well.
+        """
+        self._deny = deny
         self._factory, self._perturb, self._exclude = strategy_factory, perturb, exclude
         self._gone, self._wait, self._keep = gone, wait, None if keep is None else Path(keep)
         self._inner: Strategy | None = None
@@ -140,7 +145,7 @@ class Unlearn(Strategy):
         """As your strategy's own start, with the trained model's arrays."""
         inner = self._built()
         least = max((int(getattr(s, name, 0) or 0) for s in _layers(inner) for name in MINIMUMS), default=0)
-        subset = SubsetGrid(grid, self._exclude, self._gone, least, self._wait)
+        subset = SubsetGrid(grid, self._exclude, self._gone, least, self._wait, self._deny)
         subset.settle()
         self._inner, self._subset, self.refusals = inner, subset, []
         self._like = {name: (tuple(array.shape), array.dtype) for name, array in initial_arrays.items()}

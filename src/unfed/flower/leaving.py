@@ -4,6 +4,7 @@
     registered("north")            the name a key was registered under
     node_with(partition_id=0)      what a node's config says: partition_id, client, client_name; the client app must
                                    answer who it is (`introduce(app)`, one line)
+    denied(RUN or FILE)            whoever was forgotten before; need not be there (`deny=…` of Unlearn and SubsetGrid)
 
 Whoever is meant is looked for whenever somebody looks at the grid, so a leaver that comes back under another id stays
 out. An exclusion that matches nobody is an error before the first message: a typing error would else train everybody.
@@ -15,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -22,8 +24,10 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from unfed.errors import Refused, UnfedError
+from unfed.flower.denied import Denied
 from unfed.flower.identity import ANSWER, KEYS, QUESTION
 from unfed.flower.replies import attempt, said
+from unfed.runs.deny import clients_on
 
 log = logging.getLogger("flwr")
 
@@ -39,6 +43,8 @@ class Leaver:
     unknown: Callable[[], Collection[int]] = frozenset
     """Connected nodes that did not say who they are; they are left out too, for one of them might be meant."""
     remedy: str = "check it"
+    needed: bool = True
+    """Whether somebody must be found: of those who were forgotten before, nobody need be there."""
 
     def __call__(self, grid: Grid) -> Collection[int]:
         return self.find(grid)
@@ -86,6 +92,34 @@ def node_with(timeout: float = 300.0, **config: str | int) -> Leaver:
     return Leaver(f"a node with {words}", found, lambda: roll.silent.keys(), "see what the nodes' configs say")
 
 
+def denied(path: str | Path, timeout: float = 300.0) -> Leaver:
+    """Whoever was forgotten before.
+
+    The clients on the deny list of a run or evidence folder, or in a file with one name per line. They are known by a
+    registered name or by what their node config says; a node that has neither might be one of them, and is left out.
+    """
+    listed, roll = Denied(clients_on(path)), _Roll(timeout)
+    named: set[int] = set()
+
+    def found(grid: Grid) -> Collection[int]:
+        if not listed.names:
+            return ()
+        for info in grid.get_nodes():
+            if info.name:
+                named.add(info.node_id)
+                listed.refuses(info.node_id, [info.name])
+        roll.look(grid, listed.nodes)
+        for node, own in roll.known.items():
+            listed.refuses(node, own.values())
+        return listed.nodes.keys()
+
+    def unknown() -> Collection[int]:
+        return [node for node in roll.silent if node not in named]
+
+    words = f"whoever is on the deny list {path} ({', '.join(sorted(listed.names)) or 'which is empty'})"
+    return Leaver(words, found, unknown, needed=False)
+
+
 @dataclass
 class _Roll:
     """What nodes said of themselves, each asked once; who was silent is asked again, twice at most."""
@@ -95,8 +129,8 @@ class _Roll:
     silent: dict[int, str] = field(default_factory=dict)
     tries: dict[int, int] = field(default_factory=dict)
 
-    def look(self, grid: Grid) -> None:
-        nodes = list(grid.get_node_ids())
+    def look(self, grid: Grid, but: Collection[int] = ()) -> None:
+        nodes = [node for node in grid.get_node_ids() if node not in but]
         self.silent = {node: why for node, why in self.silent.items() if node in nodes}
         asked = [n for n in nodes if n not in self.known and self.tries.get(n, 0) < 3]
         if not asked:
@@ -129,12 +163,22 @@ class SubsetGrid(Grid):
     """A grid without some of its nodes: they are not listed, not sent to, and not listened to.
 
     `gone` says that the leaver need not be connected. `least` nodes must stay; who waits for them waits no longer than
-    `wait` seconds.
+    `wait` seconds. `deny` names the run in which others were forgotten before (see `denied`).
     """
 
-    def __init__(self, grid: Grid, exclude: Exclude, gone: bool = False, least: int = 0, wait: float = 30.0) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        exclude: Exclude = (),
+        gone: bool = False,
+        least: int = 0,
+        wait: float = 30.0,
+        deny: str | Path | None = None,
+    ) -> None:
         self._grid, self._gone, self._least, self._wait = grid, gone, least, wait
-        self._leavers = _leavers(exclude)
+        before = () if deny is None else (denied(deny),)
+        nobody = not callable(exclude) and not exclude and bool(before)
+        self._leavers = (*(() if nobody else _leavers(exclude)), *before)
         self._out: set[int] = set()
         self._settled, self._short_since = False, 0.0
 
@@ -155,10 +199,10 @@ class SubsetGrid(Grid):
         until = time.monotonic() + self._wait
         while True:
             found = {leaver.words: sorted(leaver(self._grid)) for leaver in self._leavers}
-            if self._gone or all(found.values()):
+            missing = next((one for one in self._leavers if one.needed and not found[one.words]), None)
+            if self._gone or missing is None:
                 break
             if time.monotonic() >= until:
-                missing = next(leaver for leaver in self._leavers if not found[leaver.words])
                 raise UnfedError(self._nobody(missing))
             time.sleep(min(1.0, max(0.0, until - time.monotonic())))
         connected = set(self._grid.get_node_ids())
@@ -255,7 +299,8 @@ def _leavers(exclude: Exclude) -> Sequence[Leaver]:
     found = tuple(one if isinstance(one, Leaver) else _node(one) for one in exclude)
     if not found:
         raise UnfedError(
-            "exclude names nobody, so nobody would be left out; name who leaves, by node_with(…) or an id."
+            "exclude names nobody, so nobody would be left out; name who leaves, by node_with(…) or an id, or who left"
+            " before, by deny=…."
         )
     return found
 

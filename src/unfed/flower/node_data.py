@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from unfed import plugins, rng
-from unfed.data import ClientData, DatasetSource, Request, Source, TensorSource, split
+from unfed.data import ClientData, DatasetSource, Request, Source, TensorSource, keep_out, split
 from unfed.data.scope import own_marks
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
@@ -61,7 +61,10 @@ def describe(
 def _needed(config: Mapping[str, Any]) -> dict[str, Any]:
     """An experiment's config without what is none of a node's business."""
     some = {table: {key: config[table][key] for key in keys} for table, keys in KEYS.items()}
-    return some | {table: config[table] for table in WHOLE}
+    # Of a deny list the classes alone: names of other clients are nobody's business.
+    classes = dict(config.get("deny") or {}).get("classes")
+    denied = {"deny": {"classes": classes}} if classes else {}
+    return some | {table: config[table] for table in WHOLE} | denied
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -133,7 +136,7 @@ def _node_data(text: str, key: tuple[tuple[str, str], ...], client: str) -> Node
     _check(source, facts)
     rows = torch.arange(len(source))
     train, val = split(len(rows), rng.key(seeds.partition, "validation", client), config.partition.validation)
-    data = ClientData(client, source, rows, train, val)
+    (data,) = keep_out([ClientData(client, source, rows, train, val)], config.deny.listed())
     return NodeData(data, seeds, lambda: _template(text, device), lambda seed: _fresh(text, device, seed))
 
 

@@ -4,8 +4,8 @@
     the registered name               `flwr supernode register KEY FEDERATION --name NAME`: bound to the node's key
     what the node says                `client` or `partition-id` of its node config, asked once by a query
 
-A name that two nodes claim belongs to neither of them. Nodes may come and go: whoever is connected when a round begins
-is found by its name, under whatever id.
+A name that two nodes claim belongs to neither of them, and who goes by a forgotten name is not asked (`denied.py`).
+Nodes may come and go: whoever is connected when a round begins is found by its name, under whatever id.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from flwr.app import RecordDict
 
 from unfed.errors import Refused, UnfedError
 from unfed.flower import policy
+from unfed.flower.denied import Denied
+from unfed.flower.identity import KEYS
 from unfed.flower.messages import Failure, Messenger
 from unfed.flower.replies import MOST_CLASSES, MOST_PIXELS, MOST_ROWS, Unreadable, attempt, count, name_of, said
 from unfed.flower.wire import CENSUS, Ask
@@ -80,12 +82,18 @@ class Directory:
         self._online: tuple[int, ...] = ()
         self._lives: dict[int, float] = {}
         self._silent: dict[int, float] = {}
+        self._heard: set[int] = set()
+        self.denied = Denied()
         self.seen: dict[str, Census] = {}
         """What a node told when it was asked who it is."""
         self.failures: dict[int, str] = {}
         """Connected nodes that could not say who they are, and why; each is asked once, and again if it was silent."""
         self.grown: set[str] = set()
         """Who counted more rows than it said it holds: its census is taken again before the next round."""
+
+    def keep_out(self, names: Iterable[str]) -> None:
+        """Refuse whoever goes by one of these names; nodes with a registered name are then asked who they are, too."""
+        self.denied = Denied(frozenset(names))
 
     def look(self, shard: str) -> None:
         """See who is connected now; newcomers without a registered name are asked who they are."""
@@ -96,28 +104,39 @@ class Directory:
         self._lives = {info.node_id: info.online_until for info in nodes}
         silent = {n: at for n, at in self._silent.items() if at and self._lives.get(n) == at}
         awake, self._silent = self._silent.keys() - silent.keys(), silent
-        self._online = tuple(sorted(node for node in infos if node not in self._silent))
         for node, registered in infos.items():
             name = self._bound.get(node) or registered
             if name:
                 self._names[node] = name
+            self.denied.refuses(node, [own for own in (name, registered) if own])
+        self._online = tuple(sorted(n for n in infos if n not in self._silent and n not in self.denied.nodes))
         self.failures = {n: reason for n, reason in self.failures.items() if n in infos and n not in awake}
-        strangers = [node for node in self._online if node not in self._names and node not in self.failures]
-        delivery = self.messenger.send({node: Ask(CENSUS, "", shard) for node in strangers})
+        strangers = [node for node in self._online if self._strange(node) and node not in self.failures]
+        delivery = self.messenger.send({node: Ask(CENSUS, self._names.get(node, ""), shard) for node in strangers})
         for node, found in delivery.answers.items():
             self._meet(node, found)
+        self._heard |= set(strangers) - delivery.silent
         self.silent(delivery.silent)
 
     def silent(self, nodes: Iterable[int]) -> None:
         """Note who let a question time out: as long as it gives no sign of life, it counts as away."""
         self._silent |= {node: self._lives.get(node, 0.0) for node in nodes}
-        self._online = tuple(node for node in self._online if node not in self._silent)
+        self._online = tuple(n for n in self._online if n not in self._silent and n not in self.denied.nodes)
+
+    def _strange(self, node: int) -> bool:
+        """Whether a node must say who it is: one with a name only where it might go by a forgotten one as well."""
+        return node not in self._names or (bool(self.denied.names) and node not in self._heard)
 
     def _meet(self, node: int, found: RecordDict | Failure) -> None:
         if isinstance(found, Failure):
-            self.failures[node] = found.reason
+            if node not in self._names:
+                self.failures[node] = found.reason
             return
-        name = attempt(lambda: name_of(found.config_records["answer"].get("name", "")))
+        words = found.config_records["answer"]
+        if self.denied.refuses(node, [str(words[key]) for key in ("name", *KEYS) if key in words]):
+            return
+        bound = self._names.get(node)
+        name = bound or attempt(lambda: name_of(words.get("name", "")))
         census = Census.of(found)
         if isinstance(name, Failure):
             self.failures[node] = name.reason

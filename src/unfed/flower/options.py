@@ -43,6 +43,8 @@ class Options:
     request_id: str = ""
     deleted: bool = False
     """The leaver has deleted its data already; set by itself where the leaver is not connected."""
+    deny: str = ""
+    """An earlier run folder, or a file with one client per line: who was forgotten there is not asked in a new run."""
     methods: str = "not"
     until: str = ""
     """mode unlearn: `recovered`, or a number of rounds; empty is the experiment's number of unlearning rounds."""
@@ -79,7 +81,7 @@ class Options:
     def _checked(self) -> Options:
         if self.mode not in MODES:
             raise UnfedError(f"mode = {self.mode!r} is not known; use {listed(MODES)}.{nearest(self.mode, MODES)}")
-        for key in ("run_folder", "resume_from", "checkpoint", "forget_samples"):
+        for key in ("run_folder", "resume_from", "checkpoint", "forget_samples", "deny"):
             path = getattr(self, key)
             if path and not Path(path).is_absolute():
                 raise UnfedError(
@@ -128,6 +130,7 @@ class Options:
         The request is not in it; it is added later.
         """
         sets = [f"{key}={_toml(value)}" for key, value in self.experiment.items()]
+        sets += [f"deny.run={json.dumps(self.deny)}"] if self.deny else []
         sets += [change.strip() for change in self.set.split(";") if change.strip()]
         base = ["checkpoint.rounds=1", f"methods.run={json.dumps(self.method_list)}"]
         if self.preset and self.preset not in presets():

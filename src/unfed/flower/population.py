@@ -265,6 +265,11 @@ class Nodes:
         for request in requests:
             for name in request.clients:
                 self.directory.check_target(name)
+                if name in self.directory.denied.names:
+                    raise UnfedError(
+                        f"Client {name!r} of request {request.id!r} was forgotten before this run began (deny.run) and"
+                        " never took part in it; leave the request out."
+                    )
                 if name not in self._order and not request.deleted:
                     raise UnfedError(
                         f"Client {name!r} of request {request.id!r} is not connected and never took part here; check"

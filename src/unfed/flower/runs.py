@@ -21,6 +21,7 @@ from unfed.flower.population import KnownClients, Nodes
 from unfed.flower.world import nodes_of
 from unfed.methods import Method, State
 from unfed.model.params import cast, check_like
+from unfed.runs import deny
 from unfed.runs.config import Config
 from unfed.runs.description import now
 from unfed.runs.folder import RunFolder
@@ -39,7 +40,12 @@ def reopened(folder: RunFolder, make: Maker) -> Run:
 
 def begun(config: Config, folder: str | Path, make: Maker) -> Run:
     """A new folder, once the nodes that are there were found to be able to do what is asked."""
-    where = RunFolder(folder)
+    where, config = RunFolder(folder), deny.imported(config)
+    if config.deny.rows:
+        raise UnfedError(
+            f"The deny list of {config.deny.run} has {len(config.deny.rows)} single rows, and rows that lie at nodes"
+            " cannot be recognised here; write the clients that must stay out into a file, one per line, and name that."
+        )
     world = make(config, config.seed_list[0], KnownClients(note=partial(_note, where)))
     requests = config.requests()
     for i in range(len(requests)):

@@ -101,6 +101,7 @@ def _work(grid: Grid, options: Options, folder: Path, run_id: int) -> Run:
     directory = Directory(Messenger(grid, options.round_timeout), options.bound)
 
     def make(config: Config, seed: int, past: KnownClients) -> World:
+        directory.keep_out(config.deny.clients)
         directory.wait(options.min_nodes, describe(config, seed), options.wait_seconds)
         held = Holdings(public=_public(options.public, config), loads=options.server_data)
         world = flower_world(config, seed, directory, held, past)
@@ -112,6 +113,7 @@ def _work(grid: Grid, options: Options, folder: Path, run_id: int) -> Run:
 
     if options.resume_from:
         opened = reopened(RunFolder(folder), make)
+        _same_list(opened, options)
         mark(folder, run_id, "running")
         opened.execute(_Log())
         return opened
@@ -144,6 +146,7 @@ def _to_unlearn_from(options: Options, folder: Path, make: Maker) -> Run:
         raise UnfedError(f"mode unlearn takes one method, not {options.methods!r}; mode both compares several.")
     if (folder / "run.json").exists():
         opened = reopened(RunFolder(folder), make)
+        _same_list(opened, options)
         if opened.config.requests():  # or whoever was left out in the comparison would be asked again
             compared = ", ".join(asked.id for asked in opened.config.requests())
             raise UnfedError(
@@ -156,6 +159,15 @@ def _to_unlearn_from(options: Options, folder: Path, make: Maker) -> Run:
             f"There is no run in {folder} to unlearn from; train there first, or name a model file with checkpoint=…."
         )
     return begun(options.config(), folder, make)
+
+
+def _same_list(opened: Run, options: Options) -> None:
+    """A run keeps the deny list that it began with."""
+    if options.deny and opened.config.deny.run != Path(options.deny):
+        raise UnfedError(
+            f"The run in {opened.folder.path} began with another deny list ({opened.config.deny.run or 'none'}); who"
+            " must stay out is said when a run begins, so begin a new one, or leave deny out."
+        )
 
 
 def _unlearn(opened: Run, options: Options, request: Request) -> None:

@@ -7,7 +7,7 @@ It holds what the run forgot; it is kept in its folder and handed on to the next
     deny.key      the key of those hashes, for the owner of the folder alone; it goes on from run to run
 
 `[deny] run = "RUN"` in a config takes the list of RUN over: none of it is in any training view of the new run. What
-was withdrawn is not on the list.
+was withdrawn is not on the list. In the place of RUN a file may stand, with the name of one client per line.
 """
 
 from __future__ import annotations
@@ -33,9 +33,17 @@ def imported(config: Config) -> Config:
     own = config.deny
     if own.run is None or own.clients or own.classes or own.rows:
         return config
+    if own.run.is_file():
+        return config.model_copy(update={"deny": own.model_copy(update={"clients": _names(own.run)})})
     folder = RunFolder(own.run)
     before = Config.kept(folder.description()["config"]).deny
     asked = [entry for entry in folder.requests() if entry.accepted]
+    unseen = next((entry.request.id for entry in asked if entry.request.samples and not entry.rows), None)
+    if unseen is not None:
+        raise UnfedError(
+            f"Request {unseen!r} of {folder.path} took single samples out at Flower nodes, which nobody can recognise"
+            " elsewhere; write the clients that must stay out into a file, one per line, and name that as deny.run."
+        )
     rows = sorted({*before.rows, *(row for entry in asked for row in entry.rows)})
     key = _read(folder.path) if rows else None
     if rows and key is None:
@@ -47,6 +55,23 @@ def imported(config: Config) -> Config:
         "key": None if key is None else key.hex(),
     }
     return config.model_copy(update={"deny": own.model_copy(update=found)})
+
+
+def clients_on(path: str | Path) -> tuple[str, ...]:
+    """The clients on the deny list of a run folder, or in a file with one name per line."""
+    return imported(Config.parse({"deny": {"run": str(path)}})).deny.clients
+
+
+def _names(file: Path) -> tuple[str, ...]:
+    with storage.disk_errors(file):
+        text = file.read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines()]
+    found = sorted({line for line in lines if line and not line.startswith("#")})
+    odd = next((name for name in found if len(name) > 100 or not name.isprintable() or "\ufffd" in name), None)
+    if odd is not None or not found:
+        what = "no name in it" if odd is None else f"a line that is no client's name ({odd[:40]!r})"
+        raise UnfedError(f"The deny list {file} has {what}; write one client per line.")
+    return tuple(found)
 
 
 def keep_key(config: Config, folder: Path) -> None:

@@ -80,8 +80,8 @@ class Run(Record):
         where, config = RunFolder(folder), deny.imported(config)
         if world is not None and world.config.deny != config.deny:
             raise UnfedError(
-                "deny.run is followed where this process deals the rows, and these clients come with their own; keep"
-                " who left from connecting (`flwr supernode unregister`), and leave deny out."
+                "deny.run is followed where a world is built, and this world was built without it; build it from the"
+                " same config."
             )
         plugins.permit(config.code())
         world = world or simulated(config, config.seed_list[0])

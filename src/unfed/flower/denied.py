@@ -1,0 +1,46 @@
+"""Staying out: nodes that go by a forgotten name are not asked to train, in any later run of the federation.
+
+A node is known by every name it goes by: what its key was registered under, and `client`, `client-name` and
+`partition-id` of its node config. One of them on the list is enough, under whatever node id. Each node that is found is
+named in Flower's log, second keys of one name too, so that its key can be taken out of the federation for good:
+
+    flwr supernode unregister NODE_ID FEDERATION
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+
+log = logging.getLogger("flwr")
+
+
+class Denied:
+    """The names on a deny list, and the nodes that were found to go by one of them."""
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        self.names = frozenset(names)
+        self._nodes: dict[int, str] = {}
+
+    @property
+    def nodes(self) -> Mapping[int, str]:
+        """Who is refused, under every id seen so far, and by which name."""
+        return self._nodes
+
+    def refuses(self, node: int, goes_by: Iterable[str]) -> bool:
+        """Whether a node goes by a name that is on the list; it is named in the log when it is first found."""
+        name = next((own for own in goes_by if own in self.names), None)
+        if node in self._nodes or name is None:
+            return node in self._nodes
+        self._nodes[node] = name
+        log.warning(
+            "unfed: node %s goes by %r, which was forgotten, so it is not asked; take its key out for good with"
+            " `flwr supernode unregister %s FEDERATION`",
+            node,
+            name,
+            node,
+        )
+        same = [str(other) for other, own in self._nodes.items() if own == name]
+        if len(same) > 1:
+            log.warning("unfed: %d nodes went by the forgotten name %r: %s", len(same), name, ", ".join(same))
+        return True
