@@ -1,4 +1,4 @@
-"""Staying out: nodes that go by a forgotten name are not asked to train, in any later run of the federation.
+"""Staying out: who goes by a forgotten name is not asked in any later run.
 
 A node is known by every name it goes by: what its key was registered under, and `client`, `client-name` and
 `partition-id` of its node config. One of them on the list is enough, under whatever node id. Each node that is found is
@@ -28,7 +28,7 @@ class Denied:
         return self._nodes
 
     def refuses(self, node: int, goes_by: Iterable[str]) -> bool:
-        """Whether a node goes by a name that is on the list; it is named in the log when it is first found."""
+        """Whether a node goes by a name on the list; the log names it when it is first found."""
         name = next((own for own in goes_by if own in self.names), None)
         if node in self._nodes or name is None:
             return node in self._nodes

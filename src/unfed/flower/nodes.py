@@ -92,7 +92,7 @@ class Directory:
         """Who counted more rows than it said it holds: its census is taken again before the next round."""
 
     def keep_out(self, names: Iterable[str]) -> None:
-        """Refuse whoever goes by one of these names; nodes with a registered name are then asked who they are, too."""
+        """Refuse whoever goes by one of these names; registered nodes are then asked who they are, too."""
         self.denied = Denied(frozenset(names))
 
     def look(self, shard: str) -> None:
@@ -124,7 +124,7 @@ class Directory:
         self._online = tuple(n for n in self._online if n not in self._silent and n not in self.denied.nodes)
 
     def _strange(self, node: int) -> bool:
-        """Whether a node must say who it is: one with a name only where it might go by a forgotten one as well."""
+        """Whether a node must say who it is; a named one too, if it might go by a forgotten name."""
         return node not in self._names or (bool(self.denied.names) and node not in self._heard)
 
     def _meet(self, node: int, found: RecordDict | Failure) -> None:
