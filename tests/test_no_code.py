@@ -134,6 +134,7 @@ READ = {
     "withdraw": ["withdraw", "run", "client-1"],
     "lineage": ["lineage", "run", "--affected", "1"],
     "purge": ["purge", "run", "--request", "client-1"],
+    "prune": ["prune", "run"],
 }
 """Commands that only read a run folder; of `withdraw`, which writes down one word, the same is asked."""
 

@@ -179,6 +179,7 @@ CASES = (
     Case("forget again", ("forget", "run", "--class", "3", "--method", "ft", "--until", "1", "--quiet"), "served"),
     Case("withdraw", ("withdraw", "run", "client-2"), "waiting"),
     Case("purge", ("purge", "run", "--request", "client-1"), "served"),
+    Case("prune", ("prune", "run", "--samples", "none"), "served"),
     Case("report", ("report", "run"), "served"),
     Case("compare", ("compare", "run", "run-2", "-o", "both.html"), "two"),
     Case("export", ("export", "run", "-o", "out.safetensors"), "served"),

@@ -25,7 +25,7 @@ from rich.table import Table
 import unfed
 from unfed import plugins, storage
 from unfed.api import results, write_report
-from unfed.cli import check, compare, data, files, flower, lineage, methods, paper, probe, purge, requests
+from unfed.cli import check, compare, data, files, flower, lineage, methods, paper, probe, prune, purge, requests
 from unfed.cli.console import Console, echo
 from unfed.cli.display import clock_text, percent, request_line, results_table, shown, story
 from unfed.cli.error_messages import explained
@@ -71,6 +71,7 @@ check.add_to(app)
 paper.add_to(app)
 probe.add_to(app)
 purge.add_to(app)
+prune.add_to(app)
 lineage.add_to(app)
 
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]

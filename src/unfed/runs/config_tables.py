@@ -182,12 +182,15 @@ class RequestConfig(Table):
 
 
 class EvaluationConfig(Table):
-    """What is measured, and how often; `undo` probes at the end how far each model can be undone."""
+    """What is measured, and how often; `undo` probes at the end how far each model can be undone.
+
+    `samples` keeps the scores of single rows of every evaluated round, of each job's "last", or (false) of none.
+    """
 
     every: Positive = 1
     batch: Positive = 1024
     attack: bool = True
-    samples: bool = True
+    samples: bool | Literal["last"] = True
     recovered_within: Rate = 0.5
     undo: bool = False
 

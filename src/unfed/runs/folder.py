@@ -72,6 +72,7 @@ class Job:
 # The groups of a saved state: the params, and those of the best epoch, where that is the model that counts.
 PARAMS = "params"
 BEST = "best"
+PRUNED = "pruned"  # names the group that is read from the job's model (`prune.py`)
 
 
 def numbers_at(path: Path) -> dict[str, Any] | None:
@@ -251,6 +252,8 @@ class RunFolder:
         tensors, numbers = storage.load(path, "saved state")
         checked(numbers, f"The saved state {path}", STATE, STATE_MAY)
         groups = storage.part(tensors)
+        if PRUNED in numbers:
+            groups[numbers[PRUNED]] = self.load_model(job)
         state = State(
             params=groups.pop(PARAMS, {}),
             round=numbers["round"],
@@ -308,9 +311,13 @@ class RunFolder:
         """Take away what an attempt that is given up scored, before the next one scores."""
         shutil.rmtree(self.path / "samples" / job.path, ignore_errors=True)
 
-    def save_samples(self, job: Job, round: int, samples: Mapping[str, Tensor]) -> None:
+    def save_samples(self, job: Job, round: int, samples: Mapping[str, Tensor], only: bool = False) -> None:
+        """Scores of single rows after a round; where only the last are kept, the others go."""
+        path = self.path / "samples" / job.path / f"{round:06d}.safetensors"
         if samples:
-            storage.save(self.path / "samples" / job.path / f"{round:06d}.safetensors", samples, {"round": round})
+            storage.save(path, samples, {"round": round})
+        for other in set(path.parent.glob("*.safetensors")) - {path} if samples and only else ():
+            storage.remove(other)
 
     # --- requests -------------------------------------------------------------------------------------------------
 

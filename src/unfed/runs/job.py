@@ -336,7 +336,7 @@ class JobRunner:
         if (watched := self._watched(state)) is not None:
             line["watched"], diary.watched = watched, watched["said"]
         diary.missing = self._missing(state, line) if self.goals.goals else None
-        self.folder.save_samples(self.job, state.round, seen.samples)
+        self.folder.save_samples(self.job, state.round, seen.samples, self.world.config.evaluation.samples == "last")
         diary.offset = self.folder.append(line)
         diary.asked, diary.refused = {}, []
         value = seen.numbers["validation"]

@@ -31,7 +31,7 @@ from unfed.runs import carriers, consistency
 from unfed.runs.carriers import Carrier
 from unfed.runs.config import Config
 from unfed.runs.consistency import Tombstone
-from unfed.runs.folder import Job, RunFolder
+from unfed.runs.folder import PRUNED, Job, RunFolder
 from unfed.runs.histories import HISTORY
 from unfed.runs.requests import Entry, now
 
@@ -239,7 +239,8 @@ def _inside(folder: Path, grave: Tombstone) -> PurePosixPath:
 def _empty(path: Path, request: str) -> None:
     """Leave of a state its numbers: how far it came, what it cost, and what it vouches for."""
     numbers = {**storage.numbers_of(path), "histories": {}, "numbers": {}, "purged": request}
-    numbers.pop("log", None)
+    for gone in ("log", PRUNED):
+        numbers.pop(gone, None)
     storage.save(path, {}, numbers)
 
 

@@ -91,6 +91,7 @@ STATE_MAY: dict[str, Fits] = {
     "start": ("a whole number from 1 on", lambda value: _whole(value) and value >= 1),
     "bound": TABLE,
     "purged": TEXT,
+    "pruned": TEXT,
 }
 TOMBSTONE: dict[str, Fits] = {"file": TEXT, "sha256": TEXT, "request": TEXT, "date": TEXT}
 

@@ -204,7 +204,7 @@ class World:
             self.seeds.evaluation,
             how.batch,
             how.attack,
-            how.samples,
+            bool(how.samples),
             None if poison is None else poison.target_class,
             None if poison is None else poison.client,
         )
