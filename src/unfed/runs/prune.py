@@ -68,7 +68,7 @@ def _removed(folder: RunFolder, path: Path, dry_run: bool) -> Freed:
 
 
 def _slimmed(folder: RunFolder, path: Path, dry_run: bool) -> Freed | None:
-    """Leave out of a state the tensors that the model of its job holds, if that is the one it vouches for."""
+    """Leave out of a state what the model of its job holds, if that is the one it vouches for."""
     numbers = storage.numbers_of(path)
     said, model = (
         numbers.get("bound", {}).get("model"),
