@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -169,3 +171,10 @@ def test_the_result_of_a_call_says_that_its_flops_are_unknown() -> None:
     x, y = torch.randn(24, 1, 8, 8), torch.arange(24) % 10
     done = unfed.unlearn(pairs(), data=(x, y), forget=[1, 2, 3], epochs=1, method="ft")
     assert "1 epoch, FLOPs not measured: no formula for _trilinear" in str(done)
+
+
+@pytest.mark.parametrize("column", [one.name for one in fields(Ledger)])
+def test_every_column_is_written_somewhere(column: str) -> None:
+    """A column that is always 0 would say of every method that it costs nothing there."""
+    sources = (Path(__file__).parent.parent / "src/unfed").rglob("*.py")
+    assert any(re.search(rf"\.{column} (\+)?= ", path.read_text(encoding="utf-8")) for path in sources)

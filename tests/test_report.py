@@ -48,7 +48,7 @@ def fake_line(seed: int, request: str, method: str, t: int, done: bool, wobble: 
         "retain": validation + 0.6, "forget": forget, "test": validation + 0.4, "validation": validation,
         "validation_before": 97.0, "retain_loss": 0.1, "forget_loss": 2.0, "test_loss": 0.1, "loss_gap": 0.01,
         "mia": 50.5 + forget / 9 - 2.4, "backdoor": max(backdoor, 0.0), "comm_bytes": 355_000 * t,
-        "wire_bytes": 356_200 * t, "flops": 1.7e9 * t, "stored_server_bytes": 0, "stored_client_bytes": 0,
+        "wire_bytes": 356_200 * t, "flops": 1.7e9 * t, "stored_server_bytes": 0,
         "seconds": 0.4 * t, "asked": {str(t): [str(k) for k in range(1, 10)]} if t else {}, "refused": [],
     }  # fmt: skip
 

@@ -18,7 +18,7 @@ def line(method: str, t: int, metrics: tuple[float | str, ...] = (90, 50, 80, 50
     """One evaluated round; metrics are retain, forget, test, mia. Every round costs 100 bytes and 7 FLOPs."""
     base = dict(zip(("retain", "forget", "test", "mia"), metrics, strict=True))
     cost: dict[str, float] = {"comm_bytes": 100 * t, "wire_bytes": 110 * t, "flops": 7 * t, "stored_server_bytes": 0}
-    cost |= {"stored_client_bytes": 0, "seconds": float(t)}
+    cost |= {"seconds": float(t)}
     state = {"seed": 0, "request": "r1", "method": method, "round": t, "done": False, "model": True}
     return {**state, **base, "validation": 70.0, "validation_before": 90.0, "backdoor": 5.0, **cost, **more}
 

@@ -4,8 +4,8 @@
     wire_bytes  = Σ over everything that crossed        buffers and context models too, in their own types
     flops       = Σ over samples of 3·F, or F           forward and backward, or forward only
 
-    stored_*    = history kept since training           at the server, at the clients; and what the method as first
-                                                        published would have kept for the same rounds
+    stored_*    = history kept since training           at the server; and what the method as first published would
+                                                        have kept for the same rounds
 
 F is `flop_counter`'s count of one forward pass, without fused kernels; P counts trainable parameters. Evaluation and
 averaging are not counted. Framing (headers, serialisation) is not in `wire_bytes`: in a simulation there is none. Where
@@ -42,7 +42,6 @@ class Ledger:
     serialised_bytes: int = 0
     flops: Flops = 0
     stored_server_bytes: int = 0
-    stored_client_bytes: int = 0
     stored_original_bytes: int = 0
     seconds: float = 0.0
 

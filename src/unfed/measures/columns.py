@@ -112,7 +112,6 @@ COSTS = (
     Column(
         "stored_server_bytes", "Stored at the server", "bytes", "low", "History kept since training, at the server."
     ),
-    Column("stored_client_bytes", "Stored at clients", "bytes", "low", "History kept since training, at the clients."),
     Column(
         "stored_original_bytes",
         "Stored by the original",

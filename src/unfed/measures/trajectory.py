@@ -75,7 +75,6 @@ class Line(Notes, total=False):
     serialised_bytes: Value
     flops: Value
     stored_server_bytes: Value
-    stored_client_bytes: Value
     stored_original_bytes: Value
     seconds: Value
     undoes: list[str]

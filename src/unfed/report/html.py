@@ -47,7 +47,6 @@ COST_NAMES = {
     "serialised_bytes": ("Messages as packed", bytes_text),
     "flops": ("Computation", flops_text),
     "stored_server_bytes": ("Kept by the server", bytes_text),
-    "stored_client_bytes": ("Kept by the clients", bytes_text),
     "stored_original_bytes": ("The original would keep", bytes_text),
     "seconds": ("Time", seconds_text),
 }
