@@ -92,3 +92,17 @@ def test_only_steps_of_proofs_have_no_code() -> None:
     proofs = set(labels(PAGE.partition("## Steps of proofs")[2].partition("## What holds")[0]))
     bare = {name for names, targets in rows() for name in names if not targets}
     assert bare <= proofs
+
+
+def test_the_path_that_contributors_are_shown_still_leads_there() -> None:
+    """Every file and function of the table in CONTRIBUTING.md exists."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| looked for |")[2].partition("\n\n")[0]
+    lines = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines()[2:]]
+    assert len(lines) >= 20
+    for _, room, path, _ in lines:
+        *_, (file, names) = re.findall(r"`([\w/]+\.py)`,((?: ?`[\w.]+`,?)+)", path)
+        inside = ROOT / "src/unfed" / room.split("`")[1] / file
+        found = inside if inside.exists() else ROOT / "src/unfed" / file
+        source = found.read_text(encoding="utf-8")
+        for name in re.findall(r"`([\w.]+)`", names):
+            assert re.search(rf"^ *(def|class) {name.rpartition('.')[2]}\b", source, re.MULTILINE), f"{path}: {name}"
