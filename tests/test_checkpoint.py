@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -147,3 +148,67 @@ def test_json_is_readable_by_people(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(UnfedError, match="damaged"):
         storage.read_json(tmp_path / "x.json", "thing")
+
+
+def test_a_header_with_a_table_where_a_text_belongs_is_a_sentence(tmp_path: Path) -> None:
+    storage.save(tmp_path / "s", TENSORS, {"round": 1})
+    whole = (tmp_path / "s").read_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    described = json.loads(whole[8 : 8 + size])
+    described["__metadata__"]["unfed"] = {"round": 1}
+    text = json.dumps(described).encode()
+    (tmp_path / "s").write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + size :])
+    with pytest.raises(UnfedError, match="cannot be read as safetensors"):
+        storage.load(tmp_path / "s")
+    with pytest.raises(UnfedError, match="is damaged"):
+        storage.numbers_of(tmp_path / "s")
+
+
+KILLED_WRITER = """
+import os, signal, sys
+from pathlib import Path
+from unfed import storage
+with storage.replacing(Path(sys.argv[1])):
+    if sys.argv[2:] == ["lives"]:
+        print("writes", flush=True)
+        sys.stdin.read()
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there no file is locked while it is written")
+def test_what_a_killed_writer_left_goes_with_the_next_one_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    subprocess.run([sys.executable, "-c", KILLED_WRITER, str(page)], check=False)
+    (left,) = tmp_path.iterdir()
+    assert storage.is_leftover(left)
+    command = [sys.executable, "-c", KILLED_WRITER, str(page), "lives"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdin is not None and other.stdout.readline() == "writes\n"
+        (tmp_path / ".other.html.1.tmp").touch()  # another file's, so none of ours
+        storage.deliver(page, b"ours")
+        assert sorted(p.name for p in tmp_path.iterdir()) == [
+            ".other.html.1.tmp",
+            f".report.html.{other.pid}.tmp",
+            "report.html",
+        ]
+        other.stdin.close()
+    assert other.returncode == 0 and page.read_bytes() == b""  # it came last
+
+
+def test_a_writer_whose_file_was_swept_before_it_held_it_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, held = iter([False, True]), storage._held
+
+    def swept_once(descriptor: int) -> bool:
+        if next(answers):
+            return held(descriptor)
+        for path in tmp_path.iterdir():
+            path.unlink()
+        return held(descriptor)
+
+    monkeypatch.setattr(storage, "_held", swept_once)
+    storage.write_bytes(tmp_path / "s", b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["s"] and (tmp_path / "s").read_bytes() == b"new"

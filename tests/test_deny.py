@@ -10,6 +10,7 @@ from typing import Protocol
 import pytest
 import torch
 
+from unfed import storage
 from unfed.data import ClientData, DenyList, Request, TensorSource, keep_out
 from unfed.data.deny import row_digests
 from unfed.errors import UnfedError
@@ -155,3 +156,24 @@ def test_clients_that_bring_their_own_rows_are_not_let_in_by_silence(small: Smal
     world = simulated(small("request=[]"), 0)
     with pytest.raises(UnfedError, match="this world was built without it"):
         Run.create(small("request=[]", "deny.clients=['1']"), tmp_path / "run", world)
+
+
+def test_a_run_killed_while_it_was_made_is_begun_again_in_its_folder_with_the_key(
+    left: Run, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever has a run.json has the key too, so that no kill leaves a run that cannot go on."""
+    config, where = small("request=[]", f'deny.run="{left.folder.path}"'), tmp_path / "next"
+
+    def killed(path: Path, value: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(storage, "write_json", killed)
+        Run.create(config, where)
+    assert (where / "deny.key").exists() and not (where / "run.json").exists()
+    assert len(Run.create(config, where).world(0).clients) == 4
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    (fresh / "deny.key").write_text("of another list")
+    Run.create(small("request=[]"), fresh)
+    assert not (fresh / "deny.key").exists()

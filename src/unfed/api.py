@@ -58,7 +58,10 @@ def write_report(run: Run, path: str | Path | None = None, rule: str = "best-gap
     from unfed.report.html import render  # matplotlib is slow to import, and only a report needs it
 
     target = Path(path) if path is not None else run.folder.path / "report.html"
-    hand_out(run.folder, "report", target, render(run.info(), run.lines(), rule=rule).encode())
+    page = render(run.info(), run.lines(), rule=rule).encode()
+    if path is None:
+        storage.sweep_dead(run.folder.path.iterdir())
+    hand_out(run.folder, "report", target, page)
     return target
 
 
@@ -81,7 +84,7 @@ def compare(folders: Sequence[str | Path], path: str | Path = "compare.html", ru
     target = Path(path)
     page = render(compared(folders), rule=rule).encode()
     enter_comparison(folders, target, page)
-    storage.write_bytes(target, page)
+    storage.deliver(target, page)
     return target
 
 

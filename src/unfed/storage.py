@@ -26,6 +26,9 @@ from torch import Tensor
 
 from unfed.errors import Halted, UnfedError
 
+if sys.platform != "win32":
+    import fcntl
+
 Tensors = dict[str, Tensor]
 
 _NUMBERS = "unfed"
@@ -38,20 +41,59 @@ PRIVATE = 0o600
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace a file's content, all of it or nothing."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "wb", opener=_private) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-            raise
+        with replacing(path) as temporary, open(temporary, "r+b") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         sync(path.parent)
+
+
+def deliver(path: Path, data: bytes) -> None:
+    """The same for a file that somebody asked for, and take away what a killed writer of it left beside it."""
+    sweep_beside(path)
+    write_bytes(path, data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """An empty file to write to; it becomes `path` if the block succeeds, and vanishes if not."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with _claimed(temporary):
+            yield temporary
+            os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def _claimed(temporary: Path) -> Iterator[None]:
+    """Make a temporary file, and hold it while it is written: the system's own lock, which ends with the process."""
+    flags = os.O_CREAT | os.O_RDWR | os.O_TRUNC
+    descriptor = os.open(temporary, flags, PRIVATE)
+    if sys.platform == "win32":  # where a file that is open cannot be renamed
+        os.close(descriptor)
+        yield
+        return
+    try:
+        while not _held(descriptor):  # whoever sweeps came between opening and holding
+            os.close(descriptor)
+            descriptor = os.open(temporary, flags, PRIVATE)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _held(descriptor: int) -> bool:
+    """Wait for the lock of a file; False if the file is gone meanwhile. Some file systems have none."""
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return os.fstat(descriptor).st_nlink > 0
 
 
 def _private(path: str, flags: int) -> int:
@@ -177,9 +219,10 @@ def verify(path: Path, what: str = "checkpoint") -> None:
             found = hashlib.sha256(_canonical(described).encode())
             while chunk := file.read(_CHUNK):
                 found.update(chunk)
+        fits = sums == {"numbers": _sum_of_numbers(header), "tensors": found.hexdigest()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return
-    if sums != {"numbers": _sum_of_numbers(header), "tensors": found.hexdigest()}:
+    if not fits:
         raise UnfedError(
             f"The {what} at {path} is not what was written there (its SHA-256 differs): it is damaged or was changed;"
             " restore it from a copy."
@@ -270,6 +313,28 @@ def sweep(files: Iterable[Path]) -> None:
     for path in files:
         if is_leftover(path):
             with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def sweep_beside(path: Path) -> None:
+    """Take away what killed writers of this file left beside it."""
+    with contextlib.suppress(OSError):  # the folder need not be there yet
+        sweep_dead(other for other in path.parent.iterdir() if other.name.startswith(f".{path.name}."))
+
+
+def sweep_dead(files: Iterable[Path]) -> None:
+    """Take away, of these files, what killed processes left; what a living one writes is locked and stays.
+
+    On Windows nothing is: there no file is locked while it is written.
+    """
+    if sys.platform == "win32":
+        return
+    for path in files:
+        if not is_leftover(path):
+            continue
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                 path.unlink()
 
 

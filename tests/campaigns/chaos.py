@@ -170,6 +170,8 @@ class Case:
     name: str
     words: tuple[str, ...]
     template: str
+    every: int = 1
+    """Stopped at every n-th of its operations only, where it works long between two."""
 
 
 CASES = (
@@ -177,10 +179,12 @@ CASES = (
     Case("resume", ("resume", "run", "--quiet"), "begun"),
     Case("forget", ("forget", "run", "--client", "1", "--until", "2", "--quiet"), "trained"),
     Case("forget again", ("forget", "run", "--class", "3", "--method", "ft", "--until", "1", "--quiet"), "served"),
-    Case("withdraw", ("withdraw", "run", "client-2"), "waiting"),
+    Case("withdraw", ("withdraw", "run", "client-1"), "waiting"),
     Case("purge", ("purge", "run", "--request", "client-1"), "served"),
     Case("prune", ("prune", "run", "--samples", "none"), "served"),
+    Case("probe", ("probe", "run", "--quick", "--quiet"), "served", every=4),
     Case("report", ("report", "run"), "served"),
+    Case("check", ("check", "run"), "served"),
     Case("compare", ("compare", "run", "run-2", "-o", "both.html"), "two"),
     Case("export", ("export", "run", "-o", "out.safetensors"), "served"),
     Case("negate", ("negate", "out.safetensors", "-o", "negated.safetensors"), "exported"),
@@ -197,18 +201,19 @@ def templates(root: Path) -> None:
     # Pictures are drawn in memory and take longer than all the rest; a page without them is written like any other.
     for name in ("lines", "cost_bars", "scatter"):
         setattr(figures, name, lambda *args, **named: None)
+    tiny = {**common.TINY, "partition": {"clients": 2}}
     nothing = root / "nothing"
     nothing.mkdir()
-    (nothing / "tiny.toml").write_text(common.TOML)
-    Run.create(Config.parse(common.TINY), root / "begun" / "run")
-    common.made(root / "trained" / "run")
+    (nothing / "tiny.toml").write_text(common.TOML.replace("clients = 3", "clients = 2"))
+    Run.create(Config.parse(tiny), root / "begun" / "run")
+    common.made(root / "trained" / "run", partition={"clients": 2})
     shutil.copytree(root / "trained", root / "served")
     with common.inside(root / "served"):
         common.give("forget", "run", "--client", "1", "--until", "1", "--quiet")
     shutil.copytree(root / "trained", root / "waiting")
     # Filed while another process works in the folder, so that it waits.
     with common.inside(root / "waiting"), Run.open(root / "waiting" / "run").folder.lock():
-        common.give("forget", "run", "--client", "2", "--until", "1", "--quiet")
+        common.give("forget", "run", "--client", "1", "--until", "1", "--quiet")
     shutil.copytree(root / "served", root / "two")
     shutil.copytree(root / "trained" / "run", root / "two" / "run-2")
     shutil.copytree(root / "served", root / "exported")
@@ -227,6 +232,12 @@ def plain(value: Any) -> Any:
     return [plain(v) for v in value] if isinstance(value, list) else value
 
 
+def ordered(model: bytes) -> tuple[Any, bytes]:
+    """A model file with its header as JSON: `convert` leaves the order of the metadata to safetensors, which draws it."""
+    size = int.from_bytes(model[:8], "little")
+    return json.loads(model[8 : 8 + size]), model[8 + size :]
+
+
 def outcome(here: Path) -> dict[str, Any]:
     """What a command left: models and other files by their bytes, trajectories and requests but for their times."""
     found: dict[str, Any] = {}
@@ -240,10 +251,12 @@ def outcome(here: Path) -> dict[str, Any]:
         elif "requests" in path.parts and path.suffix == ".json":
             found[name] = plain(json.loads(path.read_text()))
         elif path.suffix == ".safetensors" and "state" not in path.parts:
-            found[name] = path.read_bytes()
+            found[name] = ordered(path.read_bytes())
         elif path.suffix in (".html", ".pt", ".toml"):
             found[name] = True  # a page has the day in it
-        elif path.name.endswith(".tmp"):
+        elif "undo" in path.parts and path.suffix == ".json":
+            found[name] = plain(json.loads(path.read_text()))
+        elif path.suffix in (".tmp", ".part"):
             found[name] = "a temporary file was left behind"
     return found
 
@@ -292,7 +305,7 @@ class Campaign:
             self.note(case.name, f"undisturbed it does not work: {end.fault or end.said}")
             return
         for how in ways:
-            for at in range(begin, end.operations + 1, step):
+            for at in range(begin, end.operations + 1, step * case.every):
                 if time.monotonic() < self.deadline:
                     self.stopped(case, how, at, truth)
 
@@ -326,7 +339,7 @@ class Campaign:
         """Two processes ask for two clients in one folder; one of them is stopped. No request may be lost."""
         here = self.fresh("trained")
         one = ("forget", "run", "--client", "0", "--method", "ft", "--until", "1", "--quiet")
-        two = ("forget", "run", "--client", "1", "--method", "ft", "--until", "1", "--quiet")
+        two = ("forget", "run", "--class", "1", "--method", "ft", "--until", "1", "--quiet")
         children = [start(one, here, at, how), start(two, here)]
         ends = [wait(*child) for child in children]
         self.tried["two processes: pairs"] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import signal
@@ -17,11 +18,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.append(str(Path(__file__).parents[1]))  # the tests' in-process grid
 
 import torch
+import typer.main
 
 import unfed
 from unfed.cli.main import main
 from unfed.runs.config import Config
 from unfed.runs.run import Run
+
+# Commands are given by the thousand, and putting them together takes longer than most of them.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 PACKAGE = str(Path(unfed.__file__).parent)
 

@@ -48,7 +48,7 @@ class Result:
 
         page = render(self.info, self.lines, rule="last")
         if path is not None:
-            storage.write_bytes(Path(path), page.encode())
+            storage.deliver(Path(path), page.encode())
         return page
 
     def __str__(self) -> str:

@@ -41,7 +41,7 @@ def compare(
         echo(text)
     else:
         enter_comparison(runs or [], out, text.encode())
-        storage.write_bytes(out, text.encode())
+        storage.deliver(out, text.encode())
         stdout.print(f"Report: {escape(str(out))}", soft_wrap=True)
 
 

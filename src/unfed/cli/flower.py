@@ -102,7 +102,7 @@ def init(
     where = (run_folder or folder / "run").resolve()
     name = "".join(c if c.isalnum() else "-" for c in folder.resolve().name.lower()).strip("-") or "unfed-app"
     text = TEMPLATE.format(name=name, version=unfed.__version__, folder=where, nodes=nodes)
-    storage.write_bytes(file, text.encode())
+    storage.deliver(file, text.encode())
     stdout.print(escape(f"Wrote {file}. Start a SuperLink and {nodes} SuperNodes, then: flwr run {folder} --stream"))
 
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
@@ -79,7 +77,7 @@ def negate_file(
     kept = {key: value for key, value in header.metadata.items() if key != storage.SUMS}
     metadata = kept | {"unfed.negated": json.dumps(note)}
     flips = sorted(_byte_range(header.tensors[choice.name], choice) for choice in choices)
-    with _replacing(target) as part, open(source, "rb") as reading, open(part, "xb") as writing:
+    with _replacing(target) as part, open(source, "rb") as reading, open(part, "r+b") as writing:
         shutil.copymode(source, part)  # a private model stays private, from the first byte on
         writing.write(_header_bytes(header.tensors, metadata))
         reading.seek(header.data_start)
@@ -281,19 +279,16 @@ def _replacing(target: Path) -> Iterator[Path]:
     """A path to write to; it becomes `target` if the block succeeds, and vanishes if not."""
     if not target.parent.is_dir():
         raise UnfedError(f"The folder {target.parent} does not exist; make it, or give another target.")
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    storage.sweep_beside(target)
     try:
-        yield part
-        storage.sync(part)
-        os.replace(part, target)
+        with storage.replacing(target) as part:
+            yield part
+            storage.sync(part)
         storage.sync(target.parent)
     except OSError as error:
         raise UnfedError(
             f"{target} cannot be written ({error.strerror or error}); check the folder, its permissions and its space."
         ) from error
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def _load(source: Path) -> object:

@@ -12,7 +12,6 @@ was withdrawn is not on the list. In the place of RUN a file may stand, with the
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from unfed.data import Request
 from unfed.data.deny import KEY_BYTES, row_digests
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
-from unfed.runs.folder import RunFolder
+from unfed.runs.folder import KEY, RunFolder
 from unfed.runs.world import World
 
 
@@ -74,10 +73,9 @@ def _names(file: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def keep_key(config: Config, folder: Path) -> None:
-    """Lay the key of a list that was taken over beside the new run."""
-    if config.deny.key is not None:
-        _write(folder, bytes.fromhex(config.deny.key))
+def key_of(config: Config) -> bytes | None:
+    """What the new run's `deny.key` holds: the key of a list that was taken over."""
+    return None if config.deny.key is None else _written(bytes.fromhex(config.deny.key))
 
 
 def with_key(config: Config, folder: Path) -> Config:
@@ -100,14 +98,14 @@ def rows_of(request: Request, world: World, folder: RunFolder) -> tuple[str, ...
     key = _read(folder.path)
     if key is None:
         key = secrets.token_bytes(KEY_BYTES)
-        _write(folder.path, key)
+        storage.write_bytes(folder.path / KEY, _written(key))
     clients = world.scoped([request])
     marked = [(c.source, c.rows[c.forget]) for c in clients.values() if bool(c.forget.any())]
     return tuple(sorted({digest for source, rows in marked for digest in row_digests(key, source, rows)}))
 
 
 def _read(folder: Path) -> bytes | None:
-    path = folder / "deny.key"
+    path = folder / KEY
     if not path.exists():
         return None
     with storage.disk_errors(path):
@@ -121,7 +119,5 @@ def _read(folder: Path) -> bytes | None:
     return key
 
 
-def _write(folder: Path, key: bytes) -> None:
-    path = folder / "deny.key"
-    storage.write_bytes(path, key.hex().encode())
-    os.chmod(path, 0o600)
+def _written(key: bytes) -> bytes:
+    return key.hex().encode()

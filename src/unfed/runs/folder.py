@@ -44,6 +44,7 @@ from unfed.runs.schema import STATE, STATE_MAY, checked, checked_description
 
 SCHEMA = 2  # 1 kept the path of a sample list, not what it said
 READ = (1, 2)
+KEY = "deny.key"
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,11 @@ class RunFolder:
 
     # --- run.json -------------------------------------------------------------------------------------------------
 
-    def create(self, description: Mapping[str, Any]) -> None:
-        """Begin a run in a new or empty folder, for its owner alone; killed in here, it can be begun again."""
+    def create(self, description: Mapping[str, Any], key: bytes | None = None) -> None:
+        """Begin a run in a new or empty folder, for its owner alone; killed in here, it can be begun again.
+
+        `run.json` comes last, after the key of a deny list that was taken over: what has it is whole.
+        """
         taken = UnfedError(
             f"{self.path} is there already and not empty; choose another folder with --out, or go on with"
             f" `unfed resume {self.path}`."
@@ -110,6 +114,10 @@ class RunFolder:
             if not (free and self.vacant()):
                 raise taken
             storage.sweep(self.path.iterdir())
+            if key is None:
+                storage.remove(self.path / KEY)  # of a beginning that was killed
+            else:
+                storage.write_bytes(self.path / KEY, key)
             storage.write_json(self.path / "run.json", {"schema": SCHEMA, **description})
 
     def vacant(self) -> bool:
@@ -117,7 +125,7 @@ class RunFolder:
         if not self.path.exists():
             return True
         return self.path.is_dir() and all(
-            storage.is_leftover(path) or path.name in presence.LOCKS for path in self.path.iterdir()
+            storage.is_leftover(path) or path.name in (KEY, *presence.LOCKS) for path in self.path.iterdir()
         )
 
     def description(self) -> dict[str, Any]:

@@ -57,12 +57,7 @@ class Handed:
 def hand_out(folder: RunFolder, what: What, path: Path, data: bytes, job: Job | None = None) -> None:
     """Enter a file in a run folder, and write it."""
     enter(folder, what, path, data, job)
-    if not path.absolute().is_relative_to(folder.path.absolute()):
-        storage.write_bytes(path, data)
-        return
-    with presence.held(folder.path, "requests", wait=-1):
-        storage.sweep(path.parent.glob(f".{path.name}.*.tmp"))
-        storage.write_bytes(path, data)
+    storage.deliver(path, data)
 
 
 def enter(folder: RunFolder, what: What, path: Path, data: bytes, job: Job | None = None) -> None:

@@ -113,11 +113,9 @@ def _sounds_alive(last: Mapping[str, Any]) -> bool:
 def beat(folder: Path, progress: Mapping[str, Any]) -> None:
     """Say where the work is. Only a hint, so it is neither synced nor an error when it fails."""
     file = folder / "progress.json"
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     who = {"pid": os.getpid(), "host": platform.node(), "at": time.time()}
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), storage.replacing(file) as temporary:
         temporary.write_text(json.dumps({**progress, **who}), encoding="utf-8")
-        os.replace(temporary, file)
 
 
 def heard(folder: Path) -> dict[str, Any] | None:

@@ -97,8 +97,7 @@ class Run(Record):
             if by := left_by(world, request, requests[:i]):
                 raise UnfedError(f"{gone_already(request, by)} Leave it out of the config.")
         scopes = [requests[: i + 1] for i in range(len(requests))]
-        where.create(description.description(world, scopes, methods))
-        deny.keep_key(config, where.path)
+        where.create(description.description(world, scopes, methods), deny.key_of(config))
         run = Run(where, build)
         run.use(world)
         return run
