@@ -83,6 +83,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "trajectory shortened": (lambda f: shortened(f / "trajectory.jsonl"), "its end is gone"),
     "trajectory edited": (lambda f: edited(f / "trajectory.jsonl", '"round":1', '"round":9'), "was changed"),
+    "trajectory a folder": (
+        lambda f: ((f / "trajectory.jsonl").unlink(), (f / "trajectory.jsonl").mkdir()),
+        "Is a directory: .*trajectory.jsonl",
+    ),
     "trajectory gone": (lambda f: (f / "trajectory.jsonl").unlink(), "its end is gone"),
     "state flipped": (lambda f: flipped(f / "state/0/train.safetensors"), "saved state at .* is not what was written"),
     "state torn": (lambda f: (f / "state/0/train.safetensors").write_bytes(b"x" * 40), "is damaged"),

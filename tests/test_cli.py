@@ -112,6 +112,16 @@ def test_a_second_run_gets_a_folder_of_its_own(unfed: Callable[..., Any], done: 
     assert (here / "runs/small-2/run.json").exists()
 
 
+def test_a_folder_that_a_killed_beginning_left_is_begun_again(unfed: Callable[..., Any], here: Path) -> None:
+    half = here / "runs" / "small"
+    half.mkdir(parents=True)
+    for name in (".work.lock", ".run.json.4711.tmp", "deny.key"):
+        (half / name).write_text("{")
+    assert unfed("run", "small.toml", "-q", "--set", "training.rounds=1", "--set", "request=[]")[0] == 0
+    assert [path.name for path in (here / "runs").iterdir()] == ["small"]
+    assert not list(half.glob(".*.tmp")) and not (half / "deny.key").exists()
+
+
 def test_resuming_a_finished_run_does_nothing_new(unfed: Callable[..., Any], done: Path) -> None:
     before = (done / "trajectory.jsonl").read_bytes()
     assert unfed("resume", done)[0] == 0

@@ -159,6 +159,9 @@ def test_an_entry_survives_its_file(state: Any, reason: Any, words: Any, served:
         {"served": "1"},
         {"request": None},
         {"request": {"id": "x"}},
+        {"attempts": [["method"]]},
+        {"attempts": {"method": "not"}},
+        {"attempts": [{"method": 3}]},
     ],
 )
 def test_a_damaged_file_is_one_sentence(change: Any) -> None:

@@ -233,7 +233,7 @@ def plain(value: Any) -> Any:
 
 
 def ordered(model: bytes) -> tuple[Any, bytes]:
-    """A model file with its header as JSON: `convert` leaves the order of the metadata to safetensors, which draws it."""
+    """A model file with its header as JSON: in `convert` safetensors draws the order of the metadata."""
     size = int.from_bytes(model[:8], "little")
     return json.loads(model[8 : 8 + size]), model[8 + size :]
 

@@ -77,7 +77,7 @@ def negate_file(
     kept = {key: value for key, value in header.metadata.items() if key != storage.SUMS}
     metadata = kept | {"unfed.negated": json.dumps(note)}
     flips = sorted(_byte_range(header.tensors[choice.name], choice) for choice in choices)
-    with _replacing(target) as part, open(source, "rb") as reading, open(part, "r+b") as writing:
+    with _replacing(target) as part, open(source, "rb") as reading, open(part, "wb") as writing:
         shutil.copymode(source, part)  # a private model stays private, from the first byte on
         writing.write(_header_bytes(header.tensors, metadata))
         reading.seek(header.data_start)
