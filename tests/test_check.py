@@ -84,7 +84,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "trajectory shortened": (lambda f: shortened(f / "trajectory.jsonl"), "its end is gone"),
     "trajectory edited": (lambda f: edited(f / "trajectory.jsonl", '"round":1', '"round":9'), "was changed"),
     "trajectory a folder": (
-        lambda f: ((f / "trajectory.jsonl").unlink(), (f / "trajectory.jsonl").mkdir()),
+        lambda f: (f / "trajectory.jsonl").rename(f / "was.jsonl").with_name("trajectory.jsonl").mkdir(),
         "Is a directory: .*trajectory.jsonl",
     ),
     "trajectory gone": (lambda f: (f / "trajectory.jsonl").unlink(), "its end is gone"),
