@@ -223,9 +223,9 @@ class Sight:
             stack=world.choice.name == "batched",
         )
         known = Knowledge(method.title, method.perturbed(world.template.module))
-        grid = Grid(rows=(143,), budget=Budget(stops=(steps,)), singles=3, restarts=1)
+        grid = Grid(rows=(143,), budget=Budget(stops=(steps,), batch=64), singles=3, restarts=1)
         found = realign(scene, params, known, grid)
-        return {name: found[name] for name in ("usable", "tried", "forget", "backdoor")}
+        return {name: found[name] for name in ("usable", "tried", "forget", "backdoor")} | {"rates": grid.rates}
 
 
 def recovered(

@@ -29,6 +29,7 @@ def _line(title: str, found: Mapping[str, Any]) -> str:
     realign, at = found["realign"], found["realign"].get("backdoor_at") or {}
     where = (
         f"{at['start']}, {'+'.join(n.removesuffix('.weight') for n in at['layers'])}, n={at['n']}, {at['steps']} steps"
+        f" at {at['rate']:g}"
     )
     path = found["path"]["before"]
     cells = [

@@ -152,6 +152,22 @@ def test_forget_by_class_and_by_samples(unfed: Callable[..., Any], done: Path, h
     assert json.loads(out)["status"] == "done" and json.loads(out)["request"].startswith("samples-")
 
 
+def test_forget_by_not_ends_with_what_that_choice_means(unfed: Callable[..., Any], done: Path) -> None:
+    _, out, _ = unfed("forget", done, "--client", "2", "--until", "1")
+    said = out.replace("\n", " ")
+    assert "undo NoT by one minus sign" in said and f"unfed probe {done}" in said
+    assert "`--method retrain` lasts, `--method sealed` held where it was measured." in said
+    told = json.loads(unfed("forget", done, "--client", "2", "--until", "1", "--json")[1])
+    assert told["lasting"] in said
+
+
+def test_forget_warns_of_no_way_back_where_there_is_none(unfed: Callable[..., Any], done: Path) -> None:
+    drawn = ("--set", "perturbation=reinit")
+    for client, how in (("1", ("--method", "retrain")), ("2", drawn), ("3", ("--method", "sealed"))):
+        code, out, err = unfed("forget", done, "--client", client, "--until", "1", "--json", *how)
+        assert code == 0 and json.loads(out)["lasting"] is None, err
+
+
 def test_not_recovered_is_exit_code_3(unfed: Callable[..., Any], done: Path) -> None:
     code, _, err = unfed("forget", done, "--client", "2")
     assert code == 3 and "is not recovered after 3 rounds" in err and "--until 6" in err

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from unfed.cli.display import story
+from unfed.cli.lasting import ending, told
 from unfed.measures import undo
 from unfed.model.perturb import PERTURBATIONS
 from unfed.runs.config import Config
@@ -56,6 +57,18 @@ def test_the_leaver_is_asked_by_nobody(lines: Any) -> None:
 def test_the_story_is_told_in_sentences(lines: Any) -> None:
     told = " ".join(story(lines))
     assert "Client 0 planted a backdoor" in told and "NoT:" in told and "not a guarantee" in told
+
+
+def test_the_story_ends_with_how_it_is_undone_and_what_lasts(run: Run, attacked: Any) -> None:
+    scene, models, knowledge = attacked
+    turned = undo.flip(scene, models["not"], knowledge)
+    first, last = ending(run)
+    assert f"fires on {turned['backdoor']:.1f} % and is right on {turned['forget']:.1f} %" in first
+    assert "What lasts is Retrain" in last and f"unfed probe {run.folder.path}" in last
+
+
+def test_without_a_way_back_nothing_is_said_of_one() -> None:
+    assert told({"reason": "not measured: no public inverse"}, {}, "run") == []
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -207,9 +208,9 @@ def test_the_mixing_attack_finds_a_mixing_that_hides_the_labels() -> None:
 
 def test_only_usable_results_count() -> None:
     tries = [
-        Try("flip", ("a",), 0, 0, {"test": 50.0, "forget": 99.0, "backdoor": 98.0}),
-        Try("flip", ("a",), 100, 50, {"test": 91.0, "forget": 60.0, "backdoor": 20.0}),
-        Try("redraw", ("b",), 100, 50, {"test": 95.0, "forget": 40.0, "backdoor": 70.0}),
+        Try("flip", ("a",), 0, 0, 0.0, {"test": 50.0, "forget": 99.0, "backdoor": 98.0}),
+        Try("flip", ("a",), 100, 50, 0.02, {"test": 91.0, "forget": 60.0, "backdoor": 20.0}),
+        Try("redraw", ("b",), 100, 50, 0.02, {"test": 95.0, "forget": 40.0, "backdoor": 70.0}),
     ]
     found = judged(tries, published=96.0)
     assert (found["usable"], found["bound"], found["forget"], found["backdoor"]) == (2, 91.0, 60.0, 70.0)
@@ -233,7 +234,7 @@ def test_the_grid_takes_at_most_half_of_the_retained_rows() -> None:
     assert Grid().counts(90) == (45,)
 
 
-SHORT = Grid(rows=(10,), budget=Budget(stops=(2, 4), batch=8), restarts=2)
+SHORT = Grid(rows=(10,), budget=Budget(stops=(2, 4), batch=8), rates=(0.02,), restarts=2)
 
 
 def test_realign_tries_every_set_with_both_starts_and_both_sides() -> None:
@@ -244,6 +245,22 @@ def test_realign_tries_every_set_with_both_starts_and_both_sides() -> None:
         assert {("flip", layers, 0, 0), ("flip", layers, 10, 4), ("redraw", layers, 10, 2)} <= tried
     assert found["tried"] == 3 * (1 + 2 * 2) + 2 * 2 * 2  # sets × (flip + starts × stops) + sides × restarts × stops
     assert realign_of(scene(stack=True), fresh(1), NEGATED, SHORT)["forget"] == found["forget"]
+
+
+def test_every_fit_is_made_at_every_rate() -> None:
+    """One rate tears a network apart that another one fits: both are tried, on every model alike."""
+    one, two = (realign_of(scene(), fresh(1), NEGATED, replace(SHORT, rates=r)) for r in ((0.02,), (0.02, 0.002)))
+    assert Counter(t["rate"] for t in two["tries"]) == {0.0: 3, 0.02: one["tried"] - 3, 0.002: one["tried"] - 3}
+    assert [t for t in two["tries"] if t["rate"] != 0.002] == one["tries"]
+
+
+def test_a_rate_that_is_too_large_is_made_up_for_by_a_smaller_one() -> None:
+    here = scene(90)
+    task = Task(fresh(1), {n: fresh(1)[n] for n in here.template.trainable}, torch.arange(30))
+    ((_, (good,)),) = one_by_one(Problem(here.template), [task], here.retain.tensors(), Budget((300,), batch=30))
+    torn = replace(SHORT, rows=(30,), budget=Budget(stops=(60,)), rates=(30.0,))
+    assert realign_of(here, good, NEGATED, torn)["usable"] == 0
+    assert realign_of(here, good, NEGATED, replace(torn, rates=(30.0, 0.02)))["usable"] > 0
 
 
 # --- resurface, relearn -----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -29,6 +30,7 @@ from unfed.cli import check, compare, data, files, flower, lineage, methods, pap
 from unfed.cli.console import Console, echo
 from unfed.cli.display import clock_text, percent, request_line, results_table, shown, story
 from unfed.cli.error_messages import explained
+from unfed.cli.lasting import ending
 from unfed.cli.options import (
     AllowCode,
     Budget,
@@ -146,7 +148,7 @@ def demo(
     elif methods is not None:
         names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
         changes.append(f"methods.run={json.dumps(names)}")
-    _work(_begin(Config.preset(preset, _with_device(changes, device)), out, "demo"), as_json, quiet)
+    _work(_begin(Config.preset(preset, _with_device(changes, device)), out, "demo"), as_json, quiet, more=ending)
 
 
 @app.command()
@@ -197,8 +199,14 @@ def _begin(config: Config, out: Path | None, name: str) -> Run:
     return Run.create(config, folder)
 
 
-def _work(run: Run, as_json: bool, quiet: bool, moment: float | None = None) -> None:
-    """Do what is to be done in a run, show it, write the report."""
+def _work(
+    run: Run,
+    as_json: bool,
+    quiet: bool,
+    moment: float | None = None,
+    more: Callable[[Run], list[str]] = lambda run: [],
+) -> None:
+    """Do what is to be done in a run, show it, write the report; `more` has sentences after the story's."""
     with resumable(run.folder.path), shown(run, stdout, as_json or quiet) as display:
         if not (as_json or quiet):
             stdout.print(_headline(run), soft_wrap=True)
@@ -217,7 +225,7 @@ def _work(run: Run, as_json: bool, quiet: bool, moment: float | None = None) -> 
         if found:
             title = "After the last round (rule: last). ★ smallest average gap to Retrain."
             stdout.print(results_table(found, title, stdout.width >= 130))
-        for sentence in story(run.lines()):
+        for sentence in (*story(run.lines()), *more(run)):
             stdout.print(escape(sentence), soft_wrap=True)
         for request in status_of(run)["requests"]:
             if request["owed"]:

@@ -21,6 +21,8 @@ from unfed.cli.display import percent, shown
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
 from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError
+from unfed.measures.undo import INVERSES
+from unfed.methods import NoT
 from unfed.runs import description
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.requests import now
@@ -135,8 +137,10 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
     lines = [line for line in run.lines() if line["request"] == request]
     last: Mapping[str, Any] = lines[-1] if lines else {}
     report = None if status == "queued" else write_report(run)
+    lasting = _lasting(run, request)
     if as_json:
-        typer.echo(json.dumps({"request": request, "status": status, "last": last, "report": report and str(report)}))
+        told = {"request": request, "status": status, "last": last, "report": report and str(report)}
+        typer.echo(json.dumps({**told, "lasting": lasting}))
     elif quiet:
         return
     elif status == "queued":
@@ -155,6 +159,21 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
             f" test {percent(last['test'])}."
         )
         stdout.print(f"Report: {escape(str(report))}", soft_wrap=True)
+    if lasting and status != "withdrawn" and not (as_json or quiet):
+        stdout.print(escape(lasting), soft_wrap=True)
+
+
+def _lasting(run: Run, request: str) -> str | None:
+    """Of a method that whoever has the model can take back: what that choice means, and what lasts."""
+    entry = run.queue.find(request)
+    method = entry and entry.how.on(run.config, entry.method).method(entry.method)
+    if not isinstance(method, NoT) or method.perturbation not in INVERSES:
+        return None
+    by = "one minus sign" if method.perturbation == "negate" else f"the inverse of {method.perturbation!r}"
+    return (
+        f"Whoever has this model can undo {method.title} by {by}: `unfed probe {run.folder.path}` shows how far;"
+        " `--method retrain` lasts, `--method sealed` held where it was measured."
+    )
 
 
 def withdraw(

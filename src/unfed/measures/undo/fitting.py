@@ -46,9 +46,9 @@ class Task:
 class Budget:
     """How long a fit takes and when it is looked at; the same for every model that is compared."""
 
-    stops: tuple[int, ...] = (50, 100, 200)
+    stops: tuple[int, ...] = (50, 100)
     optimiser: Optimiser = ADAM
-    batch: int = 64
+    batch: int = 32
     seed: int = 0
 
 

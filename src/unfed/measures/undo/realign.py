@@ -3,7 +3,7 @@
 Does the leaver return?
 
     for S in single layers, all perturbed layers, all hidden layers:
-        θ_S ← perturb⁻¹(θ_S)  or  a fresh draw;     fit θ_S on n retained rows, the rest frozen;     look at some steps
+        θ_S ← perturb⁻¹(θ_S)  or  a fresh draw;     fit θ_S on n retained rows at rate η, the rest frozen;     look
     and the mixing matrices of `mixing.py`, several restarts
 
     result = the largest Forget and backdoor among what is usable: Test ≥ the published model's − 5 points
@@ -40,9 +40,11 @@ class Grid:
     rows: tuple[int, ...] = (100, 1000)
     """How many retained rows the attacker has; never more than half of them. 0 (no fit) is always tried."""
     budget: Budget = field(default_factory=Budget)
+    rates: tuple[float, ...] = (0.02, 0.002)
+    """Of every fit, in place of the budget's own: one network is fitted by a rate that tears the next one apart."""
     singles: int = 8
     """Of a deep network so many single layers, evenly spread."""
-    restarts: int = 3
+    restarts: int = 2
     """Of the mixing attack, on each side."""
 
     def counts(self, retained: int) -> tuple[int, ...]:
@@ -58,10 +60,12 @@ class Try:
     layers: tuple[str, ...]
     rows: int
     steps: int
+    rate: float
     numbers: dict[str, Value]
 
     def to_json(self) -> dict[str, Any]:
-        return {"start": self.start, "layers": list(self.layers), "n": self.rows, "steps": self.steps, **self.numbers}
+        fit = {"n": self.rows, "steps": self.steps, "rate": self.rate}
+        return {"start": self.start, "layers": list(self.layers), **fit, **self.numbers}
 
 
 def realign(scene: Scene, params: Params, knowledge: Knowledge, grid: Grid = Grid()) -> dict[str, Any]:  # noqa: B008
@@ -114,7 +118,8 @@ def attempts(scene: Scene, params: Params, knowledge: Knowledge, grid: Grid) -> 
     """Every result of the grid, in its order."""
     counts, seed = grid.counts(len(scene.retain)), rng.key(scene.seed, "undo", "realign")
     pool = scene.retain.some(max(counts), seed).tensors()
-    budget = replace(grid.budget, seed=seed)
+    rules = [replace(grid.budget.optimiser, lr=rate) for rate in grid.rates]
+    budgets = [replace(grid.budget, seed=seed, optimiser=rule) for rule in rules]
     fresh = scene.fresh(rng.key(seed, "fresh"))
     for chosen in layer_sets(scene, knowledge, grid.singles):
         names = tuple(dict.fromkeys(choice.name for choice in chosen))
@@ -122,15 +127,15 @@ def attempts(scene: Scene, params: Params, knowledge: Knowledge, grid: Grid) -> 
             "flip": flipped(params, chosen, knowledge.inverse or "negate"),
             "redraw": graft(params, chosen, donor=fresh),
         }
-        yield Try("flip", names, 0, 0, scene.quick(starts["flip"]))
+        yield Try("flip", names, 0, 0, 0.0, scene.quick(starts["flip"]))
         made = [(what, {n: start[n] for n in names}, start) for what, start in starts.items()]
-        yield from _fitted(scene, Problem(scene.template, stack=scene.stack), made, names, counts, pool, budget)
+        yield from _fitted(scene, Problem(scene.template, stack=scene.stack), made, names, counts, pool, budgets)
     hidden = scene.hidden()
     for side in mixing.SIDES if hidden else ():
         begun = mixing.beginnings(params, hidden, side, grid.restarts, seed)
         made = [(f"unmix {side} {k}", free, params) for k, free in enumerate(begun)]
         problem = mixing.unmixing(scene.template, hidden, side, scene.stack)
-        yield from _fitted(scene, problem, made, hidden, counts[-1:], pool, budget)
+        yield from _fitted(scene, problem, made, hidden, counts[-1:], pool, budgets)
 
 
 def _fitted(
@@ -140,12 +145,13 @@ def _fitted(
     names: tuple[str, ...],
     counts: Sequence[int],
     pool: Pool,
-    budget: Budget,
+    budgets: Sequence[Budget],
 ) -> Iterator[Try]:
-    """All starts with all numbers of rows, as one stack where it helps."""
+    """All starts with all numbers of rows, as one stack where it helps, under each budget."""
     whole = [(n, *one) for n in counts for one in made]
     tasks = [Task(start, free, torch.arange(n, device=pool[0].device)) for n, _, free, start in whole]
-    budget = replace(budget, batch=min(budget.batch, *counts))  # the batches of a stack are equally large
-    for steps, models in fit(problem, tasks, pool, budget):
-        for (n, what, _, _), model in zip(whole, models, strict=True):
-            yield Try(what, names, n, steps, scene.quick(model))
+    for budget in budgets:
+        equal = replace(budget, batch=min(budget.batch, *counts))  # the batches of a stack are equally large
+        for steps, models in fit(problem, tasks, pool, equal):
+            for (n, what, _, _), model in zip(whole, models, strict=True):
+                yield Try(what, names, n, steps, budget.optimiser.lr, scene.quick(model))

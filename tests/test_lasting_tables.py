@@ -1,0 +1,54 @@
+"""The tables of lasting forgetting count rounds as they say, and the page shows what the records hold."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+def tables() -> Any:
+    spec = importlib.util.spec_from_file_location("lasting_tables", ROOT / "benchmarks" / "lasting_tables.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def line(variant: str, seed: int, curve: list[tuple[int, float]]) -> dict[str, Any]:
+    return {"variant": variant, "seed": seed, "k": 1, "rounds": 100, "before": {"test": 78.0}, "curve": curve}
+
+
+def test_rounds_to_a_stated_accuracy_stand_beside_both_controls() -> None:
+    made = tables()
+    lines = [
+        line("retrain", 0, [(0, 75.0), (40, 69.0), (80, 71.0)]),  # what stands there before the first round counts not
+        line("reinit", 0, [(0, 10.0), (40, 70.0), (80, 71.0)]),
+        line("sealed", 0, [(0, 10.0), (20, 70.0), (80, 73.0)]),
+    ]
+    rows = made.stated_table(lines, (70.0, 72.0))[2:]
+    assert rows == [
+        "| 1 | Retrain | 80 | control | > 100 | control |",
+        "| 1 | everything drawn anew | 40 | control | > 100 | control |",
+        "| 1 | **Sealed** | 20 | 1 of 1 | 80 | 0 of 1 |",  # a control that never came counts with its 100 rounds
+    ]
+    assert made.rounds(lines[2:], made.near(5.0)) == "80"
+
+
+def test_only_seeds_that_every_variant_has_are_counted() -> None:
+    lines = [line(v, s, [(5, 70.0)]) for v, s in (("retrain", 1), ("retrain", 0), ("sealed", 1))]
+    found = tables().by_requests(lines)[1]
+    assert {variant: [x["seed"] for x in own] for variant, own in found.items()} == {"retrain": [1], "sealed": [1]}
+
+
+def test_the_page_shows_what_the_records_hold() -> None:
+    """`python benchmarks/lasting_tables.py` writes it anew."""
+    made = tables()
+    records = (ROOT / "benchmarks" / "records").glob("*lasting*.jsonl")
+    text = made.PAGE.read_text(encoding="utf-8")
+    for record in records:
+        shown = made.page([json.loads(row) for row in record.read_text().splitlines()], 2.0)
+        assert shown.strip() in text, record.name
