@@ -13,7 +13,7 @@ from unfed.values import is_measured
 
 
 def ending(run: Run) -> list[str]:
-    """NoT's model, and Retrain's, with NoT's layers negated back: measured here, without data or training."""
+    """What comes of NoT's model, and of Retrain's, when NoT's layers are negated back, in sentences."""
     requests, seed = run.config.requests(), run.config.seed_list[0]
     jobs = {label: Job(seed, requests[-1].id, label) for label in ("not", "retrain")}
     if not all(run.folder.model_file(job).exists() for job in jobs.values()):
