@@ -48,6 +48,7 @@ from unfed.measures import columns
 from unfed.methods import METHODS
 from unfed.model.params import cast, check_like
 from unfed.report import tables
+from unfed.report.foreign import foreign_page
 from unfed.runs.config import Config, presets
 from unfed.runs.folder import RunFolder
 from unfed.runs.handed_out import hand_out
@@ -314,6 +315,13 @@ def report(
     rule: Annotated[str, typer.Option(help="best-gap, recovered or last.")] = "best-gap",
 ) -> None:
     """Write the report of a run, finished or not: an HTML page, or a table in Markdown or LaTeX."""
+    if (run / "unlearning.json").is_file():
+        if kind != "html":
+            raise UnfedError(f"{run} is evidence of a foreign Flower app, which is shown as a page; leave --format out.")
+        kept = storage.read_json(run / "unlearning.json", "evidence of an unlearning")
+        storage.write_bytes(out or run / "report.html", foreign_page(kept, run.resolve().name).encode())
+        stdout.print(f"Report: {escape(str(out or run / 'report.html'))}", soft_wrap=True)
+        return
     opened = Run.open(run)
     if kind not in ("html", "md", "latex"):
         raise UnfedError(f"--format takes html, md or latex, not {kind!r}.")

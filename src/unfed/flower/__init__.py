@@ -14,16 +14,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unfed.flower.existing import Unlearn, negate, negate_arrays
+    from unfed.flower.evidence import Evidence
+    from unfed.flower.existing import Unlearn
     from unfed.flower.identity import introduce, introduce_mod
     from unfed.flower.leaving import SubsetGrid, denied, node_with, registered
+    from unfed.flower.negating import negate, negate_arrays
 
 _WHERE = {
-    "existing": ("Unlearn", "negate", "negate_arrays"),
+    "evidence": ("Evidence",),
+    "existing": ("Unlearn",),
+    "negating": ("negate", "negate_arrays"),
     "identity": ("introduce", "introduce_mod"),
     "leaving": ("SubsetGrid", "denied", "node_with", "registered"),
 }
 __all__ = [
+    "Evidence",
     "SubsetGrid",
     "Unlearn",
     "denied",

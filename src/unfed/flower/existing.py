@@ -32,72 +32,18 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import Result, Strategy
-from torch import nn
 
 from unfed import storage
 from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError
 from unfed.federation.aggregate import all_finite
+from unfed.flower.evidence import Evidence, Recovered
 from unfed.flower.leaving import Exclude, SubsetGrid
+from unfed.flower.negating import Perturb
 from unfed.flower.replies import Declared, Failure, Unreadable, attempt, finite, said, tensors
 from unfed.flower.wire import from_arrays
-from unfed.model.layers import choose
-from unfed.model.params import Params, params_of
-from unfed.model.perturb import negate as negated
 
 log = logging.getLogger("flwr")
-
-Perturb = Callable[[Params], Params]
-
-
-def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_bias: bool = False) -> Perturb:
-    """NoT's perturbation (Eq. 3) as a function of a state dict.
-
-    The chosen layers of this architecture are negated.
-
-    Arrays that an app numbers '0', '1', … are taken for the module's state dict in its order, if their shapes agree.
-    """
-    chosen = choose(module, tuple(layers), include_bias)
-    own, state = params_of(module), module.state_dict(keep_vars=True)
-    # A tied weight stands in a state dict under each of its names: all of them are the same number.
-    places = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    aliases = {name: [other for other, t in state.items() if t is places[name]] or [name] for name in own}
-
-    def changed(arrays: Params) -> Params:
-        keys = dict(zip(state, arrays, strict=False)) if _numbered(arrays, state) else {name: name for name in arrays}
-        missing = [name for name in own if name not in keys]
-        if missing:
-            raise UnfedError(
-                f"The arrays have no {missing[0]!r}, so they are not of this model; give negate the right one, or name"
-                f" the arrays to negate: negate_arrays({next(iter(arrays), '0')!r})."
-            )
-        new = negated({name: arrays[keys[name]] for name in own}, chosen)
-        out = dict(arrays)
-        for name, value in new.items():
-            for alias in aliases[name]:
-                out[keys.get(alias, alias)] = value
-        return out
-
-    return changed
-
-
-def _numbered(arrays: Params, state: Params) -> bool:
-    """Whether arrays are a state dict whose names got lost on the way through a list of NumPy arrays."""
-    if list(arrays) != [str(place) for place in range(len(state))]:
-        return False
-    return all(old.shape == new.shape for old, new in zip(state.values(), arrays.values(), strict=True))
-
-
-def negate_arrays(*names: str) -> Perturb:
-    """NoT's perturbation (Eq. 3) where there is no module: these arrays, negated (`negate_arrays("0")`)."""
-
-    def changed(arrays: Params) -> Params:
-        missing = next((name for name in names if name not in arrays), None)
-        if missing is not None or not names:
-            raise UnfedError(f"There is no array {missing!r} to negate; there are {', '.join(map(repr, arrays))}.")
-        return {name: -value if name in names else value for name, value in arrays.items()}
-
-    return changed
 
 
 class Unlearn(Strategy):
@@ -118,12 +64,15 @@ class Unlearn(Strategy):
         wait: float = 30.0,
         keep: str | Path | None = None,
         deny: str | Path | None = None,
+        evidence: str | Path | Evidence | None = None,
     ) -> None:
         """`gone`: the leaver need not be connected · `wait`: seconds until too few nodes are an error.
 
         `deny`: a run or evidence folder, or a file of names; who was forgotten there stays out as well.
+        `evidence`: a folder to write down what was done (see evidence.py).
         """
         self._deny = deny
+        self._evidence = Evidence(evidence) if isinstance(evidence, str | Path) else evidence
         self._factory, self._perturb, self._exclude = strategy_factory, perturb, exclude
         self._gone, self._wait, self._keep = gone, wait, None if keep is None else Path(keep)
         self._inner: Strategy | None = None
@@ -155,7 +104,10 @@ class Unlearn(Strategy):
             log.info("unfed: all %d rounds are in %s already", num_rounds, self._keep)
             return Result(arrays=self.arrays)
         self._before = before = self._done
-        result = super().start(subset, self.arrays, num_rounds - before, *args, **kwargs)
+        if self._evidence is not None:
+            result = self._witnessed(self._evidence, initial_arrays, num_rounds - before, args, kwargs)
+        else:
+            result = super().start(subset, self.arrays, num_rounds - before, *args, **kwargs)
         if self._done == before:
             why = "; ".join(f"node {r.client}: {r.reason}" for r in self.refusals[:3]) or "nobody answered"
             raise Refused(
@@ -163,6 +115,52 @@ class Unlearn(Strategy):
                 " clients and start again."
             )
         return result
+
+    def _witnessed(
+        self, evidence: Evidence, initial: ArrayRecord, rounds: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Result:
+        """The same start, with everything that is done written down."""
+        assert self._subset is not None and self.arrays is not None
+        given = dict(zip(("timeout", "train_config", "evaluate_config", "evaluate_fn"), args, strict=False)) | kwargs
+        central, changed = given.pop("evaluate_fn", None), _digests(self.arrays)
+        found = [{"who": one.words, "nodes": sorted(one(self._subset.whole))} for one in self._subset.leavers]
+        about = {
+            "strategy": type(self.inner).__name__,
+            "leavers": found,
+            "forgotten": sorted({name for one in self._subset.leavers for name in one.names}),
+        }
+        digests = {"before": self._begun, "perturbed": _digest(self.arrays)}
+        altered = [name for name, own in _digests(initial).items() if own != changed.get(name)]
+        if evidence.begin(about, {**digests, "changed": altered}, self._done):
+            self._look(evidence, initial, central, given)
+        evidence.check_metric()
+
+        def told(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            metrics: MetricRecord | None = central(server_round, arrays)
+            if server_round:
+                evidence.told(server_round + self._before, "server", metrics)
+            return metrics
+
+        try:
+            more = {**given, "evaluate_fn": told} if central else given
+            result = super().start(self._subset, self.arrays, rounds, **more)
+        except Recovered:
+            log.info("unfed: %r is back where it was; the rounds end", evidence.recover)
+            result = Result(self.arrays, *(evidence.metrics[what] for what in ("train", "evaluate", "server")))
+        if self._done > self._before:
+            evidence.end("all rounds", _digest(self.arrays))
+        return result
+
+    def _look(self, evidence: Evidence, initial: ArrayRecord, central: Any, given: dict[str, Any]) -> None:
+        """What the model before is worth to those who stay, and to the server."""
+        assert self._subset is not None
+        config = given.get("evaluate_config") or ConfigRecord()
+        messages = list(self.inner.configure_evaluate(0, initial, config, self._subset))
+        replies = self._subset.send_and_receive(messages, timeout=given.get("timeout", 3600)) if messages else []
+        said = self.inner.aggregate_evaluate(0, replies) if messages else None
+        evidence.before("evaluate", [message.metadata.dst_node_id for message in messages], said)
+        if central is not None:
+            evidence.before("server", [], central(0, initial))
 
     def _built(self) -> Strategy:
         inner = self._factory()
@@ -209,7 +207,8 @@ class Unlearn(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        return self.inner.configure_train(server_round + self._before, arrays, config, grid)
+        messages = self.inner.configure_train(server_round + self._before, arrays, config, grid)
+        return self._noted(server_round, "train", messages)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -218,6 +217,21 @@ class Unlearn(Strategy):
 
         Without any, or without a finite result, nothing changes.
         """
+        arrays, metrics = self._aggregated_train(server_round, replies)
+        if self._evidence is not None and self.arrays is not None:
+            own = [f"node {r.client} in round {r.round}: {r.reason}" for r in self.refusals if r.round == server_round]
+            digest = _digest(self.arrays)
+            self._evidence.told(server_round + self._before, "train", metrics, refused=own, arrays=digest)
+        return arrays, metrics
+
+    def _noted(self, server_round: int, what: str, messages: Iterable[Message]) -> Iterable[Message]:
+        if self._evidence is None:
+            return messages
+        return self._evidence.asked(server_round + self._before, what, messages)
+
+    def _aggregated_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         good = [reply for reply in replies if not self._refused(server_round, reply)]
         if not good:
             log.warning("unfed: round %d got no usable update; the arrays stay as they were", server_round)
@@ -240,12 +254,16 @@ class Unlearn(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        return self.inner.configure_evaluate(server_round + self._before, arrays, config, grid)
+        messages = self.inner.configure_evaluate(server_round + self._before, arrays, config, grid)
+        return self._noted(server_round, "evaluate", messages)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         out = self._out()
         heard = [reply for reply in replies if reply.metadata.src_node_id not in out]
-        return self.inner.aggregate_evaluate(server_round + self._before, heard)
+        metrics = self.inner.aggregate_evaluate(server_round + self._before, heard)
+        if self._evidence is not None:
+            self._evidence.told(server_round + self._before, "evaluate", metrics)
+        return metrics
 
     def summary(self) -> None:
         log.info("\t├──> Unlearning without node(s) %s", ", ".join(map(str, sorted(self._out()))) or "(none connected)")
@@ -329,6 +347,10 @@ def _digest(arrays: ArrayRecord) -> str:
     for name, array in arrays.items():
         found.update(f"{name}:{array.dtype}:{tuple(array.shape)};".encode() + array.data)
     return found.hexdigest()
+
+
+def _digests(arrays: ArrayRecord) -> dict[str, str]:
+    return {name: hashlib.sha256(array.data).hexdigest() for name, array in arrays.items()}
 
 
 def _as(tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

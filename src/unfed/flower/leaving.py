@@ -43,6 +43,8 @@ class Leaver:
     unknown: Callable[[], Collection[int]] = frozenset
     """Connected nodes that did not say who they are; they are left out too, for one of them might be meant."""
     remedy: str = "check it"
+    names: Collection[str] = ()
+    """What the leaver goes by, where it was said: a later run keeps it out by these."""
     needed: bool = True
     """Whether somebody must be found: of those who were forgotten before, nobody need be there."""
 
@@ -70,7 +72,7 @@ def registered(*names: str) -> Leaver:
         return [node.node_id for node in nodes if node.name in names]
 
     words = " or ".join(repr(name) for name in names)
-    return Leaver(f"a node registered as {words}", found, remedy="see the names with flwr supernode ls")
+    return Leaver(f"a node registered as {words}", found, remedy="see the names with flwr supernode ls", names=names)
 
 
 def node_with(timeout: float = 300.0, **config: str | int) -> Leaver:
@@ -89,7 +91,9 @@ def node_with(timeout: float = 300.0, **config: str | int) -> Leaver:
         return [node for node, own in roll.known.items() if wanted.items() <= own.items()]
 
     words = " and ".join(f"{key}={value}" for key, value in wanted.items())
-    return Leaver(f"a node with {words}", found, lambda: roll.silent.keys(), "see what the nodes' configs say")
+    return Leaver(
+        f"a node with {words}", found, lambda: roll.silent.keys(), "see what the nodes' configs say", [*wanted.values()]
+    )
 
 
 def denied(path: str | Path, timeout: float = 300.0) -> Leaver:
@@ -117,7 +121,7 @@ def denied(path: str | Path, timeout: float = 300.0) -> Leaver:
         return [node for node in roll.silent if node not in named]
 
     words = f"whoever is on the deny list {path} ({', '.join(sorted(listed.names)) or 'which is empty'})"
-    return Leaver(words, found, unknown, needed=False)
+    return Leaver(words, found, unknown, names=listed.names, needed=False)
 
 
 @dataclass
@@ -190,6 +194,16 @@ class SubsetGrid(Grid):
         for leaver in self._leavers:
             self._out |= set(leaver(self._grid))
         return frozenset(self._out) | self._unknown()
+
+    @property
+    def whole(self) -> Grid:
+        """The grid with everybody on it."""
+        return self._grid
+
+    @property
+    def leavers(self) -> Sequence[Leaver]:
+        """Who is left out, each as it was named."""
+        return self._leavers
 
     def _unknown(self) -> frozenset[int]:
         return frozenset(node for leaver in self._leavers for node in leaver.unknown())

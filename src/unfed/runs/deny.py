@@ -34,6 +34,12 @@ def imported(config: Config) -> Config:
         return config
     if own.run.is_file():
         return config.model_copy(update={"deny": own.model_copy(update={"clients": _names(own.run)})})
+    if (own.run / "unlearning.json").is_file():  # evidence of an unlearning in a foreign Flower app
+        kept = storage.read_json(own.run / "unlearning.json", "evidence of an unlearning")
+        names = tuple(str(name) for name in kept["forgotten"])
+        if not names:
+            raise UnfedError(f"{own.run} names its leaver by a node id alone; write its name into a file, and name that.")
+        return config.model_copy(update={"deny": own.model_copy(update={"clients": names})})
     folder = RunFolder(own.run)
     before = Config.kept(folder.description()["config"]).deny
     asked = [entry for entry in folder.requests() if entry.accepted]

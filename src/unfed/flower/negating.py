@@ -1,0 +1,64 @@
+"""NoT's perturbation for arrays of a foreign app: by its module, or by the arrays' names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from torch import nn
+
+from unfed.errors import UnfedError
+from unfed.model.layers import choose
+from unfed.model.params import Params, params_of
+from unfed.model.perturb import negate as negated
+
+Perturb = Callable[[Params], Params]
+
+
+def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_bias: bool = False) -> Perturb:
+    """NoT's perturbation (Eq. 3) as a function of a state dict.
+
+    The chosen layers of this architecture are negated.
+
+    Arrays that an app numbers '0', '1', … are taken for the module's state dict in its order, if their shapes agree.
+    """
+    chosen = choose(module, tuple(layers), include_bias)
+    own, state = params_of(module), module.state_dict(keep_vars=True)
+    # A tied weight stands in a state dict under each of its names: all of them are the same number.
+    places = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    aliases = {name: [other for other, t in state.items() if t is places[name]] or [name] for name in own}
+
+    def changed(arrays: Params) -> Params:
+        keys = dict(zip(state, arrays, strict=False)) if _numbered(arrays, state) else {name: name for name in arrays}
+        missing = [name for name in own if name not in keys]
+        if missing:
+            raise UnfedError(
+                f"The arrays have no {missing[0]!r}, so they are not of this model; give negate the right one, or name"
+                f" the arrays to negate: negate_arrays({next(iter(arrays), '0')!r})."
+            )
+        new = negated({name: arrays[keys[name]] for name in own}, chosen)
+        out = dict(arrays)
+        for name, value in new.items():
+            for alias in aliases[name]:
+                out[keys.get(alias, alias)] = value
+        return out
+
+    return changed
+
+
+def _numbered(arrays: Params, state: Params) -> bool:
+    """Whether arrays are a state dict whose names got lost on the way through a list of NumPy arrays."""
+    if list(arrays) != [str(place) for place in range(len(state))]:
+        return False
+    return all(old.shape == new.shape for old, new in zip(state.values(), arrays.values(), strict=True))
+
+
+def negate_arrays(*names: str) -> Perturb:
+    """NoT's perturbation (Eq. 3) where there is no module: these arrays, negated (`negate_arrays("0")`)."""
+
+    def changed(arrays: Params) -> Params:
+        missing = next((name for name in names if name not in arrays), None)
+        if missing is not None or not names:
+            raise UnfedError(f"There is no array {missing!r} to negate; there are {', '.join(map(repr, arrays))}.")
+        return {name: -value if name in names else value for name, value in arrays.items()}
+
+    return changed

@@ -1,0 +1,63 @@
+"""The page of an unlearning in somebody else's Flower app, from what `Unlearn(…, evidence=DIR)` wrote down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from unfed.report.html import page
+from unfed.report.words import date_text
+from unfed.values import not_measured
+
+MISSING = {
+    "Forget accuracy": not_measured("the leaver is not asked for anything, so nobody scores the forgotten rows"),
+    "Membership inference": not_measured("a Flower app gives no losses of single rows"),
+    "Distance to Retrain": not_measured("nothing was trained from scratch without the leaver"),
+    "Undoing": not_measured("no attack was run on the model"),
+}
+
+
+def foreign_page(kept: Mapping[str, Any], title: str) -> str:
+    """Everything that was written down; what a foreign app cannot give says why."""
+    rounds = kept["rounds"]
+    out = {node for leaver in kept["leavers"] for node in leaver["nodes"]}
+    asked = [{"round": line["round"], **{w: _nodes(line[w]) for w in ("train", "evaluate")}} for line in rounds]
+    wrong = sum(node in out for line in rounds for what in ("train", "evaluate") for node in line[what])
+    return page(
+        "foreign.html.j2",
+        title=title,
+        created=date_text(str(kept["created"])),
+        leavers=[{"who": one["who"], "nodes": _nodes(one["nodes"])} for one in kept["leavers"]],
+        finished=kept["finished"] or "not finished",
+        strategy=kept["strategy"],
+        count=len(rounds),
+        wrong=wrong,
+        arrays=kept["arrays"],
+        metrics=_metrics(kept),
+        asked=asked,
+        refused=[one for line in rounds for one in line["refused"]],
+        missing=MISSING,
+    )
+
+
+def _nodes(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers)) or "nobody"
+
+
+def _metrics(kept: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """One row per metric of the app: who says it, its name, before and after."""
+    found = []
+    for source, who in {"evaluate": "the clients that stay", "server": "the server"}.items():
+        was = (kept["before"].get(source) or {}).get("metrics") or {}
+        told = [line["metrics"][source] for line in kept["rounds"] if line["metrics"].get(source)]
+        last = told[-1] if told else {}
+        for name in sorted({*was, *last}):
+            texts = [_text(side.get(name)) for side in (was, last)]
+            found.append((name, who, *texts))
+    return found
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return not_measured("the app did not report it")
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,106 @@
+"""Evidence of an unlearning in somebody else's Flower app: who was asked, which arrays, what the app's metrics say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr", reason="needs unfed[flower]")
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from flower_grid import InProcessGrid
+from unfed.cli.main import app as cli
+from unfed.errors import UnfedError
+from unfed.flower import Evidence, SubsetGrid, Unlearn, introduce, negate_arrays, node_with
+
+
+def federation() -> InProcessGrid:
+    """Training adds one to the only weight, and accuracy is that weight."""
+    app = introduce(ClientApp())
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        old = message.content.array_records["arrays"].to_torch_state_dict()
+        new = ArrayRecord({"w": old["w"] + 1, "b": old["b"]})  # type: ignore[arg-type]
+        return Message(RecordDict({"arrays": new, "metrics": MetricRecord({"num-examples": 2})}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        weight = float(message.content.array_records["arrays"].to_torch_state_dict()["w"])
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 2, "acc": weight})}), reply_to=message)
+
+    return InProcessGrid([{"partition-id": k} for k in range(4)], app)
+
+
+def trained() -> ArrayRecord:
+    return ArrayRecord({"w": torch.tensor(1.0), "b": torch.tensor(5.0)})  # type: ignore[arg-type]
+
+
+def unlearned(evidence: Any, rounds: int = 2, grid: InProcessGrid | None = None, **more: Any) -> Any:
+    strategy = Unlearn(FedAvg, negate_arrays("w"), node_with(partition_id=0), evidence=evidence)
+    return strategy.start(grid or federation(), trained(), num_rounds=rounds, **more)
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "unlearning.json").read_text())
+    return found
+
+
+def test_who_was_asked_stands_in_the_folder_with_digests_and_metrics_before_and_after(tmp_path: Path) -> None:
+    grid = federation()
+    unlearned(tmp_path / "e", grid=grid, evaluate_fn=lambda round, arrays: MetricRecord({"size": 2.0 + round}))
+    found = kept(tmp_path / "e")
+    staying = [1001, 1002, 1003]
+    for line in found["rounds"]:
+        assert line["train"] == line["evaluate"] == staying
+    assert [line["metrics"]["evaluate"]["acc"] for line in found["rounds"]] == [0.0, 1.0]
+    assert found["before"]["evaluate"] == {"asked": staying, "metrics": {"acc": 1.0}}
+    assert found["before"]["server"]["metrics"] == {"size": 2.0} and found["finished"] == "all rounds"
+    assert found["leavers"] == [{"who": "a node with partition-id=0", "nodes": [1000]}] and found["forgotten"] == ["0"]
+    arrays = found["arrays"]
+    assert arrays["changed"] == ["w"] and arrays["after"] == found["rounds"][-1]["arrays"]
+    assert len({arrays["before"], arrays["perturbed"], found["rounds"][0]["arrays"]}) == 3
+    assert arrays["after"] == arrays["before"], "here training leads exactly back"
+    assert not grid.asked(1000, "train", "evaluate")
+
+
+def test_the_page_says_what_a_foreign_app_cannot_give(tmp_path: Path) -> None:
+    unlearned(tmp_path / "e")
+    done = CliRunner().invoke(cli, ["report", str(tmp_path / "e")])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "e" / "report.html").read_text()
+    assert "a node with partition-id=0 has left: 1000" in page and "1001, 1002, 1003" in page
+    assert "Messages to who left, to train or to evaluate: 0." in page
+    assert (
+        "not measured: the leaver is not asked for anything" in page and kept(tmp_path / "e")["arrays"]["after"] in page
+    )
+
+
+def test_the_rounds_end_when_the_named_metric_is_back(tmp_path: Path) -> None:
+    result = unlearned(Evidence(tmp_path / "e", recover="acc"), rounds=9)
+    assert kept(tmp_path / "e")["finished"] == "recovered" and len(kept(tmp_path / "e")["rounds"]) == 2
+    assert float(result.arrays.to_torch_state_dict()["w"]) == 1.0
+    assert {round: float(m["acc"]) for round, m in result.evaluate_metrics_clientapp.items()} == {1: 0.0, 2: 1.0}
+    with pytest.raises(UnfedError, match="reports no metric 'accuracy' of the model before .it reports acc."):
+        unlearned(Evidence(tmp_path / "other", recover="accuracy"))
+
+
+def test_a_folder_with_other_evidence_is_not_written_over(tmp_path: Path) -> None:
+    unlearned(tmp_path / "e")
+    with pytest.raises(UnfedError, match="holds evidence of another unlearning"):
+        unlearned(tmp_path / "e")
+
+
+def test_evidence_is_a_deny_list_for_later_runs(tmp_path: Path) -> None:
+    unlearned(tmp_path / "e")
+    grid = federation()
+    FedAvg().start(SubsetGrid(grid, deny=tmp_path / "e"), trained(), num_rounds=1)
+    assert not grid.asked(1000, "train", "evaluate") and grid.asked(1001, "train")
