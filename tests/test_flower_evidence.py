@@ -29,7 +29,7 @@ def federation() -> InProcessGrid:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         old = message.content.array_records["arrays"].to_torch_state_dict()
-        new = ArrayRecord({"w": old["w"] + 1, "b": old["b"]})  # type: ignore[arg-type]
+        new = ArrayRecord({"w": old["w"] + 1, "b": old["b"]})
         return Message(RecordDict({"arrays": new, "metrics": MetricRecord({"num-examples": 2})}), reply_to=message)
 
     @app.evaluate()
@@ -41,7 +41,7 @@ def federation() -> InProcessGrid:
 
 
 def trained() -> ArrayRecord:
-    return ArrayRecord({"w": torch.tensor(1.0), "b": torch.tensor(5.0)})  # type: ignore[arg-type]
+    return ArrayRecord({"w": torch.tensor(1.0), "b": torch.tensor(5.0)})
 
 
 def unlearned(evidence: Any, rounds: int = 2, grid: InProcessGrid | None = None, **more: Any) -> Any:

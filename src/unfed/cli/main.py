@@ -317,7 +317,7 @@ def report(
     """Write the report of a run, finished or not: an HTML page, or a table in Markdown or LaTeX."""
     if (run / "unlearning.json").is_file():
         if kind != "html":
-            raise UnfedError(f"{run} is evidence of a foreign Flower app, which is shown as a page; leave --format out.")
+            raise UnfedError(f"{run} is evidence of a foreign app, which is shown as a page; leave --format out.")
         kept = storage.read_json(run / "unlearning.json", "evidence of an unlearning")
         storage.write_bytes(out or run / "report.html", foreign_page(kept, run.resolve().name).encode())
         stdout.print(f"Report: {escape(str(out or run / 'report.html'))}", soft_wrap=True)

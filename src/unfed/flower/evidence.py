@@ -1,10 +1,11 @@
-"""What an unlearning in a foreign app did, written down after every round: `Unlearn(…, evidence=DIR)`.
+"""What an unlearning in a foreign app did, written down after every round.
 
     DIR/unlearning.json     who left, who was asked in each round (to train and to evaluate apart), SHA-256 of the
                             arrays before, perturbed and after each round, the app's own metrics before and after
 
-`unfed report DIR` makes the page, and `deny=DIR` keeps the leaver out of later runs. The model before is evaluated once,
-by those who stay: the leaver is not asked. With `recover` the rounds end as soon as that metric is back.
+It is asked for by `Unlearn(…, evidence=DIR)`; `unfed report DIR` makes the page, and `deny=DIR` keeps the leaver out of
+later runs. The model before is evaluated once, by those who stay: the leaver is not asked. With `recover` the rounds
+end as soon as that metric is back.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ class Recovered(Exception):
 
 
 class Evidence:
-    """A folder of evidence; `recover` names a metric (more is better) that ends the rounds once it is `within` reach."""
+    """A folder of evidence.
+
+    `recover` names a metric (more is better) that ends the rounds once it is `within` reach of what it was.
+    """
 
     def __init__(self, folder: str | Path, recover: str | None = None, within: float = 0.0) -> None:
         self.folder, self.recover, self.within = Path(folder), recover, within

@@ -1,4 +1,4 @@
-"""The page of an unlearning in somebody else's Flower app, from what `Unlearn(…, evidence=DIR)` wrote down."""
+"""The page of an unlearning in somebody else's Flower app, from the evidence it wrote down."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def imported(config: Config) -> Config:
         kept = storage.read_json(own.run / "unlearning.json", "evidence of an unlearning")
         names = tuple(str(name) for name in kept["forgotten"])
         if not names:
-            raise UnfedError(f"{own.run} names its leaver by a node id alone; write its name into a file, and name that.")
+            raise UnfedError(f"{own.run} names its leaver by a node id; write its name into a file, and name that.")
         return config.model_copy(update={"deny": own.model_copy(update={"clients": names})})
     folder = RunFolder(own.run)
     before = Config.kept(folder.description()["config"]).deny
