@@ -5,7 +5,7 @@ It takes five lines in the server app and one in the client app.
     from unfed.flower import Unlearn, negate, node_with
     strategy = Unlearn(
         lambda: FedAvg(min_available_nodes=3),        your strategy, built anew: a used one still carries the leaver
-        perturb=negate(Net()),                        Eq. 3, once, on the arrays that training left
+        perturb=negate(Net()),                        NoT, once, on the arrays that training left
         exclude=node_with(partition_id=0),            whoever leaves: see leaving.py
     )
     result = strategy.start(grid, trained, num_rounds=5)
