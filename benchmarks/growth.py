@@ -1,15 +1,16 @@
 """How a run folder grows: with clients, rounds, requests and recorded histories; and what a save costs.
 
-    python benchmarks/growth.py                                      all of it, some minutes on one core
-    python benchmarks/growth.py --clients 10 --no-save               one row and the one beside it, a few seconds
+    python benchmarks/growth.py                       everything that takes less than a minute or two on one core
+    python benchmarks/growth.py --part clients --part save [--clients 1000]
 
 Each row is a real run: training, then requests of single clients, served by NoT in one round each. Clients hold four
 random 8x8 images, the model is `cnn-tiny`, 200 test rows are scored after every round, and a job is saved every ten
 rounds. Counted are the bytes of all files by what they are, before and after `unfed prune`. With histories, FedEraser,
 FUKD and PGD record every round.
 
-A save is timed on the histories of the last row: all of it is written once, then again after the records of one client,
-of a hundredth and of all clients have changed. Its bytes are those of the state and what was added to the histories.
+A save is timed on the histories of a run of a hundred clients, whose records are repeated until there are 10,000: all
+of it is written once, then again after the records of one client, of a hundredth and of all clients have changed. Its
+bytes are those of the state and what was added to the histories. Rows are added to the day's record as they are done.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +36,7 @@ from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.prune import prune
 from unfed.runs.run import Run
-from workload import attempt, write
+from workload import add_rows, attempt
 
 ROWS, TEST_ROWS, CLASSES = 4, 200, 10
 HISTORIES = ("federaser", "fukd", "pgd")
@@ -44,7 +46,7 @@ KINDS = ("samples", "state", "history", "models", "other")
 
 @dataclass(frozen=True)
 class Size:
-    """What a run has: so many clients, rounds of training and requests."""
+    """A run of so many clients, rounds of training and requests."""
 
     clients: int
     rounds: int = 10
@@ -55,11 +57,14 @@ class Size:
         return f"{self.clients} clients, {self.rounds} rounds, {self.requests} requests"
 
 
-ALL = (
-    *(Size(clients) for clients in (10, 100, 1_000, 10_000)),
-    *(Size(100, rounds=rounds) for rounds in (40, 160)),
-    *(Size(100, requests=requests) for requests in (4, 16)),
-)
+PARTS = {
+    "rounds": tuple(Size(10, rounds=rounds) for rounds in (10, 40, 160)),
+    "requests": tuple(Size(10, requests=requests) for requests in (4, 8)),
+    "clients": tuple(Size(clients) for clients in (100, 1_000, 10_000)),
+}
+MOST_RECORDED = 1_000
+"""A run of more clients with three histories takes many minutes; what its save costs is measured by itself."""
+MOST_SAVED = 10_000
 
 
 def images() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -126,65 +131,71 @@ def grown(size: Size, recorded: bool, folder: Path) -> dict[str, object]:
 # --- one save ---------------------------------------------------------------------------------------------------------
 
 
+def touched_record(record: Record, at: int) -> Record:
+    return Record({name: t.clone() for name, t in record.tensors.items()}, {**record.numbers, "touched": at})
+
+
 def touched(history: History, clients: int) -> History:
     """The same history after a round in which so many clients took part."""
-
-    def anew(record: Record) -> Record:
-        return Record({n: t.clone() for n, t in record.tensors.items()}, {**record.numbers, "touched": history.rounds})
-
-    own = {c: anew(record) if i < clients else record for i, (c, record) in enumerate(history.own.items())}
+    at = history.rounds
+    own = {c: touched_record(r, at) if i < clients else r for i, (c, r) in enumerate(history.own.items())}
     return replace(history, rounds=history.rounds + 1, own=own)
 
 
-def saves(made: RunFolder) -> list[dict[str, object]]:
-    """Seconds and bytes of saves of a state with the histories that a run recorded."""
+def repeated(history: History, clients: int) -> History:
+    """A history of so many clients, each with the records of one that there is."""
+    found = list(history.own.values())
+    return replace(history, own={str(k): touched_record(found[k % len(found)], 0) for k in range(clients)})
+
+
+def saves(made: RunFolder) -> Iterator[dict[str, object]]:
+    """Seconds and bytes of saves of a state with three histories of very many clients."""
     loaded, kept = made.load_state(TRAINING), made.load_histories(TRAINING)
     assert loaded is not None
-    state = loaded[0]
-    everybody = max(len(history.own) for history in kept.values())
-    rows: list[dict[str, object]] = []
+    kept = {label: repeated(history, MOST_SAVED) for label, history in kept.items()}
     with tempfile.TemporaryDirectory() as where:
         folder, before = RunFolder(where), 0
-        for changed in (everybody, 1, max(1, everybody // 100), everybody):
+        for number, changed in enumerate((MOST_SAVED, 1, MOST_SAVED // 100, MOST_SAVED)):
             kept = {label: touched(history, changed) for label, history in kept.items()}
             started = time.perf_counter()
-            folder.save_state(TRAINING, state, {"offset": 0, "finished": None}, kept)
+            folder.save_state(TRAINING, loaded[0], {"offset": 0, "finished": None}, kept)
             seconds = time.perf_counter() - started
             log = sum(path.stat().st_size for path in Path(where).rglob("*.history-*"))
-            own = folder.state_file(TRAINING).stat().st_size
-            first = not rows
-            added = log if first or log < before else log - before
-            row = {"clients": everybody, "changed": "the first save" if first else changed}
-            rows.append({**row, "seconds": round(seconds, 3), "state_bytes": own, "history_bytes": added})
+            yield {
+                "name": f"save {number + 1}: {MOST_SAVED} clients, three histories, {changed} clients changed",
+                "seconds": round(seconds, 3),
+                "state_bytes": folder.state_file(TRAINING).stat().st_size,
+                "history_bytes_added": log - before,
+            }
             before = log
-            print(rows[-1], flush=True)
-    return rows
-
-
-def wanted(clients: Sequence[int]) -> list[Size]:
-    return [size for size in ALL if not clients or (size.clients in clients and size == Size(size.clients))]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, action="append", help="only these numbers of clients; repeat for more")
-    parser.add_argument("--no-save", action="store_true", help="do not time a save")
+    parser.add_argument("--part", action="append", choices=[*PARTS, "save"], help="only these; repeat for more")
+    parser.add_argument("--clients", type=int, action="append", help="only runs of so many clients; repeat for more")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows: list[dict[str, object]] = []
-    body: dict[str, Any] = {"model": "cnn-tiny", "rows": rows}
+    cpu, failed = torch.device("cpu"), False
     with plugins.allow_only(("growth:images",)), tempfile.TemporaryDirectory() as top:
-        for size in wanted(options.clients or ()):
-            for recorded in (False, True):
-                folder = Path(top, f"{size.name} {recorded}".replace(",", ""))
+        for part in options.part or [*PARTS, "save"]:
+            if part == "save":
+                made = Path(top, "recorded")
+                grown(Size(100), True, made)
+                for row in saves(RunFolder(made)):
+                    print(row, flush=True)
+                    add_rows("growth", cpu, [{"part": part, **row}])
+                continue
+            for size, recorded in product(PARTS[part], (False, True)):
+                if (options.clients and size.clients not in options.clients) or (
+                    recorded and size.clients > MOST_RECORDED
+                ):
+                    continue
                 name = f"{size.name}, {'three histories' if recorded else 'no history'}"
-                rows.append(attempt(name, lambda size=size, at=(recorded, folder): grown(size, *at)))  # type: ignore[misc]
-        most = max((row for row in rows if row.get("histories")), key=lambda row: row["clients"], default=None)  # type: ignore[arg-type,return-value]
-        if most is not None and not options.no_save:
-            last = Size(int(str(most["clients"])))
-            body["saves"] = saves(RunFolder(Path(top, f"{last.name} True".replace(",", ""))))
-    print(write("growth", torch.device("cpu"), body))
-    sys.exit(1 if any("failed" in row for row in rows) else 0)
+                row = attempt(name, partial(grown, size, recorded, Path(top, name)))
+                add_rows("growth", cpu, [{"part": part, **row}])
+                failed = failed or "failed" in row
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
