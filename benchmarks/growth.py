@@ -3,7 +3,7 @@
     python benchmarks/growth.py                       everything that takes less than a minute or two on one core
     python benchmarks/growth.py --part clients --part save [--clients 1000]
 
-Each row is a real run: training, then requests of single clients, served by NoT in one round each. Clients hold four
+Each row is a real run: training, then requests of single clients, the first served by NoT, later ones by FT. Clients hold four
 random 8x8 images, the model is `cnn-tiny`, 200 test rows are scored after every round, and a job is saved every ten
 rounds. Counted are the bytes of all files by what they are, before and after `unfed prune`. With histories, FedEraser,
 FUKD and PGD record every round.
@@ -112,7 +112,8 @@ def grown(size: Size, recorded: bool, folder: Path) -> dict[str, object]:
     run = Run.create(config(size, recorded), folder)
     run.execute()
     for k in range(size.requests):
-        run.forget(Request(f"r{k}", clients=(str(k),)), "not", until=1)
+        method = "ft" if k else "not"  # NoT again would turn its layer back
+        run.forget(Request(f"r{k}", clients=(str(k),)), method, until=1)
     seconds = time.perf_counter() - started
     before = sizes(folder)
     prune(run.folder)
