@@ -3,10 +3,10 @@
     python benchmarks/growth.py                       everything that takes less than a minute or two on one core
     python benchmarks/growth.py --part clients --part save [--clients 1000]
 
-Each row is a real run: training, then requests of single clients, the first served by NoT, later ones by FT. Clients hold four
-random 8x8 images, the model is `cnn-tiny`, 200 test rows are scored after every round, and a job is saved every ten
-rounds. Counted are the bytes of all files by what they are, before and after `unfed prune`. With histories, FedEraser,
-FUKD and PGD record every round.
+Each row is a real run: training, then requests of single clients, the first served by NoT, later ones by FT. Clients
+hold four random 8x8 images, the model is `cnn-tiny`, 200 test rows are scored after every round, and a job is saved
+every ten rounds. Counted are the bytes of all files by what they are, before and after `unfed prune`. With histories,
+FedEraser, FUKD and PGD record every round.
 
 A save is timed on the histories of a run of a hundred clients, whose records are repeated until there are 10,000: all
 of it is written once, then again after the records of one client, of a hundredth and of all clients have changed. Its
