@@ -219,13 +219,18 @@ def test_withdraw_lets_a_request_go(unfed: Callable[..., Any], done: Path) -> No
 
 
 def test_export_evaluate_and_negate(unfed: Callable[..., Any], done: Path, here: Path) -> None:
-    assert unfed("export", done, "--method", "not", "-o", "m.safetensors")[0] == 0
+    code, out, err = unfed("export", done, "-o", "m.safetensors")
+    assert code == 2 and not (here / "m.safetensors").exists()
+    assert "put none of their models in force; say which one with --method, not or retrain, or train for θ*" in err
+    code, out, _ = unfed("export", done, "--method", "not", "-o", "m.safetensors")
+    assert code == 0 and "the model 0/r1/not, which is not in force" in out.replace("\n", " ")
     params, about = storage.load(here / "m.safetensors")
-    assert about["architecture"] == "cnn-tiny"
+    assert about["architecture"] == "cnn-tiny" and about["in_force"] is False and about["job"] == "0/r1/not"
+    assert "In force: θ*, as trained; a comparison puts no method's model in force." in unfed("status", done)[1]
     value = json.loads(unfed("evaluate", done, "--model", "m.safetensors", "--json")[1])
     last = [line for line in Run.open(done).lines() if line["method"] == "not"][-1]
     assert value["forget"] == pytest.approx(last["forget"]) and value["mia"] == pytest.approx(last["mia"])
-    assert "forget" in unfed("evaluate", done)[1]
+    assert "forget" in (told := unfed("evaluate", done)[1]) and "Model: θ*, as trained" in told
     code, out, _ = unfed("negate", "m.safetensors", "--dry-run")
     assert code == 0 and "would negate conv1.weight" in out
     code, out, _ = unfed("negate", "m.safetensors", "--layers", "conv2", "--include-bias", "-o", "n.safetensors")

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from test_rules import line
-from unfed.report.ranking import fell_short, shortcomings
+from unfed.report.ranking import judged, shortcomings
 from unfed.report.rules import rows
 
 BEFORE = line("before", 0, (90, 90, 80, 60), backdoor="not measured: no client was poisoned")
@@ -35,7 +35,9 @@ def test_points_of_test_accuracy_that_are_lost_are_told() -> None:
 def test_a_backdoor_is_asked_before_the_forgotten_rows() -> None:
     """It is gone, so that it does not matter that the model is still right on the rows."""
     before, retrain = (cast(Any, {**some, "backdoor": value}) for some, value in ((BEFORE, 90.0), (RETRAIN, 2.0)))
-    for value, short in ((10.0, False), (60.0, True)):
+    for value, short in ((10.0, "taken out"), (60.0, "partly")):
         own = line("ft", 4, (90, 88, 80, 50), backdoor=value, done=True)
         found = {row.method: row for row in rows([before, retrain, own], "last")}
-        assert fell_short(found["ft"], found["before"], found["retrain"]) == short
+        assert judged(found["ft"], found["before"], found["retrain"]) == short
+        assert judged(found["ft"], found["before"], None) == "not measured"
+        assert judged(found["ft"], found["retrain"], found["retrain"]) == "not measured", "there is no way to go"

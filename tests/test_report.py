@@ -477,7 +477,8 @@ def test_a_served_request_has_its_own_time_and_no_one_elses_backdoor() -> None:
     more: list[Any] = [dict(line, request="r2") for line in lines if line["method"] in ("before", "not")]
     text = Page(render(run, [*lines, *more])).text
     assert "Asked 16 November 2026, 10:30 UTC" in text
-    assert "Client 3 was taken out by NoT in 20 rounds and 7.1 MB: the model is right on" in text
+    assert "Client 3: after NoT in 20 rounds and 7.1 MB, the model is right on" in text
+    assert "whether it is out was not measured, for there is no Retrain in this run." in text
     assert text.count("the backdoor it planted") == 1
     assert "For the request on Client 3 there is no Retrain" in text
 
@@ -539,3 +540,51 @@ def test_every_heading_of_the_results_explains_itself() -> None:
     assert set(HEADINGS.values()) <= set(MEASURES) and set(HEADINGS) <= header
     text = Page(render(*fake_run())).text
     assert all(text.count(measure.text) >= 2 for measure in MEASURES.values()), "as a tooltip and in the list"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [
+        ("passed", "Client 0 was forgotten, by the check for forgetting, after NoT in 20 rounds"),
+        ("failed", "Client 0 was not forgotten, by the check for forgetting, after NoT in 20 rounds"),
+        ("not measured", "whether it is out was not measured"),
+    ],
+)
+def test_without_retrain_the_check_for_forgetting_speaks(verdict: str, says: str) -> None:
+    run, lines = fake_run()
+    own = [line for line in lines if line["method"] in ("before", "not")]
+    request = {**run["requests"][0], "gate": {"checks": [{"name": "forgotten", "verdict": verdict}]}}
+    assert says in sentence(request, rows(own, "last"))
+
+
+def test_a_class_that_did_not_move_is_not_said_to_be_out() -> None:
+    _, lines = fake_run()
+    own = [line for line in lines if line["method"] in ("before", "not")]
+    for line in own:
+        line["forget"] = 93.1
+        line["backdoor"] = "not measured: no client was poisoned"
+    told = sentence({"id": "r", "kind": "class", "classes": [0]}, rows(own, "last"))
+    assert "taken out" not in told and "right on 93.1 % of the forgotten data instead of 93.1 %" in told
+
+
+def test_where_one_place_holds_all_data_epochs_are_spoken_of() -> None:
+    run, lines = fake_run()
+    run["config"]["setting"] = "central"
+    text = Page(render(run, lines)).text
+    assert "taken out by NoT in 20 epochs" in text and "Client 0 was asked" not in text
+
+
+def test_the_sentence_speaks_of_the_last_round_whatever_table_is_in_front() -> None:
+    run, lines = fake_run()
+    last, best = (Page(render(run, lines, rule=rule)).text for rule in ("last", "best-gap"))
+    first = last[: last.index("For the officer What was asked")]
+    assert "in 20 rounds" in first and first in best
+
+
+def test_the_model_in_force_is_named() -> None:
+    run, lines = fake_run()
+    told = {"seed": 0, "sentence": "the model of request r1 by not; still in it: r2"}
+    assert (
+        "In force: the model of request r1 by not; still in it: r2."
+        in Page(render({**run, "in_force": [told]}, lines)).text
+    )

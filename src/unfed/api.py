@@ -17,6 +17,7 @@ from unfed.model.perturb import negate as negated
 from unfed.report import Row, rows
 from unfed.runs.folder import RunFolder
 from unfed.runs.handed_out import enter, hand_out
+from unfed.runs.in_force import in_force
 from unfed.runs.run import Run
 
 if TYPE_CHECKING:
@@ -53,12 +54,13 @@ def results(run: Run, rule: str = "best-gap") -> list[Row]:
     return rows(run.lines(), rule, recovered_within=run.config.evaluation.recovered_within)
 
 
-def write_report(run: Run, path: str | Path | None = None, rule: str = "best-gap") -> Path:
+def write_report(run: Run, path: str | Path | None = None, rule: str = "last") -> Path:
     """Write the HTML report of a run, finished or not; by default to `report.html` in its folder."""
     from unfed.report.html import render  # matplotlib is slow to import, and only a report needs it
 
     target = Path(path) if path is not None else run.folder.path / "report.html"
-    page = render(run.info(), run.lines(), rule=rule).encode()
+    current = [in_force(run, seed).to_json() for seed in run.config.seed_list if run.trained(seed)]
+    page = render({**run.info(), "in_force": current}, run.lines(), rule=rule).encode()
     if path is None:
         storage.sweep_dead(run.folder.path.iterdir())
     hand_out(run.folder, "report", target, page)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -15,6 +15,7 @@ from unfed.cli.options import Json
 from unfed.errors import UnfedError
 from unfed.model import files
 from unfed.runs.handed_out import hand_out
+from unfed.runs.in_force import in_force, to_hand_out
 from unfed.runs.run import Run
 
 stdout = Console(highlight=False)
@@ -66,13 +67,21 @@ def export(
     request: Annotated[str | None, typer.Option(help="Under this request, where there are several.")] = None,
     seed: Annotated[int | None, typer.Option(help="Which repetition, where a run has several.")] = None,
 ) -> None:
-    """Write a model of a run to a file; by default the one in force."""
+    """Write a model of a run to a file; by default the one in force, and never one that nobody named."""
     opened = Run.open(run)
-    params = opened.saved(seed, request, method)
-    model = opened.config.model
-    about = {"architecture": model.name, "options": model.options, "method": method, "request": request}
-    hand_out(opened.folder, "export", out, storage.packed(params, about), opened.job_of(seed, request, method))
-    stdout.print(f"Wrote {escape(str(out))}", soft_wrap=True)
+    current = in_force(opened, opened.one_seed(seed))
+    if method is None and request is None:
+        current = to_hand_out(opened, seed)
+    job = opened.job_of(seed, request, method)
+    params, model = opened.saved(seed, request, method), opened.config.model
+    is_current = job == current.job
+    what = current.sentence if is_current else f"the model {job.path}, which is not in force"
+    about: dict[str, Any] = {"architecture": model.name, "options": model.options}
+    about |= {"method": job.label, "request": job.request}
+    about |= {"in_force": is_current, "job": "/".join(job.path.parts), "says": what}
+    about |= {"still_in_it": list(current.owed)} if is_current else {}
+    hand_out(opened.folder, "export", out, storage.packed(params, about), job)
+    stdout.print(f"Wrote {escape(str(out))}: {escape(what)}.", soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -52,6 +52,7 @@ from unfed.report.foreign import foreign_page
 from unfed.runs.config import Config, presets
 from unfed.runs.folder import RunFolder
 from unfed.runs.handed_out import hand_out
+from unfed.runs.in_force import in_force
 from unfed.runs.run import Run
 from unfed.runs.status import status as status_of
 from unfed.values import is_measured
@@ -270,6 +271,10 @@ def status(run: RunArgument, as_json: Json = False) -> None:
     stdout.print(table)
     for request in found["requests"]:
         stdout.print(request_line(request), soft_wrap=True)
+    several = len(found["in_force"]) > 1
+    for model in found["in_force"]:
+        of = f" (seed {model['seed']})" if several else ""
+        stdout.print(f"In force{of}: {escape(model['sentence'])}.", soft_wrap=True)
     if found["state"] == "running":
         stdout.print(f"About {clock_text(found['seconds_left'])} left.")
     elif found["state"] == "interrupted":
@@ -301,6 +306,8 @@ def evaluate(
         typer.echo(json.dumps(found))
         return
     forgotten = ", ".join(r.id for r in requests) or "nothing"
+    what = str(model) if model is not None else in_force(opened, one).sentence
+    stdout.print(f"Model: {escape(what)}.", soft_wrap=True)
     table = Table(title=f"Scope: {forgotten}", title_justify="left", box=None, pad_edge=False, show_header=False)
     for name, value in found.items():
         table.add_row(name, columns.written(name, value) if is_measured(value) else escape(str(value)))
@@ -312,7 +319,7 @@ def report(
     run: RunArgument,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Default: RUN/report.html.")] = None,
     kind: Annotated[str, typer.Option("--format", help="html, md or latex.")] = "html",
-    rule: Annotated[str, typer.Option(help="best-gap, recovered or last.")] = "best-gap",
+    rule: Annotated[str, typer.Option(help="Which table is in front: last, recovered or best-gap.")] = "last",
 ) -> None:
     """Write the report of a run, finished or not: an HTML page, or a table in Markdown or LaTeX."""
     if (run / "unlearning.json").is_file():

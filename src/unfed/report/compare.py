@@ -159,14 +159,20 @@ def render(runs: Sequence[Compared], *, rule: str = "best-gap") -> str:
 
 def _run_view(run: Compared, rule: str) -> dict[str, Any]:
     grouped = trajectories(run.lines)
-    found = rows(run.lines, rule, recovered_within=run.within)
+    found = rows(run.lines, "last", recovered_within=run.within)  # of the model that lies in the folder
     asked = html.asked_for(run.info, grouped)
     views = []
     for key, request in asked.items():
         own = [row for row in found if row.request == key]
         numbers = figures.styles(list(grouped.get(key, {})))
         bars = html.bars(request, own, numbers) if own else []
-        views.append({"sentence": sentence(request, own), "bars": bars, "subject": subject_of(request)[0].rstrip(",")})
+        views.append(
+            {
+                "sentence": sentence(request, own, html.unit_of(run.info)),
+                "bars": bars,
+                "subject": subject_of(request)[0].rstrip(","),
+            }
+        )
     return {
         "name": run.name,
         "created": date_text(str(run.info.get("created", ""))),

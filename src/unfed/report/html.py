@@ -57,10 +57,11 @@ BARS = {
 }
 
 
-def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "best-gap") -> str:
+def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last") -> str:
     """The whole page.
 
-    `rule` decides which numbers the sentence and the bars show and which table is in front.
+    `rule` decides which table is in front. The sentence, the bars and the officer's part speak of the model that lies
+    in the folder: that of the last round.
     """
     named(rule)
     within = float(run.get("recovered_within", 0.5))
@@ -81,6 +82,7 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "best-g
         rules=[{"name": name, "text": tables.explanation(name, within)} for name in RULES],
         requests=views,
         unfinished=unfinished(run, lines),
+        in_force=in_force(run),
         seeds=seeds_of(run, lines),
         retrain_seeds=len({line["seed"] for line in lines if line["method"] == "retrain"}),
         refused=refusals([line for line in lines if line.get("request") is None]),
@@ -96,6 +98,24 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "best-g
 def page(template: str, **values: Any) -> str:
     """A template of this folder, filled in."""
     return _environment().get_template(template).render(measures=MEASURES, headings=HEADINGS, attack=ATTACK, **values)
+
+
+def in_force(run: Mapping[str, Any]) -> list[str]:
+    """Which model is in force, a sentence for each repetition that differs."""
+    found = [(model["seed"], str(model["sentence"])) for model in run.get("in_force") or []]
+    if len({told for _, told in found}) == 1:
+        return [f"In force: {found[0][1]}."]
+    return [f"In force (seed {seed}): {told}." for seed, told in found]
+
+
+def unit_of(run: Mapping[str, Any]) -> str:
+    """What a step of a run is called: where one place holds all data, nobody goes round."""
+    return "epoch" if is_central(run) else "round"
+
+
+def is_central(run: Mapping[str, Any]) -> bool:
+    """Whether one place held all data."""
+    return bool(run.get("call")) or (run.get("config") or {}).get("setting") == "central"
 
 
 def asked_for(run: Mapping[str, Any], grouped: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -188,7 +208,7 @@ def request_view(
 
     Identifiers carry its index, never a string from the run.
     """
-    shown = by_rule[rule]
+    shown, on_disk = by_rule[rule], by_rule["last"]
     numbers = figures.styles(list(methods))
     curves = {
         metric: figures.curves(methods, metric, name=f"curve-{index}-{metric}")
@@ -200,9 +220,9 @@ def request_view(
         "id": str(request["id"]),
         "subject": subject_of(request)[0].rstrip(","),
         "rows_forgotten": request.get("forgotten_rows"),
-        "sentence": sentence(request, shown),
-        "bars": bars(request, shown, numbers),
-        "officer": officer_view(run, request, shown, methods),
+        "sentence": sentence(request, on_disk, unit_of(run)),
+        "bars": bars(request, on_disk, numbers),
+        "officer": officer_view(run, request, on_disk, methods),
         "tables": {name: table_view(found) for name, found in by_rule.items()},
         "legend": [legend(name_of(method), number, number) for method, number in numbers.items()],
         "retrain": "retrain" in methods,
@@ -312,8 +332,8 @@ def facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     rounds = ", ".join(f"{count} {name}" for name, count in (run.get("rounds") or {}).items() if count)
     found = [
         ("Seeds", ", ".join(str(seed) for seed in run.get("seeds", []))),
-        ("Clients", f"{len(clients)}: {', '.join(str(client) for client in clients)}" if clients else ""),
-        ("Rounds", rounds),
+        *([] if is_central(run) else [("Clients", _named_clients(clients))]),
+        ("Epochs" if is_central(run) else "Rounds", rounds),
         ("Parameters", f"{parameters:,}" if isinstance(parameters, int) else ""),
         ("One forward pass", flops_text(forward) if is_measured(forward) else str(forward or "")),
         ("Hardware", str(run.get("hardware", ""))),
@@ -322,6 +342,10 @@ def facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Run layout", f"schema {run['schema']}" if "schema" in run else ""),
     ]
     return [(name, text or "not measured: not in run.json") for name, text in found]
+
+
+def _named_clients(clients: Sequence[Any]) -> str:
+    return f"{len(clients)}: {', '.join(str(client) for client in clients)}" if clients else ""
 
 
 def config_text(run: Mapping[str, Any]) -> str:

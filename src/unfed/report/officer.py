@@ -204,8 +204,13 @@ def _asked(
     reached = max((int(line["round"]) for line in lines), default=0)
     last = max(rounds, default=0)
     first = min(rounds, default=1)
-    told = _told(request, name_of(method), job, by_client, leavers, rounds, reached)
+    central = bool(run.get("call")) or (run.get("config") or {}).get("setting") == "central"
+    if central:
+        told = _told_centrally(name_of(method), job, bool(lines))
+    else:
+        told = _told(request, name_of(method), job, by_client, leavers, rounds, reached)
     return {
+        "title": "Which rows were read" if central else "Who was asked",
         "told": told,
         "first": first,
         "last": last,
@@ -218,10 +223,21 @@ def _asked(
             }
             for client in order[:SHOWN_CLIENTS]
         ]
-        if rounds and len(by_client) > 1
+        if rounds and len(by_client) > 1 and not central
         else [],
         "more": max(0, len(order) - SHOWN_CLIENTS),
     }
+
+
+def _told_centrally(method: str, job: Mapping[str, Any], begun: bool) -> list[str]:
+    """Which rows were read, where one place holds all data and nobody is asked."""
+    if not begun:
+        return [f"{method or 'No method'} has read no row yet."]
+    if job.get("needs") is None:
+        return [f"This run does not say whether {method} reads the rows that are to be forgotten."]
+    if "forget" in job["needs"]:
+        return [f"{method} also reads the rows that are to be forgotten."]
+    return [f"{method} trains on the rows that stay, and reads no other."]
 
 
 def _told(

@@ -9,6 +9,7 @@ than `LOST` points of test accuracy against Retrain. The words are made from the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from unfed.measures.metrics import Spread
 from unfed.report.rules import Row
@@ -60,12 +61,16 @@ def shortcomings(found: Sequence[Row]) -> list[str]:
     return said
 
 
-def fell_short(row: Row, before: Row | None, retrain: Row | None) -> bool:
-    """True where more than half of the way from before to Retrain is still to go.
+def judged(row: Row, before: Row | None, retrain: Row | None) -> Literal["taken out", "partly", "not measured"]:
+    """What a comparison with Retrain says of a method's model.
 
-    Then "taken out" would flatter.
+    Partly: more than half of the way from before to Retrain is still to go. Where the old model and Retrain are alike on the forgotten data there is no way to go, and nothing is shown.
     """
-    return bool(_kept(row, before, retrain))
+    if before is None or retrain is None:
+        return "not measured"
+    if not any(_way(metric, row, before, retrain) for metric in ("backdoor", "forget")):
+        return "not measured"
+    return "partly" if _kept(row, before, retrain) else "taken out"
 
 
 def _kept(row: Row, before: Row | None, retrain: Row | None) -> str:

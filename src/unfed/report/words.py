@@ -37,8 +37,12 @@ def gate_words(request: Mapping[str, Any]) -> list[tuple[str, str]]:
     return told
 
 
-def sentence(request: Mapping[str, Any], found: Sequence[Row]) -> str:
-    """What happened, in one sentence that needs no knowledge of the field."""
+def sentence(request: Mapping[str, Any], found: Sequence[Row], unit: str = "round") -> str:
+    """What happened, in one sentence that needs no knowledge of the field.
+
+    "Taken out" is said only where something measured it: Retrain, or the check for forgetting. Without either the
+    sentence says what moved, and that it was not measured.
+    """
     subject, plural = subject_of(request)
     row, before, retrain = headline(found), method_row(found, "before"), method_row(found, "retrain")
     if not_taken_out(request):
@@ -48,13 +52,31 @@ def sentence(request: Mapping[str, Any], found: Sequence[Row]) -> str:
         return f"{subject} {'are' if plural else 'is'} to be taken out; no unlearning method has been evaluated yet."
     if row.verdict:
         return f"{subject}: {name_of(row.method)} has no result under the rule {row.rule} ({row.verdict})."
-    verb = "were" if plural else "was"
-    if not row.finished:
-        verb = "are being" if plural else "is being"
-    elif ranking.fell_short(row, before, retrain):
-        verb += " only partly"
+    effort = f"{name_of(row.method)}{_effort(row, unit)}"
     outcome = ", ".join((_forgetting(request, row, before, plural), _utility(row, before)))
-    return f"{subject} {verb} taken out by {name_of(row.method)}{_effort(row)}: {outcome}."
+    if not row.finished:
+        return f"{subject} {'are' if plural else 'is'} being taken out by {effort}: {outcome}."
+    shown = ranking.judged(row, before, retrain)
+    verb = "were" if plural else "was"
+    if shown == "taken out":
+        return f"{subject} {verb} taken out by {effort}: {outcome}."
+    if shown == "partly":
+        return f"{subject} {verb} only partly taken out by {effort}: {outcome}."
+    checked = _checked(request)
+    if checked is not None:
+        return f"{subject} {verb} {checked} {effort}: {outcome}."
+    why = "there is no Retrain in this run" if retrain is None else "Retrain hardly differs from the old model there"
+    who = "they are" if plural else "it is"
+    return f"{subject}: after {effort}, {outcome}; whether {who} out was not measured, for {why}."
+
+
+def _checked(request: Mapping[str, Any]) -> str | None:
+    """What the check for forgetting said of the model that is in force, if it said anything."""
+    checks = (request.get("gate") or {}).get("checks") or []
+    verdicts = {check["verdict"] for check in checks if check["name"] in ("forgotten", "backdoor")}
+    if "failed" in verdicts:
+        return "not forgotten, by the check for forgetting, after"
+    return "forgotten, by the check for forgetting, after" if "passed" in verdicts else None
 
 
 def not_taken_out(request: Mapping[str, Any]) -> str:
@@ -115,9 +137,9 @@ def several(noun: str, names: Sequence[str]) -> tuple[str, bool]:
     return f"{many} {', '.join(names[:-1])} and {names[-1]}", True
 
 
-def _effort(row: Row) -> str:
+def _effort(row: Row, unit: str) -> str:
     rounds = sum(row.rounds) / len(row.rounds)
-    text = " in one step" if rounds == 0 else f" in {rounds:.3g} round{'' if rounds == 1 else 's'}"
+    text = " in one step" if rounds == 0 else f" in {rounds:.3g} {unit}{'' if rounds == 1 else 's'}"
     if not row.finished:
         text = ", so far" + text
     sent = row.costs["comm_bytes"].mean

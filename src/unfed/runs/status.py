@@ -11,6 +11,7 @@ from typing import Any
 from unfed.measures import trajectory
 from unfed.runs import description
 from unfed.runs.folder import Job
+from unfed.runs.in_force import in_force
 from unfed.runs.run import Run
 
 
@@ -48,5 +49,6 @@ def status(run: Run) -> dict[str, Any]:
         "state": state,
         "jobs": jobs,
         "requests": requests,
+        "in_force": [in_force(run, seed).to_json() for seed in run.config.seed_list if run.trained(seed)],
         "seconds_left": heard.get("seconds_left") if busy else None,
     }
