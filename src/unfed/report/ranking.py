@@ -64,7 +64,8 @@ def shortcomings(found: Sequence[Row]) -> list[str]:
 def judged(row: Row, before: Row | None, retrain: Row | None) -> Literal["taken out", "partly", "not measured"]:
     """What a comparison with Retrain says of a method's model.
 
-    Partly: more than half of the way from before to Retrain is still to go. Where the old model and Retrain are alike on the forgotten data there is no way to go, and nothing is shown.
+    Partly: more than half of the way from before to Retrain is still to go. Where the old model and Retrain are alike
+    on the forgotten data there is no way to go, and nothing is shown.
     """
     if before is None or retrain is None:
         return "not measured"
