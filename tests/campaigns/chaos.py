@@ -375,12 +375,15 @@ def campaign(
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="unfed-chaos-") as scratch:
         found = Campaign(Path(scratch), seed, begun + 60 * minutes)
-        for case in CASES:
-            if not cases or case.name in cases:
-                found.case(case, [WAYS[way] for way in ways], step, 1 + seed % step)
-        if not cases or "two" in cases:
-            for at in range(1 + seed % step, 60, 3 * step):
-                found.both(at, KILLED)
+        try:
+            for case in CASES:
+                if (not cases or case.name in cases) and time.monotonic() < found.deadline:
+                    found.case(case, [WAYS[way] for way in ways], step, 1 + seed % step)
+            for at in range(1 + seed % step, 60, 3 * step) if not cases or "two" in cases else ():
+                if time.monotonic() < found.deadline:
+                    found.both(at, KILLED)
+        except KeyboardInterrupt:
+            print("Interrupted; so far:")
         return found.said(time.monotonic() - begun)
 
 
