@@ -11,6 +11,7 @@ import pytest
 
 from unfed.errors import UnfedError
 from unfed.paper import record
+from unfed.paper.items import items as paper_items
 from unfed.report import rows
 from unfed.runs import revisions
 from unfed.runs.config import Config
@@ -103,7 +104,7 @@ def test_the_page_has_every_item_and_the_price_of_what_was_not_run(tmp_path: Pat
 
 
 def test_a_run_of_the_papers_own_config_stands_beside_it(first: Run, tmp_path: Path) -> None:
-    spec = next(s for s in reproduction.catalogue.items()["table-1"].runs["paper"] if s.preset == "cifar10-cnn")
+    spec = next(s for s in paper_items()["table-1"].runs["paper"] if s.preset == "cifar10-cnn")
     wanted = spec.config().to_json()
     cut = wanted | {"training": wanted["training"] | {"rounds": 2}}
     record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=cut), tmp_path)
