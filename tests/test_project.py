@@ -138,7 +138,7 @@ def test_nothing_is_imported_that_only_posix_has() -> None:
     found = {name: file for name, file in imported(stdlib=True).items() if name in absent}
     # A file that is being written is locked where there are locks; elsewhere nothing is swept, which the guard says.
     assert found == {"fcntl": "src/unfed/storage.py"}
-    assert 'if sys.platform != "win32":\n    import fcntl\n' in (ROOT / "src/unfed/storage.py").read_text(encoding="utf-8")
+    assert 'if sys.platform != "win32":\n    import fcntl\n' in text("src/unfed/storage.py")
 
 
 # --- how code reads ---------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def deliver(path: Path, data: bytes) -> None:
-    """The same for a file that somebody asked for, and take away what a killed writer of it left beside it."""
+    """Write a file that somebody asked for, and take away what a killed writer of it left beside it."""
     sweep_beside(path)
     write_bytes(path, data)
 
@@ -72,7 +72,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _claimed(temporary: Path) -> Iterator[None]:
-    """Make a temporary file, and hold it while it is written: the system's own lock, which ends with the process."""
+    """Make a temporary file, and hold it by a lock that ends with the process."""
     flags = os.O_CREAT | os.O_RDWR | os.O_TRUNC
     descriptor = os.open(temporary, flags, PRIVATE)
     if sys.platform == "win32":  # where a file that is open cannot be renamed
@@ -323,7 +323,7 @@ def sweep_beside(path: Path) -> None:
 
 
 def sweep_dead(files: Iterable[Path]) -> None:
-    """Take away, of these files, what killed processes left; what a living one writes is locked and stays.
+    """Take away those files that killed processes left; what a living one writes is locked.
 
     On Windows nothing is: there no file is locked while it is written.
     """
