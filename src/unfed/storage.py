@@ -327,15 +327,14 @@ def sweep_dead(files: Iterable[Path]) -> None:
 
     On Windows nothing is: there no file is locked while it is written.
     """
-    if sys.platform == "win32":
-        return
-    for path in files:
-        if not is_leftover(path):
-            continue
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                path.unlink()
+    if sys.platform != "win32":
+        for path in files:
+            if not is_leftover(path):
+                continue
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                    path.unlink()
 
 
 def sync(path: Path) -> None:

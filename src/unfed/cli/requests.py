@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,7 +129,7 @@ def _who() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # an account without a name
-        return f"user {os.getuid()}"
+        return "a user without a name"
 
 
 def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: bool) -> None:
