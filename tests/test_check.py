@@ -18,6 +18,7 @@ from unfed.errors import UnfedError
 from unfed.runs import consistency
 from unfed.runs.check import check
 from unfed.runs.folder import Job, RunFolder
+from unfed.runs.requests import Entry
 from unfed.runs.run import Run
 
 SERVED = "models/0/leaves/not.safetensors"
@@ -162,3 +163,11 @@ def test_nonsense_is_one_sentence_whatever_reads_it(folder: Path, file: str, tex
     for command in ("status", "check", "report"):
         result = CliRunner().invoke(app, [command, str(folder)])
         assert result.exception is None or isinstance(result.exception, UnfedError | SystemExit), result.exception
+
+
+def test_half_a_line_of_what_was_filed_does_not_glue_itself_to_the_next(tmp_path: Path) -> None:
+    entry = Entry(1, Request("a", clients=("0",)), "ft", "1", "2026-11-15T00:00:00Z", 0)
+    (tmp_path / consistency.FILED).write_bytes(b'{"number": 1, "id"')
+    consistency.note_filed(tmp_path, [entry])
+    assert (tmp_path / consistency.FILED).read_bytes().count(b"\n") == 1
+    assert json.loads((tmp_path / consistency.FILED).read_text())["id"] == "a"

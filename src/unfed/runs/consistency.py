@@ -128,6 +128,11 @@ def note_filed(folder: Path, entries: Iterable[Entry]) -> None:
 
     This comes after their files are written, so that a killed process lists too few and never too many.
     """
+    path = folder / FILED
+    if path.exists():  # half a line that a killed process left would glue itself to the next
+        whole = path.read_bytes().rfind(b"\n") + 1
+        if whole < path.stat().st_size:
+            storage.cut(path, whole)
     known = _filed(folder)
     for entry in entries:
         if entry.number not in known:
