@@ -1,0 +1,1 @@
+"""Many models of one config, trained under different seeds: what they say about the same rows."""

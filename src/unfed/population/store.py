@@ -1,0 +1,162 @@
+"""A population folder: N models of one config, kept as what they say about the same rows.
+
+    population.json                   config digest, seeds, kinds of model, groups of rows, revisions
+    rows.safetensors                  labels/GROUP: the label of every row, and NAME/GROUP for what else is known of it
+    logits/KIND/SEED.safetensors      GROUP: float32 [rows, classes], before the softmax
+
+A kind is `before` (θ*, trained on everything), or a method's label: `retrain`, `not`, … Groups are `forget` (D_u),
+`retain` (a fixed draw from D_r), `test` (held out), and `backdoor` (stamped test rows, labelled with the attacker's
+class) where somebody planted one. Row i of a group is the same row in every model, and model i of every kind was
+trained under the same seed. Everything that is asked of a population is computed from this; no model is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unfed import storage
+from unfed.errors import UnfedError, listed, nearest
+
+SCHEMA = 1
+BEFORE = "before"
+RETRAIN = "retrain"
+
+Logits = NDArray[np.float32]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a population is of: all that is known before the first model is trained."""
+
+    name: str
+    """The config's name."""
+    config: str
+    """SHA-256 of the config, without what does not change a model."""
+    request: str
+    """The id of the request that is forgotten."""
+    seeds: tuple[int, ...]
+    """One per model."""
+    kinds: tuple[str, ...]
+    """`before` and the methods' labels."""
+    groups: Mapping[str, int]
+    """How many rows each group has."""
+    classes: int
+    revisions: Mapping[str, int]
+    """The editions of engine and methods that the numbers depend on."""
+    versions: Mapping[str, str]
+    hardware: Mapping[str, Any]
+
+    @property
+    def models(self) -> int:
+        return len(self.seeds)
+
+
+@dataclass(frozen=True)
+class Population:
+    """A population as it lies in its folder."""
+
+    folder: Path
+    about: About
+
+    def logits(self, kind: str, group: str) -> Logits:
+        """[models, rows, classes] of all models of a kind, in the order of the seeds."""
+        self._known(group)
+        done = self.done(kind)
+        if len(done) < self.about.models:
+            raise UnfedError(
+                f"{self.folder} has {len(done)} of {self.about.models} models of {kind!r}; go on with"
+                f" `unfed population … --out {self.folder}`, it does what is missing."
+            )
+        return np.stack([self.read(kind, seed)[group].numpy() for seed in self.about.seeds])
+
+    def labels(self, group: str) -> Labels:
+        """The label of every row of a group."""
+        self._known(group)
+        return self.column("labels", group).astype(np.int64)
+
+    def column(self, name: str, group: str) -> NDArray[Any]:
+        """What else is known of the rows of a group: `rows` (their number in the data), `client`, `position`."""
+        tensors, _ = storage.load(rows_file(self.folder), "list of a population's rows")
+        if f"{name}/{group}" not in tensors:
+            raise UnfedError(f"{self.folder} knows no {name!r} of the rows in {group!r}.")
+        found: NDArray[Any] = tensors[f"{name}/{group}"].numpy()
+        return found
+
+    def done(self, kind: str) -> tuple[int, ...]:
+        """The seeds whose model of a kind is there."""
+        if kind not in self.about.kinds:
+            near = nearest(kind, self.about.kinds)
+            raise UnfedError(f"{self.folder} has no models of {kind!r}; it has {listed(self.about.kinds)}.{near}")
+        return tuple(seed for seed in self.about.seeds if logits_file(self.folder, kind, seed).exists())
+
+    def read(self, kind: str, seed: int) -> dict[str, Tensor]:
+        """What one model says, by group."""
+        path = logits_file(self.folder, kind, seed)
+        tensors, numbers = storage.load(path, "model of a population")
+        if numbers != _numbers(self.about, kind, seed) or not self._fits(tensors):
+            raise UnfedError(f"{path} is not of the population in {self.folder}; delete it, and it is made again.")
+        return tensors
+
+    def _fits(self, tensors: Mapping[str, Tensor]) -> bool:
+        shapes = {group: (rows, self.about.classes) for group, rows in self.about.groups.items()}
+        return {group: tuple(t.shape) for group, t in tensors.items()} == shapes
+
+    def _known(self, group: str) -> None:
+        if group not in self.about.groups:
+            near = nearest(group, self.about.groups)
+            raise UnfedError(f"{self.folder} has no rows {group!r}; it has {listed(self.about.groups)}.{near}")
+
+
+def load(folder: str | Path) -> Population:
+    """A population that was begun in a folder; which models are there is asked later."""
+    path = Path(folder)
+    if not (path / "population.json").exists():
+        raise UnfedError(f"{path} is not a population (it has no population.json); `unfed population` makes one.")
+    found = storage.read_json(path / "population.json", "description of a population")
+    if not isinstance(found, dict) or found.pop("schema", None) != SCHEMA:
+        raise UnfedError(f"{path} was written in another layout; use the version of unfed that wrote it.")
+    try:
+        about = About(**found | {"seeds": tuple(found["seeds"]), "kinds": tuple(found["kinds"])})
+    except (TypeError, KeyError) as error:
+        raise UnfedError(f"{path / 'population.json'} is damaged ({error}); restore it from a copy.") from error
+    return Population(path, about)
+
+
+def create(folder: str | Path, about: About, rows: Mapping[str, Sequence[int] | Tensor]) -> Population:
+    """Begin a population. `rows` has `labels/GROUP` for every group; population.json comes last."""
+    path = Path(folder)
+    tensors = {name: torch.as_tensor(values, dtype=torch.int64) for name, values in rows.items()}
+    for group, count in about.groups.items():
+        if len(tensors[f"labels/{group}"]) != count:
+            raise ValueError(f"{group} has {count} rows, but as many labels as {len(tensors[f'labels/{group}'])}")
+    storage.save(rows_file(path), tensors, {"config": about.config})
+    storage.write_json(path / "population.json", {"schema": SCHEMA, **asdict(about)})
+    return load(path)
+
+
+def put(population: Population, kind: str, seed: int, logits: Mapping[str, Tensor]) -> None:
+    """Keep what one model says."""
+    numbers = _numbers(population.about, kind, seed)
+    plain = {group: logits[group].detach().float() for group in population.about.groups}
+    storage.save(logits_file(population.folder, kind, seed), plain, numbers)
+
+
+def rows_file(folder: Path) -> Path:
+    return folder / "rows.safetensors"
+
+
+def logits_file(folder: Path, kind: str, seed: int) -> Path:
+    return folder / "logits" / kind.replace(":", ".") / f"{seed}.safetensors"
+
+
+def _numbers(about: About, kind: str, seed: int) -> dict[str, Any]:
+    return {"config": about.config, "kind": kind, "seed": seed}
