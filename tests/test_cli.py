@@ -107,9 +107,24 @@ def test_set_and_device_change_the_config(unfed: Callable[..., Any], here: Path)
     assert config["training"]["rounds"] == 1 and config["device"] == "cpu"
 
 
-def test_a_second_run_gets_a_folder_of_its_own(unfed: Callable[..., Any], done: Path, here: Path) -> None:
-    assert unfed("run", "small.toml", "--quiet")[0] == 0
-    assert (here / "runs/small-2/run.json").exists()
+def test_a_run_that_exists_is_said_to_exist_and_not_trained_again(
+    unfed: Callable[..., Any], done: Path, here: Path
+) -> None:
+    before = (done / "trajectory.jsonl").read_bytes()
+    code, out, err = unfed("run", "small.toml")
+    assert code == 0 and "Avg. gap" in out and "report.html" in out
+    assert "note: runs/small holds this very run (" in err and "finished); nothing is trained again." in err
+    assert "To train it anew, give --out DIR." in err
+    assert (done / "trajectory.jsonl").read_bytes() == before and not (here / "runs/small-2").exists()
+
+
+def test_another_run_under_the_same_name_gets_a_folder_of_its_own_and_says_so(
+    unfed: Callable[..., Any], done: Path, here: Path
+) -> None:
+    code, _, err = unfed("run", "small.toml", "--methods", "ft", "--set", "training.rounds=1")
+    assert code == 0 and "note: runs/small holds another run; this one goes to runs/small-2." in err
+    config = json.loads((here / "runs/small-2/run.json").read_text())["config"]
+    assert config["methods"]["run"] == ["ft"]
 
 
 def test_a_folder_that_a_killed_beginning_left_is_begun_again(unfed: Callable[..., Any], here: Path) -> None:

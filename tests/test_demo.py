@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from unfed.cli.display import story
 from unfed.cli.lasting import ending, told
+from unfed.cli.story import story
 from unfed.measures import undo
 from unfed.model.perturb import PERTURBATIONS
 from unfed.runs.config import Config
@@ -54,8 +54,8 @@ def test_the_leaver_is_asked_by_nobody(lines: Any) -> None:
             assert all("0" not in asked for asked in line["asked"].values())
 
 
-def test_the_story_is_told_in_sentences(lines: Any) -> None:
-    told = " ".join(story(lines))
+def test_the_story_is_told_in_sentences(run: Run) -> None:
+    told = " ".join(story(run))
     assert "Client 0 planted a backdoor" in told and "NoT:" in told and "not a guarantee" in told
 
 

@@ -147,8 +147,8 @@ EXEMPT = (
     "unfed/flower/existing.py:__init__",  # what an app may say of an unlearning, all but three by name
     "unfed/engines/compiled/*.py:*",  # kernels
     "unfed/model/networks/*.py:__init__",  # a network's options
-    "unfed/cli/main.py:demo",  # callbacks of the command line: their parameters are its options
-    "unfed/cli/main.py:run",
+    "unfed/cli/running.py:demo",  # callbacks of the command line: their parameters are its options
+    "unfed/cli/running.py:run",
     "unfed/cli/paper.py:paper",
     "unfed/cli/probe.py:probe",
     "unfed/cli/requests.py:forget",

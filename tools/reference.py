@@ -76,7 +76,7 @@ def cli_page() -> str:
 
 
 def _commands(prefix: str, group: click.Group) -> Iterator[str]:
-    for name, command in sorted(group.commands.items()):
+    for name, command in group.commands.items():
         words = f"{prefix} {name}"
         arguments = [p for p in command.params if isinstance(p, click.Argument)]
         usage = " ".join([words, *(p.make_metavar(click.Context(command)) for p in arguments)])

@@ -5,6 +5,9 @@ Names and texts from files can colour nothing, move nothing and hide nothing the
 Everything that is printed passes through `Console`: control characters that were in a text become visible (`␛` for
 escape), and so do the marks by which text is written backwards. Markup is our own: what comes from elsewhere is put
 through `rich.markup.escape` where it is printed.
+
+Sentences break between words: a path, a command or a number with its unit stays whole, and can be copied. Where the
+output is no terminal, a sentence is one line.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from typing import Any
 
 import typer
 from rich import console
+from rich.cells import cell_len
 from rich.segment import Segment
+from rich.text import Text
 
 _KEPT = "\n\t"
 
@@ -37,11 +42,36 @@ def _shown(mark: str) -> str:
 
 
 class Console(console.Console):
-    """A console that shows what is in a text and obeys none of it."""
+    """A console that shows what is in a text and obeys none of it, and breaks no word."""
+
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **named: Any) -> None:
+        """As rich prints, but for texts, which are broken between words, or not at all."""
+        if not objects or not all(isinstance(one, str) for one in objects):
+            super().print(*objects, soft_wrap=soft_wrap, **named)
+            return
+        made = [self.render_str(one, highlight=False) for one in objects]
+        if self.is_terminal:
+            made = [between_words(text, self.width) for text in made]
+        super().print(*made, soft_wrap=True, **named)
 
     def render(self, *arguments: Any, **named: Any) -> Iterable[Segment]:
         for segment in super().render(*arguments, **named):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+
+def between_words(text: Text, width: int) -> Text:
+    """The text in lines of that width, as far as its words allow; `1.5 %` is one word."""
+    marks, start, last = list(text.plain), 0, -1
+    for place, mark in enumerate([*marks, " "]):
+        if mark == "\n":
+            start, last = place + 1, -1
+        elif mark == " " and marks[place + 1 : place + 2] != ["%"]:
+            if last > start and cell_len(text.plain[start:place]) > width:
+                marks[last], start = "\n", last + 1
+            last = place
+    wrapped = text.copy()
+    wrapped.plain = "".join(marks)  # as long as it was, so colours stay where they are
+    return wrapped
 
 
 def echo(text: str) -> None:

@@ -105,3 +105,7 @@ def _bar(silent: bool) -> Iterator[downloads.Progress | None]:
             bar.update(tasks[file], completed=done, total=total)
 
         yield show
+
+
+def add_to(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="data")

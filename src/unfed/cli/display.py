@@ -1,7 +1,8 @@
-"""What a person sees in the terminal: live progress, one table, one sentence."""
+"""What a person sees in the terminal: live progress, one table, one line per request."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unfed.cli.console import Console
+from unfed.measures.columns import COLUMNS
 from unfed.report import tables
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
@@ -20,7 +22,7 @@ from unfed.report.words import gate_words
 from unfed.runs.folder import Job
 from unfed.runs.progress import Clock, QuietWatch
 from unfed.runs.run import Run
-from unfed.values import Value, is_measured
+from unfed.values import is_measured
 
 
 def clock_text(seconds: float | None) -> str:
@@ -57,9 +59,12 @@ class Display(QuietWatch):
         for job, _ in jobs:
             if run.folder.finished(job):
                 self._clock.ended(job)
+        names = [len(self._name(job)) for job, _ in jobs]
+        self._width = min(max(names, default=8), 26)
+        self._narrow = console.width < 110
         self._progress = Progress(
-            TextColumn("{task.description:<22}"),
-            BarColumn(bar_width=24),
+            TextColumn(f"{{task.description:<{self._width}}}"),
+            BarColumn(bar_width=8 if self._narrow else 24),
             TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[seen]}", style="green"),
             _TimeLeft(self._clock),
@@ -69,6 +74,7 @@ class Display(QuietWatch):
         self._task = self._progress.add_task("getting ready", total=1, seen="", visible=False)
         self._seen: Mapping[str, Any] = {}
         self._round = 0
+        self._began = time.monotonic()
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:
@@ -82,31 +88,30 @@ class Display(QuietWatch):
 
     def begins(self, job: Job, round: int, rounds: int) -> None:
         self._clock.at(job, round, rounds, counted=False)
-        self._seen, self._round = {}, round
+        self._seen, self._round, self._began = {}, round, time.monotonic()
         name = self._name(job)
         self._progress.reset(self._task, total=rounds, completed=round, description=name, seen="", visible=True)
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
         self._clock.at(job, round, rounds, counted=True)
         self._seen, self._round = line or self._seen, round
-        self._progress.update(self._task, completed=round, total=rounds, seen=self._summary())
+        self._progress.update(self._task, completed=round, total=rounds, seen=self._summary(self._narrow))
 
     def ends(self, job: Job, outcome: str) -> None:
         self._clock.ended(job)
         done = {"all rounds": "", "done": ""}.get(outcome, f", {outcome}")
-        left = f"   {clock_text(self._clock.seconds_left)} left" if self._clock.left else ""
+        took = clock_text(time.monotonic() - self._began)
         self._console.print(
-            f"[green]✓[/green] {escape(self._name(job)):<22} {self._round:>4} rounds{done}   {self._summary()}{left}",
-            highlight=False,
+            f"[green]✓[/green] {escape(self._name(job)):<{self._width}} {self._round:>3} rounds in {took}{done} "
+            f" {self._summary()}"
         )
 
-    def _summary(self) -> str:
-        shown = [f"test {percent(self._seen.get('test'))}"]
-        if is_measured(self._seen.get("forget")):
-            shown.append(f"forget {percent(self._seen['forget'])}")
-        if is_measured(self._seen.get("backdoor")):
-            shown.append(f"backdoor {percent(self._seen['backdoor'])}")
-        return "   ".join(shown)
+    def _summary(self, short: bool = False) -> str:
+        """The last evaluated numbers; where there is little room, test and what is to be forgotten."""
+        shown = [name for name in ("test", "forget", "backdoor") if name == "test" or is_measured(self._seen.get(name))]
+        if short and len(shown) == 3:
+            shown.remove("forget")
+        return "  ".join(f"{name} {percent(self._seen.get(name))}" for name in shown)
 
     def _name(self, job: Job) -> str:
         parts = ["Training"] if job.request is None else [name_of(job.label)]
@@ -117,9 +122,37 @@ class Display(QuietWatch):
         return " · ".join(parts)
 
 
-def results_table(rows: Sequence[Row], title: str, wide: bool) -> Table:
-    """The results as a console table; the gaps stand beside the values where the terminal is wide enough."""
+def print_results(console: Console, rows: Sequence[Row], title: str) -> None:
+    """The results as tables that fit the terminal.
+
+    Gaps stand beside the values where there is room, costs below where there is little. Why a number is missing stands
+    in a note, once.
+    """
     content = tables.table(rows)
+    notes: list[str] = []
+    for wide in (True, False):
+        notes = []
+        made = _table(content, range(len(content.header)), title, wide, notes)
+        unbounded = console.options.update(width=10_000)
+        if console.measure(made, options=unbounded).maximum <= console.width:
+            console.print(made)
+            break
+    else:
+        costs = [place for place, name in enumerate(content.header) if name in _COSTS]
+        names = [place for place, name in enumerate(content.header) if name in ("Request", "Run", "Method")]
+        values = [place for place in range(len(content.header)) if place not in costs]
+        notes = []
+        console.print(_table(content, values, title, False, notes))
+        console.print(_table(content, [*names, *costs], "What it cost", False, notes))
+    for number, note in enumerate(notes, 1):
+        console.print(escape(f"({number}) {note}"))
+
+
+_COSTS = (COLUMNS["comm_bytes"].title, COLUMNS["flops"].title, "Rounds")
+
+
+def _table(content: tables.Table, places: Sequence[int], title: str, wide: bool, notes: list[str]) -> Table:
+    """Some columns of a table; what is too long for a cell is added to the notes."""
     made = Table(
         title=title,
         title_justify="left",
@@ -129,18 +162,28 @@ def results_table(rows: Sequence[Row], title: str, wide: bool) -> Table:
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
-    for index, name in enumerate(content.header):
-        made.add_column(
-            name if wide else name.removesuffix(" (Δ)"), justify="left" if index == 0 else "right", no_wrap=True
-        )
+    for place in places:
+        name = content.header[place]
+        left = name in ("Request", "Run", "Method")
+        made.add_column(name if wide else name.removesuffix(" (Δ)"), justify="left" if left else "right", no_wrap=True)
     for cells in content.body:
-        made.add_row(*(_cell(cell, wide) for cell in cells))
+        made.add_row(*(_cell(cells[place], wide, notes) for place in places))
     return made
 
 
-def _cell(cell: tables.Cell, wide: bool) -> Text:
-    text = str(cell) if wide else cell.text + (f" ±{cell.spread}" if cell.spread else "")
+def _cell(cell: tables.Cell, wide: bool, notes: list[str]) -> Text:
+    if cell.missing:
+        if cell.text not in notes:
+            notes.append(cell.text)
+        return Text(f"({notes.index(cell.text) + 1})")
+    delta = f" ({cell.delta})" if wide and cell.delta and is_number(cell.delta) else ""
+    text = cell.text + (f" ±{cell.spread}" if cell.spread else "") + delta
     return Text(text + (" ★" if cell.best else ""), style="bold" if cell.best else "")
+
+
+def is_number(text: str) -> bool:
+    """Whether a cell holds a number."""
+    return text.replace(".", "", 1).lstrip("-").isdigit()
 
 
 def request_line(request: Mapping[str, Any]) -> str:
@@ -157,37 +200,6 @@ def request_line(request: Mapping[str, Any]) -> str:
     if request["owed"]:
         about.append(f"it stays owed: {request['way_out']}")
     return escape("; ".join(about) + ("." if request["owed"] else ""))
-
-
-def story(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The demo's story in a few sentences, from the last evaluated line of each method."""
-    last = {str(line["method"]): line for line in lines}
-    before = last.get("before")
-    if before is None or not is_measured(before.get("backdoor")):
-        return []
-    told = [
-        f"Client 0 planted a backdoor: before unlearning it fires on {percent(before['backdoor'])} of the stamped"
-        " test images of other classes."
-    ]
-    for method, line in last.items():
-        if method in ("before", "train"):
-            continue
-        told.append(
-            f"{_after(name_of(method), line['round'], line['backdoor'])} forget accuracy {_plain(line['forget'])}."
-        )
-    told.append(
-        "Retrain shows what unlearning should look like: there client 0 never took part. All this is evidence about one"
-        " model and one attack, not a guarantee."
-    )
-    return told
-
-
-def _after(name: str, rounds: int, backdoor: Value) -> str:
-    return f"{name + ':':<12} after {rounds:>3} rounds the backdoor fires on {percent(backdoor):>7};"
-
-
-def _plain(value: Value) -> str:
-    return percent(value) if is_measured(value) else str(value)
 
 
 @contextmanager

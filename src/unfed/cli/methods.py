@@ -82,3 +82,7 @@ def methods_check(
     broken = sum(not claim.held for claim in claims)
     if broken:
         raise Refused(f"{broken} of {len(claims)} claims do not hold; mend the method and check again.")
+
+
+def add_to(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="methods")

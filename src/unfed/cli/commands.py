@@ -1,0 +1,137 @@
+"""The commands in the order in which people need them; each is imported when it is called.
+
+unfed --help, --version, completion of a command's name   ─► this table alone, in a fraction of a second
+unfed forget …                                            ─► the table names its module, which imports PyTorch
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import typer
+from click.shell_completion import CompletionItem
+from typer.core import TyperGroup
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A command: its name, the module of this folder that adds it, and its line in `unfed --help`."""
+
+    name: str
+    module: str
+    summary: str
+
+
+PANELS = {
+    "Begin": (
+        Entry("demo", "running", "Ten clients, one backdoor, three ways to forget it. A minute."),
+        Entry("run", "running", "Train a federation, let methods forget, compare them."),
+        Entry("resume", "running", "Go on with a run that was interrupted."),
+    ),
+    "Serve a deletion request": (
+        Entry("forget", "requests", "Take clients, classes or samples out of a trained run."),
+        Entry("status", "looking", "Where a run stands: rounds, requests, which model is in force."),
+        Entry("withdraw", "requests", "Let a request go that is not fulfilled."),
+        Entry("probe", "probe", "Try to undo what a run has forgotten."),
+        Entry("purge", "purge", "Delete what still carries a fulfilled request."),
+        Entry("lineage", "lineage", "List everything that still carries a client."),
+    ),
+    "Look at results": (
+        Entry("report", "report", "The report of a run, its tables, figures and numbers."),
+        Entry("compare", "compare", "Several runs in one report, and in what they differ."),
+        Entry("evaluate", "looking", "Score a model on the run's own data."),
+        Entry("check", "check", "Say whether a run folder is whole."),
+    ),
+    "Models and folders": (
+        Entry("export", "files", "Write a model of a run to a file."),
+        Entry("negate", "files", "Negate layers of a model file (Eq. 3)."),
+        Entry("convert", "files", "Turn a PyTorch state dict into safetensors."),
+        Entry("prune", "prune", "Make a run folder smaller."),
+    ),
+    "What there is": (
+        Entry("methods", "methods", "What methods need, serve and can be set to."),
+        Entry("data", "data", "Data sets: list, download, verify."),
+        Entry("flower", "flower", "The same on real, separate machines."),
+        Entry("paper", "paper", "The paper's tables and figures."),
+    ),
+}
+HOMES = {entry.name: entry.module for entries in PANELS.values() for entry in entries}
+
+
+def _lines() -> dict[str, click.Command]:
+    """A stand-in for every command: enough to list it."""
+    made = {}
+    for panel, entries in PANELS.items():
+        for entry in entries:
+            made[entry.name] = line = click.Command(entry.name, help=entry.summary)
+            vars(line)["rich_help_panel"] = panel  # where typer looks for it
+    return made
+
+
+class _Imported(dict[str, click.Command]):
+    """The commands by name; whoever asks for one gets it imported."""
+
+    def __init__(self) -> None:
+        super().__init__(_lines())
+        self._loaded: set[str] = set()
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name in self and name not in self._loaded:
+            panel = next(panel for panel, entries in PANELS.items() if name in [entry.name for entry in entries])
+            self[name] = load(name, panel)
+            self._loaded.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401  (this is it)
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+
+def load(name: str, panel: str | None = None) -> click.Command:
+    """Import the module of a command, and give the command."""
+    own = typer.Typer(rich_markup_mode="markdown")
+    importlib.import_module(f"unfed.cli.{HOMES[name]}").add_to(own)
+    command = typer.main.get_group(own).commands[name]
+    vars(command)["rich_help_panel"] = panel
+    return command
+
+
+class Commands(TyperGroup):
+    """The group of all commands. To be listed, none of them is imported."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**named)
+        self.commands = _Imported()
+        self._listing = False
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _lines().get(cmd_name) if self._listing else super().get_command(ctx, cmd_name)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with self._as_list():
+            super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        with self._as_list():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _as_list(self) -> Iterator[None]:
+        self._listing = True
+        try:
+            yield
+        finally:
+            self._listing = False

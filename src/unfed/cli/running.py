@@ -1,0 +1,209 @@
+"""The commands that train: `unfed demo`, `unfed run`, `unfed resume`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from unfed.api import results, write_report
+from unfed.cli.console import Console
+from unfed.cli.display import print_results, request_line, shown
+from unfed.cli.lasting import ending
+from unfed.cli.options import (
+    AllowCode,
+    Budget,
+    Json,
+    Quiet,
+    RunArgument,
+    Sets,
+    moment_of,
+    resumable,
+    watched_until,
+)
+from unfed.cli.story import story
+from unfed.errors import Refused, UnfedError
+from unfed.methods import METHODS
+from unfed.report.words import date_text
+from unfed.runs.config import Config, presets
+from unfed.runs.folder import RunFolder
+from unfed.runs.run import Run
+from unfed.runs.status import status as status_of
+
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+
+stdout = Console(highlight=False)
+stderr = Console(stderr=True, highlight=False)
+
+
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Where the run folder goes; default runs/demo.")] = None,
+    methods: Annotated[str | None, typer.Option(help="`all`, or names with commas; default not,ft,retrain.")] = None,
+    seed: Annotated[int, typer.Option(help="Another seed, another federation.")] = 0,
+    sets: Sets = [],  # noqa: B006  (typer reads the default, nobody changes it)
+    device: Device = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Ten clients learn to read digits; client 0 plants a backdoor and must leave. About a minute.
+
+    Trains, then unlearns client 0 by NoT, by fine-tuning and by retraining, and writes an HTML report.
+    """
+    preset = "demo"
+    changes = [f"seed={seed}", *sets]
+    if methods == "all" and "demo-all" in presets():
+        preset = "demo-all"
+    elif methods is not None:
+        changes.append(_chosen(methods, list(METHODS)))
+    run = _begin(Config.preset(preset, _with_device(changes, device)), out, "demo", as_json or quiet)
+    _work(run, as_json, quiet, more=lambda run: [*ending(run), *_next_steps(run)])
+
+
+def run(
+    config: Annotated[str, typer.Argument(metavar="FILE", help="A TOML file, or the name of a preset.")],
+    out: Annotated[Path | None, typer.Option(help="Where the run folder goes; default runs/NAME.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Other methods than the config's, with commas: `not,ft,retrain`.")
+    ] = None,
+    sets: Sets = [],  # noqa: B006
+    device: Device = None,
+    budget: Budget = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a federation, let methods forget, compare them, write a report.
+
+    A folder that holds this very run is gone on with, or shown if it is finished; --out DIR trains anew.
+    """
+    moment, changes = moment_of(budget), _with_device(sets, device)
+    if methods is not None:
+        changes.append(_chosen(methods))
+    known = not Path(config).exists() and config in presets()
+    read = Config.preset(config, changes) if known else Config.read(config, changes)
+    _work(_begin(read, out, read.name, as_json or quiet), as_json, quiet, moment)
+
+
+def resume(
+    run: RunArgument,
+    budget: Budget = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run that was interrupted; the result is bit-equal to an uninterrupted one."""
+    _work(Run.open(run), as_json, quiet, moment_of(budget))
+
+
+def _chosen(methods: str, every: list[str] | None = None) -> str:
+    """`--methods` as a change of the config."""
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    if not names:
+        raise UnfedError("--methods takes names with commas, for example not,ft,retrain; `unfed methods` lists them.")
+    return f"methods.run={json.dumps(every if every and methods == 'all' else names)}"
+
+
+def _with_device(sets: list[str], device: str | None) -> list[str]:
+    return [*sets, f'device="{device}"'] if device else list(sets)
+
+
+def _begin(config: Config, out: Path | None, name: str, silent: bool) -> Run:
+    """A new run folder; one that holds the same config is gone on with, and that it exists is said."""
+    if out is not None:
+        return Run.create(config, out)
+    folder, number = Path("runs", name), 2
+    while not RunFolder(folder).vacant():
+        if (folder / "run.json").exists():
+            found = Run.open(folder)
+            if found.config == config:
+                _say_that_it_exists(found, silent)
+                return found
+        folder, number = Path("runs", f"{name}-{number}"), number + 1
+    if number > 2 and not silent:
+        stderr.print(
+            f"[bold yellow]note:[/bold yellow] {escape(str(Path('runs', name)))} holds another run; this one goes to"
+            f" {escape(str(folder))}. --out DIR names a folder, `unfed index runs` lists them.",
+            soft_wrap=True,
+        )
+    return Run.create(config, folder)
+
+
+def _say_that_it_exists(run: Run, silent: bool) -> None:
+    """Of a folder that holds the very run that was asked for: what is done about it."""
+    state, where = status_of(run)["state"], run.folder.path
+    if state == "running":
+        raise UnfedError(
+            f"{where} holds this very run, and another process is at work in it; see `unfed status {where}`, or give"
+            " --out DIR."
+        )
+    if silent:
+        return
+    since = date_text(str(run.info().get("created", "")))
+    done = "nothing is trained again" if state == "finished" else "it goes on where it was"
+    stderr.print(
+        f"[bold yellow]note:[/bold yellow] {escape(str(where))} holds this very run ({since}, {state}); {done}. To"
+        " train it anew, give --out DIR.",
+        soft_wrap=True,
+    )
+
+
+def _work(
+    run: Run,
+    as_json: bool,
+    quiet: bool,
+    moment: float | None = None,
+    more: Callable[[Run], list[str]] = lambda run: [],
+) -> None:
+    """Do what is to be done in a run, show it, write the report; `more` has sentences after the story's."""
+    with resumable(run.folder.path), shown(run, stdout, as_json or quiet) as display:
+        if not (as_json or quiet):
+            stdout.print(_headline(run), soft_wrap=True)
+        try:
+            run.execute(watched_until(display, moment))
+        except Refused:
+            if run.folder.requests():  # what became of them is on record, and the report must say so
+                write_report(run)
+            raise
+    report = write_report(run)
+    found = results(run, "last")
+    if as_json:
+        typer.echo(json.dumps({"run": str(run.folder.path), "report": str(report), "lines": run.lines()}))
+    elif not quiet:
+        stdout.print()
+        if found:
+            print_results(stdout, found, "After the last round (rule: last). ★ smallest average gap to Retrain.")
+        for sentence in (*story(run), *more(run)):
+            stdout.print(escape(sentence), soft_wrap=True)
+        for request in status_of(run)["requests"]:
+            if request["owed"]:
+                stdout.print(request_line(request), soft_wrap=True)
+        stdout.print()
+        stdout.print(f"Report: [bold]{escape(str(report))}[/bold]", soft_wrap=True)
+
+
+def _next_steps(run: Run) -> list[str]:
+    """What somebody may do after the demo."""
+    where = run.folder.path
+    return [
+        f"Next: open the report below; take another client out with `unfed forget {where} --client 3`; your own model"
+        " and data: docs/how-to/central.md and docs/how-to/models.md."
+    ]
+
+
+def _headline(run: Run) -> str:
+    about, config = run.description, run.config
+    return (
+        f"[bold]{escape(config.name)}[/bold]: {escape(config.data.name)}, {len(about['clients'])} clients,"
+        f" {escape(config.model.name)}"
+        f" with {about['parameters']:,} parameters; {about['engine']} engine on {about['device']}."
+    )
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (demo, run, resume):
+        app.command()(command)

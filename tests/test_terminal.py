@@ -1,0 +1,138 @@
+"""The command line on a terminal of 80 columns, and how soon it answers."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any, cast
+
+import click
+import pytest
+import typer
+from rich.text import Text
+from typer.testing import CliRunner
+
+from unfed.cli.commands import HOMES, PANELS, load
+from unfed.cli.console import Console, between_words
+from unfed.cli.display import Display, print_results
+from unfed.cli.main import app
+from unfed.measures.metrics import Spread
+from unfed.measures.trajectory import Line
+from unfed.report import rows
+from unfed.runs.folder import Job
+from unfed.runs.run import Run
+from worlds import Small
+
+HEAVY = ("torch", "numpy", "scipy", "sklearn", "matplotlib", "pydantic", "jinja2", "safetensors", "PIL")
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], []])
+def test_help_and_version_import_nothing_heavy(words: list[str]) -> None:
+    code = f"import sys; sys.argv = ['unfed', *{words!r}]\nfrom unfed.__main__ import main\n"
+    code += "try: main()\nexcept SystemExit: pass"
+    code += f"\nprint([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert seen.stderr.splitlines()[-1] == "[]"
+    assert ("unfed 0." if words == ["--version"] else "Serve a deletion request") in seen.stdout
+
+
+def test_completing_a_commands_name_imports_no_command() -> None:
+    asked = {"_UNFED_COMPLETE": "complete_bash", "COMP_WORDS": "unfed re", "COMP_CWORD": "1"}
+    code = "import os, sys; from unfed.cli.main import app\ntry: app(prog_name='unfed')\nexcept SystemExit: pass\n"
+    code = f"import os; os.environ.update({asked!r})\n{code}print('torch' in sys.modules, file=sys.stderr)"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert seen.stdout.split() == ["resume", "report"] and seen.stderr.split() == ["False"]
+
+
+def test_commands_stand_in_panels_in_the_order_people_need_them() -> None:
+    said = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
+    places = [said.index(f"─ {panel} ") for panel in PANELS]
+    assert places == sorted(places)
+    listed = re.findall(r"^│ ([a-z]+) ", said, re.MULTILINE)
+    assert listed == list(HOMES) and listed.index("demo") < listed.index("forget") < listed.index("paper")
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_every_listed_command_is_there_and_its_line_fits(name: str) -> None:
+    command = load(name)
+    assert command.name == name and (command.help or "").strip()
+    summary = next(e.summary for entries in PANELS.values() for e in entries if e.name == name)
+    assert len(summary) <= 64 and summary.endswith(".")
+
+
+def test_every_module_adds_only_what_the_table_lists() -> None:
+    root = typer.main.get_command(app)
+    assert isinstance(root, click.Group)
+    assert {name for name, _ in root.commands.items()} == HOMES.keys()
+
+
+# --- eighty columns ---------------------------------------------------------------------------------------------------
+
+
+def terminal(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, highlight=False)
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_sentence_breaks_between_words_and_never_between_a_number_and_its_percent() -> None:
+    sentence = (
+        "The backdoor fires on 45.5 % of the stamped test images; see /a/very/long/path/that/goes/on/and/on.html now"
+    )
+    for width in range(8, 80):
+        lines = between_words(Text(sentence), width).plain.split("\n")
+        assert " ".join(lines) == sentence
+        assert all(len(line) <= width or " " not in line.replace(" %", "") for line in lines)
+        assert not any(line.startswith("%") for line in lines)
+
+
+def test_on_a_terminal_texts_are_broken_at_words_and_in_a_pipe_not_at_all() -> None:
+    words = " ".join(["forgetting"] * 20)
+    on_screen, piped = terminal(), Console(file=io.StringIO(), width=80)
+    for console in (on_screen, piped):
+        console.print(words)
+    assert max(map(len, written(on_screen).splitlines())) <= 80
+    assert set(written(on_screen).split()) == {"forgetting"}
+    assert written(piped) == words + "\n"
+
+
+def line(method: str, **more: object) -> Line:
+    values: dict[str, Any] = dict(retain=93.25, forget=19.83, test=93.61, mia=79.2, validation=93.0, backdoor=1.52)
+    costs = dict(comm_bytes=21_300_000, wire_bytes=0, serialised_bytes=0, flops=21.6e9, seconds=3.0)
+    costs |= dict(stored_server_bytes=0, stored_original_bytes=0, client_flops=0)
+    made: Any = {"seed": 0, "request": "r1", "method": method, "round": 20, "done": True, **values, **costs, **more}
+    return cast(Line, made)
+
+
+@pytest.mark.parametrize("methods", [("before", "retrain", "federaser", "not"), ("before", "federaser", "not")])
+@pytest.mark.parametrize("width", [60, 72, 80, 100, 160])
+def test_the_results_fit_and_nothing_is_cut_off(methods: tuple[str, ...], width: int) -> None:
+    console = terminal(width)
+    found = rows([line(method) for method in methods], "last")
+    found = [replace(r, metrics={**r.metrics, "forget": Spread(19.83, 0.42)}) for r in found]
+    print_results(console, found, "After the last round.")
+    said = written(console)
+    assert "…" not in said and max(map(len, said.splitlines())) <= width
+    assert "FedEraser" in said and "21.6 GFLOP" in said and "19.83 ±0.42" in said
+    if "retrain" not in methods:
+        assert said.count("no Retrain in this run") == 1 and "(1)" in said
+
+
+def test_a_finished_line_says_how_long_it_took_and_fits(small: Small, tmp_path: object) -> None:
+    run = Run.create(small("poison.client=0"), f"{tmp_path}/run")
+    console = terminal()
+    with Display(run, console) as display:
+        job = Job(0, "r1", "not")
+        display.begins(job, 0, 20)
+        display.goes_on(job, 20, 20, {"test": 93.61, "forget": 19.8, "backdoor": 45.5})
+        display.ends(job, "all rounds")
+    (last,) = [text for text in written(console).splitlines() if "✓" in text]
+    said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last).replace("\r", "")
+    assert re.search(r"✓ NoT +20 rounds in 0:00  test 93.6 %  forget 19.8 %  backdoor 45.5 %", said)
+    assert "left" not in said and len(said.strip()) <= 80
