@@ -124,7 +124,8 @@ def imported(stdlib: bool = False) -> dict[str, str]:
 
 def test_every_package_that_unfed_imports_is_declared() -> None:
     project = tomllib.loads(text("pyproject.toml"))["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["flower"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["flower"], *extras["trust"]]
     declared = {re.split(r"[\[<>=!~; ]", line)[0].lower().replace("_", "-") for line in wanted}
     declared |= {"triton"}  # comes with PyTorch where there is one, and is asked for before it is imported
     homes = packages_distributions()

@@ -1,0 +1,30 @@
+"""Trust: signed deletion requests, a log of who took part, evidence that others can check.
+
+    keys.py             who signs: Ed25519 keys in files
+    canonical.py        the one way to write a JSON value (RFC 8785)
+    envelope.py         what is signed, as DSSE has it
+    merkle.py           trees of hashes and their proofs (RFC 9162)
+    roster.py           whose key is whose, signed by the operator
+    request.py          what a client asks for, in the words of the Data Rights Protocol
+    acknowledgement.py  the operator's signed answer
+    log.py              what happened, in order, append-only
+    pseudonyms.py       clients under names that can be made meaningless
+    participation.py    who took part in which round, and that somebody took part in none after
+
+All of it is evidence, not a guarantee: a server that never writes a round into the log is outside what this can show.
+Needs `pip install unfed[trust]`: `cryptography` for Ed25519 and `rfc8785` for canonical JSON, the smallest honest pair.
+DSSE itself is one line over bytes, so no library is taken for it. The core imports nothing from here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from unfed.errors import UnfedError
+
+for _needed in ("cryptography", "rfc8785"):
+    if importlib.util.find_spec(_needed) is None:
+        raise UnfedError(
+            f"Signed requests, logs and evidence need the package {_needed!r}, which is not installed; install it with"
+            " `pip install 'unfed[trust]'`."
+        )

@@ -1,0 +1,55 @@
+"""The one way to write a JSON value down (RFC 8785): who means the same signs the same bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import rfc8785
+
+from unfed.errors import UnfedError
+
+LARGEST = 4 << 20
+"""Bytes that a signed value may have; what is larger is not read."""
+
+
+def canonical(value: Any) -> bytes:
+    """The value as RFC 8785 writes it; what has no such form (NaN, 2^53 and more) is refused."""
+    try:
+        return rfc8785.dumps(value)
+    except (rfc8785.CanonicalizationError, RecursionError, UnicodeError) as error:
+        raise UnfedError(f"This value cannot be signed: {str(error).removesuffix('.')}.") from error
+
+
+def parsed(data: bytes, what: str) -> Any:
+    """The value in these bytes; anything but JSON that names each thing once is refused with a sentence."""
+    if len(data) > LARGEST:
+        raise UnfedError(f"The {what} has {len(data):,} bytes, more than {LARGEST:,}; send a smaller one.")
+    try:
+        return json.loads(data.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else _short(error)
+        raise UnfedError(f"The {what} cannot be read as JSON ({reason}); ask for it again.") from error
+
+
+def canonical_value(data: bytes, what: str) -> Any:
+    """The value in these bytes, if they are its canonical form."""
+    value = parsed(data, what)
+    if canonical(value) != data:
+        raise UnfedError(f"The {what} is not written as RFC 8785 has it, so others could read it otherwise; sign anew.")
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("it names something twice")
+    return found
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"it holds {word}")
+
+
+def _short(error: Exception) -> str:
+    return str(error).splitlines()[0][:120]

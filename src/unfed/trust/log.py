@@ -1,0 +1,236 @@
+"""What happened, in order: an append-only log in a folder, with signed checkpoints.
+
+    log.jsonl            one leaf per line, canonical JSON; the bytes of a line are what is hashed
+    checkpoints.jsonl    one signed checkpoint per line: so many leaves, with this root, at this moment
+
+A leaf is never changed. A checkpoint stands for every leaf before it, so whoever keeps one, be it years old, can tell
+that the log he is shown has grown from it. Cut, edited or re-ordered, the log no longer fits its checkpoints; both
+files cut back together fit each other, and only a checkpoint that somebody else kept finds that.
+
+A process that is killed leaves half a line at most, which is no leaf, or leaves that are not signed for yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unfed import storage
+from unfed.errors import UnfedError
+from unfed.runs import presence
+from unfed.runs.requests import now
+from unfed.trust import envelope, merkle
+from unfed.trust.canonical import canonical, canonical_value
+from unfed.trust.envelope import Envelope
+from unfed.trust.keys import PublicKey, SigningKey
+from unfed.trust.merkle import Frontier
+
+LOG, CHECKPOINTS = "log.jsonl", "checkpoints.jsonl"
+CHECKPOINT_TYPE = "application/vnd.unfed.checkpoint+json"
+
+Leaf = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """So many leaves, with this root."""
+
+    origin: str
+    """Which log: the id that its operator gave it."""
+    size: int
+    root: str
+    """64 hex digits."""
+    at: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"origin": self.origin, "size": self.size, "root": self.root, "at": self.at}
+
+    @staticmethod
+    def from_json(raw: Any) -> Checkpoint:
+        kinds = {"origin": str, "size": int, "root": str, "at": str}
+        if not isinstance(raw, dict) or set(raw) != set(kinds):
+            raise UnfedError("This is no checkpoint of a log (origin, size, root, at); ask for it again.")
+        for name, kind in kinds.items():
+            if not isinstance(raw[name], kind) or isinstance(raw[name], bool):
+                raise UnfedError(f"A checkpoint has {str(raw[name])[:60]!r} as its {name}; ask for it again.")
+        if raw["size"] < 0 or len(raw["root"]) != 64 or set(raw["root"]) - set("0123456789abcdef"):
+            raise UnfedError("A checkpoint has a size or a root that none can have; ask for it again.")
+        return Checkpoint(**raw)
+
+
+def checkpoint_in(signed: Envelope, keys: Sequence[PublicKey]) -> Checkpoint:
+    """The checkpoint in an envelope, if one of these keys signed it."""
+    return Checkpoint.from_json(envelope.opened(signed, CHECKPOINT_TYPE, keys, "checkpoint")[0])
+
+
+class Log:
+    """A log in a folder; several processes may add to it."""
+
+    def __init__(self, folder: Path, origin: str) -> None:
+        self.folder, self.origin = folder, origin
+        self._lines: list[bytes] = []
+        self._frontier, self._length = Frontier(), 0
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    @property
+    def lines(self) -> list[bytes]:
+        """Every leaf as the bytes that are hashed."""
+        self._read()
+        return list(self._lines)
+
+    @property
+    def leaves(self) -> list[dict[str, Any]]:
+        """Every leaf as a value; a damaged one is refused."""
+        return [leaf_in(line, f"leaf {place} of {self._file}") for place, line in enumerate(self.lines)]
+
+    @property
+    def hashes(self) -> list[bytes]:
+        """Every leaf's hash."""
+        return [merkle.leaf_hash(line) for line in self.lines]
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / LOG
+
+    def checkpoints(self) -> list[Envelope]:
+        """Every signed checkpoint, the oldest first; whether they hold is for `faults` to say."""
+        lines = _whole_lines(self.folder / CHECKPOINTS)
+        return [envelope.read(line, f"checkpoint {n} of {self.folder}") for n, line in enumerate(lines)]
+
+    def latest(self) -> Envelope:
+        """The newest signed checkpoint."""
+        if not (found := self.checkpoints()):
+            raise UnfedError(f"The log in {self.folder} has no checkpoint yet; whatever is logged next signs one.")
+        return found[-1]
+
+    def _read(self) -> None:
+        """Take in what was added since, by whichever process."""
+        size = self._file.stat().st_size if self._file.exists() else 0
+        if size < self._length:
+            self._lines, self._frontier, self._length = [], Frontier(), 0
+        if size == self._length:
+            return
+        with open(self._file, "rb") as file:
+            file.seek(self._length)
+            whole, _, _ = file.read().rpartition(b"\n")
+        if whole:
+            more = whole.split(b"\n")
+            self._lines += more
+            self._frontier = self._frontier.add(*(merkle.leaf_hash(line) for line in more))
+            self._length += len(whole) + 1
+
+    # --- adding ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else adds to the log meanwhile; inside, add by `append(…, held=True)`."""
+        with storage.disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with presence.held(self.folder, "log", wait=-1):
+            yield
+
+    def append(self, *leaves: Leaf, held: bool = False) -> list[int]:
+        """Add leaves, and give their places once they are on the disk. They are signed for by `sign`."""
+        with contextlib.nullcontext() if held else self.held():
+            self._read()
+            storage.cut(self._file, self._length)  # half a line that a killed process left
+            data = [canonical(dict(leaf)) for leaf in leaves]
+            if data:
+                storage.append_line(self._file, b"\n".join(data).decode())
+            first = len(self._lines)
+            self._read()
+            return list(range(first, first + len(data)))
+
+    def sign(self, key: SigningKey, held: bool = False) -> Envelope:
+        """A signed checkpoint over all there is; the newest one if it says so already."""
+        with contextlib.nullcontext() if held else self.held():
+            self._read()
+            root, kept = self._frontier.root.hex(), self.checkpoints()
+            if kept:
+                last = checkpoint_in(kept[-1], [key.public])
+                if (last.size, last.root) == (self._frontier.size, root):
+                    return kept[-1]
+                self._refuse_if_rewritten(last)
+            fresh = Checkpoint(self.origin, self._frontier.size, root, now())
+            signed = envelope.sign(CHECKPOINT_TYPE, fresh.to_json(), key)
+            path = self.folder / CHECKPOINTS
+            storage.cut(path, sum(len(line) + 1 for line in _whole_lines(path)))
+            storage.append_line(path, signed.to_bytes().decode().rstrip("\n"))
+            return signed
+
+    def _refuse_if_rewritten(self, last: Checkpoint) -> None:
+        """No signature is put under a log that is not the one that was signed for."""
+        before = Frontier().add(*self.hashes[: last.size])
+        if (before.size, before.root.hex()) != (last.size, last.root):
+            raise UnfedError(
+                f"The log in {self.folder} is not the one whose first {last.size} leaves were signed for at {last.at}:"
+                " it was cut or changed; restore it from a copy."
+            )
+
+    # --- proofs ---------------------------------------------------------------------------------------------------
+
+    def inclusion(self, index: int, size: int) -> list[bytes]:
+        """That a leaf stands at its place in the log of this size."""
+        return merkle.inclusion(self.hashes[:size], index)
+
+    def consistency(self, first: int, second: int) -> list[bytes]:
+        """That the log of the second size grew from that of the first."""
+        return merkle.consistency(self.hashes[:second], first)
+
+
+def faults(log: Log, keys: Sequence[PublicKey], kept: Checkpoint | None = None) -> list[str]:
+    """One sentence for each way in which a log is not what was signed for.
+
+    `kept` is a checkpoint that somebody else has: with it a log that was cut back, checkpoints and all, is found too.
+    """
+    said: list[str] = []
+    hashes = log.hashes
+    for place, line in enumerate(log.lines):
+        try:
+            leaf_in(line, f"leaf {place} of {log.folder / LOG}")
+        except UnfedError as error:
+            said.append(str(error))
+    signed: list[Checkpoint] = []
+    for number, text in enumerate(_whole_lines(log.folder / CHECKPOINTS), 1):
+        where = f"Checkpoint {number} in {log.folder / CHECKPOINTS}"
+        try:
+            signed.append(checkpoint_in(envelope.read(text, "checkpoint"), keys))
+        except UnfedError as error:
+            said.append(f"{where} does not count ({str(error).removesuffix('.')}); restore the file from a copy.")
+    for one in [*signed, *([kept] if kept else [])]:
+        theirs = "the checkpoint that was kept" if one is kept else f"the checkpoint of {one.at}"
+        if one.origin != log.origin:
+            said.append(f"{theirs.capitalize()} is of another log ({one.origin[:80]!r}); give the right one.")
+        elif one.size > len(hashes):
+            said.append(
+                f"The log in {log.folder} has {len(hashes)} leaves, but {theirs} was signed over {one.size}: its end is"
+                " gone; restore it from a copy."
+            )
+        elif merkle.root(hashes[: one.size]).hex() != one.root:
+            said.append(
+                f"The first {one.size} leaves of the log in {log.folder} are not those of {theirs}: one was changed,"
+                " moved or taken out; restore it from a copy."
+            )
+    if any(a.size > b.size for a, b in itertools.pairwise(signed)):
+        said.append(f"The checkpoints in {log.folder / CHECKPOINTS} are not in their order; restore the file.")
+    return said
+
+
+def leaf_in(line: bytes, what: str) -> dict[str, Any]:
+    """A leaf as a value: a table with a type and a moment."""
+    value = canonical_value(line, what)
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str) or not isinstance(value.get("at"), str):
+        raise UnfedError(f"The {what} has no type or no moment; restore the log from a copy.")
+    return value
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    if not path.exists():
+        return []
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    return whole.split(b"\n") if whole else []

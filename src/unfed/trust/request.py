@@ -1,0 +1,233 @@
+"""What a client asks for, in the words of the Data Rights Protocol 1.0, signed.
+
+    {"agent-id": who asks, "business-id": whom, "agent-request-id": the request's id,
+     "issued-at": …, "expires-at": …, "drp.version": "1.0", "exercise": "deletion", "regime": "gdpr",
+     "scope": {"clients": [NAME]} or {"classes": [NUMBER, …]} or {"samples": {"client": …, "count": …, "commitment": …}}
+     "model": digest of the model in force when it was signed, or null: recorded, never a ground for refusal}
+
+Single samples are not named in what is signed. The commitment is SHA-256(salt ‖ canonical(samples)); salt and samples
+are a file of their own, the *opening*, that goes to the operator beside the request. He holds it against the commitment
+once, keeps what he needs to leave the rows out, and writes the salt down nowhere: without it nobody can try out which
+samples a commitment in the log is about.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from unfed.data import Request
+from unfed.errors import UnfedError, listed
+from unfed.runs.names import check_id
+from unfed.runs.requests import date_of, now
+from unfed.trust import envelope
+from unfed.trust.canonical import canonical
+from unfed.trust.envelope import Envelope
+from unfed.trust.keys import SigningKey
+from unfed.trust.roster import OPERATOR, Roster
+
+TYPE = "application/vnd.unfed.request+json"
+FIELDS = ("agent-id", "business-id", "agent-request-id", "issued-at", "expires-at", "drp.version", "exercise", "regime")
+REGIMES = ("gdpr", "ccpa", "voluntary")
+LASTS = timedelta(days=30)
+"""How long a request can be handed in, unless it says otherwise."""
+AHEAD = timedelta(minutes=5)
+"""How far the clock of whoever signs may be ahead of the operator's."""
+_SECOND = "%Y-%m-%dT%H:%M:%SZ"
+_SALT = 32
+
+Samples = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A signed request that was read: what is asked, by whom, of whom."""
+
+    id: str
+    agent: str
+    business: str
+    issued: str
+    expires: str
+    regime: str
+    scope: Mapping[str, Any]
+    model: str | None
+
+    @property
+    def kind(self) -> str:
+        """clients, classes or samples."""
+        return next(iter(self.scope))
+
+    def request(self, opening: Opening | None = None) -> Request:
+        """What the core's queue is asked; samples need the opening of their commitment."""
+        if self.kind == "samples":
+            if opening is None:
+                raise UnfedError(f"Request {self.id!r} only commits to its samples; give its opening with --opening.")
+            opening.fits(self.scope["samples"])
+            return Request(self.id, samples=opening.samples)
+        if opening is not None:
+            raise UnfedError(f"Request {self.id!r} names no single samples, so it has no opening; leave it out.")
+        if self.kind == "clients":
+            return Request(self.id, clients=tuple(self.scope["clients"]))
+        return Request(self.id, classes=tuple(self.scope["classes"]))
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a commitment to samples hides: to be given to the operator, and to nobody else."""
+
+    samples: Samples
+    salt: bytes
+
+    @staticmethod
+    def drawn(samples: Sequence[tuple[str, int]]) -> Opening:
+        """Samples under a fresh salt."""
+        return Opening(tuple(sorted(set(samples))), secrets.token_bytes(_SALT))
+
+    @property
+    def commitment(self) -> str:
+        return hashlib.sha256(self.salt + canonical([list(one) for one in self.samples])).hexdigest()
+
+    def scope(self) -> dict[str, Any]:
+        """What a request says of the samples."""
+        owners = {client for client, _ in self.samples}
+        if len(owners) != 1:
+            raise UnfedError(f"A signed request is about the samples of one client, not of {len(owners)}; split it.")
+        return {"client": owners.pop(), "count": len(self.samples), "commitment": self.commitment}
+
+    def fits(self, scope: Mapping[str, Any]) -> None:
+        """Refuse samples that are not those that were committed to."""
+        if self.scope() != dict(scope):
+            raise UnfedError(
+                "The opening is not the one of this request's commitment; ask its signer for the right one."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"samples": [list(one) for one in self.samples], "salt": self.salt.hex()}
+
+    @staticmethod
+    def from_json(raw: Any) -> Opening:
+        try:
+            salt, samples = (
+                bytes.fromhex(raw["salt"]),
+                Request.from_json({"id": "x", "samples": raw["samples"]}).samples,
+            )
+        except (KeyError, TypeError, ValueError, UnfedError) as error:
+            raise UnfedError(
+                "This is no opening of a request (samples and salt); ask its signer for it again."
+            ) from error
+        if len(salt) != _SALT or tuple(sorted(set(samples))) != samples:
+            raise UnfedError("The opening has a salt or a list of samples that none of ours has; ask for it again.")
+        return Opening(samples, salt)
+
+
+def value(
+    scope: Mapping[str, Any],
+    agent: str,
+    business: str,
+    model: str | None = None,
+    regime: str = "gdpr",
+    expires: str | None = None,
+    name: str | None = None,
+) -> dict[str, Any]:
+    """A request as it is to be signed, issued now."""
+    issued = datetime.now(UTC)
+    until = (issued + LASTS).strftime(_SECOND) if expires is None else date_of(expires)
+    own = name or f"r-{secrets.token_hex(8)}"
+    said = (agent, business, own, issued.strftime(_SECOND), until, "1.0", "deletion", regime)
+    found = dict(zip(FIELDS, said, strict=True)) | {"scope": dict(scope), "model": model}
+    read(found)
+    return found
+
+
+def sign(asked: Mapping[str, Any], key: SigningKey) -> Envelope:
+    """The request in its envelope."""
+    read(asked)
+    return envelope.sign(TYPE, dict(asked), key)
+
+
+def read(raw: Any) -> Asked:
+    """The request in a JSON value, each field of it looked at; who signed it is not asked here."""
+    if not isinstance(raw, Mapping) or set(raw) != {*FIELDS, "scope", "model"}:
+        raise UnfedError(f"A signed request has exactly {', '.join(FIELDS)}, scope and model; sign it anew.")
+    for name in FIELDS:
+        if not isinstance(raw[name], str) or not 0 < len(raw[name]) <= 200:
+            raise UnfedError(f"The request's {name} is {str(raw[name])[:60]!r}, not a short text; sign it anew.")
+    check_id(raw["agent-request-id"], "agent-request-id")
+    for name, allowed in (("drp.version", ("1.0",)), ("exercise", ("deletion",)), ("regime", REGIMES)):
+        if raw[name] not in allowed:
+            raise UnfedError(f"The request's {name} is {raw[name][:60]!r}; it must be {listed(allowed)}.")
+    issued, expires = (_moment(raw[name], name) for name in ("issued-at", "expires-at"))
+    if expires <= issued:
+        raise UnfedError("The request expires before it is issued; sign it anew with a later --expires.")
+    model = raw["model"]
+    if model is not None and not _is_digest(model):
+        raise UnfedError(f"The request's model is {str(model)[:60]!r}, no SHA-256 in 64 hex digits; sign it anew.")
+    names = ("agent-request-id", "agent-id", "business-id", "issued-at", "expires-at", "regime")
+    name, agent, business, at, until, regime = (raw[name] for name in names)
+    return Asked(name, agent, business, at, until, regime, _scope(raw["scope"]), model)
+
+
+def believed(signed: Envelope, roster: Roster, moment: str | None = None) -> Asked:
+    """The request in an envelope, if somebody on the roster signed it who may ask for it, in time.
+
+    That it was not handed in before is not known here: the log knows.
+    """
+    raw, key_id = envelope.opened(signed, TYPE, roster.keys, "request")
+    asked, signer = read(raw), roster.agent(key_id)
+    if asked.agent != signer:
+        raise UnfedError(f"The request says that {asked.agent!r} asks, but {signer!r} signed it; it is refused.")
+    if asked.business != roster.business:
+        raise UnfedError(f"The request is addressed to {asked.business!r}, not to {roster.business!r}; it is refused.")
+    at = moment or now()
+    if asked.expires < at:
+        raise UnfedError(f"The request has expired at {asked.expires}; have it signed anew.")
+    ahead = (datetime.strptime(at, _SECOND) + AHEAD).strftime(_SECOND)
+    if asked.issued > ahead:
+        raise UnfedError(f"The request was issued at {asked.issued}, which is still to come; check both clocks.")
+    _refuse_if_not_its_own(asked)
+    return asked
+
+
+def _refuse_if_not_its_own(asked: Asked) -> None:
+    """A client asks for its own data; only the operator's key may ask for anything else."""
+    if asked.agent == OPERATOR:
+        return
+    if asked.kind == "classes":
+        raise UnfedError("A class is nobody's own data: a request for it needs the operator's key; it is refused.")
+    owners = asked.scope["clients"] if asked.kind == "clients" else [asked.scope["samples"]["client"]]
+    if owners != [asked.agent]:
+        raise UnfedError(f"Client {asked.agent!r} asks for data of {listed(owners)}, not its own; it is refused.")
+
+
+def _scope(raw: Any) -> Mapping[str, Any]:
+    wrong = UnfedError("The request's scope is not exactly one of clients, classes or samples; sign it anew.")
+    if not isinstance(raw, Mapping) or len(raw) != 1:
+        raise wrong
+    (kind, what), *_ = raw.items()
+    if kind == "samples":
+        good = isinstance(what, Mapping) and set(what) == {"client", "count", "commitment"}
+        good = good and isinstance(what["client"], str) and _is_digest(what["commitment"])
+        if not (good and isinstance(what["count"], int) and not isinstance(what["count"], bool) and what["count"] > 0):
+            raise wrong
+    elif kind not in ("clients", "classes") or not isinstance(what, list) or not 0 < len(what) <= 10_000:
+        raise wrong
+    else:
+        Request.from_json({"id": "x", kind: what})
+    return dict(raw)
+
+
+def _moment(text: str, name: str) -> str:
+    try:
+        if datetime.strptime(text, _SECOND).strftime(_SECOND) == text:
+            return text
+    except ValueError:
+        pass
+    raise UnfedError(f"The request's {name} is {text[:60]!r}, no moment like 2026-01-31T12:00:00Z; sign it anew.")
+
+
+def _is_digest(text: Any) -> bool:
+    return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")

@@ -1,0 +1,99 @@
+"""Trees of hashes: the RFC's own vectors, and proofs that hold for what is so and for nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from unfed.errors import UnfedError
+from unfed.trust import merkle
+from unfed.trust.merkle import Frontier, leaf_hash, node_hash
+
+# The inputs and roots of the Certificate Transparency project's own tests of this tree.
+DATA = [
+    bytes.fromhex(text)
+    for text in ("", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f")
+]
+ROOTS = [
+    "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d",
+    "fac54203e7cc696cf0dfcb42c92a1d9dbaf70ad9e621f4bd8d98662f00e3c125",
+    "aeb6bcfe274b70a14fb067a5e5578264db0fa9b51af5e0ba159158f329e06e77",
+    "d37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7",
+    "4e3bbb1f7b478dcfe71fb631631519a3bca12c9aefca1612bfce4c13a86264d4",
+    "76e67dadbcdf1e10e1b74ddc608abd2f98dfb16fbce75277b5232a127f2087ef",
+    "ddb89be403809e325750d3d263cd78929c2942b7942a34b77e122c9594a74c8c",
+    "5dc9da79a70659a9ad559cb701ded9a2ab9d823aad2f4960cfe370eff4604328",
+]
+LEAVES = [leaf_hash(one) for one in DATA]
+
+
+@pytest.mark.parametrize("size", range(9))
+def test_the_roots_are_those_of_certificate_transparency(size: int) -> None:
+    assert merkle.root(LEAVES[:size]).hex() == ROOTS[size]
+
+
+def test_the_proofs_of_the_rfcs_example() -> None:
+    """RFC 9162, 2.1.5: seven leaves a, b, c, d, e, f, j, and the proofs that it spells out."""
+    a, b, c, d, e, f, j = LEAVES[:7]
+    g, h, i = node_hash(a, b), node_hash(c, d), node_hash(e, f)
+    k, l = node_hash(g, h), node_hash(i, j)  # noqa: E741  (the RFC's letters)
+    assert merkle.root(LEAVES[:7]) == node_hash(k, l)
+    assert merkle.inclusion(LEAVES[:7], 0) == [b, h, l]
+    assert merkle.inclusion(LEAVES[:7], 3) == [c, g, l]
+    assert merkle.inclusion(LEAVES[:7], 4) == [f, j, k]
+    assert merkle.inclusion(LEAVES[:7], 6) == [i, k]
+    assert merkle.consistency(LEAVES[:7], 3) == [c, d, g, l]
+    assert merkle.consistency(LEAVES[:7], 4) == [l]
+    assert merkle.consistency(LEAVES[:7], 6) == [i, j, k]
+
+
+def test_a_leaf_is_shown_at_its_place_and_nowhere_else() -> None:
+    for size in range(1, 9):
+        top = merkle.root(LEAVES[:size])
+        for index, claimed in itertools.product(range(size), range(size)):
+            proof = merkle.inclusion(LEAVES[:size], index)
+            assert merkle.included(LEAVES[index], claimed, size, proof, top) == (index == claimed)
+            assert not merkle.included(LEAVES[index], index, size, [*proof, LEAVES[0]], top)
+            assert not merkle.included(leaf_hash(b"another"), index, size, proof, top)
+            if proof:
+                assert not merkle.included(LEAVES[index], index, size, proof[:-1], top)
+
+
+def test_growth_is_shown_and_a_rewritten_beginning_is_not() -> None:
+    for second in range(1, 9):
+        after = merkle.root(LEAVES[:second])
+        for first in range(1, second + 1):
+            proof = merkle.consistency(LEAVES[:second], first)
+            before = merkle.root(LEAVES[:first])
+            assert merkle.consistent(first, before, second, after, proof)
+            other = merkle.root([leaf_hash(b"rewritten"), *LEAVES[1:first]])
+            assert not merkle.consistent(first, other, second, after, proof)
+            assert not merkle.consistent(first, before, second, after, [*proof, after])
+
+
+def test_a_frontier_goes_on_with_a_list_that_it_does_not_hold() -> None:
+    for first, second in itertools.combinations(range(9), 2):
+        short = Frontier().add(*LEAVES[:first])
+        assert len(short.peaks) == first.bit_count()
+        assert Frontier(first, short.peaks).add(*LEAVES[first:second]).root.hex() == ROOTS[second]
+
+
+def test_whoever_is_not_in_a_sorted_list_is_shown_to_be_absent() -> None:
+    members = [bytes([number]) * 32 for number in (10, 20, 30, 40, 50)]
+    for count in range(6):
+        present: Sequence[bytes] = members[:count]
+        top = merkle.sorted_root(present)
+        for number in range(5, 60):
+            stranger = bytes([number]) * 32
+            if stranger in present:
+                with pytest.raises(UnfedError, match="among them"):
+                    merkle.absence(present, stranger)
+            else:
+                proof = merkle.Absence.from_json(merkle.absence(present, stranger).to_json())
+                assert merkle.absent(stranger, proof, top)
+            for other in present:  # no proof for one stranger hides a member
+                if stranger not in present:
+                    assert not merkle.absent(other, merkle.absence(present, stranger), top)

@@ -1,0 +1,118 @@
+"""Keys, canonical JSON and envelopes: what was signed is read again, and what was altered is not believed."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from unfed.errors import UnfedError
+from unfed.trust import envelope, keys
+from unfed.trust.canonical import canonical, canonical_value
+from unfed.trust.keys import SigningKey
+
+
+def test_canonical_json_is_that_of_the_rfc() -> None:
+    """RFC 8785, 3.2.2 and 3.2.3: numbers as ECMAScript writes them, names in the order of their UTF-16."""
+    value = {"numbers": [333333333.33333329, 1e30, 4.50, 2e-3, 0.000000000000000000000000001], "literals": [None, True]}
+    assert canonical(value) == b'{"literals":[null,true],"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27]}'
+    assert canonical({"\u20ac": 1, "\r": 2, "\U0001f600": 3, "\ufb33": 4, "1": 5}).decode() == (
+        '{"\\r":2,"1":5,"\u20ac":1,"\U0001f600":3,"\ufb33":4}'
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2**53, object(), "\ud800"])
+def test_what_has_no_canonical_form_is_not_signed(value: object) -> None:
+    with pytest.raises(UnfedError, match="cannot be signed"):
+        canonical(value)
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"a":1,"a":2}', b'{"a":NaN}', b'{ "a":1}', b'{"b":1,"a":2}', b"[" * 100_000, b"\xff"]
+)
+def test_bytes_that_two_could_read_differently_are_refused(text: bytes) -> None:
+    with pytest.raises(UnfedError):
+        canonical_value(text, "test")
+
+
+def test_a_key_file_is_for_its_owner_alone_and_is_not_replaced(tmp_path: Path) -> None:
+    made = keys.new(tmp_path / "client-3")
+    private, public = keys.files(tmp_path / "client-3")
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    assert keys.signing_key(private).id == keys.public_key(public).id == made.id
+    with pytest.raises(UnfedError, match="is not replaced"):
+        keys.new(tmp_path / "client-3")
+    private.chmod(0o644)
+    with pytest.raises(UnfedError, match="chmod 600"):
+        keys.signing_key(private)
+
+
+def test_a_file_that_holds_no_key_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.pub").write_bytes(b"\xff nothing")
+    (tmp_path / "a.key").write_bytes(b"nothing")
+    (tmp_path / "a.key").chmod(0o600)
+    with pytest.raises(UnfedError, match="no Ed25519 public key"):
+        keys.public_key(tmp_path / "a.pub")
+    with pytest.raises(UnfedError, match="no private key"):
+        keys.signing_key(tmp_path / "a.key")
+    with pytest.raises(UnfedError, match="cannot be read"):
+        keys.public_key(tmp_path / "none.pub")
+
+
+def test_what_is_signed_is_what_dsse_says() -> None:
+    """The example of the DSSE protocol."""
+    assert envelope.pae("http://example.com/HelloWorld", b"hello world") == (
+        b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
+    )
+
+
+def test_an_envelope_is_read_again_by_whoever_knows_the_key() -> None:
+    key, value = SigningKey.drawn(), {"a": [1, 2.5, "ü"]}
+    signed = envelope.read(envelope.sign("t", value, key).to_bytes())
+    assert envelope.opened(signed, "t", [SigningKey.drawn().public, key.public]) == (value, key.id)
+
+
+def test_an_altered_envelope_is_not_believed() -> None:
+    key, other = SigningKey.drawn(), SigningKey.drawn()
+    good = envelope.sign("t", {"a": 1}, key)
+    with pytest.raises(UnfedError, match="none of the known keys"):
+        envelope.opened(good, "t", [other.public])
+    with pytest.raises(UnfedError, match="of the type"):
+        envelope.opened(good, "u", [key.public])
+    for altered in (
+        envelope.Envelope(good.payload + b" ", good.type, good.signatures),
+        envelope.Envelope(good.payload, good.type, ((key.id, b"\0" * 64),)),
+        envelope.Envelope(good.payload, good.type, ((key.id, b""),)),
+        envelope.Envelope(good.payload, good.type, ((key.id, other.sign(envelope.pae("t", good.payload))),)),
+    ):
+        with pytest.raises(UnfedError, match="altered"):
+            envelope.opened(altered, "t", [key.public])
+    renamed = envelope.Envelope(good.payload, "u", good.signatures)  # one kind of statement does not pass for another
+    with pytest.raises(UnfedError, match="altered"):
+        envelope.opened(renamed, "u", [key.public])
+
+
+def test_what_is_signed_but_not_canonical_is_refused() -> None:
+    key, payload = SigningKey.drawn(), b'{"a": 1}'
+    loose = envelope.Envelope(payload, "t", ((key.id, key.sign(envelope.pae("t", payload))),))
+    with pytest.raises(UnfedError, match="RFC 8785"):
+        envelope.opened(loose, "t", [key.public])
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        [],
+        {},
+        {"payload": "!", "payloadType": "t", "signatures": [{"keyid": "k", "sig": ""}]},
+        {"payload": "", "payloadType": 3, "signatures": [{"keyid": "k", "sig": ""}]},
+        {"payload": "", "payloadType": "t", "signatures": []},
+        {"payload": "", "payloadType": "t", "signatures": [{"sig": ""}]},
+        {"payload": "", "payloadType": "t", "signatures": [{"keyid": "k", "sig": ""}], "more": 1},
+    ],
+)
+def test_what_is_no_envelope_is_refused_in_one_sentence(raw: object) -> None:
+    with pytest.raises(UnfedError, match="no DSSE envelope"):
+        envelope.read(json.dumps(raw).encode())
