@@ -27,6 +27,7 @@ from unfed.flower.engine import Flower
 from unfed.flower.messages import Failure
 from unfed.flower.population import Nodes, Roster
 from unfed.flower.wire import own_part
+from unfed.measures.camouflage import Reactions
 from unfed.measures.evaluator import Evaluation, HeldOut, Yardstick, sample_columns
 from unfed.measures.forgotten import Evidence
 from unfed.measures.metrics import loss_gap
@@ -134,6 +135,10 @@ class RemoteEvaluator:
         single = self._no_forget or not_measured("the clients give no labels of single rows")
         stamped = NO_TEST if self._yardstick.held_out is None else self._held_out.stamped(params)
         return Evidence(single, single, right, stamped, counted=True)
+
+    def reactions(self, params: Params) -> Reactions | str:
+        """How a model answers on the server's test images to triggers of the gate's own."""
+        return NO_TEST if self._yardstick.held_out is None else self._held_out.reactions(params)
 
     # --- asking -------------------------------------------------------------------------------------------------------
 

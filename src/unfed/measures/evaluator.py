@@ -25,6 +25,7 @@ from unfed.client.scores import Scores, score
 from unfed.data import ClientData, Request, Source, TensorSource, triggered
 from unfed.errors import UnfedError
 from unfed.measures.attacks import try_membership_inference
+from unfed.measures.camouflage import Reactions, reactions
 from unfed.measures.forgotten import Evidence, Losses
 from unfed.measures.metrics import loss_gap
 from unfed.measures.undo.scene import View
@@ -63,6 +64,10 @@ class Scorer(Protocol):
 
         It is read on its rows that were in until now, beside held-out ones.
         """
+        ...
+
+    def reactions(self, params: Params) -> Reactions | str:
+        """How a model answers on held-out images to triggers of the gate's own, or why that is not known."""
         ...
 
 
@@ -150,6 +155,13 @@ class HeldOut:
         rows, source = self._stamped
         return self._score(params, source, rows).correct.cpu().numpy()
 
+    def reactions(self, params: Params) -> Reactions | str:
+        """How a model answers on the test images to triggers of the gate's own, or why that is not known."""
+        stick = self._yardstick
+        if stick.held_out is None:
+            return NOT_HELD_OUT
+        return reactions(stick.template, params, stick.held_out, self._rows, stick.seed, stick.batch)
+
     def _score(self, params: Params, source: Source, rows: Tensor) -> Scores:
         return score(self._yardstick.template, params, source, rows, self._yardstick.batch)
 
@@ -202,6 +214,10 @@ class Evaluator:
         if flags is not None and bool(flags[rows.to(flags.device)].any()):
             own = not_measured("a backdoor was planted in its rows, so rows of one label are not alike")
         return Evidence(own, self._held_out.losses(params), seen.correct.cpu().numpy(), stamped)
+
+    def reactions(self, params: Params) -> Reactions | str:
+        """How a model answers on the test images to triggers of the gate's own, or why that is not known."""
+        return self._held_out.reactions(params)
 
     def _places_of(self, request: Request, scoped: Scope) -> Tensor:
         """Where the rows of one request stand among those that are scored.

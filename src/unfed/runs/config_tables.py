@@ -199,13 +199,15 @@ class GateConfig(Table):
     """What a model that a request leaves must show before it comes into force.
 
     `max_drop` is the largest allowed drop of validation accuracy in points; `margin` the largest advantage of an attack
-    that tells forgotten rows by their loss (0 is none, 1 is certainty). What `require` lists decides like utility; the
-    others are measured and shown.
+    that tells forgotten rows by their loss (0 is none, 1 is certainty); `max_rise` how many more held-out images in
+    percent a trigger of the gate's own may turn to one class than before. What `require` lists decides like utility;
+    the others are measured and shown.
     """
 
     max_drop: Rate = 10.0
     margin: Annotated[float, Field(gt=0, le=1)] = 0.2
-    require: tuple[Literal["forgotten", "backdoor"], ...] = ()
+    max_rise: Annotated[float, Field(ge=0, le=100)] = 30.0
+    require: tuple[Literal["forgotten", "backdoor", "camouflage"], ...] = ()
 
 
 class DenyConfig(Table):

@@ -3,9 +3,11 @@
     utility     validation accuracy before − after, in points              at most gate.max_drop
     forgotten   how well the leaver's rows are still known                 at most chance, or gate.margin
     backdoor    how often a backdoor works that the leaver planted         at most chance
+    camouflage  how many more images a trigger turns to one class          at most gate.max_rise
 
 Each check has a value, a bound and a verdict: passed, failed, or not measured and why. Utility always decides. The
-two others decide where they were asked for (`--until forgotten`, or `gate.require`); else they are measured and shown.
+others decide where they were asked for (`--until forgotten`, or `gate.require`); else they are measured and shown.
+Camouflage looks for a backdoor that a departure arms, by triggers of the gate's own: foreign ones it sees or does not.
 What a check could not measure does not stop a model, unless it was asked for. A model that does not pass stays out of
 force and its request stays owed; whoever puts it in force all the same (`--accept`) stands in the request's file.
 """
@@ -18,6 +20,7 @@ from typing import Any
 
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
+from unfed.measures.camouflage import camouflage
 from unfed.measures.evaluator import Scorer
 from unfed.measures.forgotten import (
     Evidence,
@@ -170,6 +173,8 @@ class Gate:
         asked = self.stops_at_forgotten
         for name, found in self.judged(evaluator.evidence(before), evaluator.evidence(after)).items():
             checks.append(Check.of(name, found, asked or name in self.rules.require))
+        armed = camouflage(evaluator.reactions(before), evaluator.reactions(after), self.rules.max_rise)
+        checks.append(Check.of("camouflage", armed, "camouflage" in self.rules.require))
         return Decision(tuple(checks))
 
 
