@@ -17,7 +17,7 @@ def written(folder: Path, models: int = 4, config: str = "digest", classes: int 
     """Kinds `before`, `retrain`, `not`; those before say the labels of `forget` with more confidence."""
     kinds = (store.BEFORE, store.RETRAIN, "not")
     labels = {group: torch.arange(rows) % classes for group, rows in ROWS.items()}
-    about = About("drawn", config, "r1", tuple(range(models)), kinds, ROWS, classes, {"engine": 1}, {}, {})
+    about = About("drawn", config, "r1", tuple(range(models)), kinds, ROWS, classes, {"engine": 1}, {}, "")
     population = store.create(folder, about, {f"labels/{group}": own for group, own in labels.items()})
     for kind in kinds:
         for seed in about.seeds:

@@ -35,6 +35,18 @@ class Drawn(dict[str, Params | PerClient]):
 
 
 @dataclass(frozen=True)
+class Visit:
+    """What one federation asks some of its clients at one time."""
+
+    plan: Plan
+    params: Params
+    """Where every one of them starts."""
+    clients: tuple[str, ...]
+    context: Context
+    optimiser: Mapping[str, Params] | None = None
+
+
+@dataclass(frozen=True)
 class Block:
     """The updates of some clients, stacked along a first axis in the order of `clients`."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,13 +26,15 @@ from unfed.client import objectives
 from unfed.client.batch import bounds, covered
 from unfed.client.plan import Measure, Phase, Plan
 from unfed.client.scores import score
-from unfed.client.step import Carry, mean, start
+from unfed.client.step import Carry, mean
+from unfed.client.step import start as begin
 from unfed.data import ClientData
-from unfed.engines.base import Block, Context, PerClient
+from unfed.engines.base import Block, Context, Visit
 from unfed.engines.compiled.capture import Untraceable
 from unfed.engines.compiled.recorded import Replay, recordable
 from unfed.engines.stack import BatchDealer, Crew, Integers, PaddedRows, PhaseSteps, StackedPhase
 from unfed.engines.vectorised import at, cut, expand, join, mappable_attention, stack, stacked_step
+from unfed.engines.visits import contexts, filled, parted, spread
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.functional import Template
 from unfed.model.params import Params
@@ -40,6 +43,10 @@ from unfed.model.params import Params
 # in a stack changes the last bits of a result, so it must be the same when a run is resumed elsewhere. More gains
 # nothing: the CPU is busy with 30 clients, an H200 with 128.
 BUDGET_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
+
+# More clients of several federations than this gain nothing in one stack (two x86-64 cores, digits: 1.2 times one after
+# another from 40 to 320 clients, a loss at 640, which leave the cache).
+BUSY_CLIENTS = {"cpu": 96}
 
 # Padded views of clients that were asked before, kept on the device up to this size.
 HELD_BYTES = 1 << 28
@@ -84,18 +91,36 @@ class Batched:
         optimiser: Mapping[str, Params] | None = None,
     ) -> Iterator[Block]:
         for names in self._stacks(plan, clients):
-            try:
-                block = self.visit(plan, params, names, context, optimiser)
-            except Untraceable as error:
-                self._compile = False
-                warnings.warn(
-                    f"this model's training step cannot be compiled ({error}), so it runs operation by operation; set"
-                    " engine.compile to false to do so from the start",
-                    UnfedWarning,
-                    stacklevel=2,
-                )
-                block = self.visit(plan, params, names, context, optimiser)
-            yield block
+            yield self._visited([Visit(plan, params, names, context, optimiser)])[0]
+
+    def train_together(self, visits: Sequence[Visit]) -> list[list[Block]]:
+        """The blocks of several federations that ask at the same time.
+
+        Those that ask for the same phases share stacks, each client starting from its own federation's model.
+        """
+        found: list[list[Block]] = [[] for _ in visits]
+        for places in self._tables(visits):
+            if len(places) == 1:
+                own = visits[places[0]]
+                found[places[0]] = list(self.train(own.plan, own.params, own.clients, own.context, own.optimiser))
+                continue
+            for place, block in zip(places, self._visited([visits[i] for i in places]), strict=True):
+                found[place].append(block)
+        return found
+
+    def _visited(self, visits: Sequence[Visit]) -> list[Block]:
+        """`visit`, operation by operation where this model's step cannot be compiled."""
+        try:
+            return self.visit(visits)
+        except Untraceable as error:
+            self._compile = False
+            warnings.warn(
+                f"this model's training step cannot be compiled ({error}), so it runs operation by operation; set"
+                " engine.compile to false to do so from the start",
+                UnfedWarning,
+                stacklevel=4,
+            )
+            return self.visit(visits)
 
     def measure(
         self, what: Measure, params: Params, clients: Sequence[str]
@@ -135,6 +160,25 @@ class Batched:
         cut = [group[i : i + size] for group in sources.values() for i in range(0, len(group), size)]
         return sorted((tuple(sorted(names, key=place.__getitem__)) for names in cut), key=lambda names: place[names[0]])
 
+    def _tables(self, visits: Sequence[Visit]) -> list[list[int]]:
+        """Which of these visits share a stack: whole federations that ask for the same, as many as fit."""
+        alike: dict[Any, list[int]] = {}
+        for place, visit in enumerate(visits):
+            sources = {id(self._resident(name).source) for name in visit.clients}
+            same = (visit.plan.phases, visit.plan.keep, tuple(visit.context), visit.optimiser is None)
+            # A federation of several sources takes several stacks of its own.
+            alike.setdefault((*same, *sources) if len(sources) == 1 else place, []).append(place)
+        found = []
+        for places in alike.values():
+            phases = visits[places[0]].plan.phases
+            width = max([1, *(min(p.batch + 1, self._longest(visits[i], p)) for p in phases for i in places)])
+            room = min(self.chunk(width), BUSY_CLIENTS.get(self._device.type, 1 << 30))
+            found += filled(places, [len(visit.clients) for visit in visits], room)
+        return found
+
+    def _longest(self, visit: Visit, phase: Phase) -> int:
+        return max((len(self._clients[name].view(phase.view)) for name in visit.clients), default=0)
+
     def chunk(self, width: int) -> int:
         """How many clients share a stack, a function of the model and the batch's width alone."""
         if self._chunk is not None:
@@ -161,37 +205,34 @@ class Batched:
 
     # --- training -----------------------------------------------------------------------------------------------------
 
-    def visit(
-        self,
-        plan: Plan,
-        params: Params,
-        names: tuple[str, ...],
-        context: Context,
-        optimiser: Mapping[str, Params] | None,
-    ) -> Block:
-        """`step.visit` for a stack."""
-        count = len(names)
-        shared = {n: c for n, c in context.items() if not isinstance(c, PerClient)} | {"start": params}
-        own = {n: stack([c.params[k] for k in names]) for n, c in context.items() if isinstance(c, PerClient)}
-        moments = None if optimiser is None else [optimiser.get(name) for name in names]
+    def visit(self, visits: Sequence[Visit]) -> list[Block]:
+        """`step.visit` for a stack.
+
+        Its clients are those of one federation, or of several that ask for the same phases.
+        """
+        names = tuple(name for visit in visits for name in visit.clients)
+        plans = tuple(visit.plan for visit in visits for _ in visit.clients)
+        plan, count = plans[0], len(names)
+        start = visits[0].params if len(visits) == 1 else spread(visits)
+        shared, own = contexts(visits, start)
         done = {phase.view: np.zeros(count, dtype=np.int64) for phase in plan.phases}
         trained, forwarded = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-        carry = self._begin(plan.phases[0], params, moments, count) if plan.phases else {}
+        carry = self._begin(plan.phases[0], visits, start) if plan.phases else {}
         for number, phase in enumerate(plan.phases):
             if number:
                 carry = self._begin_next(phase, carry)
             held = self._view(names, phase.view)
             course = PhaseSteps.of(phase, held.counts)
             run = Replay if self._compile and recordable(phase) else Mapped
-            at_work = run(self._template, plan, phase, Crew(names, held, course), shared, own)
+            at_work = run(self._template, phase, Crew(names, plans, held, course), shared, own)
             carry, taken, marked = at_work(carry, done[phase.view])
             objective = objectives.find(phase.objective.name)
             rows = np.asarray(course.samples(taken))
             trained += rows
             forwarded += objective.forwards * rows + objective.forget_forwards * np.asarray(marked)
             done[phase.view] += np.asarray(course.passes(taken))
-        stacked = carry["params"] | carry["state"] if plan.phases else expand(params, count)
-        return Block(
+        stacked = carry["params"] | carry["state"] if plan.phases else expand(start, count)
+        block = Block(
             names,
             {name: stacked[name].contiguous() for name in self._template.like},
             tuple(covered(plan, self._clients[name]) for name in names),
@@ -199,19 +240,28 @@ class Batched:
             tuple(forwarded.tolist()),
             carry["optimiser"] if plan.keep else None,
         )
+        return parted(block, [len(visit.clients) for visit in visits])
 
-    def _begin(self, phase: Phase, params: Params, moments: list[Params | None] | None, count: int) -> Carry:
-        if moments is None or not any(moments):
-            carry: Carry = expand(start(self._template, phase, params), count)
+    def _begin(self, phase: Phase, visits: Sequence[Visit], start: Params) -> Carry:
+        """The carry of a stack; `start` is one model, or a stack of them where there are several federations."""
+        count = sum(len(visit.clients) for visit in visits)
+        moments = [None if v.optimiser is None else v.optimiser.get(name) for v in visits for name in v.clients]
+        if any(moments):
+            params = [visit.params for visit in visits for _ in visit.clients]
+            pairs = zip(params, moments, strict=True)
+            carry: Carry = stack([begin(self._template, phase, one, own) for one, own in pairs])
             return carry
-        carry = stack([start(self._template, phase, params, own) for own in moments])
-        return carry
+        carry = expand(begin(self._template, phase, visits[0].params), count)
+        if len(visits) == 1:
+            return carry
+        own = {part: {name: start[name] for name in carry[part]} for part in ("params", "state")}
+        return carry | own
 
     def _begin_next(self, phase: Phase, carry: Carry) -> Carry:
         """The next phase goes on from where the last one left every client, moments included."""
 
         def one(params: Params, optimiser: Params) -> Carry:
-            return start(self._template, phase, params, optimiser)
+            return begin(self._template, phase, params, optimiser)
 
         begun: Carry = vmap(one)(carry["params"] | carry["state"], carry["optimiser"])
         return begun
@@ -272,7 +322,7 @@ class Mapped(StackedPhase):
         It also gives the D_u rows that were seen, where those are counted.
         """
         total, phase = self.course.total, self.phase
-        dealer = BatchDealer(self.plan, phase, self.names, self.held, self.places, self.course)
+        dealer = BatchDealer(self.plans, phase, self.names, self.held, self.places, self.course)
         step = stacked_step(self.template, phase, self.shared)
         active, finished = len(total), []
         device = self.places.device

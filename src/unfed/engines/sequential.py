@@ -19,7 +19,7 @@ from unfed.client.plan import Measure, Plan
 from unfed.client.scores import measure
 from unfed.client.step import visit
 from unfed.data import ClientData
-from unfed.engines.base import Block, Context, context_of
+from unfed.engines.base import Block, Context, Visit, context_of
 from unfed.engines.batched import Batched
 from unfed.engines.compiled.capture import reason
 from unfed.engines.compiled.recorded import recordable
@@ -61,7 +61,7 @@ class Sequential:
         if self._stack is None or not self._clients[name].source.resident:
             return None
         try:
-            block = self._stack.visit(plan, params, (name,), context, optimiser)
+            (block,) = self._stack.visit([Visit(plan, params, (name,), context, optimiser)])
         except UnfedError:
             raise
         except Exception as error:

@@ -116,9 +116,13 @@ class PaddedRows:
 
 @dataclass(frozen=True)
 class Crew:
-    """The clients of a stack in one phase: who they are, what they hold, which steps they take."""
+    """The clients of a stack in one phase: who they are, what they hold, which steps they take.
+
+    Plans differ between federations that are computed side by side, in seed and round only.
+    """
 
     names: tuple[str, ...]
+    plans: tuple[Plan, ...]
     held: PaddedRows
     course: PhaseSteps
 
@@ -132,19 +136,19 @@ class StackedPhase:
     def __init__(
         self,
         template: Template,
-        plan: Plan,
         phase: Phase,
         crew: Crew,
         shared: Mapping[str, Params],
         own: Mapping[str, Params],
     ) -> None:
         names, held, course = crew.names, crew.held, crew.course
-        self.template, self.plan, self.phase, self.held = template, plan, phase, held
+        self.template, self.phase, self.held = template, phase, held
         self.order = np.argsort(-course.total, kind="stable")
         self.course = course.pick(self.order.tolist())
         # Never waiting for the device: while it works on one client, the host prepares the next.
         self.places = torch.from_numpy(self.order).to(held.rows.device, non_blocking=True)
         self.names = tuple(names[i] for i in self.order)
+        self.plans = tuple(crew.plans[i] for i in self.order)
         self.shared, self.own = shared, own
 
     def running(self, t: int) -> int:
@@ -156,15 +160,21 @@ class BatchDealer:
     """Deals the batches of one phase to a stack of clients, sorted by falling number of steps."""
 
     def __init__(
-        self, plan: Plan, phase: Phase, names: Sequence[str], held: PaddedRows, places: Tensor, course: PhaseSteps
+        self,
+        plans: Sequence[Plan],
+        phase: Phase,
+        names: Sequence[str],
+        held: PaddedRows,
+        places: Tensor,
+        course: PhaseSteps,
     ) -> None:
         """`places` says where in `held` the clients of the (sorted) stack are found."""
         device = held.rows.device
         self.course, self._source = course, held.source
         self._held = [table[places] for table in (held.positions, held.rows, held.forget)]
         self._counts = torch.from_numpy(course.rows).to(device)
-        self._keys = torch.tensor(visits(plan, phase, names), dtype=torch.int64, device=device)
-        self._labels = labels_of(plan, phase, names)
+        self._keys = torch.tensor(visits(plans, phase, names), dtype=torch.int64, device=device)
+        self._labels = labels_of(plans, phase, names)
         self.tables: list[Tensor] = []
         """Rows, forget marks, augmentation words, label words, dropout keys, in the order of the clients' passes."""
 
@@ -216,14 +226,14 @@ class BatchDealer:
         return batch if weight is None else batch | {"weight": weight}
 
 
-def visits(plan: Plan, phase: Phase, names: Sequence[str]) -> list[int]:
+def visits(plans: Sequence[Plan], phase: Phase, names: Sequence[str]) -> list[int]:
     """The key of every client's visit, for the phase's view."""
-    return [visit_key(plan, name, phase.view) for name in names]
+    return [visit_key(plan, name, phase.view) for plan, name in zip(plans, names, strict=True)]
 
 
-def labels_of(plan: Plan, phase: Phase, names: Sequence[str]) -> list[int] | None:
+def labels_of(plans: Sequence[Plan], phase: Phase, names: Sequence[str]) -> list[int] | None:
     """The keys of labels that are drawn once and for all, if they are."""
-    found = [label_key(plan, phase, name) for name in names]
+    found = [label_key(plan, phase, name) for plan, name in zip(plans, names, strict=True)]
     return [key for key in found if key is not None] or None
 
 

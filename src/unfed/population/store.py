@@ -53,7 +53,7 @@ class About:
     revisions: Mapping[str, int]
     """The editions of engine and methods that the numbers depend on."""
     versions: Mapping[str, str]
-    hardware: Mapping[str, Any]
+    hardware: str
 
     @property
     def models(self) -> int:

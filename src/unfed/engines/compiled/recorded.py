@@ -290,8 +290,8 @@ class Replay(StackedPhase):
         Passes change from turn to turn.
         """
         visit = torch.zeros((4, len(self.names)), dtype=torch.int64)
-        visit[0] = torch.tensor(visits(self.plan, self.phase, self.names))
-        if (labels := labels_of(self.plan, self.phase, self.names)) is not None:
+        visit[0] = torch.tensor(visits(self.plans, self.phase, self.names))
+        if (labels := labels_of(self.plans, self.phase, self.names)) is not None:
             visit[3] = torch.tensor(labels)
         return visit
 
