@@ -1,0 +1,118 @@
+"""The attacks on one kind of model: fitted on one half of a population, asked about the other.
+
+U-LiRA, RMIA, IAM     scores of every (model, row); are unlearned models told from Retrains?   AUC, TPR at low FPR
+SVC efficacy, entropy one number per model; the difference to Retrain's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unfed.measures.population import efficacy, iam, lira, rmia, roc
+from unfed.measures.population.interval import DRAWS, Interval, over_models, over_models_and_rows
+from unfed.measures.population.seen import Seen
+from unfed.measures.population.signals import Floats
+
+ATTACKS = {"u-lira": "U-LiRA", "rmia": "RMIA", "iam": "IAM"}
+SINGLE = {"svc": "SVC efficacy", "entropy": "entropy attack"}
+SINGLE_MODELS = 16
+"""So many models of each kind are asked one by one; a classifier is fitted for each."""
+CURVE = 60
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Who is fitted on, and who is judged; `before` are the models that those who are judged began at."""
+
+    fit_unlearned: Seen
+    fit_retrained: Seen
+    unlearned: Seen
+    retrained: Seen
+    before_unlearned: Seen
+    before_retrained: Seen
+
+
+@dataclass(frozen=True)
+class Care:
+    """How carefully intervals are drawn, and at which level a test speaks."""
+
+    level: float
+    draws: int = DRAWS
+    seed: int = 0
+
+
+def scores(sides: Sides) -> dict[str, tuple[Floats, Floats]]:
+    """The scores of each attack for the judged models, [models, rows]: unlearned and Retrain."""
+    gaussians = lira.fit(sides.fit_unlearned.phi, sides.fit_retrained.phi)
+    out, shadow = sides.fit_retrained, sides.fit_retrained.forget[0]
+
+    def of_rmia(target: Seen) -> Floats:
+        return rmia.score(target.forget, target.test, out.forget, out.test)
+
+    def of_iam(target: Seen, before: Seen) -> Floats:
+        return np.stack([iam.score(t, b, shadow) for t, b in zip(target.forget, before.forget, strict=True)])
+
+    return {
+        "u-lira": (gaussians.score(sides.unlearned.phi), gaussians.score(sides.retrained.phi)),
+        "rmia": (of_rmia(sides.unlearned), of_rmia(sides.retrained)),
+        "iam": (of_iam(sides.unlearned, sides.before_unlearned), of_iam(sides.retrained, sides.before_retrained)),
+    }
+
+
+def attacked(
+    pair: tuple[Floats, Floats], slices: Mapping[str, NDArray[np.bool_]], care: Care
+) -> tuple[Interval, dict[str, Any]]:
+    """What one attack's scores tell: AUC with its interval, TPR at low FPR, the worst slice, the curve."""
+    unlearned, retrained = pair
+    area = over_models_and_rows(unlearned, retrained, roc.area, care.seed, care.level, care.draws)
+    found: dict[str, Any] = {"auc": area.to_json()}
+    for rate in roc.LOW:
+        name = f"tpr_{rate:g}"
+        if why := roc.too_few(rate, *retrained.shape):
+            found[name] = why
+            continue
+        at = over_models_and_rows(
+            unlearned, retrained, partial(roc.tpr_at, fpr=rate), care.seed, care.level, care.draws
+        )
+        found[name] = at.to_json()
+    by_slice = roc.slices(unlearned, retrained, slices)
+    name, worst = next(iter(by_slice.items()))
+    return area, found | {"worst_slice": {"name": name, "auc": worst}, "roc": curve(unlearned, retrained)}
+
+
+def curve(unlearned: Floats, retrained: Floats) -> list[list[float]]:
+    """(FPR, TPR) at rates that are evenly spaced in logarithms, from one score of all to 1."""
+    rates = roc.Roc(unlearned, retrained).rates()
+    lowest = max(1e-4, 1 / retrained.size)
+    at = np.geomspace(lowest, 1.0, CURVE)
+    return [[round(float(fpr), 6), round(roc.tpr_at(rates, fpr), 6)] for fpr in at]
+
+
+def singles(sides: Sides, care: Care) -> dict[str, Any]:
+    """The attacks on one model alone: their means over models, and the difference to Retrain's."""
+    pair = [side[:SINGLE_MODELS] for side in (sides.unlearned, sides.retrained)]
+    found = {}
+    for name, one in (("svc", _svc), ("entropy", _entropy)):
+        values = [np.array([one(side, i, care.seed) for i in range(len(side))]) for side in pair]
+        difference = over_models(values[0], values[1], care.seed, care.level, care.draws)
+        found[name] = {
+            "value": float(values[0].mean()),
+            "retrain": float(values[1].mean()),
+            "difference": difference.to_json(),
+        }
+    return found
+
+
+def _svc(side: Seen, model: int, seed: int) -> float:
+    return efficacy.svc_efficacy(side.retain[model], side.test[model], side.forget[model], seed)
+
+
+def _entropy(side: Seen, model: int, seed: int) -> float:
+    forget, retain, test = side.entropies
+    return efficacy.entropy_attack(retain[model], test[model], forget[model], seed)

@@ -1,0 +1,111 @@
+"""Can a method's models be told from Retrains? A verdict in words, which says no more than was measured.
+
+    told        something tells them apart: the lower bound of an attack's AUC is above ½, or a distance is larger than
+                between two halves of the Retrains, with p below the level. The tests share 5 % between them
+    cannot      nothing told, and the largest AUC that could have gone unseen (the upper end of the 95 % intervals) is
+                at most ½ + 0.05: the smallest difference that N models show is said with it
+    undecided   nothing told, but a difference that matters could have gone unseen; how many models it takes is said
+
+Silence is evidence only where something would have spoken, so "cannot" is never said without that bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from unfed.errors import listed
+from unfed.measures.population.interval import Interval
+
+MATTERS = 0.05
+"""An AUC so far above ½ would matter."""
+LEVEL = 0.05
+"""Shared by all tests of a method."""
+
+Kind = Literal["told", "cannot", "undecided"]
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """The AUC of one attack."""
+
+    name: str
+    auc: Interval
+
+    @property
+    def told(self) -> bool:
+        return self.auc.lower > 0.5
+
+    @property
+    def words(self) -> str:
+        return f"{self.name} (AUC {self.auc.value:.3f}, 95 % interval {self.auc.low:.3f} to {self.auc.high:.3f})"
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A distance to the Retrains, beside that of Retrains to other Retrains, and how rare so large a one would be."""
+
+    name: str
+    value: float
+    yardstick: float
+    p: float
+    level: float
+
+    @property
+    def told(self) -> bool:
+        return self.p < self.level
+
+    @property
+    def words(self) -> str:
+        return f"{self.name} ({self.value:.3f}, Retrain against Retrain {self.yardstick:.3f}, p = {self.p:.3f})"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of three answers, as a sentence."""
+
+    kind: Kind
+    sentence: str
+    bound: float
+    """The largest AUC that could have gone unseen."""
+
+
+def share_of(tests: int) -> float:
+    """The level of one test when so many share 5 %."""
+    return LEVEL / tests
+
+
+def verdict(title: str, models: int, attacks: Sequence[Attacked], distances: Sequence[Apart]) -> Verdict:
+    """What can be said of a method after these attacks and distances, over `models` of each kind."""
+    bound = max(attack.auc.high for attack in attacks)
+    tests: list[Attacked | Apart] = [*attacks, *distances]
+    told = [test.words for test in tests if test.told]
+    if told:
+        return Verdict("told", f"{title} can be told from Retrain, by {_and(told)}.", bound)
+    names = listed(test.name for test in tests)
+    if bound <= 0.5 + MATTERS:
+        return Verdict(
+            "cannot",
+            f"{title} cannot be told from Retrain by {names} at N = {models}; an AUC of {bound:.3f} is the smallest"
+            " that would have shown (95 % bound).",
+            bound,
+        )
+    return Verdict(
+        "undecided",
+        f"{title}: not decided at N = {models}. Nothing told it from Retrain, but an AUC of up to {bound:.3f} could"
+        f" have gone unseen; about {needed(models, attacks)} models of each kind would show {0.5 + MATTERS:.2f}.",
+        bound,
+    )
+
+
+def needed(models: int, attacks: Sequence[Attacked]) -> int:
+    """How many models it takes: an interval narrows with the root of their number."""
+    widest = max(attack.auc.high - attack.auc.value for attack in attacks)
+    return max(2 * models, 8 * math.ceil(models * (widest / MATTERS) ** 2 / 8))
+
+
+def _and(words: Sequence[str]) -> str:
+    """a, b and c."""
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

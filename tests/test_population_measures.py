@@ -1,0 +1,358 @@
+"""Attacks and distances over a population, each with a case computed by hand."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from unfed.errors import UnfedError
+from unfed.measures.population import Effort, Rows, efficacy, iam, judge, klom, lira, neurips, rmia, roc, signals
+from unfed.measures.population.agreement import agreement
+from unfed.measures.population.interval import Interval, over_models, over_models_and_rows, permuted
+from unfed.measures.population.signals import Floats
+from unfed.measures.population.verdict import Apart, Attacked, share_of, verdict
+
+LOG = math.log
+
+
+def drawn(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_margin_is_the_log_odds_of_the_own_label() -> None:
+    logits = np.log(np.array([[[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]]]))
+    labels = np.array([0, 1])
+    assert signals.margin(logits, labels) == pytest.approx(np.array([[LOG(0.7 / 0.3), LOG(0.3 / 0.7)]]))
+    assert signals.probability(logits, labels) == pytest.approx(np.array([[0.7, 0.3]]))
+    assert signals.entropy(logits)[0, 0] == pytest.approx(-(0.7 * LOG(0.7) + 0.2 * LOG(0.2) + 0.1 * LOG(0.1)))
+    assert signals.accuracy(logits, labels) == pytest.approx([0.5])
+
+
+def test_a_very_sure_model_has_a_finite_margin() -> None:
+    assert signals.margin(np.array([[[1000.0, 0.0]]]), np.array([0])) == pytest.approx(np.array([[1000.0]]))
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "sentence"),
+    [
+        (np.zeros((2, 0, 3)), np.zeros(0, int), "The forget set is empty"),
+        (np.zeros((2, 1, 1)), np.zeros(1, int), "only one class"),
+        (np.full((2, 1, 2), np.nan), np.zeros(1, int), "diverged"),
+        (np.zeros((2, 3, 2)), np.zeros(1, int), "a label per row"),
+    ],
+)
+def test_what_cannot_be_attacked_is_one_sentence(logits: Floats, labels: NDArray[np.int64], sentence: str) -> None:
+    with pytest.raises(UnfedError, match=sentence):
+        signals.margin(logits, labels)
+
+
+# --- attacks ----------------------------------------------------------------------------------------------------------
+
+
+def test_u_lira_by_hand() -> None:
+    """Unlearned φ 1, 3 (mean 2, spread √2), Retrain −1, 1 (mean 0, spread √2): score(φ) = (φ² − (φ − 2)²) / 4."""
+    fitted = lira.fit(np.array([[1.0], [3.0]]), np.array([[-1.0], [1.0]]))
+    assert fitted.score(np.array([[0.0], [1.0], [2.0]])) == pytest.approx(np.array([[-1.0], [0.0], [1.0]]))
+
+
+def test_u_lira_sees_a_spread_that_differs_while_the_means_agree() -> None:
+    fitted = lira.fit(np.array([[-0.1], [0.1]]), np.array([[-5.0], [5.0]]))
+    near, far = fitted.score(np.array([[0.0], [4.0]]))[:, 0]
+    assert near > 0 > far
+
+
+def test_u_lira_says_how_many_models_it_takes() -> None:
+    with pytest.raises(UnfedError, match="--models 4"):
+        lira.fit(np.zeros((1, 3)), np.zeros((1, 3)))
+
+
+def test_rmia_by_hand() -> None:
+    """a = 0.5: p̄ = 0.75 mean + 0.25. x: 0.9 / (0.75·0.4 + 0.25) = 1.636…; z: 0.8/0.85, 0.5/0.4, 1/0.55 = 1.818…"""
+    target, held_out = np.array([[0.9]]), np.array([[0.8, 0.5, 1.0]])
+    out, out_held_out = np.array([[0.3], [0.5]]), np.array([[0.8, 0.2, 0.4], [0.8, 0.2, 0.4]])
+    assert rmia.expected(out, 0.5) == pytest.approx([0.55])
+    assert rmia.score(target, held_out, out, out_held_out, 0.5) == pytest.approx(np.array([[2 / 3]]))
+
+
+def test_rmia_does_not_count_a_row_that_is_only_equal() -> None:
+    same = np.array([[0.5]])
+    assert rmia.score(same, same, same, same).item() == 0.0
+
+
+def test_iam_by_hand() -> None:
+    """The signal of p = 0.5, and targets that are far below, at the bottom and at the top of the steps."""
+    assert iam.signal(np.array([0.5])) == pytest.approx([-LOG(0.01 - LOG(0.50001))])
+    shadow, original = np.array([0.2, 0.3]), np.array([0.9, 0.95])
+    assert iam.score(np.array([1e-12, 1.0]), original, shadow)[0] == pytest.approx(0.0, abs=1e-6)
+    fitted, gone = iam.score(original, original, shadow), iam.score(shadow, original, shadow)
+    assert (fitted > 0.9).all() and (gone < 0.4).all()
+
+
+def test_one_step_of_iam_by_hand() -> None:
+    """At α = 0 with equal shadow and original all steps are the same: one Gumbel, its weights cancel."""
+    p = np.array([0.2, 0.6])
+    r = -np.log(0.01 - np.log(p + 1e-5))
+    beta = math.sqrt(6) / math.pi * r.std()
+    expected = np.exp(-np.exp(-(r - (r - 0.5772 * beta)) / beta))
+    assert iam.score(p, p, p) == pytest.approx(expected)
+    assert expected == pytest.approx([0.5703, 0.5703], abs=1e-4)
+
+
+def test_svc_efficacy_and_entropy_ask_about_the_forgotten_rows() -> None:
+    """Members at 0.9, others at 0.1: of the forgotten rows one of four looks like a member."""
+    retain, test, forget = np.full(50, 0.9), np.full(50, 0.1), np.array([0.9, 0.1, 0.1, 0.1])
+    assert efficacy.svc_efficacy(retain, test, forget) == pytest.approx(75.0)
+    assert efficacy.entropy_attack(retain, test, forget) == pytest.approx(25.0)
+    with pytest.raises(UnfedError, match="one is empty"):
+        efficacy.svc_efficacy(retain, test, forget[:0])
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+def test_auc_and_tpr_by_hand() -> None:
+    """Unlearned 3, 1; Retrain 2, 1: of four pairs 3>2, 3>1 are won, 1=1 counts half: 2.5 / 4."""
+    unlearned, retrained = np.array([[3.0, 1.0]]), np.array([[2.0, 1.0]])
+    rates = roc.Roc(unlearned, retrained).rates()
+    assert roc.area(rates) == pytest.approx(0.625)
+    assert [roc.tpr_at(rates, f) for f in (0.0, 0.49, 0.5, 1.0)] == [0.5, 0.5, 0.5, 1.0]
+
+
+def test_weights_are_counts() -> None:
+    """Drawing the second model twice and the first row not at all is the curve of that table."""
+    generator = drawn(0)
+    unlearned, retrained = (
+        generator.integers(0, 9, (3, 4)).astype(float),
+        generator.integers(0, 9, (2, 4)).astype(float),
+    )
+    of_models, rows = (np.array([0.0, 2.0, 1.0]), np.array([1.0, 1.0])), np.array([0.0, 1.0, 1.0, 2.0])
+    drawn_rows = [1, 2, 3, 3]
+    expected = roc.auc(unlearned[[1, 1, 2]][:, drawn_rows], retrained[:, drawn_rows])
+    assert roc.area(roc.Roc(unlearned, retrained).rates(of_models, rows)) == pytest.approx(expected)
+
+
+def test_too_few_scores_for_a_tpr_says_how_many_models_it_takes() -> None:
+    assert roc.too_few(0.01, 2, 50) is None
+    assert "takes 20 models" in str(roc.too_few(0.001, 9, 100))  # 1,000 scores of 100 rows: 10 judged, twice as many
+    assert roc.too_few(0.001, 10, 100) is None
+
+
+def test_the_worst_slice_comes_first_and_a_row_has_an_exposure_of_its_own() -> None:
+    unlearned, retrained = np.array([[5.0, 0.0], [6.0, 1.0]]), np.array([[1.0, 0.0], [2.0, 1.0]])
+    by_slice = roc.slices(unlearned, retrained, {"b": np.array([False, True]), "a": np.array([True, False])})
+    assert list(by_slice.items()) == [("a", 1.0), ("b", 0.5)]
+    assert roc.exposure(unlearned, retrained).tolist() == [1.0, 0.5]
+
+
+# --- how sure ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_interval_of_one_distribution_holds_a_half_and_of_another_does_not() -> None:
+    generator = drawn(1)
+    a, b = generator.normal(size=(12, 30)), generator.normal(size=(12, 30))
+    same = over_models_and_rows(a, b, roc.area, draws=200)
+    other = over_models_and_rows(a + 1.0, b, roc.area, draws=200)
+    assert same.low < 0.5 < same.high and other.lower > 0.5
+    assert over_models_and_rows(a, b, roc.area, draws=200) == same, "the same draws every time"
+
+
+def test_models_that_move_as_one_widen_the_interval() -> None:
+    """Rows of one model that all share its shift are no further evidence."""
+    generator = drawn(2)
+    shift = generator.normal(size=(8, 1))
+    alike = over_models_and_rows(np.repeat(shift, 50, 1), generator.normal(size=(8, 50)), roc.area, draws=200)
+    apart = over_models_and_rows(generator.normal(size=(8, 50)), generator.normal(size=(8, 50)), roc.area, draws=200)
+    assert alike.high - alike.low > 2 * (apart.high - apart.low)
+
+
+def test_a_difference_of_means_has_an_interval() -> None:
+    found = over_models(np.array([3.0, 3.0]), np.array([1.0, 1.0]))
+    assert found == Interval(2.0, 2.0, 2.0, 2.0)
+
+
+def test_a_permutation_test_by_hand() -> None:
+    """Four models, the two largest on one side: of the draws about a sixth part them so, and no statistic is larger."""
+
+    def difference(first: NDArray[np.generic], second: NDArray[np.generic]) -> float:
+        return float(first.mean() - second.mean())
+
+    p = permuted(np.array([3.0, 4.0]), np.array([1.0, 2.0]), difference, draws=2_000)
+    assert p == pytest.approx(1 / 6, abs=0.03)
+    assert permuted(np.array([1.0, 1.0]), np.array([1.0, 1.0]), difference, draws=10) == 1.0
+
+
+# --- distances --------------------------------------------------------------------------------------------------------
+
+
+def test_klom_by_hand() -> None:
+    """Half of the unlearned models share the Retrains' bin, half have one of their own, where q counts as 1e-5."""
+    found = klom.klom(np.array([[0.0], [10.0]]), np.array([[0.0], [0.0]]))
+    total = 1 + 1e-5
+    assert found == pytest.approx([0.5 * LOG(0.5 / (1 / total)) + 0.5 * LOG(0.5 / (1e-5 / total))])
+    assert klom.klom(np.array([[1.0], [2.0]]), np.array([[2.0], [1.0]])) == pytest.approx([0.0])
+    assert klom.klom(np.array([[500.0]]), np.array([[100.0]])) == pytest.approx([0.0]), "both are clipped to 100"
+
+
+def test_agreement_by_hand() -> None:
+    """Row 1: 2 of 4 pairs read alike; row 2: none."""
+    assert agreement(np.array([[0, 1], [1, 1]]), np.array([[0, 2], [0, 0]])) == pytest.approx((0.5 + 0.0) / 2)
+
+
+def test_the_challenges_epsilon_by_hand() -> None:
+    """u u r u | r r: inside the first four 3 of 3 and 1 of 3; the best rule that has both errors.
+
+    [u u r] has 2 of 3 against 1 of 3, and its outside 1 of 3 against 2 of 3: log 2. [u u r u] misses nobody and is
+    dropped; so is [u u], which alarms nobody. Called Retrain inside: [u r r] has 2/3 of Retrains, 1/3 of unlearned.
+    """
+    unlearned, retrained = np.array([[1.0], [2.0], [4.0]]), np.array([[3.0], [5.0], [6.0]])
+    assert neurips.epsilon(unlearned, retrained) == pytest.approx([LOG(2)], abs=1e-4)
+    assert neurips.points(np.array([0.0, 0.49, 0.5, LOG(2), 1.0])).tolist() == [1.0, 1.0, 0.5, 0.5, 0.25]
+
+
+def test_models_that_a_threshold_parts_for_good_are_at_the_cap() -> None:
+    """Both errors at 0: ε = log N, so 2^−⌊log 4 / 0.5⌋ = 1/4."""
+    unlearned, retrained = np.arange(4.0)[:, None], 10 + np.arange(4.0)[:, None]
+    assert neurips.epsilon(unlearned, retrained) == pytest.approx([LOG(4)])
+    assert neurips.quality(unlearned, retrained) == 0.25
+
+
+def test_equal_values_cannot_be_parted() -> None:
+    same = np.ones((4, 1))
+    assert neurips.epsilon(same, same) == pytest.approx([0.0])
+
+
+def _every_rule(unlearned: Floats, retrained: Floats) -> float:
+    """ε by trying every interval of edges between values, in it and out of it: slow and plain."""
+    n, best = len(unlearned), 0.0
+    values = sorted({*unlearned, *retrained})
+    edges = [-math.inf, *[(a + b) / 2 for a, b in pairwise(values)], math.inf]
+    for low, high in combinations(edges, 2):
+        inside = [sum(low < v < high for v in side) / n for side in (unlearned, retrained)]
+        for tpr, fpr in (inside, [1 - share for share in inside]):
+            fnr = 1 - tpr
+            if fpr == 0 and fnr == 0:
+                return LOG(n)
+            if fpr == 0 or fnr == 0:
+                continue
+            for top, bottom in ((1 - 1e-5 - fpr, fnr), (1 - 1e-5 - fnr, fpr)):
+                best = max(best, LOG(top / bottom) if top > 0 else 0.0)
+    return best
+
+
+def test_the_fast_epsilon_is_the_plain_one() -> None:
+    generator = drawn(3)
+    unlearned, retrained = generator.normal(size=(8, 25)), generator.normal(0.7, 1.0, size=(8, 25))
+    slow = [_every_rule(u, r) for u, r in zip(unlearned.T, retrained.T, strict=True)]
+    assert neurips.epsilon(unlearned, retrained) == pytest.approx(slow)
+
+
+@pytest.mark.parametrize(("models", "expected"), [(16, 0.1215), (32, 0.0924)])
+def test_identical_distributions_do_not_score_one(models: int, expected: float) -> None:
+    """What two draws of one distribution score, over 400 rows; the values are means over 3,000 and more."""
+    generator = drawn(models)
+    found = neurips.quality(generator.normal(size=(models, 400)), generator.normal(size=(models, 400)))
+    assert found == pytest.approx(expected, abs=0.009)  # three standard errors
+
+
+def test_the_challenges_score_scales_with_accuracies() -> None:
+    assert neurips.score(0.5, (0.9, 1.0), (0.8, 1.0)) == pytest.approx(0.36)
+    with pytest.raises(UnfedError, match="equally many"):
+        neurips.epsilon(np.zeros((3, 1)), np.zeros((2, 1)))
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_verdict_says_what_told() -> None:
+    found = verdict(
+        "FT",
+        32,
+        [Attacked("U-LiRA", Interval(0.7, 0.65, 0.75, 0.64)), Attacked("RMIA", Interval(0.5, 0.4, 0.6, 0.41))],
+        [Apart("KLoM", 2.0, 0.5, 0.002, 0.01), Apart("prediction agreement", 0.9, 0.9, 0.3, 0.01)],
+    )
+    assert found.kind == "told"
+    assert found.sentence == (
+        "FT can be told from Retrain, by U-LiRA (AUC 0.700, 95 % interval 0.650 to 0.750) and KLoM (2.000, Retrain"
+        " against Retrain 0.500, p = 0.002)."
+    )
+
+
+def test_cannot_is_said_only_with_what_would_have_shown() -> None:
+    quiet = [Attacked("U-LiRA", Interval(0.505, 0.48, 0.53, 0.48))]
+    found = verdict("NoT", 64, quiet, [])
+    assert found.kind == "cannot" and "0.530 is the smallest that would have shown (95 % bound)" in found.sentence
+    wide = [Attacked("U-LiRA", Interval(0.51, 0.42, 0.61, 0.43))]
+    open_ = verdict("NoT", 8, wide, [])
+    assert open_.kind == "undecided" and "not decided at N = 8" in open_.sentence
+    assert "about 32 models" in open_.sentence  # the interval is twice too wide: four times as many
+
+
+def test_tests_share_their_level() -> None:
+    assert share_of(5) == pytest.approx(0.01)
+
+
+# --- a whole population -----------------------------------------------------------------------------------------------
+
+
+class Made:
+    """Logits over two classes from given margins: own label first."""
+
+    def __init__(self, models: int, rows: int, shift: float, seed: int = 0) -> None:
+        self._models, self._rows, self._shift, self._seed = models, rows, shift, seed
+
+    def logits(self, kind: str, group: str) -> Floats:
+        address = ["retrain", "before", "not", "ft"].index(kind) + 10 * ["forget", "retain", "test"].index(group)
+        level = {"retrain": 0.0, "before": 3.0, "not": 0.0, "ft": self._shift}[kind] if group == "forget" else 0.0
+        phi = drawn(1000 * self._seed + address).normal(1.0 + level, 1.0, (self._models, self._rows))
+        return np.stack([phi, np.zeros_like(phi)], axis=2)
+
+    def labels(self, group: str) -> NDArray[np.int64]:
+        return np.zeros(self._rows, dtype=np.int64)
+
+
+QUICK = Effort(draws=100, permutations=200)
+
+
+def test_a_population_is_judged_beside_retrain_against_retrain() -> None:
+    found = judge(Made(16, 60, shift=2.0), {"not": "NoT", "ft": "FT"}, effort=QUICK)
+    ft, same = found["methods"]["ft"], found["methods"]["not"]
+    assert ft["verdict"]["kind"] == "told" and "U-LiRA" in ft["verdict"]["sentence"]
+    assert same["verdict"]["kind"] in ("cannot", "undecided")
+    assert ft["distances"]["klom"] > found["yardstick"]["distances"]["klom"] > 5, "so few models fill no bins"
+    assert ft["distances"]["klom_p"] < 0.01 < same["distances"]["klom_p"]
+    assert found["models"] == 16 and found["half"] == 8 and found["yardstick"]["quarter"] == 4
+    own = found["yardstick"]["attacks"]["u-lira"]["auc"]
+    assert own["low"] < 0.5 < own["high"]
+    assert "takes 34 models" in ft["attacks"]["u-lira"]["tpr_0.001"], "8 judged models of 60 rows are 480 scores"
+    assert ft["attacks"]["u-lira"]["tpr_0.01"]["value"] > 0.1
+    assert set(found["distributions"]["shares"]) == {"retrain", "before", "NoT", "FT"}
+    assert all(sum(shares) == pytest.approx(1.0, abs=1e-4) for shares in found["distributions"]["shares"].values())
+
+
+def test_judging_twice_gives_the_same() -> None:
+    quick = Effort(draws=10, permutations=10)
+    assert judge(Made(4, 5, 1.0), {"ft": "FT"}, effort=quick) == judge(Made(4, 5, 1.0), {"ft": "FT"}, effort=quick)
+
+
+def test_rows_go_by_their_local_names() -> None:
+    names = [f"client 0, row {i}" for i in range(5)]
+    found = judge(
+        Made(4, 5, 3.0), {"ft": "FT"}, Rows.by_label(np.zeros(5, int), names), Effort(draws=10, permutations=10)
+    )
+    assert {entry["row"] for entry in found["methods"]["ft"]["exposure"]} == set(names)
+    exposures = [entry["auc"] for entry in found["methods"]["ft"]["exposure"]]
+    assert exposures == sorted(exposures, reverse=True)
+
+
+def test_a_population_that_is_too_small_or_of_no_rows_is_one_sentence() -> None:
+    with pytest.raises(UnfedError, match="at least 4 models"):
+        judge(Made(3, 5, 1.0), {"ft": "FT"})
+    with pytest.raises(UnfedError, match="The forget set is empty after selection"):
+        judge(Made(4, 0, 1.0), {"ft": "FT"})
