@@ -25,7 +25,7 @@ LARGEST = 1_000
 
 
 def svc_efficacy(retain: Floats, test: Floats, forget: Floats, seed: int = 0) -> float:
-    """The percentage of forgotten rows that the classifier takes for rows nobody trained on; each is p, [rows]."""
+    """The percentage of forgotten rows that are taken for rows nobody trained on; each is p, [rows]."""
     # Imported where it is used: it takes a second, and most commands need none of it.
     from sklearn.svm import SVC  # type: ignore[import-untyped, unused-ignore]
 

@@ -1,4 +1,4 @@
-"""The forgetting score of the NeurIPS 2023 unlearning challenge, and why it is not 1 for a perfect method.
+"""The forgetting score of the NeurIPS 2023 unlearning challenge, which a perfect method misses.
 
 For each row, N values of φ under unlearned models against N under Retrains. A rule is a threshold or an interval, and
 calls what lies on one side of it (in it, or out of it) unlearned; with its error rates, δ = 0.00001:

@@ -1,4 +1,4 @@
-"""Can a method's models be told from Retrains? A verdict in words, which says no more than was measured.
+"""Can a method's models be told from Retrains? A verdict, which says no more than was measured.
 
     told        something tells them apart: the lower bound of an attack's AUC is above ½, or a distance is larger than
                 between two halves of the Retrains, with p below the level. The tests share 5 % between them
@@ -45,7 +45,7 @@ class Attacked:
 
 @dataclass(frozen=True)
 class Apart:
-    """A distance to the Retrains, beside that of Retrains to other Retrains, and how rare so large a one would be."""
+    """A distance to Retrains, beside that between Retrains, and how rare so large a one is."""
 
     name: str
     value: float
