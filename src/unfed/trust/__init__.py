@@ -10,6 +10,10 @@
     log.py              what happened, in order, append-only
     pseudonyms.py       clients under names that can be made meaningless
     participation.py    who took part in which round, and that somebody took part in none after
+    findings.py         what a run folder says of a served request, as it may be handed out
+    bundle.py           that, with proofs from the log, as one signed file
+    verifier.py         checks a bundle; one file that needs nothing of this library
+    page.py             a verified bundle as a page for the officer
 
 All of it is evidence, not a guarantee: a server that never writes a round into the log is outside what this can show.
 Needs `pip install unfed[trust]`: `cryptography` for Ed25519 and `rfc8785` for canonical JSON, the smallest honest pair.

@@ -1,0 +1,231 @@
+"""What a run folder says about one request that was served, as it may be handed to others.
+
+Measured values with their intervals, what came back when somebody tried to undo it, what was not measured, which views
+of the data were read, versions and config. Never a tensor, never a sample's id, never a path of this machine, and never
+what the models before and after give away together: their difference is measured in the folder and stays there.
+Nothing that the folder names is built, or run, for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from scipy.stats import beta
+
+from unfed import storage
+from unfed.errors import UnfedError, listed
+from unfed.model.digest import fingerprint
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.record import Record
+from unfed.runs.requests import Entry
+from unfed.values import is_measured, not_measured
+
+SHARES = {"retain": "on the data that stays", "forget": "on the data that leaves", "test": "on test data"}
+OTHERS = {
+    "validation": "mean accuracy on the validation rows of those who stay, in percent",
+    "mia": "accuracy of a membership attack by loss, in percent; 50 cannot tell",
+    "backdoor": "stamped test images read as the target class, in percent",
+}
+NO_INTERVAL = not_measured("one value of one model, of which no spread is known")
+NEITHER = (
+    "That nothing of the data is left in the model: approximate unlearning is measured, not proven.",
+    "That the server wrote down every round: one that kept a round out of the log is outside what this shows.",
+    "What became of copies of the model before this one that others hold.",
+    "Attacks that were not tried.",
+)
+"""What is neither proven nor measured, of any request."""
+
+_DROPPED = ("request", "deny", "poison")
+_PLACES = (("data", "root"), ("model", "initial"))
+
+
+def served(record: Record, request: str) -> Entry:
+    """The request, if there is something to give evidence of."""
+    entries = record.folder.requests()
+    entry = next((one for one in entries if one.request.id == request), None)
+    if entry is None:
+        known = listed(one.request.id for one in entries) or "none at all"
+        raise UnfedError(f"This run has no request {request!r}; it has {known}.")
+    if entry.state != "fulfilled":
+        raise UnfedError(
+            f"Request {request!r} is {entry.standing}, so there is no evidence to hand out; `unfed status"
+            f" {record.folder.path}` says where it stands."
+        )
+    return entry
+
+
+def findings(record: Record, entry: Entry) -> dict[str, Any]:
+    """Everything that is said of one served request."""
+    job, about = Job(entry.seed, entry.request.id, entry.method), record.about(entry.method, entry)
+    line = _last_line(record, job)
+    measured = _measured(record.folder, job, entry, line)
+    undone = _undone(record, job)
+    gate = dict(entry.gate or {})
+    return {
+        "request": _request(entry),
+        "method": {
+            "name": entry.method,
+            "title": str(about["title"]),
+            "until": entry.until,
+            "rounds": int(line.get("round", 0)),
+            "hyperparameters": dict(entry.how.set),
+        },
+        "models": models(record, job),
+        "views": _views(about),
+        "measured": measured,
+        "gate": gate,
+        "undo": undone,
+        "earlier": {name: value for name, value in (line.get("earlier") or {}).items()},
+        "still_carries": _carries(record, entry.request.id),
+        "not_measured": sorted(set(_missing({"measured": measured, "gate": gate, "undo": undone}))),
+        "neither": [*NEITHER],
+        "config": _config(record.description["config"]),
+        "versions": dict(record.description.get("versions") or {}),
+        "engine": str(record.description["engine"]),
+        "hardware": str(record.description.get("hardware")),
+    }
+
+
+def models(record: Record, job: Job) -> dict[str, str]:
+    """The fingerprints of the model that came out and, where it was noted, of the one that went in."""
+    numbers = record.folder.numbers(job) or {}
+    after = (numbers.get("bound") or {}).get("model")
+    if not isinstance(after, str):
+        raise UnfedError(f"{record.folder.state_file(job)} does not say which model came out; resume the run first.")
+    went_in = ((numbers.get("diary") or {}).get("beginning") or {}).get("went_in")
+    return {"after": after} | ({"before": fingerprint(went_in)} if went_in else {})
+
+
+def _request(entry: Entry) -> dict[str, Any]:
+    request, described = entry.request, dict(entry.described or {})
+    return {
+        "id": request.id,
+        "kind": request.kind,
+        "clients": list(request.clients),
+        "classes": list(request.classes),
+        "samples": len(request.samples),
+        "fraction": request.fraction,
+        "rows": described.get("forgotten_rows"),
+        "asked": entry.created,
+        "begun": entry.begun,
+        "fulfilled": entry.changed,
+        "attempts": [{name: tried.get(name) for name in ("method", "reason", "at")} for tried in entry.attempts],
+    }
+
+
+def _last_line(record: Record, job: Job) -> Mapping[str, Any]:
+    own = [line for line in record.lines() if (line["seed"], line["request"], line["method"]) == _key(job)]
+    return dict(own[-1]) if own else {}
+
+
+def _key(job: Job) -> tuple[int, str | None, str]:
+    return job.seed, job.request, job.label
+
+
+def _measured(folder: RunFolder, job: Job, entry: Entry, line: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the last round says: each value with its rows and 95 % interval, or why there is none."""
+    rows = _rows(folder, job, int(line.get("round", 0)))
+    known = (entry.described or {}).get("forgotten_rows")
+    if isinstance(known, int) and not entry.request.deleted:
+        rows.setdefault("forget", known)
+    found: dict[str, dict[str, Any]] = {}
+    for name, where in SHARES.items():
+        value, count = line.get(name), rows.get(name)
+        told: dict[str, Any] = {"what": f"accuracy {where}, in percent", "value": _known(value)}
+        if is_measured(value) and count:
+            told |= {"rows": count, "interval": interval(round(float(value) * count / 100), count)}
+        else:
+            told["interval"] = not_measured("the folder does not say over how many rows")
+        found[name] = told
+    for name, what in OTHERS.items():
+        found[name] = {"what": what, "value": _known(line.get(name)), "interval": NO_INTERVAL}
+    return found
+
+
+def interval(right: int, rows: int) -> list[float]:
+    """The two-sided 95 % interval of a share in percent (Clopper–Pearson)."""
+    low = 0.0 if right == 0 else float(beta.ppf(0.025, right, rows - right + 1))
+    high = 1.0 if right >= rows else float(beta.ppf(0.975, right + 1, rows - right))
+    return [100.0 * low, 100.0 * high]
+
+
+def _rows(folder: RunFolder, job: Job, round: int) -> dict[str, int]:
+    """How many rows were scored, where the scores of single rows are still kept."""
+    path = folder.path / "samples" / job.path / f"{round:06d}.safetensors"
+    if not path.exists():
+        return {}
+    tensors = storage.load(path, "scores")[0]
+    return {part: len(tensors[f"{part}/correct"]) for part in ("forget", "test") if f"{part}/correct" in tensors}
+
+
+def _known(value: Any) -> Any:
+    return not_measured("no round was scored") if value is None else value
+
+
+def _views(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Which rows the method trains on, as it was written down when it was chosen."""
+    needs = about.get("needs")
+    if needs is None:
+        return {"trained_on": None, "said": "This run does not say which views of the data the method reads."}
+    forget = "forget" in needs
+    return {
+        "trained_on": sorted(str(view) for view in needs),
+        "said": "The method also reads the rows that leave."
+        if forget
+        else "The method trains on the rows that stay, and asks for no other.",
+    }
+
+
+def _undone(record: Record, job: Job) -> dict[str, Any] | str:
+    """What came back when somebody tried to undo it, without what the two models differ in."""
+    whole = next(
+        (one for one in record.info()["undo"] if (one["seed"], one["request"], one["method"]) == _key(job)), None
+    )
+    if whole is None:
+        return not_measured("nobody tried to undo it (`unfed probe` does)")
+    found: dict[str, Any] = {}
+    for name in ("unlearned", "retrain"):
+        own = whole["measured"].get(name) or {}
+        found[name] = {
+            "flip": _only(own.get("flip"), ("forget", "test", "backdoor", "mia", "reason")),
+            "realign": _only(own.get("realign"), ("forget", "backdoor", "bound", "tried", "usable", "reason")),
+            "resurface": _only(own.get("resurface"), ("forget_rise", "backdoor_rise", "rounds", "reason")),
+            "relearn": _only(own.get("relearn"), ("area", "rounds", "reason")),
+        }
+    return found
+
+
+def _only(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: table[name] for name in names if name in table} if isinstance(table, Mapping) else {}
+
+
+def _carries(record: Record, request: str) -> list[dict[str, Any]]:
+    """What in the folder still carries the request: which kinds of files, and how many of each."""
+    counts: dict[str, int] = {}
+    for one in record.info()["influence"]:
+        if one["request"] == request:
+            counts[one["what"]] = counts.get(one["what"], 0) + 1
+    return [{"what": what, "files": count} for what, count in counts.items()]
+
+
+def _missing(value: Any, where: str = "") -> list[str]:
+    """Every value inside that was not measured, with its place."""
+    if isinstance(value, str):
+        return [f"{where}: {value.removeprefix('not measured: ')}"] if value.startswith("not measured: ") else []
+    if isinstance(value, Mapping):
+        name = str(value["name"]) if isinstance(value.get("name"), str) else ""
+        inner = f"{where} {name}".strip()
+        return [one for key, own in value.items() for one in _missing(own, f"{inner} {key}".strip())]
+    if isinstance(value, list):
+        return [one for own in value for one in _missing(own, where)]
+    return []
+
+
+def _config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without requests, rows, a planted backdoor, and paths of this machine."""
+    kept = {name: value for name, value in config.items() if name not in _DROPPED}
+    for table, key in _PLACES:
+        if isinstance(kept.get(table), Mapping) and kept[table].get(key) is not None:
+            kept[table] = {**kept[table], key: "given, not shown"}
+    return kept

@@ -1,0 +1,314 @@
+"""The evidence bundle: what it says, what it never says, and that whoever changes it is found out."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import SMALL
+from unfed.data import Request
+from unfed.errors import UnfedError
+from unfed.runs.config import Config
+from unfed.runs.record import Record
+from unfed.runs.run import Run
+from unfed.trust import bundle, envelope, verifier
+from unfed.trust.bundle import FromLog
+from unfed.trust.envelope import Envelope
+from unfed.trust.findings import findings, interval, served
+from unfed.trust.keys import SigningKey
+from unfed.trust.log import Log
+from unfed.trust.page import page
+from unfed.trust.participation import Participants, prove_absence
+from unfed.trust.pseudonyms import Pseudonyms
+from unfed.trust.verifier import BUNDLE, NotVerified
+
+KEY = SigningKey.drawn()
+SERVED: dict[str, Any] = {**SMALL, "request": [], "methods": {"run": []}, "training": {"rounds": 2, "batch": 64}}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that has served a client and then single samples."""
+    made = Run.create(Config.parse(SERVED), tmp_path_factory.mktemp("evidence") / "run")
+    made.execute()
+    made.forget(Request("leaves", clients=("1",)), "not", 2)
+    made.forget(Request("rows", samples=(("2", 3), ("2", 41))), "ft", 1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def log(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Log, FromLog]:
+    """A log with a round before the request of client 1, and two after it."""
+    folder = tmp_path_factory.mktemp("log")
+    log, participants = Log(folder, "hospital"), Participants(folder)
+    names = Pseudonyms(folder).of(["0", "1", "2", "3"])
+    log.append(_round(participants.root(names.values()), 1))
+    log.sign(KEY)
+    (asked,) = log.append({"type": "request", "at": "2026-11-15T00:00:00Z"})
+    log.sign(KEY)
+    staying = [own for name, own in names.items() if name != "1"]
+    log.append(_round(participants.root(staying), 1), _round(participants.root(staying), 2))
+    model = findings(run, served(run, "leaves"))["models"]["after"]
+    log.append({"type": "in-force", "at": "2026-11-15T00:05:00Z", "model": model})
+    log.sign(KEY)
+    return log, FromLog([prove_absence(log, participants, names["1"], asked)])
+
+
+def _round(participants: dict[str, Any], number: int) -> dict[str, Any]:
+    return {
+        "type": "round",
+        "at": "2026-11-15T00:00:00Z",
+        "round": number,
+        "method": "not",
+        "participants": participants,
+    }
+
+
+@pytest.fixture(scope="module")
+def signed(run: Run, log: tuple[Log, FromLog]) -> Envelope:
+    return bundle.sign(findings(run, served(run, "leaves")), KEY, log[1])
+
+
+def verify(signed: Envelope | bytes, **given: Any) -> verifier.Verdict:
+    data = signed if isinstance(signed, bytes) else signed.to_bytes()
+    return verifier.verify(data, [KEY.public.pem], **given)
+
+
+def statement(signed: Envelope) -> Any:
+    return json.loads(signed.payload)
+
+
+def resigned(signed: Envelope, change: Any) -> Envelope:
+    """The same bundle, changed by whoever has the operator's key."""
+    changed = statement(signed)
+    change(changed["predicate"])
+    return envelope.sign(BUNDLE, changed, KEY)
+
+
+def test_a_bundle_says_what_is_proven_measured_and_neither(signed: Envelope) -> None:
+    found = verify(signed)
+    said = "\n".join(found.proven)
+    assert "took part in none of the 2 rounds after leaf 1" in said and "came into force on 2026-11-15" in said
+    assert any(one.startswith("accuracy on the data that leaves, in percent: ") for one in found.measured)
+    assert any(one.startswith("Gate, utility: passed") for one in found.measured)
+    assert any("kept a round out of the log" in one for one in found.neither)
+    assert any("filed by the operator" in one for one in found.neither)
+    assert "a guarantee" not in said
+
+
+def test_single_samples_and_classes_prove_nothing_about_rows(run: Run) -> None:
+    found = verify(bundle.sign(findings(run, served(run, "rows")), KEY))
+    assert any("nothing about rows" in one for one in found.neither)
+    assert any("this run keeps no log" in one for one in found.neither)
+    assert len(found.proven) == 1, "only that it was signed"
+
+
+def test_no_tensor_no_sample_id_no_difference_no_path_leaves_the_folder(run: Run, tmp_path: Path) -> None:
+    said = findings(run, served(run, "rows"))
+    text = json.dumps(said)
+    assert said["request"]["samples"] == 2 and said["request"]["clients"] == []
+    assert "41" not in [str(v) for v in said["request"].values()] and '[["2"' not in text
+    assert "difference" not in text and "cosine" not in text
+    assert str(run.folder.path) not in text and ".safetensors" not in text
+    assert not {"request", "deny", "poison"} & set(said["config"])
+
+
+def test_undo_numbers_are_in_it_and_the_difference_of_the_models_is_not(run: Run, tmp_path: Path) -> None:
+    shutil.copytree(run.folder.path, tmp_path / "run")
+    record = Record(Run.open(tmp_path / "run").folder)
+    entry = served(record, "leaves")
+    assert findings(record, entry)["undo"].startswith("not measured: nobody tried to undo it")
+    own = {
+        "flip": {"forget": 1.0, "layers": ["conv1"]},
+        "difference": {"read": [1, 2], "cosine": 0.5},
+        "path": {"x": 1},
+    }
+    after = findings(record, entry)["models"]["after"]
+    told = {"schema": 1, "seed": 0, "request": "leaves", "method": "not", "models": {"unlearned": after}}
+    (tmp_path / "run/undo/0/leaves").mkdir(parents=True)
+    (tmp_path / "run/undo/0/leaves/not.json").write_text(json.dumps({**told, "measured": {"unlearned": own}}))
+    undone = findings(Record(Run.open(tmp_path / "run").folder), entry)["undo"]
+    assert undone["unlearned"]["flip"] == {"forget": 1.0}
+    assert "difference" not in json.dumps(undone) and "path" not in json.dumps(undone)
+
+
+def test_an_interval_is_clopper_and_pearsons() -> None:
+    assert interval(0, 10) == pytest.approx([0.0, 30.8497], abs=1e-3)
+    assert interval(10, 10) == pytest.approx([69.1503, 100.0], abs=1e-3)
+    assert interval(5, 10) == pytest.approx([18.7086, 81.2914], abs=1e-3)
+
+
+def test_the_model_is_known_by_its_fingerprint(run: Run, signed: Envelope, tmp_path: Path) -> None:
+    models = run.folder.path / "models" / "0"
+    assert any(
+        "is the model that this evidence is about" in one
+        for one in verify(signed, model=models / "leaves/not.safetensors").proven
+    )
+    with pytest.raises(NotVerified, match="is the model before the request, which still carries"):
+        verify(signed, model=models / "train.safetensors")
+    with pytest.raises(NotVerified, match="is another model"):
+        verify(signed, model=models / "rows/ft.safetensors")
+    (tmp_path / "cut").write_bytes((models / "leaves/not.safetensors").read_bytes()[:-7])
+    with pytest.raises(NotVerified, match="cannot be read as safetensors"):
+        verify(signed, model=tmp_path / "cut")
+
+
+def test_a_checkpoint_that_somebody_keeps_finds_a_log_that_was_rewritten(
+    log: tuple[Log, FromLog], signed: Envelope, tmp_path: Path
+) -> None:
+    before, asked, newest = (one.to_bytes() for one in log[0].checkpoints())
+    for kept in (asked, newest):
+        assert any("has grown from the checkpoint that you keep" in one for one in verify(signed, log=kept).proven)
+    with pytest.raises(NotVerified, match="cannot be compared: the bundle shows the log of 2 to 5 leaves"):
+        verify(signed, log=before)
+    other = Log(tmp_path, "hospital")
+    other.append({"type": "a", "at": "b"}, {"type": "another", "at": "b"})
+    with pytest.raises(NotVerified, match="it was rewritten"):
+        verify(signed, log=other.sign(KEY).to_bytes())
+    with pytest.raises(NotVerified, match="not signed by a key that you gave"):
+        verify(signed, log=other.sign(SigningKey.drawn()).to_bytes() if not other.checkpoints() else _forged(newest))
+
+
+def _forged(checkpoint: bytes) -> bytes:
+    raw = json.loads(checkpoint)
+    value = json.loads(base64.b64decode(raw["payload"]))
+    return envelope.sign(raw["payloadType"], value, SigningKey.drawn()).to_bytes()
+
+
+def test_leaves_that_were_kept_back_or_changed_are_found(signed: Envelope) -> None:
+    def without_last(predicate: Any) -> None:
+        predicate["participation"][0]["leaves"].pop()
+
+    def without_round(predicate: Any) -> None:
+        del predicate["participation"][0]["leaves"][0]
+
+    def edited(predicate: Any) -> None:
+        leaves = predicate["participation"][0]["leaves"]
+        leaves[0] = leaves[0].replace('"round":1', '"round":7')
+
+    for change in (without_last, without_round, edited):
+        with pytest.raises(NotVerified, match="missing or changed"):
+            verify(resigned(signed, change))
+
+    def unproven(predicate: Any) -> None:
+        predicate["participation"][0]["absences"].pop()
+
+    with pytest.raises(NotVerified, match="does not show that the leaver took no part in the round at leaf 3"):
+        verify(resigned(signed, unproven))
+
+    def somebody_else(predicate: Any) -> None:
+        predicate["participation"][0]["pseudonym"] = predicate["participation"][0]["absences"][0]["neighbours"][0][1]
+
+    with pytest.raises(NotVerified, match="does not show that the leaver took no part"):
+        verify(resigned(signed, somebody_else))
+
+
+def test_another_key_and_another_statement_are_refused(signed: Envelope, run: Run) -> None:
+    with pytest.raises(NotVerified, match="not signed by a key that you gave"):
+        verifier.verify(signed.to_bytes(), [SigningKey.drawn().public.pem])
+    with pytest.raises(NotVerified, match="is of the type"):
+        verify(envelope.sign("text/plain", {}, KEY))
+    with pytest.raises(NotVerified, match="no evidence of unfed"):
+        verify(envelope.sign(BUNDLE, {"_type": "x", "predicateType": "y"}, KEY))
+
+    def other_model(predicate: Any) -> None:
+        predicate["findings"]["models"]["after"] = "0" * 64
+
+    with pytest.raises(NotVerified, match="speaks of other models"):
+        verify(resigned(signed, other_model))
+
+
+def leaves_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        for name, own in value.items():
+            yield from leaves_of(own, (*path, name))
+    elif isinstance(value, list):
+        for place, own in enumerate(value):
+            yield from leaves_of(own, (*path, place))
+    else:
+        yield path
+
+
+def test_whoever_changes_any_one_value_without_the_key_is_found(signed: Envelope) -> None:
+    whole = statement(signed)
+    paths = list(leaves_of(whole))
+    assert len(paths) > 100
+    for path in random.Random(0).sample(paths, 40):
+        changed = statement(signed)
+        inner = changed
+        for step in path[:-1]:
+            inner = inner[step]
+        inner[path[-1]] = "something else"
+        forged = Envelope(json.dumps(changed).encode(), signed.type, signed.signatures)
+        with pytest.raises(NotVerified, match="changed after it was signed"):
+            verify(forged)
+
+
+@settings(max_examples=60)
+@given(data=st.binary(max_size=200))
+def test_any_bytes_end_in_one_sentence(data: bytes) -> None:
+    with pytest.raises(NotVerified) as caught:
+        verify(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_bundle_ends_in_one_sentence_even_if_the_key_signed_it(signed: Envelope) -> None:
+    """Whatever single value is replaced by something of another kind, by whoever has the key."""
+    paths = [path for path in leaves_of(statement(signed)) if path[0] == "predicate"]
+    for place, path in enumerate(random.Random(1).sample(paths, 60)):
+        changed = statement(signed)
+        inner = changed
+        for step in path[:-1]:
+            inner = inner[step]
+        inner[path[-1]] = [None, [], {}, "x", -1, 1e300][place % 6]
+        try:
+            verify(envelope.sign(BUNDLE, changed, KEY))
+        except NotVerified as error:
+            assert "\n" not in str(error)
+
+
+def test_the_verifier_is_one_file_that_needs_no_unfed(signed: Envelope, tmp_path: Path) -> None:
+    shutil.copy(verifier.__file__, tmp_path / "verifier.py")
+    (tmp_path / "bundle").write_bytes(signed.to_bytes())
+    (tmp_path / "operator.pub").write_text(KEY.public.pem)
+    (tmp_path / "alone.py").write_text(
+        "import sys, runpy\n"
+        "class Nothing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('unfed', 'torch', 'numpy', 'rfc8785'): raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Nothing())\n"
+        "sys.argv = ['verifier.py', 'bundle', '--key', 'operator.pub']\n"
+        "runpy.run_path('verifier.py', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "alone.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Proven:" in done.stdout and "took part in none of the 2 rounds" in done.stdout
+
+
+def test_the_officers_page_says_the_same_and_loads_nothing(signed: Envelope) -> None:
+    verdict = verify(signed)
+    html = page(verdict, [KEY.id[:16]])
+    assert "Evidence, not a guarantee" in html and "<script" not in html and "http://" not in html
+    assert all(part in html for part in ("Proven", "Measured", "Neither proven nor measured", "client 1"))
+    assert "src=" not in html and 'href="http' not in html
+
+
+def test_only_what_was_fulfilled_has_evidence(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(UnfedError, match="This run has no request 'x'; it has leaves or rows"):
+        served(run, "x")
+    shutil.copytree(run.folder.path, tmp_path / "run")
+    opened = Run.open(tmp_path / "run")
+    opened.queue.file(Request("later", clients=("3",)), "ft", "2", 0)
+    with pytest.raises(UnfedError, match="Request 'later' is open, so there is no evidence"):
+        served(opened, "later")
