@@ -1,5 +1,6 @@
 """The command line as a person meets it: what it prints, what it writes, how it fails."""
 
+import csv
 import io
 import json
 import os
@@ -268,6 +269,23 @@ def test_reports_in_three_formats(unfed: Callable[..., Any], done: Path, here: P
     assert r"\toprule" in (here / "t.tex").read_text()
 
 
+def test_numbers_and_figures_of_a_run_as_files(unfed: Callable[..., Any], done: Path, here: Path) -> None:
+    found = list(csv.DictReader(io.StringIO(unfed("report", done, "--format", "csv")[1])))
+    assert [line["method"] for line in found] == ["before", "retrain", "not"]
+    last = [line for line in Run.open(done).lines() if line["method"] == "not"][-1]
+    assert float(found[-1]["forget"]) == last["forget"] and float(found[-1]["flops"]) == last["flops"]
+    assert unfed("report", done, "--format", "csv", "--rounds", "-o", "rounds.csv")[0] == 0
+    assert len((here / "rounds.csv").read_text().splitlines()) == 1 + len(Run.open(done).lines())
+    told = json.loads(unfed("report", done, "--format", "json")[1])
+    assert told["results"][-1]["forget"] == last["forget"] and len(told["rounds"]) == len(Run.open(done).lines())
+    for kind, begins in (("svg", b"<?xml"), ("pdf", b"%PDF")):
+        code, out, err = unfed("report", done, "--format", kind)
+        assert code == 0 and "files in small-figures" in out, err
+        written = sorted(path.name for path in (here / "small-figures").glob(f"*.{kind}"))
+        assert {f"forget.{kind}", f"test.{kind}", f"cost-flops.{kind}", f"training.{kind}"} <= set(written)
+        assert all((here / "small-figures" / name).read_bytes().startswith(begins) for name in written)
+
+
 def test_methods_are_listed_with_what_they_need(unfed: Callable[..., Any]) -> None:
     code, out, _ = unfed("methods")
     assert code == 0 and "NoT" in out and "Retrain" in out
@@ -321,7 +339,7 @@ def test_bad_input_is_one_sentence_exit_code_2_and_nothing_written(
 
 def test_bad_input_about_a_run(unfed: Callable[..., Any], done: Path, here: Path) -> None:
     for arguments, says in [
-        (("report", done, "--format", "pdf"), "takes html, md or latex"),
+        (("report", done, "--format", "png"), "takes html, md, latex, csv, json, svg or pdf, not 'png'"),
         (("report", done, "--rule", "first"), "first"),
         (("forget", done, "--client", "1", "--method", "nott"), "Did you mean 'not'"),
         (("forget", done, "--client", "9", "--until", "1"), "9"),

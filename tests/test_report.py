@@ -313,8 +313,10 @@ def test_the_same_run_gives_the_same_page() -> None:
 
 def test_figures_take_their_colours_from_the_page_and_describe_themselves() -> None:
     _, lines = fake_run()
-    svg = figures.curves(trajectories(lines)["r1"], "forget", name="f")
-    assert svg is not None and svg.startswith("<svg viewBox=")
+    drawn = figures.curves(trajectories(lines)["r1"], "forget", name="f")
+    assert drawn is not None
+    svg = drawn.inline
+    assert svg.startswith("<svg viewBox=")
     assert "currentColor" in svg and "var(--series-0)" in svg and "var(--reference)" in svg
     assert not re.search(r"#[0-9a-f]{6}\b", svg) and "font-family" not in svg and "<style" not in svg
     assert 'role="img"' in svg and '<title id="f-title">' in svg and "Retrain ends at" in svg
@@ -340,16 +342,18 @@ def test_figures_skip_what_is_no_model_and_what_was_not_measured() -> None:
 
 def test_cost_bars_show_every_method_but_before() -> None:
     found = rows(fake_run()[1], "last")
-    svg = figures.cost_bars(found, "comm_bytes", name="c")
-    assert svg is not None and svg.count("7.1 MB</text>") == 3 and "Before" not in svg
+    drawn = figures.cost_bars(found, "comm_bytes", name="c")
+    svg = drawn.inline if drawn else ""
+    assert svg.count("7.1 MB</text>") == 3 and "Before" not in svg
     free: list[Any] = [dict(line, comm_bytes=0) for line in fake_run()[1]]
     assert figures.cost_bars(rows(free, "last"), "comm_bytes", name="c") is None
 
 
 def test_gap_against_cost_needs_two_methods_with_both() -> None:
     found = rows(fake_run()[1], "last")
-    svg = figures.gap_by_cost(found, "flops", name="g")
-    assert svg is not None and all(name in svg for name in (">NoT<", ">FT<", ">Retrain<")) and ">Before<" not in svg
+    drawn = figures.gap_by_cost(found, "flops", name="g")
+    svg = drawn.inline if drawn else ""
+    assert all(name in svg for name in (">NoT<", ">FT<", ">Retrain<")) and ">Before<" not in svg
     assert not re.search(r"#[0-9a-f]{6}\b", svg)
     assert figures.gap_by_cost([row for row in found if row.method != "ft"], "flops", name="g") is None
     assert figures.gap_by_cost(rows(fake_run(methods=("not", "ft"))[1], "last"), "flops", name="g") is None

@@ -7,6 +7,7 @@ run = unfed.Run.create(unfed.Config.preset("demo"), "runs/demo"); run.execute()
 run.forget(unfed.Request("bye", clients=("3",)))     a deletion request, served
 unfed.unlearn(model, retain=…, forget=…, test=…)     one model, one data set, no federation
 unfed.write_report(run)                              evidence a person can read
+unfed.plot(run, "forget")                            a picture for a notebook, or .save("forget.pdf")
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unfed.api import negate, results, write_report
+    from unfed.api import negate, plot, results, write_report
     from unfed.central import Result, unlearn
     from unfed.data import Request
     from unfed.errors import Refused, UnfedError, UnfedWarning
@@ -36,6 +37,7 @@ _HOMES = {
     "UnfedWarning": "unfed.errors",
     "allow_code": "unfed.plugins",
     "negate": "unfed.api",
+    "plot": "unfed.api",
     "results": "unfed.api",
     "unlearn": "unfed.central",
     "write_report": "unfed.api",
@@ -51,6 +53,7 @@ __all__ = [
     "UnfedWarning",
     "allow_code",
     "negate",
+    "plot",
     "results",
     "unlearn",
     "write_report",

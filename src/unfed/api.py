@@ -22,6 +22,7 @@ from unfed.runs.run import Run
 
 if TYPE_CHECKING:
     from unfed.report.compare import Compared
+    from unfed.report.picture import Picture
 
 
 def negate(
@@ -65,6 +66,18 @@ def write_report(run: Run, path: str | Path | None = None, rule: str = "last") -
         storage.sweep_dead(run.folder.path.iterdir())
     hand_out(run.folder, "report", target, page)
     return target
+
+
+def plot(run: Run | str | Path, what: str = "forget", rule: str = "last") -> Picture:
+    """A picture of a run: a notebook shows it, `.save("forget.pdf")` writes it, `.rows` are its numbers.
+
+    `what` is a measure by round (forget, test, backdoor, mia), a cost (cost-flops, cost-comm_bytes, cost-seconds),
+    the gap against a cost (gap-by-flops, gap-by-comm_bytes) or training. Of several requests, say REQUEST-forget.
+    """
+    from unfed.report import gallery  # matplotlib is slow to import
+
+    opened = run if isinstance(run, Run) else Run.open(run)
+    return gallery.one(gallery.pictures(opened.info(), opened.lines(), rule), what)
 
 
 def compared(folders: Sequence[str | Path]) -> list[Compared]:

@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from unfed.measures.metrics import mean_std, reading
-from unfed.report.drawing import DASHES, INK, MARKERS, PAPER, REFERENCE, SERIES, STYLE, svg_text
+from unfed.report.drawing import DASHES, INK, MARKERS, PAPER, REFERENCE, SERIES, STYLE
+from unfed.report.picture import Picture, Point, picture
 from unfed.report.rules import Row, Trajectory, is_model, results
 from unfed.report.tables import bytes_text, flops_text, name_of, seconds_text
 from unfed.values import is_measured
@@ -68,7 +69,7 @@ def styles(methods: Sequence[str]) -> dict[str, int]:
     return {method: index for index, method in enumerate(shown)}
 
 
-def curves(methods: Mapping[str, BySeed], metric: str, *, name: str) -> str | None:
+def curves(methods: Mapping[str, BySeed], metric: str, *, name: str) -> Picture | None:
     """A metric over rounds, or None where it was measured nowhere.
 
     `name` keeps identifiers apart on a page.
@@ -78,7 +79,7 @@ def curves(methods: Mapping[str, BySeed], metric: str, *, name: str) -> str | No
     return lines(series, retrain, metric, name=name)
 
 
-def lines(series: Sequence[Series], references: Sequence[Series], metric: str, *, name: str) -> str | None:
+def lines(series: Sequence[Series], references: Sequence[Series], metric: str, *, name: str) -> Picture | None:
     """The same for any lines, each reference dashed at its last value."""
     drawn = [(one, points) for one in series if (points := _points(one.by_seed, metric))]
     if not drawn:
@@ -94,14 +95,24 @@ def lines(series: Sequence[Series], references: Sequence[Series], metric: str, *
             _draw_curve(axes, points, one)
         for one, value in levels:
             dashes = (4, 3) if len(levels) == 1 else (1 + 3 * (one.dash + 1), 3)
-            axes.axhline(value, color=REFERENCE, linewidth=1.4, dashes=dashes, zorder=1.5)
+            label = f"{one.name}, last round"
+            axes.axhline(value, color=REFERENCE, linewidth=1.4, dashes=dashes, zorder=1.5, label=label)
         _finish_curves(axes, max(points[-1][0] for _, points in drawn))
         told = [f"{one.name} ends at {points[-1][1]:.1f}" for one, points in drawn]
         told += [f"{one.name} ends at {value:.1f}" for one, value in levels]
-        return svg_text(figure, name, f"{CURVES.get(metric, metric)} by round", "; ".join(told) + ".")
+        shown = [
+            Point(
+                t, mean, f"{one.name}, round {t}: {mean:.2f}{f' ± {std:.2f}' if std else ''}", (one.name, t, mean, std)
+            )
+            for one, points in drawn
+            for t, mean, std in points
+        ]
+        title = CURVES.get(metric, metric)
+        header = ("method", "round", metric, "std")
+        return picture(figure, name, f"{title} by round", "; ".join(told) + ".", header, shown, title)
 
 
-def cost_bars(rows: Sequence[Row], cost: str, *, name: str) -> str | None:
+def cost_bars(rows: Sequence[Row], cost: str, *, name: str) -> Picture | None:
     """One bar per method, up to the round its rule reports; None where nothing was measured."""
     spent = [(row, row.costs[cost].mean) for row in rows if not row.is_before]
     bars = [(name_of(row.method), value, row) for row, value in spent if is_measured(value)]
@@ -122,10 +133,14 @@ def cost_bars(rows: Sequence[Row], cost: str, *, name: str) -> str | None:
         axes.set_xlim(0, 1.42 * max(value for _, value, _ in bars))
         axes.set_xticks([])
         told = "; ".join(f"{label} {write(value)}" for label, value, _ in bars) + "."
-        return svg_text(figure, name, f"{title} up to the reported round", told)
+        shown = [
+            Point(value, place, f"{label}: {write(value)}", (label, value))
+            for place, (label, value, _) in enumerate(bars)
+        ]
+        return picture(figure, name, f"{title} up to the reported round", told, ("method", cost), shown, title)
 
 
-def gap_by_cost(rows: Sequence[Row], cost: str, *, name: str) -> str | None:
+def gap_by_cost(rows: Sequence[Row], cost: str, *, name: str) -> Picture | None:
     """Average gap over cost, one point per method; None where fewer than two methods have both."""
     number = styles([row.method for row in rows])
     dots = [
@@ -136,7 +151,7 @@ def gap_by_cost(rows: Sequence[Row], cost: str, *, name: str) -> str | None:
     return scatter(dots, cost, name=name)
 
 
-def scatter(dots: Sequence[Dot], cost: str, *, name: str) -> str | None:
+def scatter(dots: Sequence[Dot], cost: str, *, name: str) -> Picture | None:
     """The same for any points. Retrain has no gap to itself and stands hollow on the ground line."""
     placed = []
     for dot in dots:
@@ -168,7 +183,9 @@ def scatter(dots: Sequence[Dot], cost: str, *, name: str) -> str | None:
         axes.set_ylabel("average gap" + (" (root scale)" if rooted else ""))
         _label(figure, axes, placed)
         told = "; ".join(f"{dot.name} {write(x)} and a gap of {y:.2f}" for dot, x, y in placed) + "."
-        return svg_text(figure, name, f"Average gap against {title.lower()}", told)
+        shown = [Point(x, y, f"{d.name}: {write(x)}, a gap of {y:.2f}", (d.name, x, y)) for d, x, y in placed]
+        header = ("method", cost, "average_gap")
+        return picture(figure, name, f"Average gap against {title.lower()}", told, header, shown, title)
 
 
 def _spread_out(axes: Axes, gaps: Sequence[float]) -> bool:
@@ -256,7 +273,9 @@ def _draw_curve(axes: Axes, points: Sequence[tuple[int, float, float]], one: Ser
     rounds, means, stds = (list(part) for part in zip(*points, strict=True))
     colour, dash = SERIES[one.colour % len(SERIES)], DASHES[one.dash % len(DASHES)]
     # A single point would be an invisible line.
-    (drawn,) = axes.plot(rounds, means, color=colour, marker="o" if len(points) < 2 else "", markersize=4)
+    (drawn,) = axes.plot(
+        rounds, means, color=colour, marker="o" if len(points) < 2 else "", markersize=4, label=one.name
+    )
     if dash is not None:
         drawn.set_dashes(dash)
     if any(stds):

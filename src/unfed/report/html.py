@@ -26,6 +26,7 @@ from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
 from unfed.report import drawing, figures, ranking, tables, undo_section
 from unfed.report.officer import officer_view, refusals
+from unfed.report.picture import Picture
 from unfed.report.rules import COSTS, RULES, Row, named, rows, trajectories
 from unfed.report.tables import bytes_text, flops_text, name_of, seconds_text
 from unfed.report.tooltips import ATTACK, HEADINGS, MEASURES
@@ -87,7 +88,7 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last")
         retrain_seeds=len({line["seed"] for line in lines if line["method"] == "retrain"}),
         refused=refusals([line for line in lines if line.get("request") is None]),
         without=[view["subject"] for view in views if not view["retrain"]],
-        training=_training(lines),
+        training=[one.view()] if (one := training_picture(lines)) else [],
         facts=facts(run),
         cost_names=[COST_NAMES[cost][0] for cost in costs],
         packed="serialised_bytes" in costs,
@@ -229,7 +230,10 @@ def request_view(
         "ranking": ranking.orders(shown),
         "ranked": ranking.words(shown),
         "shortcomings": ranking.shortcomings(shown),
-        "curves": [{"title": figures.CURVES[m], "svg": svg, "reason": _reason(shown, m)} for m, svg in curves.items()],
+        "curves": [
+            {"title": figures.CURVES[m], "svg": None, "reason": _reason(shown, m)} if one is None else one.view()
+            for m, one in curves.items()
+        ],
         "trade": pictures(figures.gap_by_cost, shown, ("comm_bytes", "flops"), f"trade-{index}"),
         "costs": pictures(figures.cost_bars, shown, figures.COST_BARS, f"cost-{index}"),
         "ledger": [ledger(row, costs) for row in shown if not row.is_before],
@@ -239,10 +243,10 @@ def request_view(
     }
 
 
-def pictures(draw: Any, found: Any, costs: Any, name: str) -> list[dict[str, str]]:
+def pictures(draw: Any, found: Any, costs: Any, name: str) -> list[dict[str, Any]]:
     """One picture per cost, those that have something to show."""
-    made = [(figures.COST_BARS[cost][0], draw(found, cost, name=f"{name}-{cost}")) for cost in costs]
-    return [{"title": title, "svg": svg} for title, svg in made if svg is not None]
+    made = [draw(found, cost, name=f"{name}-{cost}") for cost in costs]
+    return [one.view() for one in made if one is not None]
 
 
 def table_view(found: Sequence[Row], by: str = "Request") -> dict[str, Any]:
@@ -315,7 +319,7 @@ def ledger(row: Row, costs: Sequence[str]) -> dict[str, Any]:
     return {"name": tables.row_name(row.method), "texts": texts, "rounds": tables.rounds_text(row.rounds)}
 
 
-def _training(lines: Sequence[Line]) -> str | None:
+def training_picture(lines: Sequence[Line]) -> Picture | None:
     """θ* on its way: what there is to see of a run that has not come to unlearning yet."""
     by_seed: dict[int, list[Line]] = {}
     for line in lines:

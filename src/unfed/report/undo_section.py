@@ -17,8 +17,10 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from unfed.measures.metrics import mean_std
-from unfed.report.drawing import PAPER, REFERENCE, SERIES, STYLE, svg_text
+from unfed.report.drawing import PAPER, REFERENCE, SERIES, STYLE
 from unfed.report.figures import styles
+from unfed.report.picture import Picture, Point
+from unfed.report.picture import picture as made
 from unfed.report.undo_table import COLUMNS, Found, grid, value
 from unfed.values import Value, is_measured, not_measured
 
@@ -36,11 +38,11 @@ def view(found: Sequence[Found], name: str) -> dict[str, Any]:
         methods.setdefault(str(one["method"]), []).append(one)
     if not methods:
         return {"reason": NOT_PROBED, "sentences": [], "pictures": [], "tables": []}
-    drawn = [(title, picture(methods, metric, name=f"{name}-{metric}")) for metric, title in PICTURES.items()]
+    drawn = [picture(methods, metric, name=f"{name}-{metric}") for metric in PICTURES]
     return {
         "reason": None,
         "sentences": [sentence(ones) for ones in methods.values()],
-        "pictures": [{"title": title, "svg": svg, "reason": ""} for title, svg in drawn if svg is not None],
+        "pictures": [one.view() for one in drawn if one is not None],
         "tables": [table(ones) for ones in methods.values()],
     }
 
@@ -107,7 +109,7 @@ def _flip_words(found: Sequence[Found], metric: str, rest: str) -> str:
     return f" Its public inverse alone, without any data, gives {flipped:.1f} % {rest}."
 
 
-def picture(methods: Mapping[str, Sequence[Found]], metric: str, *, name: str) -> str | None:
+def picture(methods: Mapping[str, Sequence[Found]], metric: str, *, name: str) -> Picture | None:
     """One line per model.
 
     It shows the model as published (hollow), the worst usable one after undoing (filled), and flipped (cross).
@@ -142,7 +144,15 @@ def picture(methods: Mapping[str, Sequence[Found]], metric: str, *, name: str) -
         told = "; ".join(
             f"{title} {published:.1f} as published, {back:.1f} after undoing" for title, _, published, back, _ in placed
         )
-        return svg_text(figure, name, f"{PICTURES[metric]}, as published and after undoing", told + ".")
+        shown = [
+            Point(x, place, f"{title}: {x:.1f} {what}", (title, what, x))
+            for place, (title, _, published, back, flipped) in enumerate(placed)
+            for x, what in ((published, "as published"), (back, "after undoing"), (flipped, "after the inverse alone"))
+            if is_measured(x)
+        ]
+        caption = PICTURES[metric]
+        title = f"{caption}, as published and after undoing"
+        return made(figure, name, title, told + ".", ("model", "when", metric), shown, caption)
 
 
 def _highest(found: Sequence[Found], who: str, path: Sequence[str]) -> Value:

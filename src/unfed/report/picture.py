@@ -1,0 +1,183 @@
+"""A picture of a run: in the page, as a file, in a notebook, and the numbers it shows.
+
+Picture.inline      SVG text for a page, in the page's colours; every value shows when it is pointed at
+Picture.svg, pdf    the same to stand alone, with a legend, in the page's light colours
+Picture.csv         the numbers, one line each
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import to_hex, to_rgba_array
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+
+from unfed import storage
+from unfed.errors import UnfedError
+from unfed.report.drawing import FAINT, INK, PAPER, REFERENCE, SERIES, svg_text
+
+FORMATS = ("svg", "pdf", "csv")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a picture: whose it is, where it stands in the axes, and how it is said."""
+
+    x: float
+    y: float
+    text: str
+    row: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture with its title, its values and everything it can be written as."""
+
+    name: str
+    title: str
+    inline: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+    figure: Figure = field(repr=False, compare=False)
+
+    def svg(self) -> str:
+        """The picture as a file of its own."""
+        buffer = io.StringIO()
+        with matplotlib.rc_context({"svg.hashsalt": self.name, "svg.fonttype": "none"}):
+            FigureCanvasSVG(_alone(self.figure, self.title))
+            nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+            self.figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+        return buffer.getvalue()
+
+    def pdf(self) -> bytes:
+        """The picture as one page; its fonts are in it."""
+        buffer = io.BytesIO()
+        with matplotlib.rc_context({"pdf.fonttype": 42}):
+            FigureCanvasPdf(_alone(self.figure, self.title))
+            nothing = dict.fromkeys(("CreationDate", "ModDate", "Creator", "Producer"))
+            self.figure.savefig(buffer, format="pdf", transparent=True, metadata=nothing)
+        return buffer.getvalue()
+
+    def csv(self) -> str:
+        """The numbers that the picture shows."""
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerows([self.header, *(safe(row) for row in self.rows)])
+        return buffer.getvalue()
+
+    def bytes(self, kind: str) -> bytes:
+        """The picture in one of the formats."""
+        if kind not in FORMATS:
+            raise UnfedError(f"A picture is written as svg, pdf or csv, not as {kind!r}.")
+        return self.pdf() if kind == "pdf" else (self.svg() if kind == "svg" else self.csv()).encode()
+
+    def save(self, path: str | Path) -> Path:
+        """Write it; the end of the name says how: `.svg`, `.pdf` or `.csv`."""
+        path = Path(path)
+        storage.deliver(path, self.bytes(path.suffix.removeprefix(".")))
+        return path
+
+    def _repr_svg_(self) -> str:
+        """What a notebook shows."""
+        return self.svg()
+
+    def downloads(self) -> list[dict[str, str]]:
+        """Links that hold the files themselves: the page stays one file."""
+        kinds = {"svg": "image/svg+xml", "csv": "text/csv"}
+        return [
+            {
+                "kind": kind.upper(),
+                "file": f"{self.name}.{kind}",
+                "href": f"data:{kinds[kind]};base64,{base64.b64encode(self.bytes(kind)).decode()}",
+            }
+            for kind in kinds
+        ]
+
+    def view(self) -> dict[str, Any]:
+        """What a template shows of it."""
+        return {"title": self.title, "svg": self.inline, "reason": "", "downloads": self.downloads()}
+
+
+def picture(
+    figure: Figure, name: str, title: str, told: str, header: Sequence[str], points: Sequence[Point], caption: str = ""
+) -> Picture:
+    """A drawn figure as a picture; `told` is for screen readers, `caption` stands above it on a page."""
+    inline = svg_text(figure, name, title, told)
+    inline = inline.removesuffix("</svg>") + "".join(_spots(figure, points)) + "</svg>"
+    return Picture(name, caption or title, inline, tuple(header), tuple(point.row for point in points), figure)
+
+
+def safe(row: Sequence[object]) -> list[object]:
+    """A line of a table for a spreadsheet: a name that looks like a formula is text there."""
+    return [f"'{cell}" if isinstance(cell, str) and cell[:1] in "=+-@" and cell else cell for cell in row]
+
+
+def _spots(figure: Figure, points: Sequence[Point]) -> list[str]:
+    """An invisible circle at each value, which says it when it is pointed at."""
+    if not points:
+        return []
+    height, scale = 72 * figure.get_figheight(), 72 / figure.dpi
+    places = figure.axes[0].transData.transform([(point.x, point.y) for point in points]) * scale
+    return [
+        f'<circle class="spot" cx="{x:.1f}" cy="{height - y:.1f}" r="5"><title>{escape(point.text)}</title></circle>'
+        for (x, y), point in zip(places, points, strict=True)
+        if np.isfinite((x, y)).all()
+    ]
+
+
+def _alone(figure: Figure, title: str) -> Figure:
+    """The figure in colours of its own, with its title, and a legend where lines have names.
+
+    Done twice, it is done once.
+    """
+    colours = _light()
+    if not figure.axes[0].get_title("left"):
+        figure.set_figheight(figure.get_figheight() + 0.25)
+        figure.axes[0].set_title(title, loc="left", fontsize=10)
+    drawn = list(figure.findobj())
+    for artist in [*drawn, *(one.arrow_patch for one in drawn if isinstance(one, Annotation) and one.arrow_patch)]:
+        for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
+            _recolour(artist, part, colours)
+    axes = figure.axes[0]
+    handles, names = axes.get_legend_handles_labels()
+    if handles and not figure.legends:
+        figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // 4))
+        legend = figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
+        for text in legend.get_texts():
+            text.set_color(colours[INK])
+    return figure
+
+
+def _recolour(artist: Any, part: str, colours: Mapping[str, str]) -> None:
+    get, put = getattr(artist, f"get_{part}", None), getattr(artist, f"set_{part}", None)
+    if get is None or put is None:
+        return
+    try:
+        found = to_rgba_array(get())
+    except (ValueError, TypeError):  # "auto", "none"
+        return
+    if len(found) == 1 and (now := to_hex(found[0])) in colours:
+        put(colours[now])
+
+
+@cache
+def _light() -> dict[str, str]:
+    """The page's light colours, for a file that has no page around it."""
+    style = files("unfed.report").joinpath("style.css.j2").read_text(encoding="utf-8")
+    named = dict(re.findall(r"--([\w-]+): (#\w+);", style[: style.index("}")]))
+    found = {INK: named["ink"], FAINT: named["line"], REFERENCE: named["reference"], PAPER: named["card"]}
+    return found | {colour: named[f"series-{index}"] for index, colour in enumerate(SERIES)}

@@ -1,0 +1,108 @@
+"""Pictures and numbers out of a run: what a file, a link or a notebook holds is what the page shows."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.colors import to_hex
+
+import unfed
+from test_report import fake_run
+from unfed.errors import UnfedError
+from unfed.report import figures, gallery
+from unfed.report.html import render
+from unfed.report.picture import Picture, safe
+from unfed.report.rules import rows, trajectories
+from unfed.runs.run import Run
+from worlds import Small
+
+
+@pytest.fixture
+def drawn() -> dict[str, Picture]:
+    return gallery.pictures(*fake_run())
+
+
+def test_everything_that_was_measured_is_drawn(drawn: dict[str, Picture]) -> None:
+    assert set(drawn) == set(gallery.NAMES) - {"training"}  # the made-up run has no line of its training
+    (metric,) = {"forget"} & set(drawn)
+    assert drawn[metric].header == ("method", "round", "forget", "std")
+
+
+def test_the_numbers_are_those_of_the_trajectory() -> None:
+    run, lines = fake_run()
+    found = list(csv.DictReader(io.StringIO(gallery.pictures(run, lines)["test"].csv())))
+    measured = {(str(line["round"]), line["test"]) for line in lines if line["method"] == "not"}
+    assert {(line["round"], float(line["test"])) for line in found if line["method"] == "NoT"} == measured
+
+
+def test_each_value_is_said_where_it_is_drawn() -> None:
+    _, lines = fake_run(methods=("not",))
+    one = figures.curves(trajectories(lines)["r1"], "forget", name="f")
+    assert one is not None
+    spots = re.findall(r'<circle class="spot" cx="([\d.]+)" cy="([\d.]+)" r="5"><title>([^<]*)</title>', one.inline)
+    assert len(spots) == len(one.rows) == 21
+    value = next(row[2] for row in one.rows if row[1] == 0)
+    assert spots[0][2] == f"NoT, round 0: {value:.2f}"
+    curve = next(path for path in re.findall(r'd="(M [^"]+)"', one.inline) if path.count("L") > 15)
+    corners = [tuple(map(float, pair.split())) for pair in re.split(r"\s*[ML]\s+", curve.strip())[1:]]
+    for (x, y, _), corner in zip(spots, corners, strict=True):
+        assert (float(x), float(y)) == pytest.approx(corner, abs=0.11)
+
+
+def test_a_file_stands_alone_with_its_own_colours_a_title_and_a_legend(drawn: dict[str, Picture]) -> None:
+    for name, one in drawn.items():
+        text = one.svg()
+        ElementTree.fromstring(text)
+        assert "var(--" not in text and "#0102" not in text, f"{name}: a colour that only a page can fill in"
+        assert one.title in text
+        assert one.pdf().startswith(b"%PDF")
+        left = {to_hex(a.get_facecolor()) for a in one.figure.findobj() if hasattr(a, "get_facecolor") and _one(a)}
+        assert not {colour for colour in left if colour.startswith("#0102")}
+    assert ">NoT<" in drawn["forget"].svg() and ">Retrain, last round<" in drawn["forget"].svg()
+    assert drawn["forget"].svg() == gallery.pictures(*fake_run())["forget"].svg()
+
+
+def _one(artist: Any) -> bool:
+    return len(artist.get_facecolor()) == 4 and not hasattr(artist.get_facecolor()[0], "__len__")
+
+
+def test_beside_each_figure_of_the_page_are_links_that_hold_the_files() -> None:
+    run, lines = fake_run()
+    page = render(run, lines)
+    links = re.findall(r'<a download="([^"]+)" href="data:([\w/+]+);base64,([^"]+)"', page)
+    assert len(links) == 2 * page.count('role="img" stroke-linejoin') > 10
+    held = {name: base64.b64decode(data).decode() for name, _, data in links}
+    assert held["curve-0-forget.csv"] == gallery.pictures(run, lines)["forget"].csv()
+    ElementTree.fromstring(held["curve-0-forget.svg"])
+    assert len({name for name, *_ in links}) == len(links)
+
+
+def test_results_as_plain_values_keep_what_was_not_measured() -> None:
+    _, lines = fake_run(methods=("not", "ft"))
+    (first, *_) = [record for record in gallery.records(rows(lines, "last")) if record["method"] == "not"]
+    assert first["average_gap"] == "not measured: no Retrain in this run" and isinstance(first["test"], float)
+    text = gallery.csv_text([first])
+    assert "not measured: no Retrain in this run" in text and "rounds" in text.splitlines()[0]
+
+
+def test_a_name_that_looks_like_a_formula_is_text_in_a_spreadsheet() -> None:
+    assert safe(["=1+1", "NoT", -3.0, ""]) == ["'=1+1", "NoT", -3.0, ""]
+
+
+def test_a_notebook_shows_a_run(small: Small, tmp_path: Path) -> None:
+    run = Run.create(small("training.rounds=1", "unlearning.rounds=1"), tmp_path / "run")
+    run.execute()
+    shown = unfed.plot(run, "forget")
+    assert shown._repr_svg_().startswith("<?xml") and shown.rows
+    assert unfed.plot(tmp_path / "run", "training").save(tmp_path / "t.pdf").read_bytes().startswith(b"%PDF")
+    with pytest.raises(UnfedError, match=r"no picture 'forgot'; it has forget, .* Did you mean 'forget'\?"):
+        unfed.plot(run, "forgot")
+    with pytest.raises(UnfedError, match="A picture is written as svg, pdf or csv, not as 'png'"):
+        shown.save(tmp_path / "x.png")
