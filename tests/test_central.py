@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unfed
 from unfed.central import Result
@@ -188,9 +188,14 @@ def test_tensors_data_sets_and_row_numbers_give_the_same_bits(model: nn.Module) 
         assert same(call(model, method="randl", **changes).model, expected)
 
 
-def test_a_loader_is_read_once_with_a_warning_that_transforms_are_frozen(model: nn.Module) -> None:
+def test_what_can_only_be_iterated_over_is_read_once_and_its_transforms_are_frozen(
+    model: nn.Module,
+) -> None:
+    def batches() -> Iterator[Pair]:
+        yield from zip(RETAIN[0].split(32), RETAIN[1].split(32), strict=True)
+
     with pytest.warns(UnfedWarning, match="retain is not a map-style data set.*read once into memory"):
-        result = call(model, retain=DataLoader(TensorDataset(*RETAIN), batch_size=32))
+        result = call(model, retain=batches())
     assert same(result.model, call(model).model)
 
     def pairs() -> Iterator[tuple[Tensor, int]]:

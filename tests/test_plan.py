@@ -65,7 +65,7 @@ def test_equal_rules_are_equal_whatever_the_order_of_their_numbers() -> None:
     [
         (lambda: Phase(view=cast(Any, "retained")), "The view 'retained' is not known.*Did you mean 'retain'"),
         (lambda: Phase(batch=0), "batch size of at least 1"),
-        (lambda: Optimiser(rule=cast(Any, "lion")), "use sgd or adam"),
+        (lambda: Optimiser(rule=cast(Any, "lion")), "use sgd, adam or adamw"),
         (lambda: Optimiser(lr=-1.0), "must not be negative"),
         (lambda: Optimiser(clip=0.0), "clip must be positive"),
         (lambda: Measure(cast(Any, "hessian")), "use correct, gradient or squared_gradient"),

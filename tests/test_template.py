@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from unfed import rng
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.model.functional import Template, WeightedBatchNorm, keyed_dropout
+from unfed.model.functional import Template
+from unfed.model.keyed import WeightedBatchNorm, keyed_dropout
 from unfed.model.networks import build, head_of
 from unfed.model.params import params_of
 
@@ -122,7 +123,12 @@ def test_a_model_that_draws_its_own_numbers_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    "layer", [nn.MultiheadAttention(4, 2, dropout=0.1), nn.AlphaDropout(0.1), nn.LSTM(4, 4, 2, dropout=0.1)]
+    "layer",
+    [
+        nn.MultiheadAttention(4, 2, dropout=0.1, add_zero_attn=True),
+        nn.AlphaDropout(0.1),
+        nn.LSTM(4, 4, 2, dropout=0.1),
+    ],
 )
 def test_dropout_that_cannot_be_keyed_is_refused(layer: nn.Module) -> None:
     with pytest.raises(UnfedError, match="cannot be keyed; set it to 0"):
@@ -135,12 +141,12 @@ def test_a_model_that_does_not_fit_the_data_is_named() -> None:
 
 
 def test_a_forward_must_return_logits() -> None:
-    class Two(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return x, x
+    class Says(nn.Module):
+        def forward(self, x: Tensor) -> str:
+            return "a seven"
 
-    template = Template(Two(), (3,))
-    with pytest.raises(UnfedError, match="returned a tuple"):
+    template = Template(Says(), (3,))
+    with pytest.raises(UnfedError, match="returned a str; its forward must return logits"):
         template.bind({})(torch.zeros(2, 3))
 
 

@@ -11,7 +11,8 @@ from torch import nn
 
 from unfed import storage
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.model.layers import Choice, cancellations, choose, frozen
+from unfed.model.calling import unwrapped
+from unfed.model.layers import Choice, cancellations, choose, frozen, refuse_both_halves
 from unfed.model.params import load_into, params_of
 from unfed.model.perturb import negate as negated
 from unfed.report import Row, rows
@@ -37,7 +38,9 @@ def negate(
     This is the paper's PyTorch listing, with names beside indices. Fine-tune on the retained data afterwards: negation
     alone leaves a broken model. With `dry_run` nothing changes.
     """
+    model = unwrapped(model)
     chosen = choose(model, [layers] if isinstance(layers, str | int) else list(layers), include_bias)
+    refuse_both_halves(chosen)
     for sentence in (*frozen(model, chosen), *cancellations(model, chosen)):
         warnings.warn(sentence, UnfedWarning, stacklevel=2)
     if not dry_run:

@@ -10,7 +10,6 @@ the same files. With a checkpoint folder a killed call goes on where it was and 
 
 from __future__ import annotations
 
-import copy
 import sys
 import tempfile
 import warnings
@@ -22,13 +21,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from unfed.central.inputs import Data, chosen, read, refuse_overlap
+from unfed.central.inputs import Data, chosen, fitting, read, refuse_overlap
 from unfed.central.result import Result
 from unfed.central.world import Factory, Given, fingerprint, own_world, reachable, requests_of
+from unfed.client.plan import RULES, Rule
 from unfed.data import Request
-from unfed.errors import UnfedError, UnfedWarning
+from unfed.data.packing import taken_by
+from unfed.errors import UnfedError, UnfedWarning, listed
 from unfed.measures.trajectory import Line
 from unfed.methods import Method, admit
+from unfed.model.calling import copied, unwrapped
 from unfed.model.params import Params, cast, check_like, load_into, params_of
 from unfed.report.rules import reference_line
 from unfed.report.tables import name_of
@@ -59,6 +61,7 @@ def unlearn(
     batch: int = 64,
     momentum: float = 0.9,
     decay: float = 5e-4,
+    optimiser: Rule = "sgd",
     device: torch.device | str | None = None,
     seed: int = 0,
     progress: bool | Progress = False,
@@ -86,11 +89,12 @@ def unlearn(
                      evaluated epochs the one with the best test accuracy counts, as in the paper
     evaluate_every   epochs between two evaluations; by default ten in all
     """
-    given = _given(model, retain, forget, data, test, factory)
+    given = _given(model, Handed(retain, forget, data, test), factory)
+    model = given.model
     again = (
         None if isinstance(retrain, nn.Module) or retrain is False else RETRAIN_EPOCHS if retrain is True else retrain
     )
-    wanted = Wanted(method, epochs, lr, batch, momentum, decay, seed, again, evaluate_every, options)
+    wanted = Wanted(method, epochs, lr, batch, momentum, decay, optimiser, seed, again, evaluate_every, options)
     config = _config(model, wanted, device)
     built = config.methods.build()
     world = own_world(config, given)
@@ -117,26 +121,37 @@ def unlearn(
 # --- what was handed in -----------------------------------------------------------------------------------------------
 
 
-def _given(
-    model: nn.Module, retain: Data | None, forget: Data, data: Data | None, test: Data | None, factory: Factory | None
-) -> Given:
+@dataclass(frozen=True, eq=False)
+class Handed:
+    """The sets of a call, as they were handed over."""
+
+    retain: Data | None
+    forget: Data
+    data: Data | None
+    test: Data | None
+
+
+def _given(model: nn.Module, handed: Handed, factory: Factory | None) -> Given:
     if not isinstance(model, nn.Module):
         raise UnfedError(f"model must be a torch.nn.Module, not a {type(model).__name__}.")
-    if (retain is None) == (data is None):
+    if (handed.retain is None) == (handed.data is None):
         raise UnfedError("Give what stays as retain=, or the whole training set as data= with forget= as row numbers.")
-    held_out = None if test is None else read(test, "test")
-    if data is None:
-        stays, leaves = read(retain, "retain"), read(forget, "forget")
+    model = unwrapped(model)
+    names = taken_by(model)
+    held_out = [] if handed.test is None else [read(handed.test, "test", names)]
+    if handed.data is None:
+        stays, leaves = read(handed.retain, "retain", names), read(handed.forget, "forget", names)
         refuse_overlap(leaves, stays, "a row that stays cannot be forgotten")
     else:
-        whole = read(data, "data")
-        rows = chosen(forget, len(whole))
+        whole = read(handed.data, "data", names)
+        rows = chosen(handed.forget, len(whole))
         others = torch.ones(len(whole), dtype=torch.bool)
         others[rows] = False
         leaves, stays = whole.pick(rows, "forget"), whole.pick(others.nonzero().flatten(), "retain")
-    if held_out is not None:
-        refuse_overlap(leaves, held_out, "test data must be data the model never saw")
-    return Given(model, stays, leaves, held_out, factory)
+    for one in held_out:
+        refuse_overlap(leaves, one, "test data must be data the model never saw")
+    stays, leaves, *held_out = fitting(model, [stays, leaves, *held_out])
+    return Given(model, stays, leaves, held_out[0] if held_out else None, factory)
 
 
 @dataclass(frozen=True)
@@ -149,6 +164,7 @@ class Wanted:
     batch: int
     momentum: float
     decay: float
+    optimiser: Rule
     seed: int
     retrain: int | None
     evaluate_every: int | None
@@ -159,6 +175,8 @@ class Wanted:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and value >= 1):
                 raise UnfedError(f"{name} must be a whole number of at least 1, not {value!r}.")
+        if self.optimiser not in RULES:
+            raise UnfedError(f"optimiser must be {listed(RULES)}, not {self.optimiser!r}.")
         if self.lr is not None and not 0 <= self.lr < float("inf"):
             raise UnfedError(f"lr must be a number of at least 0, not {self.lr}.")
 
@@ -186,6 +204,7 @@ def _config(model: nn.Module, wanted: Wanted, device: torch.device | str | None)
             "lr": first,
             "momentum": wanted.momentum,
             "decay": wanted.decay,
+            "optimiser": wanted.optimiser,
             "schedule": {"kind": "cosine", "minimum": min(1e-4, first)},
             "keep_model": "best-test",  # of Retrain, as in the paper; without test data it is the last
         },
@@ -240,7 +259,7 @@ def _work(path: Path, task: Task, watch: Watch) -> Result:
     for line in lines:
         told.setdefault(line["method"], []).append(line)
     seen = {name: reference_line(own) if name == "retrain" else own[-1] for name, own in told.items()}
-    model = copy.deepcopy(task.given.model)
+    model = copied(task.given.model)
     load_into(model, left)
     return Result(
         model=model,
@@ -258,7 +277,7 @@ def _reference(retrain: bool | int | nn.Module, world: World) -> Params | None:
     """A model that the caller retrained, as params."""
     if not isinstance(retrain, nn.Module):
         return None
-    found = params_of(retrain)
+    found = params_of(unwrapped(retrain))
     check_like(found, world.template.like, "The retrained model")
     return cast({name: found[name] for name in world.template.like}, world.dtype, world.device)
 

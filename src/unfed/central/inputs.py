@@ -1,8 +1,11 @@
-"""What a caller hands in: tensors, a map-style data set or something to iterate over.
+"""What a caller hands in: tensors, a map-style data set, a DataLoader or something to iterate over.
 
-    (x, y)                     tensors; uint8 images [N, C, H, W] become numbers in [0, 1], floats stay as they are
-    data[i] -> (x, y)          a map-style data set, transforms included, read row by row whenever rows are needed
-    for x, y in data           anything else: read once into memory, so its random transforms are frozen
+    (x, y) · (x1, x2, y) · {"input_ids": …, "labels": y}     tensors [N, …]; uint8 images [N, C, H, W] become numbers
+                               in [0, 1], floats stay as they are, whole numbers are token ids
+    data[i] -> one of these    a map-style data set, transforms included, read row by row whenever rows are needed
+    DataLoader                 its data set, in the data set's order; a collate_fn of its own is called once, on all
+                               rows, so that it pads them to one length
+    for batch in data          anything else: read once into memory, so its random transforms are frozen
 
 Rows are compared before any work starts: a row that is to be forgotten must not also stay, nor be test data.
 """
@@ -10,20 +13,31 @@ Rows are compared before any work starts: a row that is to be forgotten must not
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import Subset, TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from unfed.data import DatasetSource, Source, TensorSource
+from unfed.data.packing import Names, PackedRows, as_floats, as_tensor, layout, taken_apart
 from unfed.errors import UnfedError, UnfedWarning
+from unfed.model.calling import Inputs, called
 
 Data = Any
-"""A pair of tensors, a map-style data set of (x, y), or an iterable of (x, y)."""
+"""Tensors with labels, a map-style data set of rows, a DataLoader, or an iterable of rows or batches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +47,10 @@ class Rows:
     name: str
     pair: tuple[Tensor, Tensor] | None = None
     dataset: Any = None
+    inputs: Inputs | None = None
+    """How a row is taken apart; None where it is one tensor of floats."""
+    names: Names = None
+    """What the model takes by name."""
 
     def __len__(self) -> int:
         return len(self.dataset if self.pair is None else self.pair[0])
@@ -40,46 +58,131 @@ class Rows:
     def pick(self, rows: Tensor, name: str) -> Rows:
         """Some of the rows, under another name."""
         if self.pair is not None:
-            return Rows(name, (self.pair[0][rows], self.pair[1][rows]))
-        return Rows(name, dataset=Subset(self.dataset, rows.tolist()))
+            return replace(self, name=name, pair=(self.pair[0][rows], self.pair[1][rows]))
+        return replace(self, name=name, dataset=Subset(self.dataset, rows.tolist()))
+
+    def as_floats(self) -> Rows:
+        """The same for a model that takes no whole numbers."""
+        assert self.inputs is not None
+        pair = None if self.pair is None else (self.pair[0].float(), self.pair[1])
+        return replace(self, pair=pair, inputs=as_floats(self.inputs))
 
 
-def read(data: Data, name: str) -> Rows:
-    """Whatever was handed in, as rows."""
-    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+def read(data: Data, name: str, names: Names = None) -> Rows:
+    """Whatever was handed in, as rows. `names` are what the model takes by name."""
+    if isinstance(data, DataLoader):
+        data = _behind(data, name)
+    if isinstance(data, TensorDataset) and len(data.tensors) >= 2:
         data = data.tensors
     if isinstance(data, Subset):
-        inside = read(data.dataset, name)
+        inside = read(data.dataset, name, names)
         if inside.pair is not None:  # rows of tensors are tensors: much faster than one by one
             return inside.pick(torch.as_tensor(list(data.indices), dtype=torch.int64), name)
-    if _is_pair(data):
-        return Rows(name, _checked_pair(torch.as_tensor(data[0]), torch.as_tensor(data[1]), name))
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, tuple | dict | str):
+        return replace(inside, dataset=data)
+    if _is_whole(data):
+        return _in_one(*taken_apart(data, name, names), name, names)
+    plain = not isinstance(data, tuple | Mapping | str | IterableDataset)
+    if plain and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         if len(data) == 0:
             raise UnfedError(f"{name} is empty; give it at least one row.")
-        return Rows(name, dataset=data)
-    if isinstance(data, Iterable) and not isinstance(data, tuple | dict | str):
-        return Rows(name, _in_memory(data, name))
+        return Rows(name, dataset=data, inputs=_layout_of_rows(data, name, names), names=names)
+    if isinstance(data, Iterable) and not isinstance(data, tuple | Mapping | str):
+        return _in_memory(data, name, names)
     raise UnfedError(
-        f"{name} is a {type(data).__name__}; give a pair of tensors (x, y), a map-style data set of (x, y) or an"
-        " iterable of (x, y)."
+        f"{name} is a {type(data).__name__}; give a pair of tensors (x, y), a dict of tensors with 'labels', a"
+        " map-style data set, a DataLoader, or an iterable of (x, y)."
     )
 
 
-def _is_pair(data: Data) -> bool:
+def _is_whole(data: Data) -> bool:
+    """Whether this is a whole set: tensors with all labels at the end, or a dict of them."""
     arrays = Tensor | np.ndarray
-    return isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, arrays) for part in data)
+    if isinstance(data, Mapping):
+        return True
+    if not isinstance(data, tuple | list) or len(data) < 2 or not isinstance(data[-1], arrays):
+        return False
+    if all(isinstance(part, arrays) for part in data):
+        return True
+    return len(data) == 2 and isinstance(data[0], Mapping | tuple | list) and data[-1].ndim == 1
 
 
-def _checked_pair(x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    if x.ndim == 0 or len(x) == 0:
+def _in_one(inputs: Mapping[str | int, Any], labels: Any, name: str, names: Names) -> Rows:
+    """A whole set in one pair of tensors."""
+    try:
+        tensors = {key: torch.as_tensor(value) for key, value in inputs.items()}
+        y = torch.as_tensor(labels)
+    except (ValueError, TypeError, RuntimeError) as error:
+        said = str(error).splitlines()[0]
+        raise UnfedError(f"{name} cannot be made a tensor ({said}); pad its rows to one length.") from error
+    first = next(iter(tensors.values()))
+    if first.ndim == 0 or len(first) == 0:
         raise UnfedError(f"{name} is empty; give it at least one row.")
-    if y.shape != (len(x),):
-        raise UnfedError(f"{name} has {len(x)} rows and labels of shape {list(y.shape)}; give one label per row.")
-    return x, y
+    for key, value in tensors.items():
+        if value.ndim == 0 or len(value) != len(first):
+            raise UnfedError(
+                f"{name} has {len(first)} rows in one input and the shape {list(value.shape)} in {key!r}; give all"
+                " inputs as many rows."
+            )
+    if y.shape != (len(first),):
+        raise UnfedError(f"{name} has {len(first)} rows and labels of shape {list(y.shape)}; give one label per row.")
+    if len(tensors) > 1:  # beside others an image cannot stay bytes
+        tensors = {key: as_tensor(t, name) if t.ndim >= 4 else t for key, t in tensors.items()}
+    inside = layout(tensors, rows=True)
+    return Rows(name, (first if inside is None else inside.pack(tensors), y), inputs=inside, names=names)
 
 
-def _in_memory(data: Iterable[Any], name: str) -> tuple[Tensor, Tensor]:
+def _layout_of_rows(data: Any, name: str, names: Names) -> Inputs | None:
+    """How the rows of a map-style data set lie, by its first one."""
+    where = f"Row 0 of {name}"
+    found, _ = taken_apart(data[0], where, names)
+    (key, lone), *more = found.items()
+    if not more and key == 0 and not (isinstance(lone, Tensor | np.ndarray | list) and np.ndim(lone) == 1):
+        return None  # an image, or whatever else a data set of pairs holds
+    return layout({key: as_tensor(value, where) for key, value in found.items()}, rows=False)
+
+
+# --- loaders and iterables --------------------------------------------------------------------------------------------
+
+
+def _behind(loader: DataLoader[Any], name: str) -> Data:
+    """The data set of a loader, in its own order, whatever order the loader draws."""
+    dataset: Any = loader.dataset
+    sampler = loader.sampler
+    if isinstance(dataset, IterableDataset):
+        return _Batches(loader)
+    rows = None
+    if isinstance(sampler, SubsetRandomSampler):
+        rows = sorted(int(row) for row in sampler.indices)
+    drawn = isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == len(dataset)
+    whole = drawn or isinstance(sampler, SequentialSampler)
+    if loader.batch_size is None or not (whole or rows is not None):
+        raise UnfedError(
+            f"{name} is a DataLoader with a {type(sampler if loader.batch_size else loader.batch_sampler).__name__}, so"
+            " which rows it means, and how often, is not known; give its data set, or a Subset of it."
+        )
+    part: Any = dataset if rows is None else Subset(dataset, rows)
+    if loader.collate_fn is default_collate:
+        return part
+    warnings.warn(
+        f"{name} is a DataLoader with a collate_fn of its own: it is called once, on all rows, and what its random"
+        " choices drew now is what every epoch will see",
+        UnfedWarning,
+        stacklevel=4,
+    )
+    return loader.collate_fn([part[row] for row in range(len(part))])
+
+
+class _Batches:
+    """A loader over a stream, which has no rows to name."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Any:
+        return iter(self._loader)
+
+
+def _in_memory(data: Iterable[Any], name: str, names: Names) -> Rows:
     """Single rows or batches, whichever the iterable gives, in one pair of tensors."""
     warnings.warn(
         f"{name} is not a map-style data set, so it is read once into memory: what its random transforms drew now is"
@@ -87,16 +190,48 @@ def _in_memory(data: Iterable[Any], name: str) -> tuple[Tensor, Tensor]:
         UnfedWarning,
         stacklevel=4,
     )
-    xs, ys = [], []
+    parts: dict[str | int, list[Tensor]] = {}
+    labels: list[Tensor] = []
     for number, item in enumerate(data):
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise UnfedError(f"Item {number} of {name} is not a pair (x, y) but a {type(item).__name__}; give pairs.")
-        x, y = torch.as_tensor(item[0]), torch.as_tensor(item[1])
-        xs.append(x if y.ndim else x[None])
-        ys.append(y if y.ndim else y[None])
-    if not xs:
+        found, label = taken_apart(item, f"Item {number} of {name}", names)
+        y = torch.as_tensor(label)
+        for key, value in found.items():
+            x = torch.as_tensor(value)
+            parts.setdefault(key, []).append(x if y.ndim else x[None])
+        labels.append(y if y.ndim else y[None])
+    if not labels:
         raise UnfedError(f"{name} is empty; give it at least one row.")
-    return _checked_pair(torch.cat(xs), torch.cat(ys), name)
+    try:
+        whole = {key: torch.cat(pieces) for key, pieces in parts.items()}
+    except RuntimeError as error:
+        raise UnfedError(f"The rows of {name} differ in shape; pad or cut them to one.") from error
+    return _in_one(whole, torch.cat(labels), name, names)
+
+
+def fitting(model: nn.Module, sets: Sequence[Rows]) -> list[Rows]:
+    """The sets as the model wants them: whole numbers if it takes these, as an embedding does."""
+    first = sets[0]
+    for other in sets[1:]:
+        if other.inputs != first.inputs:
+            raise UnfedError(
+                f"{first.name} and {other.name} differ in their inputs ({_said(first)}; {_said(other)}); make them"
+                " alike."
+            )
+    if first.inputs is None or not any(part.whole for part in first.inputs.parts):
+        return list(sets)
+    some = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    try:
+        with torch.no_grad():
+            called(model, first.inputs.blank(1, some.device, some.dtype), first.inputs)
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return [rows.as_floats() for rows in sets]
+    return list(sets)
+
+
+def _said(rows: Rows) -> str:
+    if rows.inputs is None:
+        return "one tensor of floats" if rows.pair is None else f"one tensor of {rows.pair[0].dtype}"
+    return ", ".join(f"{p.key} {list(p.shape)} {p.dtype}" for p in rows.inputs.parts)
 
 
 def chosen(forget: Any, n: int) -> Tensor:
@@ -230,7 +365,15 @@ def source(parts: Sequence[Rows], classes: int, device: torch.device, dtype: tor
             texts = [f"{p.name} {list(x.shape[1:])} {x.dtype}" for p, (x, _) in zip(parts, pairs, strict=True)]
             raise UnfedError(f"The sets differ in shape or type ({', '.join(texts)}); make them alike.")
         images, labels = (torch.cat([pair[i] for pair in pairs]) for i in (0, 1))
-        return TensorSource(images.to(device), labels, classes=classes, dtype=dtype)
-    sets = [part.dataset if part.pair is None else _Pairs(*part.pair) for part in parts]
+        whole = TensorSource(images.to(device), labels, classes=classes, dtype=dtype)
+        return whole.with_inputs(parts[0].inputs)
+    sets = [_as_pairs(part) for part in parts]
     joined = sets[0] if len(sets) == 1 else _Joined(sets)
-    return DatasetSource(joined, classes=classes, dtype=dtype, device=device, warn=False)
+    return DatasetSource(joined, classes=classes, dtype=dtype, device=device, warn=False, inputs=parts[0].inputs)
+
+
+def _as_pairs(rows: Rows) -> Any:
+    """A map-style data set of (x, y) with everything that the model reads in x."""
+    if rows.pair is not None:
+        return _Pairs(*rows.pair)
+    return rows.dataset if rows.inputs is None else PackedRows(rows.dataset, rows.inputs, rows.names)

@@ -5,12 +5,10 @@ It has one client, named `all`, that holds the retained rows and then the others
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +19,7 @@ from unfed.data import ClientData, Request
 from unfed.engines.determinism import fixed_order
 from unfed.errors import UnfedError
 from unfed.model import networks
+from unfed.model.calling import called, copied, unwrapped
 from unfed.model.flops import forward_flops
 from unfed.model.functional import Template
 from unfed.model.params import Params, cast, check_like, params_of
@@ -55,7 +54,7 @@ def own_world(config: Config, given: Given) -> World:
     if test is not None and test.shape != train.shape:
         raise UnfedError(f"test rows have the shape {list(test.shape)}, training rows {list(train.shape)}.")
     rows = torch.arange(len(train))
-    template = template_of(config, given.model, train.shape, device)
+    template = template_of(config, given.model, train.shape, device, train.inputs)
     if not template.trainable:
         raise UnfedError("No parameter of the model can be trained; set requires_grad on those that should move.")
     params = cast(params_of(given.model), dtype, device)
@@ -84,10 +83,10 @@ def _fresh(given: Given, template: Template, dtype: torch.dtype, device: torch.d
             made = given.factory()
         if not isinstance(made, nn.Module) or made is given.model:
             raise UnfedError("factory must return a new torch.nn.Module on every call; let it build one.")
-        found = params_of(made)
+        found = params_of(unwrapped(made))
         check_like(found, template.like, "The model that factory made")
         return cast({name: found[name] for name in template.like}, dtype, device)
-    again = copy.deepcopy(given.model)
+    again = copied(given.model)
     untouched = networks.reset(again, seed)
     if untouched:
         raise UnfedError(_untouched(untouched))
@@ -122,7 +121,7 @@ def reachable(model: nn.Module, factory: Factory | None, title: str) -> None:
     """Refuse by name a method that needs a fresh model where there is no way to make one."""
     if factory is not None:
         return
-    untouched = networks.reset(copy.deepcopy(model), 0)
+    untouched = networks.reset(copied(model), 0)
     if untouched:
         raise UnfedError(f"{title} needs a freshly initialised model. {_untouched(untouched)}")
 
@@ -143,21 +142,23 @@ def _words(rows: Rows) -> Tensor:
 def _outputs(given: Given, device: torch.device, dtype: torch.dtype) -> int:
     """How many classes the model tells apart, after checking that all labels are among them."""
     sets = [rows for rows in (given.retain, given.forget, given.test) if rows is not None]
-    probe = copy.deepcopy(given.model).to(device=device, dtype=dtype).eval()
+    probe = copied(given.model).to(device=device, dtype=dtype).eval()
     x = source([given.retain.pick(torch.arange(1), given.retain.name)], 1 << 30, device, dtype).fetch(torch.arange(1))[
         0
     ]
     try:
         with torch.no_grad():
-            out: Any = probe(x)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            out = called(probe, x, given.retain.inputs)
+    except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
         raise UnfedError(
-            f"The model does not accept rows of shape {list(x.shape[1:])} ({str(error).splitlines()[0]}); give it the"
-            " inputs it was trained on."
+            f"The model does not accept rows of shape {list(x.shape[1:])} ({said}); give it the inputs it was trained"
+            " on."
         ) from error
-    if not isinstance(out, Tensor) or out.ndim != 2:
-        shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise UnfedError(f"The model must give one row of logits per input, [N, classes], but it gives {shape}.")
+    if out.ndim != 2:
+        raise UnfedError(
+            f"The model must give one row of logits per input, [N, classes], but it gives {list(out.shape)}."
+        )
     classes = int(out.shape[1])
     for rows in sets:
         labels = None if rows.pair is None else rows.pair[1]

@@ -1,6 +1,8 @@
-"""One update: SGD with momentum, or Adam, both with the decay added to the gradient as PyTorch does.
+"""One update: SGD with momentum, Adam or AdamW, as PyTorch makes them.
 
     g ← ∇ + decay · θ        m ← g + μ m        θ ← θ − η m
+
+The decay is added to the gradient; AdamW takes ∇ alone, and starts from θ · (1 − η · decay).
 
 A parameter without a gradient (the loss does not depend on it) is carried as it is: no decay, no moments, no count of
 Adam's, as PyTorch does where `grad is None`.
@@ -78,8 +80,8 @@ def _one_by_one(
     new, out = dict(old), dict(weights)
     plus = _plus_written_out if recorded else _plus
     for name, grad in grads.items():
-        weight = weights[name]
-        g = grad if rule.decay == 0 else plus(grad, weight, rule.decay)
+        weight, apart = weights[name], rule.rule == "adamw"
+        g = grad if rule.decay == 0 or apart else plus(grad, weight, rule.decay)
         if rule.rule == "sgd":
             direction = g if rule.momentum == 0 else plus(g, old[f"momentum/{name}"], rule.momentum)
             new[f"momentum/{name}"] = direction
@@ -90,6 +92,8 @@ def _one_by_one(
             new[f"mean/{name}"], new[f"square/{name}"], new[f"count/{name}"] = first, second, count
             root = (second / (1 - rule.beta2**count)).sqrt() + rule.eps
             direction = first / (1 - rule.beta1**count) / root
+        if apart and rule.decay != 0:
+            weight = weight * (1 - rate * rule.decay)
         out[name] = weight - rate * direction if isinstance(rate, Tensor) else torch.sub(weight, direction, alpha=rate)
     return out, new
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from unfed.data.scope import VIEWS, View
 from unfed.errors import UnfedError, listed, nearest
@@ -21,6 +21,8 @@ from unfed.errors import UnfedError, listed, nearest
 VIEW_NUMBERS = {"retain": 0, "forget": 1, "all": 2, "val": 3}
 """What stands for a view in the address of a draw. A number that changed would change every run that is resumed."""
 Number = float | int | str | bool
+Rule = Literal["sgd", "adam", "adamw"]
+RULES: tuple[str, ...] = get_args(Rule)
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,9 @@ def term(name: str, **numbers: Number) -> Term:
 
 @dataclass(frozen=True)
 class Optimiser:
-    """SGD or Adam, with the numbers of this round."""
+    """SGD, Adam or AdamW, with the numbers of this round."""
 
-    rule: Literal["sgd", "adam"] = "sgd"
+    rule: Rule = "sgd"
     lr: float = 1e-3
     momentum: float = 0.9
     decay: float = 5e-4
@@ -57,8 +59,8 @@ class Optimiser:
     plateau: Term | None = None
 
     def __post_init__(self) -> None:
-        if self.rule not in ("sgd", "adam"):
-            raise UnfedError(f"The optimiser {self.rule!r} is not known; use sgd or adam.")
+        if self.rule not in RULES:
+            raise UnfedError(f"The optimiser {self.rule!r} is not known; use {listed(RULES)}.")
         if self.lr < 0:
             raise UnfedError(f"The learning rate must not be negative, but it is {self.lr}.")
         if self.clip is not None and self.clip <= 0:

@@ -52,7 +52,7 @@ def start(template: Template, phase: Phase, params: Params, optimiser: Params | 
     zero = torch.zeros((), dtype=some.dtype, device=some.device)
     moments = ("momentum",) if phase.optimiser.rule == "sgd" else ("mean", "square")
     fresh = {f"{m}/{n}": torch.zeros_like(t) for m in moments for n, t in weights.items()}
-    if phase.optimiser.rule == "adam":
+    if phase.optimiser.rule != "sgd":
         fresh |= {f"count/{n}": torch.zeros_like(zero) for n in weights}
     if phase.optimiser.plateau is not None:
         fresh |= {"plateau/best": zero + torch.inf, "plateau/bad": zero, "plateau/scale": zero + 1, "plateau/sum": zero}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unfed.data.source import MapStyle, checked_labels, unit
 from unfed.errors import UnfedError, UnfedWarning
+from unfed.model.calling import Inputs
 
 
 class DatasetSource:
@@ -29,7 +30,9 @@ class DatasetSource:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         warn: bool = True,
+        inputs: Inputs | None = None,
     ) -> None:
+        self.inputs = inputs
         self._dataset, self._dtype, self._device = dataset, dtype, torch.device(device)
         self._length = len(dataset)
         if self._length == 0:
@@ -37,7 +40,7 @@ class DatasetSource:
         labels = _read_labels(dataset)
         self.classes = checked_labels(labels, self._length, classes)
         self.labels, self._listed = labels.to(device), labels
-        self.shape = tuple(_as_sample(_pair(dataset, 0)[0], 0, dtype).shape)
+        self.shape = tuple(self._taken(_pair(dataset, 0)[0], 0).shape)
         if warn:
             warnings.warn(
                 "the batched engine and bit-equal resume are off for a user's own data set,"
@@ -54,7 +57,8 @@ class DatasetSource:
         y = self._listed[rows.cpu()]
         pairs = zip(rows.reshape(-1).tolist(), y.reshape(-1).tolist(), strict=True)
         samples = [self._sample(row, label) for row, label in pairs]
-        x = torch.stack(samples) if samples else torch.empty((0, *self.shape), dtype=self._dtype)
+        kind = torch.int64 if self.inputs is not None and self.inputs.whole else self._dtype
+        x = torch.stack(samples) if samples else torch.empty((0, *self.shape), dtype=kind)
         return self._handed_over(x.reshape(*rows.shape, *self.shape)), self._handed_over(y)
 
     def _handed_over(self, tensor: Tensor) -> Tensor:
@@ -63,6 +67,12 @@ class DatasetSource:
             return tensor.to(self._device)
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
+    def _taken(self, value: Any, row: int) -> Tensor:
+        """A row's tensor: token ids as they are, everything else as floats."""
+        if self.inputs is not None and self.inputs.whole:
+            return torch.as_tensor(value).to(torch.int64)
+        return as_sample(value, row, self._dtype)
+
     def _sample(self, row: int, label: int) -> Tensor:
         x, y = _pair(self._dataset, row)
         if _as_label(y, row) != label:
@@ -70,7 +80,7 @@ class DatasetSource:
                 f"Row {row} comes with the label {_as_label(y, row)}, but the data set listed it as {label};"
                 " make its targets and its items agree."
             )
-        sample = _as_sample(x, row, self._dtype)
+        sample = self._taken(x, row)
         if tuple(sample.shape) != self.shape:
             raise UnfedError(
                 f"Row {row} has the shape {list(sample.shape)} and row 0 has {list(self.shape)};"
@@ -109,7 +119,7 @@ def _as_label(value: Any, row: int) -> int:
     return int(value)
 
 
-def _as_sample(value: Any, row: int, dtype: torch.dtype) -> Tensor:
+def as_sample(value: Any, row: int, dtype: torch.dtype) -> Tensor:
     """Tensors as they are; PIL images and arrays from [H, W] or [H, W, C] to [C, H, W].
 
     uint8 becomes [0, 1].

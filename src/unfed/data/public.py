@@ -22,7 +22,7 @@ class Unlabelled:
         self._source = source
         self.labels = torch.zeros_like(source.labels)
         self.resident, self.augments = source.resident, source.augments
-        self.classes, self.shape = source.classes, source.shape
+        self.classes, self.shape, self.inputs = source.classes, source.shape, source.inputs
 
     def __len__(self) -> int:
         return len(self._source)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from unfed import rng
 from unfed.errors import UnfedError
+from unfed.model.calling import Inputs, whole_numbers
 
 # What a row's word is hashed with, so that its flip, its padding and its crop are independent.
 _FLIP, _PAD_TOP, _PAD_LEFT, _CROP_TOP, _CROP_LEFT = 0x1B56C4E9, 0x3C6EF372, 0x5A827999, 0x6ED9EBA1, 0x7F4A7C15
@@ -53,6 +54,11 @@ class Source(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def inputs(self) -> Inputs | None:
+        """How a row is taken apart for the model; None where it is one tensor of floats."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -172,7 +178,7 @@ def _window(images: Tensor, top: Tensor, left: Tensor, height: int, width: int) 
 class TensorSource:
     """The whole data set on the device.
 
-    It holds uint8 images [N, C, H, W], or float tensors [N, …] that are taken as they are.
+    It holds uint8 images [N, C, H, W], or floats or whole numbers (token ids) [N, …] that are taken as they are.
     """
 
     resident = True
@@ -199,7 +205,9 @@ class TensorSource:
             raise UnfedError(f"The flags of stamped rows must be {len(images)} booleans, one per row.")
         device = images.device
         self.dtype, self.trigger = dtype, trigger
-        self.images = images if images.dtype == torch.uint8 else images.to(dtype)
+        self.images = images.to(dtype) if images.is_floating_point() else images
+        whole = self.prepared and not images.is_floating_point()
+        self.inputs: Inputs | None = whole_numbers(self.shape) if whole else None
         self.labels = labels.to(device, torch.int64)
         self.stamped = None if stamped is None else stamped.to(device)
         # Made once: a fetch must not move anything from the host.
@@ -221,7 +229,7 @@ class TensorSource:
 
     @property
     def prepared(self) -> bool:
-        """True for float tensors, which are handed out as they are."""
+        """True for floats and token ids, which are handed out as they are."""
         return self.images.dtype != torch.uint8
 
     def fetch(self, rows: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -256,21 +264,29 @@ class TensorSource:
             stamped=stamped,
             trigger=trigger,
             dtype=self.dtype,
-        )
+        ).with_inputs(self.inputs)
+
+    def with_inputs(self, inputs: Inputs | None) -> TensorSource:
+        """This source, whose rows are taken apart like that."""
+        self.inputs = inputs
+        return self
 
 
 def _sample_shape(images: Tensor, transform: Transform, trigger: Stamp | None) -> tuple[int, ...]:
     """The shape of one fetched x, after checking that the tensors are something a source can hold."""
     if images.ndim == 0 or len(images) == 0:
         raise UnfedError("The data set is empty; give it at least one sample.")
-    if images.is_floating_point():
+    if images.is_floating_point() or (images.dtype in (torch.int64, torch.int32) and images.ndim < 4):
         if transform != Transform():
             raise UnfedError("Float tensors are taken as prepared, without a transform; give uint8 images to use one.")
         if trigger is not None:
             raise UnfedError("A trigger needs uint8 images; float tensors are taken as prepared.")
         return tuple(images.shape[1:])
     if images.dtype != torch.uint8:
-        raise UnfedError(f"Samples must be uint8 images or float tensors, not {images.dtype}; convert them first.")
+        raise UnfedError(
+            f"Samples must be uint8 images or float tensors (or token ids [N, length]), not {list(images.shape)} of"
+            f" {images.dtype}; convert them first."
+        )
     if images.ndim != 4:
         raise UnfedError(f"uint8 images must have the shape [N, C, H, W], not {list(images.shape)}.")
     return transform.shape(tuple(images.shape[1:]))

@@ -363,7 +363,7 @@ def kept_bytes(template: Template) -> int:
     weights = {n: template.like[n].detach().requires_grad_() for n in template.trainable}
     own = {t.untyped_storage().data_ptr() for t in template.like.values()}
     some = next(iter(weights.values()))
-    x = torch.zeros((2, *template.shape), dtype=some.dtype, device=some.device)
+    x = template.blank(2)
     key = torch.zeros((), dtype=torch.int64, device=some.device)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         state = {n: template.like[n].clone() for n in template.state}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from torch import nn
 
 from unfed.errors import UnfedError
-from unfed.model.layers import choose
+from unfed.model.layers import choose, refuse_both_halves
 from unfed.model.params import Params, params_of
 from unfed.model.perturb import negate as negated
 
@@ -22,6 +22,7 @@ def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_
     Arrays that an app numbers '0', '1', … are taken for the module's state dict in its order, if their shapes agree.
     """
     chosen = choose(module, tuple(layers), include_bias)
+    refuse_both_halves(chosen)
     own, state = params_of(module), module.state_dict(keep_vars=True)
     # A tied weight stands in a state dict under each of its names: all of them are the same number.
     places = {**dict(module.named_parameters()), **dict(module.named_buffers())}

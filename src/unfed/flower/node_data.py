@@ -172,7 +172,7 @@ def _dealt(text: str, root: str | None, device: str) -> _Dealt:
     config, where = _config(facts, root, device), pick_device(device)
     seeds = Seeds.of(config, facts["seed"])
     dataset = data_set(config, seeds, where)
-    network = Network(config, dataset.train.shape, dataset.train.classes, where)
+    network = Network(config, dataset.train.shape, dataset.train.classes, where, dataset.train.inputs)
     return _Dealt(deal(config, seeds, dataset).clients, seeds, network, network.template())
 
 

@@ -24,6 +24,7 @@ from unfed.errors import Refused, UnfedError
 from unfed.flower.messages import Failure
 from unfed.flower.nodes import Census, Directory
 from unfed.flower.wire import CENSUS, Ask, own_part
+from unfed.model.calling import Inputs
 
 log = logging.getLogger("flwr")
 
@@ -34,6 +35,7 @@ class Elsewhere:
     """A source that cannot be read: its rows lie at a client."""
 
     resident = augments = False
+    inputs: Inputs | None = None
 
     def __init__(self, name: str, count: int, shape: tuple[int, ...], classes: int) -> None:
         self._name, self.shape, self.classes = name, shape, classes

@@ -32,7 +32,9 @@ class BadTeacher(Central):
     needs: ClassVar[frozenset[str]] = frozenset({"retain", "forget", "init"})
 
     temperature: float = option(1.0, "τ: how soft the teachers' answers are", "paper")
-    optimiser: Literal["sgd", "adam"] = option("sgd", "the optimiser; the original takes adam", "ours")
+    optimiser: Literal["sgd", "adam", "adamw"] | None = option(
+        None, "the optimiser, by default the training's; the original takes adam", "ours"
+    )
     reduction: Literal["batchmean", "mean"] = option("batchmean", "'mean' also divides by the classes", "ours")
 
     def __post_init__(self) -> None:
@@ -44,7 +46,9 @@ class BadTeacher(Central):
 
     def round(self, server: Server, state: State) -> State:
         objective = term("bad_teacher", temperature=float(self.temperature), per_class=self.reduction == "mean")
-        taught = replace(server.base, objective=objective, view="all").with_optimiser(rule=self.optimiser)
+        taught = replace(server.base, objective=objective, view="all")
+        if self.optimiser is not None:
+            taught = taught.with_optimiser(rule=self.optimiser)
         teachers = {"good": server.params, "bad": state.tensors["bad"]}
         asked = server.participants(state.round + 1, server.clients)
         return server.advance(state, asked, taught, context=teachers)

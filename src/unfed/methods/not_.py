@@ -23,7 +23,7 @@ from unfed.errors import UnfedWarning
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import Lineage, Method, Recipe, option, register
-from unfed.model.layers import cancellations, choose, frozen
+from unfed.model.layers import cancellations, choose, frozen, refuse_both_halves
 from unfed.model.params import Params, params_of
 from unfed.model.perturb import Perturbed, perturb
 
@@ -53,6 +53,8 @@ class NoT(Method):
         self._perturbed(module, params, 0, lambda seed: params)
         chosen = choose(module, self.layers, self.include_bias)
         undone = cancellations(module, chosen) if self.perturbation == "negate" else []
+        if self.perturbation == "negate":
+            refuse_both_halves(chosen)
         for sentence in (*frozen(module, chosen), *undone):
             warnings.warn(sentence, UnfedWarning, stacklevel=2)
 

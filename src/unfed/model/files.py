@@ -27,7 +27,7 @@ from torch import Tensor
 
 from unfed import storage
 from unfed.errors import UnfedError, listed
-from unfed.model.layers import Choice, choose_in
+from unfed.model.layers import Choice, choose_in, refuse_both_halves
 
 CHUNK_BYTES = 4 << 20
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -72,6 +72,7 @@ def negate_file(
     choices = _choose_floats(source, header, addresses, include_bias)
     if not choices:
         raise UnfedError("Nothing was chosen to negate; give at least one address, such as conv1.weight.")
+    refuse_both_halves(choices)
     note = _noted(header.metadata, source) + [asdict(choice) for choice in choices]
     # The sums were those of the tensors before, so they go: a file without them is read like one of other makers.
     kept = {key: value for key, value in header.metadata.items() if key != storage.SUMS}

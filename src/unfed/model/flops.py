@@ -27,8 +27,7 @@ def forward_flops(template: Template) -> Flops:
     Counted without fused kernels, of which the counter knows nothing: of an LSTM or an encoder layer it would see the
     head behind it, and call that the whole.
     """
-    some = next(t for t in template.like.values() if t.is_floating_point())
-    x = torch.zeros((1, *template.shape), dtype=some.dtype, device=some.device)
+    x = template.blank(1)
     with (
         torch.no_grad(),
         _unfused(),

@@ -39,6 +39,7 @@ from unfed.model.tensor_table import (
     WEIGHTS,
     ListedTensor,
     TensorTable,
+    adapter_of,
     table_from,
     table_of,
 )
@@ -132,6 +133,21 @@ def cancellations(module: nn.Module, choices: Sequence[Choice]) -> list[str]:
                 f" exactly{when}, so nothing is unlearned there; negate one of the two."
             )
     return sentences
+
+
+def refuse_both_halves(choices: Sequence[Choice]) -> None:
+    """Refuse to negate both halves of a low-rank adapter: (−B)(−A) = B·A, so nothing would be forgotten."""
+    halves: dict[str, dict[str, str]] = {}
+    for choice in choices:
+        found = adapter_of(choice.name)
+        if found is not None:
+            halves.setdefault(found[0], {})[found[1]] = choice.name
+    for both in halves.values():
+        if len(both) == 2:
+            raise UnfedError(
+                f"{both['A']!r} and {both['B']!r} are the halves of one adapter, ΔW = B·A: negating both leaves ΔW as"
+                " it was; negate A or B (layers = '*lora_A*'), never both."
+            )
 
 
 def _normalises(norm: nn.Module, layer: nn.Module) -> bool:

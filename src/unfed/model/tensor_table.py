@@ -23,6 +23,7 @@ CONV, DENSE, EMBEDDING, NORM, BIAS, OTHER, REPARAMETRISED = (
 WEIGHTS = (CONV, DENSE, EMBEDDING)
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 _TOKENS = re.compile(r"(^|[._])(pos(ition(al)?)?[._](emb|enc)|wpe\b|(cls|class|dist|mask|register)_(token|embedding))")
+_ADAPTER = re.compile(r"(^|\.)lora_(?:embedding_)?(?P<half>[AB])(?=\.|$)")
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
@@ -95,6 +96,8 @@ def _kind(owner: nn.Module, leaf: str, ndim: int) -> str:
         return REPARAMETRISED
     if "bias" in leaf:
         return BIAS
+    if ndim == 2 and _ADAPTER.search(leaf):
+        return DENSE
     if isinstance(owner, _NORMS):
         return NORM
     if isinstance(owner, nn.RNNBase | nn.RNNCellBase | nn.MultiheadAttention):
@@ -130,6 +133,12 @@ def table_from(
     aliases = {name: name for name in counted} | dict(tied)
     parents = frozenset(".".join(parts[:i]) for parts in (n.split(".") for n in names) for i in range(1, len(parts)))
     return TensorTable(tensors, aliases, parents, buffers, judged=True, ordered=order is not None)
+
+
+def adapter_of(name: str) -> tuple[str, str] | None:
+    """Which low-rank adapter ΔW = B·A a tensor belongs to, and which half of it ("A", "B") it is."""
+    match = _ADAPTER.search(name)
+    return None if match is None else (name[: match.start()] + name[match.end() :], match["half"])
 
 
 def _judged_kind(name: str, ndim: int) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from unfed.client.plan import Rule
 from unfed.data import DenyList, Request, SampleList
 
 
@@ -94,11 +95,15 @@ class RobustConfig(Table):
 
 
 class TrainingConfig(Table):
-    """The original training: FedAvg with SGD."""
+    """The original training: FedAvg, by default with SGD.
+
+    Adam and AdamW begin with empty moments at every visit of a client; where one place holds all data they go on.
+    """
 
     rounds: Positive = 60
     epochs: Positive = 1
     batch: Positive = 64
+    optimiser: Rule = "sgd"
     lr: Rate = 1e-3
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     decay: Rate = 5e-4

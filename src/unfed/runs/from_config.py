@@ -16,6 +16,7 @@ import torch
 from unfed import rng, storage
 from unfed.data import ClientData, Dataset, Partition, backdoor, dirichlet, iid, keep_out, load, shards, split
 from unfed.errors import UnfedError
+from unfed.model.calling import Inputs, unwrapped
 from unfed.model.flops import Flops
 from unfed.model.functional import Template
 from unfed.model.networks import build, head_of, translated
@@ -126,9 +127,15 @@ def deal(config: Config, seeds: Seeds, dataset: Dataset, dealt: Partition | None
 # --- model ------------------------------------------------------------------------------------------------------------
 
 
-def template_of(config: Config, module: torch.nn.Module, shape: Sequence[int], device: torch.device) -> Template:
+def template_of(
+    config: Config,
+    module: torch.nn.Module,
+    shape: Sequence[int],
+    device: torch.device,
+    inputs: Inputs | None = None,
+) -> Template:
     """A model as a config computes it: on this device, in its precision, wherever it is trained."""
-    template = Template(module, shape).to(device, DTYPES[config.engine.precision])
+    template = Template(module, shape, inputs).to(device, DTYPES[config.engine.precision])
     template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
     return template
 
@@ -141,13 +148,16 @@ class Network:
     shape: tuple[int, ...]
     classes: int
     device: torch.device
+    inputs: Inputs | None = None
+    """How a row is taken apart, where it is not one tensor of floats."""
 
     def module(self, seed: int) -> torch.nn.Module:
         model = self.config.model
-        return build(model.name, shape=self.shape, classes=self.classes, seed=seed, **model.options)
+        made = build(model.name, shape=self.shape, classes=self.classes, seed=seed, **model.options)
+        return unwrapped(made)
 
     def template(self) -> Template:
-        return template_of(self.config, self.module(0), self.shape, self.device)
+        return template_of(self.config, self.module(0), self.shape, self.device, self.inputs)
 
     def fresh(self, seed: int) -> Params:
         """A new initialisation by the model's own rules."""

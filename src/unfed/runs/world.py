@@ -245,7 +245,7 @@ class World:
 
     def training_settings(self) -> Settings:
         train = self.config.training
-        optimiser = Optimiser(lr=train.lr, momentum=train.momentum, decay=train.decay)
+        optimiser = Optimiser(train.optimiser, lr=train.lr, momentum=train.momentum, decay=train.decay)
         return Settings(
             phase=Phase(epochs=train.epochs, batch=train.batch, optimiser=optimiser),
             rounds=train.rounds,

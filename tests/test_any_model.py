@@ -1,0 +1,417 @@
+"""`unfed.unlearn` takes models and data as people have them."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
+
+import unfed
+from unfed.central import Result
+from unfed.client.optimiser import update
+from unfed.client.plan import Optimiser, Rule
+from unfed.errors import UnfedError, UnfedWarning
+from unfed.model.calling import Inputs, Part, logits_in, unwrapped
+from unfed.model.functional import Template
+from unfed.model.keyed import KeyedAttention, keyed_fused
+from unfed.model.params import Params, params_of
+
+GENERATOR = torch.Generator().manual_seed(0)
+TOKENS = torch.randint(1, 30, (60, 6), generator=GENERATOR)
+MASK = (torch.arange(6) < torch.randint(2, 7, (60, 1), generator=GENERATOR)).long()
+SIZES = torch.randn(60, 4, generator=GENERATOR)
+Y = (TOKENS[:, 0] > 15).long()
+
+
+class Text(nn.Module):
+    """Reads token ids and a mask, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(30, 8)
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        x = self.embedding(input_ids)
+        weight = torch.ones_like(x[..., :1]) if attention_mask is None else attention_mask[..., None].to(x.dtype)
+        return self.out((x * weight).sum(1) / weight.sum(1))
+
+
+class Both(nn.Module):
+    """Reads token ids and floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.dense, self.out = nn.Embedding(30, 8), nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, ids: Tensor, sizes: Tensor) -> Any:
+        assert ids.dtype == torch.int64
+        return self.out(self.embedding(ids).mean(1) + self.dense(sizes))
+
+
+class Rows(Dataset[Any]):
+    """A map-style data set of whatever it is given."""
+
+    def __init__(self, *rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.rows[row]
+
+
+def made(kind: type[nn.Module] = Text, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return kind()
+
+
+def call(model: nn.Module, data: Any, **changes: Any) -> Result:
+    usual: dict[str, Any] = {"data": data, "forget": [0, 1, 2, 3], "method": "not", "epochs": 2, "lr": 0.05}
+    return unfed.unlearn(model, **{**usual, **changes})
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    ours, theirs = params_of(a), params_of(b)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
+
+
+# --- what a model gives back ------------------------------------------------------------------------------------------
+
+
+class Output(NamedTuple):
+    loss: None
+    logits: Tensor
+
+
+class Saying(Text):
+    """The same network with another way to give its logits back."""
+
+    how: Any = None
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        return type(self).how(super().forward(*args, **named))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda z: (z, z.sum(0)),
+        lambda z: (z.sum(), z),
+        lambda z: {"logits": z, "hidden": z},
+        lambda z: {"scores": z},
+        lambda z: Output(None, z),
+    ],
+    ids=["tuple", "loss first", "dict", "lone in a dict", "an attribute"],
+)
+def test_logits_are_found_in_tuples_dicts_and_objects(how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = call(made(), (TOKENS, Y)).model
+    monkeypatch.setattr(Saying, "how", staticmethod(how))
+    assert same(call(made(Saying), (TOKENS, Y)).model, plain)
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [({"a": Y[:, None].float(), "b": SIZES}, "a dict of a, b"), (None, "a NoneType"), ((), "a tuple")],
+)
+def test_what_holds_no_logits_is_refused_in_a_sentence(output: Any, said: str) -> None:
+    with pytest.raises(UnfedError, match=f"The model returned {said}; its forward must return logits"):
+        logits_in(output)
+
+
+# --- what a model reads -----------------------------------------------------------------------------------------------
+
+
+def test_a_set_of_named_tensors_pairs_tuples_and_rows_give_the_same_bits() -> None:
+    expected = call(made(), {"input_ids": TOKENS, "attention_mask": MASK, "labels": Y}).model
+    rows = [
+        {"input_ids": TOKENS[i].tolist(), "attention_mask": MASK[i].tolist(), "label": int(Y[i])} for i in range(60)
+    ]
+    for data in (
+        ({"input_ids": TOKENS, "attention_mask": MASK}, Y),
+        (TOKENS, MASK, Y),
+        ((TOKENS, MASK), Y),
+        TensorDataset(TOKENS, MASK, Y),
+        Rows(*rows),
+        Rows(*({**row, "text": "not for the model", "idx": i} for i, row in enumerate(rows))),
+        Rows(*zip(TOKENS, MASK, Y, strict=True)),
+    ):
+        assert same(call(made(), data).model, expected)
+    assert not same(call(made(), (TOKENS, Y)).model, expected), "the mask is read"
+
+
+def test_token_ids_stay_whole_numbers_beside_floats_too() -> None:
+    result = call(made(Both), (TOKENS, SIZES, Y), test=(TOKENS[:9] + 0, SIZES[:9] + 1, Y[:9]))
+    assert result.before["retain"] != result.before["forget"]
+    by_hand = copy.deepcopy(result.model)(TOKENS[:9], SIZES[:9] + 1).argmax(1)
+    assert result.after["test"] == pytest.approx(100 * float((by_hand == Y[:9]).float().mean()), abs=1e-4)
+
+
+def test_whole_numbers_that_a_float_cannot_hold_are_refused_beside_floats() -> None:
+    inputs = Inputs((Part(0, (1,), torch.int64), Part(1, (1,), torch.float32)))
+    with pytest.raises(UnfedError, match="holds 16777217, and beside float inputs whole numbers are exact up to"):
+        inputs.pack({0: torch.tensor([[2**24 + 1]]), 1: torch.zeros(1, 1)})
+
+
+def test_whole_numbers_are_floats_to_a_model_that_wants_floats() -> None:
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(6, 2))
+    assert same(call(dense, (TOKENS, Y)).model, call(dense, (TOKENS.float(), Y)).model)
+
+
+def test_a_lone_input_needs_no_name_and_wrong_names_are_listed() -> None:
+    assert same(call(made(), {"anything": TOKENS, "y": Y}).model, call(made(), (TOKENS, Y)).model)
+    with pytest.raises(
+        UnfedError, match="has ids and mask, and the model's forward takes attention_mask and input_ids"
+    ):
+        call(made(), {"ids": TOKENS, "mask": MASK, "labels": Y})
+    with pytest.raises(UnfedError, match="is a dict with no label in it, but input_ids; call the label 'labels'"):
+        call(made(), {"input_ids": TOKENS})
+
+
+def test_rows_of_different_lengths_are_named_and_a_collate_function_pads_them() -> None:
+    lengths = MASK.sum(1).tolist()
+    rows = Rows(*({"input_ids": TOKENS[i, : lengths[i]], "label": int(Y[i])} for i in range(60)))
+    with pytest.raises(UnfedError, match="pad or cut them to one length"):
+        call(made(), rows)
+
+    def padded(batch: list[Mapping[str, Any]]) -> dict[str, Tensor]:
+        ids = nn.utils.rnn.pad_sequence([row["input_ids"] for row in batch], batch_first=True)
+        return {
+            "input_ids": ids,
+            "attention_mask": (ids > 0).long(),
+            "labels": torch.tensor([r["label"] for r in batch]),
+        }
+
+    with pytest.warns(UnfedWarning, match="collate_fn of its own: it is called once, on all rows"):
+        result = call(made(), DataLoader(rows, batch_size=8, shuffle=True, collate_fn=padded))
+    assert same(result.model, call(made(), {"input_ids": TOKENS * MASK, "attention_mask": MASK, "labels": Y}).model)
+
+
+# --- loaders ----------------------------------------------------------------------------------------------------------
+
+
+def test_row_numbers_mean_the_data_set_of_a_loader_that_shuffles() -> None:
+    data = TensorDataset(TOKENS, Y)
+    result = call(made(), DataLoader(data, batch_size=16, shuffle=True))
+    assert same(result.model, call(made(), data).model)
+
+
+def test_a_loader_over_some_rows_stands_for_these_rows_only() -> None:
+    data, rows = TensorDataset(TOKENS, Y), list(range(20, 60))
+    loader = DataLoader(data, batch_size=16, sampler=SubsetRandomSampler(rows))
+    expected = call(made(), None, retain=(TOKENS[20:], Y[20:]), forget=(TOKENS[:4], Y[:4])).model
+    assert same(call(made(), None, retain=loader, forget=(TOKENS[:4], Y[:4])).model, expected)
+
+
+def test_a_loader_that_draws_some_rows_more_often_is_refused() -> None:
+    loader = DataLoader(TensorDataset(TOKENS, Y), sampler=WeightedRandomSampler([1.0] * 60, 60))
+    with pytest.raises(UnfedError, match="DataLoader with a WeightedRandomSampler, so which rows it means"):
+        call(made(), loader)
+
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+
+
+class Tied(Text):
+    """One weight in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = nn.Linear(8, 30, bias=False)
+        self.back.weight = self.embedding.weight
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        x = self.back(self.embedding(input_ids).mean(1))
+        return self.out(x @ self.embedding.weight)
+
+
+def test_frozen_parameters_stay_and_the_first_that_trains_is_negated() -> None:
+    model = made()
+    model.get_submodule("embedding").requires_grad_(False)
+    result = call(model, (TOKENS, Y)).model
+    before, after = params_of(model), params_of(result)
+    assert torch.equal(before["embedding.weight"], after["embedding.weight"])
+    assert not torch.equal(before["out.weight"], after["out.weight"])
+
+
+def test_tied_weights_stay_tied() -> None:
+    result = call(made(Tied), (TOKENS, Y)).model
+    assert result.get_parameter("back.weight") is result.get_parameter("embedding.weight")
+    assert not torch.equal(result.get_parameter("back.weight"), made(Tied).get_parameter("back.weight"))
+
+
+class Adapted(nn.Linear):
+    """W + B·A, where only A and B train."""
+
+    def __init__(self, entering: int, leaving: int) -> None:
+        super().__init__(entering, leaving)
+        self.requires_grad_(False)
+        self.lora_A = nn.Parameter(torch.randn(2, entering))
+        self.lora_B = nn.Parameter(torch.randn(leaving, 2))
+
+    @property
+    def delta(self) -> Tensor:
+        return self.lora_B @ self.lora_A
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + F.linear(x, self.delta)
+
+
+def test_negating_one_half_of_an_adapter_turns_its_sign_and_both_halves_are_refused() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Adapted(4, 3), nn.ReLU(), Adapted(3, 2))
+    first = model[0]
+    assert isinstance(first, Adapted)
+    before = first.delta.detach().clone()
+    (chosen,) = unfed.negate(model)
+    assert chosen.name == "0.lora_A", "the first weight that trains"
+    assert torch.equal(first.delta, -before)
+    unfed.negate(model, "0.lora_B")
+    assert torch.equal(first.delta, before)
+    with pytest.raises(UnfedError, match=r"halves of one adapter, ΔW = B·A: negating both leaves ΔW as it was"):
+        unfed.negate(model, "*lora_*")
+    assert torch.equal(first.delta, before)
+    with pytest.raises(UnfedError, match="negate A or B"):
+        call(model, (SIZES, Y), layers=["*lora_*"])
+    assert len(unfed.negate(model, "*lora_A*")) == 2
+
+
+# --- what is around a model -------------------------------------------------------------------------------------------
+
+
+class LightningModule(nn.Module):
+    """Lightning's base class as far as it matters: a `forward` that is nobody's."""
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        return super().forward(*args, **named)
+
+
+class Lit(LightningModule):
+    def __init__(self, *networks: nn.Module) -> None:
+        super().__init__()
+        for number, network in enumerate(networks):
+            setattr(self, f"net{number}", network)
+        self.loss = nn.CrossEntropyLoss()
+
+
+@pytest.mark.parametrize("around", [nn.DataParallel, torch.compile, Lit, lambda m: nn.DataParallel(Lit(m))])
+def test_what_is_put_around_a_network_is_taken_off(around: Any) -> None:
+    network = made()
+    wrapped = around(network)
+    assert unwrapped(wrapped) is network
+    result = call(wrapped, (TOKENS, Y)).model
+    assert type(result) is Text and same(result, call(network, (TOKENS, Y)).model)
+    unfed.negate(wrapped, "embedding")
+    assert torch.equal(network.get_parameter("embedding.weight"), -made().get_parameter("embedding.weight"))
+
+
+def test_a_lightning_module_of_two_networks_must_say_how_it_makes_logits() -> None:
+    with pytest.raises(UnfedError, match=r"Lit has no forward, .* give the network inside it, such as model.net0"):
+        call(Lit(made(), made()), (TOKENS, Y))
+
+
+def test_a_module_that_cannot_be_copied_is_answered_with_a_sentence() -> None:
+    model = made()
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(UnfedError, match="The model cannot be copied .*take what cannot be copied off it"):
+        call(model, (TOKENS, Y))
+
+
+# --- optimisers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rule", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_adam_and_adamw_are_pytorchs(rule: Rule, kind: Any) -> None:
+    weight = nn.Parameter(torch.randn(3, 2, dtype=torch.float64))
+    params: Params = {"w": weight.detach().clone()}
+    zero = torch.zeros((), dtype=torch.float64)
+    state: Params = {"mean/w": torch.zeros_like(weight), "square/w": torch.zeros_like(weight), "count/w": zero}
+    theirs = kind([weight], lr=0.1, weight_decay=0.3)
+    for number in range(1, 6):
+        weight.grad = weight.detach().cos()
+        grads = {"w": params["w"].cos()}
+        theirs.step()
+        rule_ = Optimiser(rule, lr=0.1, decay=0.3)
+        params, state = update(rule_, {"params": params, "optimiser": state}, grads, zero, number)
+    assert torch.allclose(params["w"], weight, rtol=0, atol=1e-12)
+
+
+def test_a_call_can_take_adamw_and_refuses_what_is_unknown() -> None:
+    results = [call(made(), (TOKENS, Y), optimiser=rule, lr=0.01).model for rule in ("sgd", "adam", "adamw")]
+    assert not same(results[0], results[1]) and not same(results[1], results[2])
+    with pytest.raises(UnfedError, match="optimiser must be sgd, adam or adamw, not 'lion'"):
+        call(made(), (TOKENS, Y), optimiser="lion")
+
+
+# --- dropout inside attention -----------------------------------------------------------------------------------------
+
+
+class Attending(nn.Module):
+    def __init__(self, dropout: float, fused: bool) -> None:
+        super().__init__()
+        self.fused, self.p = fused, dropout
+        self.embedding, self.out = nn.Embedding(30, 8), nn.Linear(8, 2)
+        self.attention = nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Any:
+        x = self.embedding(ids)
+        if self.fused:
+            p = self.p if self.training else 0.0
+            return self.out(F.scaled_dot_product_attention(x, x, x, dropout_p=p, is_causal=True).mean(1))
+        return self.out(self.attention(x).mean(1))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_dropout_inside_attention_is_a_function_of_the_key(fused: bool) -> None:
+    template = Template(Attending(0.5, fused), (6,))
+    assert template.keyed and not template.draws_its_own
+    key = torch.tensor(7)
+    first = template.bind(template.like, key=key)(TOKENS)
+    assert torch.equal(first, template.bind(template.like, key=key)(TOKENS))
+    assert not torch.equal(first, template.bind(template.like, key=key + 1)(TOKENS))
+
+
+@pytest.mark.parametrize("mask", [None, torch.ones(6, 6).triu(1).bool()])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_attention_written_out_is_pytorchs_where_nothing_is_dropped(mask: Tensor | None, batch_first: bool) -> None:
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(8, 2, batch_first=batch_first).double()
+    ours = KeyedAttention.of(copy.deepcopy(theirs), 0)
+    x = torch.randn(6, 6, 8, dtype=torch.float64)
+    padding = torch.zeros(6, 6, dtype=torch.bool)
+    padding[:, 5] = True
+    for a, b in zip(
+        ours(x, x, x, attn_mask=mask, key_padding_mask=padding),
+        theirs(x, x, x, attn_mask=mask, key_padding_mask=padding),
+        strict=True,
+    ):
+        assert torch.allclose(a, b, rtol=0, atol=1e-12)
+
+
+def test_fused_attention_written_out_is_pytorchs_where_nothing_is_dropped() -> None:
+    q, k = torch.randn(2, 4, 5, 8, dtype=torch.float64), torch.randn(2, 2, 5, 8, dtype=torch.float64)
+    for options in ({"enable_gqa": True}, {"enable_gqa": True, "is_causal": True}, {"enable_gqa": True, "scale": 0.1}):
+        theirs = F.scaled_dot_product_attention(q, k, k, **options)
+        assert torch.allclose(keyed_fused(torch.tensor(0), q, k, k, **options), theirs, atol=1e-12)
+
+
+def test_rows_that_are_dropped_by_classes_of_other_libraries_are_keyed() -> None:
+    class DropPath(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop_prob = 0.5
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (torch.rand(len(x), 1) > self.drop_prob)
+
+    template = Template(nn.Sequential(nn.Linear(4, 2), DropPath()), (4,))
+    assert template.keyed and not template.draws_its_own
