@@ -29,8 +29,8 @@ from unfed.measures.population.verdict import Apart, Attacked, share_of, verdict
 from unfed.values import not_measured
 
 RETRAIN, BEFORE = "retrain", "before"
-FEWEST = 4
-"""Models of each kind: two to fit on and two to judge."""
+FEWEST = 6
+"""Models of each kind: three to fit on and three to judge."""
 MOST_EXPOSED = 20
 DISTANCES = {"klom": "KLoM", "agreement": "prediction agreement"}
 BINS = 40

@@ -1,15 +1,18 @@
 """The forgetting score of the NeurIPS 2023 unlearning challenge, which a perfect method misses.
 
-For each row, N values of φ under unlearned models against N under Retrains. A rule is a threshold or an interval, and
-calls what lies on one side of it (in it, or out of it) unlearned; with its error rates, δ = 0.00001:
+For each row, N values of φ under unlearned models against N under Retrains. Rules that part them:
 
-    ε = max over rules of  log((1 − δ − FPR)/FNR),  log((1 − δ − FNR)/FPR)
-        a rule with exactly one of FPR, FNR at 0 is dropped; with both at 0 the row is at the cap, log N
-    points(row) = 2^−⌊ε / 0.5⌋                    they halve for each 0.5 of ε
-    F = mean of the points;      score = F · RA_u/RA_r · TA_u/TA_r      (accuracy on retained and on test rows)
+    one threshold    what lies above it is of the kind with the larger median
+    an interval      what lies in it is of the kind with the smaller range
 
-The best of some thousand rules finds a difference where there is none: two draws of one distribution score 0.12 at
-N = 16, 0.09 at 32 and 0.07 at 64. So the score is shown beside that of Retrains against other Retrains, or not at all.
+    ε = max over rules of  log((1 − δ − FPR)/FNR),  log((1 − δ − FNR)/FPR),      δ = 0.00001
+        a rule with exactly one of FPR, FNR at 0 is dropped; with both at 0, or one range below 1 % of the other, ε = ∞
+    points(row) = 2^−⌊ε / 0.5⌋, and 0 from ε = ⌈log(N − 1)⌉ on            they halve for each 0.5 of ε
+    F = mean of the points;      score = F · RA_u/RA_r · TA_u/TA_r        (accuracy on retained and on test rows)
+
+Every interval is tried, where the challenge's own code tries a grid of them. The best of some thousand rules finds a
+difference where there is none: two draws of one normal distribution score 0.130 at N = 16, 0.101 at 32 and 0.084 at 64.
+So the score is shown beside that of Retrains against other Retrains, or not at all.
 """
 
 from __future__ import annotations
@@ -24,38 +27,55 @@ from unfed.measures.population.signals import Floats
 
 DELTA = 1e-5
 STEP = 0.5
+PEAKED = 0.01
+FEWEST = 3
+"""Models a side: below, no ε is small enough for a point."""
+
+Counts = NDArray[np.int64]
 
 
 def epsilon(unlearned: NDArray[Any], retrained: NDArray[Any]) -> Floats:
     """ε of every row, from φ [models, rows] of both kinds, equally many of each."""
     n = len(unlearned)
-    if n != len(retrained) or n < 2:
+    if n != len(retrained) or n < FEWEST:
         raise UnfedError(
-            f"The challenge's score takes equally many models of both kinds, at least 2, not {n} and {len(retrained)};"
-            " `unfed population` makes as many Retrains."
+            f"The challenge's score takes equally many models of both kinds, at least {FEWEST}, not {n} and"
+            f" {len(retrained)}; `unfed population` makes as many Retrains."
         )
-    first, last = np.triu_indices(2 * n + 1, 1)  # every run of neighbours in the sorted values is a rule's inside
+    first, last = np.triu_indices(
+        2 * n + 1, 1
+    )  # every run of neighbours in the sorted values is some interval's inside
     return np.array([_of_row(u, r, first, last) for u, r in zip(unlearned.T, retrained.T, strict=True)])
 
 
-def _of_row(unlearned: Floats, retrained: Floats, first: NDArray[np.int64], last: NDArray[np.int64]) -> float:
-    n, values = len(unlearned), np.concatenate([unlearned, retrained])
+def _of_row(unlearned: Floats, retrained: Floats, first: Counts, last: Counts) -> float:
+    larger, smaller = unlearned, retrained
+    if np.median(retrained) > np.median(unlearned):
+        larger, smaller = retrained, unlearned
+    narrow, wide = (smaller, larger) if np.ptp(larger) >= np.ptp(smaller) else (larger, smaller)
+    if np.ptp(narrow) < PEAKED * np.ptp(wide):
+        return float("inf")
+    n = len(unlearned)
+    inside, alarms, cut = _below(narrow, wide)
+    kept = cut[first] & cut[last]
+    interval = _best(alarms[last][kept] - alarms[first][kept], n - (inside[last] - inside[first])[kept], n)
+    hits, wrong, cut = _below(larger, smaller)
+    return max(interval, _best((n - wrong)[cut], hits[cut], n))
+
+
+def _below(one: Floats, other: Floats) -> tuple[Counts, Counts, NDArray[np.bool_]]:
+    """How many of each kind lie below each place between the sorted values; equal values have no place between."""
+    values = np.concatenate([one, other])
     order = np.argsort(values, kind="stable")
-    is_unlearned, ranked = order < n, values[order]
-    # A rule cannot part equal values.
+    mine, ranked = order < len(one), values[order]
     cut = np.r_[True, ranked[1:] != ranked[:-1], True]
-    possible = cut[first] & cut[last]
-    unlearned_below, retrained_below = np.r_[0, np.cumsum(is_unlearned)], np.r_[0, np.cumsum(~is_unlearned)]
-    u = (unlearned_below[last] - unlearned_below[first])[possible]
-    r = (retrained_below[last] - retrained_below[first])[possible]
-    # Inside is called unlearned: FPR = r/n, FNR = (n − u)/n; outside: FPR = (n − r)/n, FNR = u/n.
-    return max(_best(r, n - u, n), _best(n - r, u, n))
+    return np.r_[0, np.cumsum(mine)], np.r_[0, np.cumsum(~mine)], cut
 
 
-def _best(alarms: NDArray[np.int64], misses: NDArray[np.int64], n: int) -> float:
+def _best(alarms: Counts, misses: Counts, n: int) -> float:
     """The largest ε of rules with so many false alarms and misses of n each."""
     if ((alarms == 0) & (misses == 0)).any():
-        return float(np.log(n))
+        return float("inf")
     kept = (alarms > 0) & (misses > 0)
     fpr, fnr = alarms[kept] / n, misses[kept] / n
     tiny = np.finfo(float).tiny  # where 1 − δ − rate is not positive the rule says nothing
@@ -63,15 +83,16 @@ def _best(alarms: NDArray[np.int64], misses: NDArray[np.int64], n: int) -> float
     return float(found.max(initial=0.0))
 
 
-def points(epsilons: Floats) -> Floats:
-    """2^−⌊ε / 0.5⌋: 1 for ε below 0.5, half of it for each 0.5 more."""
-    found: Floats = 2.0 ** -np.floor(epsilons / STEP)
+def points(epsilons: Floats, models: int) -> Floats:
+    """2^−⌊ε / 0.5⌋: 1 for ε below 0.5, half of it for each 0.5 more, nothing beyond what N models can show."""
+    most = np.ceil(np.log(models - 1))
+    found: Floats = np.where(epsilons < most, 2.0 ** -np.floor(np.minimum(epsilons, most) / STEP), 0.0)
     return found
 
 
 def quality(unlearned: NDArray[Any], retrained: NDArray[Any]) -> float:
     """F: the mean points over rows, from φ [models, rows] of both kinds."""
-    return float(points(epsilon(unlearned, retrained)).mean())
+    return float(points(epsilon(unlearned, retrained), len(unlearned)).mean())
 
 
 def score(f: float, retain: tuple[float, float], test: tuple[float, float]) -> float:
