@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import combinations, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -368,3 +370,10 @@ def test_a_population_that_is_too_small_or_of_no_rows_is_one_sentence() -> None:
         judge(Made(5, 5, 1.0), {"ft": "FT"})
     with pytest.raises(UnfedError, match="The forget set is empty after selection"):
         judge(Made(6, 0, 1.0), {"ft": "FT"})
+
+
+def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parent.parent / "docs/explanation/how-sure.md").read_text(encoding="utf-8")
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, {})
+    assert "FT can be told from Retrain, by U-LiRA" in capsys.readouterr().out
