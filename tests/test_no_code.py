@@ -138,7 +138,12 @@ READ = {
 }
 """Commands that only read a run folder; of `withdraw`, which writes down one word, the same is asked."""
 
-CONFIGS = {"run": ["run", "tiny.toml", "--quiet"], "demo": [], "paper": []}
+CONFIGS = {
+    "run": ["run", "tiny.toml", "--quiet"],
+    "population": ["population", "tiny.toml", "--models", "2", "--quiet"],
+    "demo": [],
+    "paper": [],
+}
 """Commands that take a config, or changes to one."""
 
 NAMED = {"methods show": ["methods", "show"], "methods check": ["methods", "check"]}

@@ -151,6 +151,7 @@ EXEMPT = (
     "unfed/cli/running.py:demo",  # callbacks of the command line: their parameters are its options
     "unfed/cli/running.py:run",
     "unfed/cli/paper.py:paper",
+    "unfed/cli/population.py:population",
     "unfed/cli/probe.py:probe",
     "unfed/cli/requests.py:forget",
     "unfed/central/call.py:unlearn",  # the public call, keyword-only

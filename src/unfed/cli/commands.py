@@ -45,6 +45,7 @@ PANELS = {
         Entry("report", "report", "The report of a run, its tables, figures and numbers."),
         Entry("compare", "compare", "Several runs in one report, and in what they differ."),
         Entry("evaluate", "looking", "Score a model on the run's own data."),
+        Entry("population", "population", "Many models of one config, for evidence that has a spread."),
         Entry("check", "check", "Say whether a run folder is whole."),
     ),
     "Models and folders": (

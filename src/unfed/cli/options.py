@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
@@ -16,6 +17,7 @@ from rich.markup import escape
 from unfed import plugins
 from unfed.cli.console import Console
 from unfed.errors import UnfedError
+from unfed.runs.config import Config, presets
 from unfed.runs.progress import Deadline, OutOfTime, Watch
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.")]
@@ -25,6 +27,7 @@ Seed = Annotated[int | None, typer.Option(help="Which repetition, where a run ha
 Budget = Annotated[
     str | None, typer.Option(metavar="TIME", help="Stop at the first save after this long: `90s`, `9m`, `1.5h`.")
 ]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Sets = Annotated[list[str], typer.Option("--set", help="Change a config key: `--set training.rounds=20`. Repeatable.")]
 
 
@@ -40,6 +43,25 @@ AllowCode = Annotated[
     bool,
     typer.Option("--allow-code", callback=_allow, help="Run the code that the config or the run folder names."),
 ]
+
+
+def read_config(name: str, sets: list[str]) -> Config:
+    """The config of a file, or of a preset where no such file is there."""
+    known = not Path(name).exists() and name in presets()
+    return Config.preset(name, sets) if known else Config.read(name, sets)
+
+
+def chosen(methods: str, every: list[str] | None = None) -> str:
+    """`--methods` as a change of the config."""
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    if not names:
+        raise UnfedError("--methods takes names with commas, for example not,ft,retrain; `unfed methods` lists them.")
+    return f"methods.run={json.dumps(every if every and methods == 'all' else names)}"
+
+
+def with_device(sets: list[str], device: str | None) -> list[str]:
+    """The changes to a config, that of the device among them."""
+    return [*sets, f'device="{device}"'] if device else list(sets)
 
 
 def watched_until(watch: Watch, moment: float | None) -> Watch:

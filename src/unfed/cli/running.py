@@ -17,13 +17,17 @@ from unfed.cli.lasting import ending
 from unfed.cli.options import (
     AllowCode,
     Budget,
+    Device,
     Json,
     Quiet,
     RunArgument,
     Sets,
+    chosen,
     moment_of,
+    read_config,
     resumable,
     watched_until,
+    with_device,
 )
 from unfed.cli.story import story
 from unfed.errors import Refused, UnfedError
@@ -33,8 +37,6 @@ from unfed.runs.config import Config, presets
 from unfed.runs.folder import RunFolder
 from unfed.runs.run import Run
 from unfed.runs.status import status as status_of
-
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -59,8 +61,8 @@ def demo(
     if methods == "all" and "demo-all" in presets():
         preset = "demo-all"
     elif methods is not None:
-        changes.append(_chosen(methods, list(METHODS)))
-    run = _begin(Config.preset(preset, _with_device(changes, device)), out, "demo", as_json or quiet)
+        changes.append(chosen(methods, list(METHODS)))
+    run = _begin(Config.preset(preset, with_device(changes, device)), out, "demo", as_json or quiet)
     _work(run, as_json, quiet, more=lambda run: [*ending(run), *_next_steps(run)])
 
 
@@ -81,11 +83,10 @@ def run(
 
     A folder that holds this very run is gone on with, or shown if it is finished; --out DIR trains anew.
     """
-    moment, changes = moment_of(budget), _with_device(sets, device)
+    moment, changes = moment_of(budget), with_device(sets, device)
     if methods is not None:
-        changes.append(_chosen(methods))
-    known = not Path(config).exists() and config in presets()
-    read = Config.preset(config, changes) if known else Config.read(config, changes)
+        changes.append(chosen(methods))
+    read = read_config(config, changes)
     _work(_begin(read, out, read.name, as_json or quiet), as_json, quiet, moment)
 
 
@@ -98,18 +99,6 @@ def resume(
 ) -> None:
     """Go on with a run that was interrupted; the result is bit-equal to an uninterrupted one."""
     _work(Run.open(run), as_json, quiet, moment_of(budget))
-
-
-def _chosen(methods: str, every: list[str] | None = None) -> str:
-    """`--methods` as a change of the config."""
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    if not names:
-        raise UnfedError("--methods takes names with commas, for example not,ft,retrain; `unfed methods` lists them.")
-    return f"methods.run={json.dumps(every if every and methods == 'all' else names)}"
-
-
-def _with_device(sets: list[str], device: str | None) -> list[str]:
-    return [*sets, f'device="{device}"'] if device else list(sets)
 
 
 def _begin(config: Config, out: Path | None, name: str, silent: bool) -> Run:

@@ -1,13 +1,15 @@
 """A population folder: N models of one config, kept as what they say about the same rows.
 
     population.json                   config digest, seeds, kinds of model, groups of rows, revisions
+    state/FIRST/KIND.safetensors      what a cohort needs to go on (`runs/cohort.py`); θ* of `before` stays
     rows.safetensors                  labels/GROUP: the label of every row, and NAME/GROUP for what else is known of it
     logits/KIND/SEED.safetensors      GROUP: float32 [rows, classes], before the softmax
 
 A kind is `before` (θ*, trained on everything), or a method's label: `retrain`, `not`, … Groups are `forget` (D_u),
 `retain` (a fixed draw from D_r), `test` (held out), and `backdoor` (stamped test rows, labelled with the attacker's
 class) where somebody planted one. Row i of a group is the same row in every model, and model i of every kind was
-trained under the same seed. Everything that is asked of a population is computed from this; no model is kept.
+trained under the same seed. Everything that is asked of a population is computed from logits; of the models only θ* is
+kept.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ class About:
     """The editions of engine and methods that the numbers depend on."""
     versions: Mapping[str, str]
     hardware: str
+    cohorts: tuple[tuple[int, ...], ...] = ()
+    """Which seeds were trained side by side: who shares a stack changes the last bits, so it stays as it began."""
 
     @property
     def models(self) -> int:
@@ -125,7 +129,8 @@ def load(folder: str | Path) -> Population:
     if not isinstance(found, dict) or found.pop("schema", None) != SCHEMA:
         raise UnfedError(f"{path} was written in another layout; use the version of unfed that wrote it.")
     try:
-        about = About(**found | {"seeds": tuple(found["seeds"]), "kinds": tuple(found["kinds"])})
+        cohorts = tuple(tuple(seeds) for seeds in found["cohorts"])
+        about = About(**found | {"seeds": tuple(found["seeds"]), "kinds": tuple(found["kinds"]), "cohorts": cohorts})
     except (TypeError, KeyError) as error:
         raise UnfedError(f"{path / 'population.json'} is damaged ({error}); restore it from a copy.") from error
     return Population(path, about)
@@ -139,8 +144,13 @@ def create(folder: str | Path, about: About, rows: Mapping[str, Sequence[int] | 
         if len(tensors[f"labels/{group}"]) != count:
             raise ValueError(f"{group} has {count} rows, but as many labels as {len(tensors[f'labels/{group}'])}")
     storage.save(rows_file(path), tensors, {"config": about.config})
-    storage.write_json(path / "population.json", {"schema": SCHEMA, **asdict(about)})
-    return load(path)
+    return describe(path, about)
+
+
+def describe(folder: Path, about: About) -> Population:
+    """Write down what a population is of: at its beginning, and when models or methods are added."""
+    storage.write_json(folder / "population.json", {"schema": SCHEMA, **asdict(about)})
+    return load(folder)
 
 
 def put(population: Population, kind: str, seed: int, logits: Mapping[str, Tensor]) -> None:

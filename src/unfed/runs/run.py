@@ -197,7 +197,7 @@ class Run(Record):
         if self.trained(seed):
             return self._model(job)
         world = self.world(seed)
-        method: Method = Retrain() if world.initial is None else _Continue()
+        method: Method = Retrain() if world.initial is None else Continue()
         spec = JobSpec(
             job,
             method,
@@ -367,7 +367,7 @@ class Run(Record):
         return tuple(self.queue.besides(seed)) or self.config.requests()
 
 
-class _Continue(Retrain):
+class Continue(Retrain):
     """Training that starts from an existing checkpoint (`model.initial`)."""
 
     def begin(self, server: Any) -> State:

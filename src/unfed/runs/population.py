@@ -1,0 +1,214 @@
+"""A population: N models of each kind, under N training seeds.
+
+They are kept as what they say about the same rows.
+
+    config, N ─► cohorts of seeds ─► θ* ─► Retrain, and every method of the config ─► logits/KIND/SEED.safetensors
+
+One model beside one Retrain says nothing about how sure a number is. What does, a distribution over training seeds on
+either side, is computed from this folder (`population/`). Killed at any moment it goes on where it was saved; asked for
+more models or another method, it does what is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from unfed import plugins, rng
+from unfed.data import ClientData, Request
+from unfed.errors import UnfedError
+from unfed.measures.evaluator import Evaluator
+from unfed.measures.undo.scene import View
+from unfed.methods import Method
+from unfed.model.params import Params
+from unfed.population import store
+from unfed.population.store import BEFORE, RETRAIN, About, Population
+from unfed.runs import lineage, presence, revisions
+from unfed.runs.cohort import Cohort, Said
+from unfed.runs.config import Config
+from unfed.runs.description import hardware, versions
+from unfed.runs.simulated import simulated
+from unfed.runs.world import World, process_as_before
+
+RETAIN_ROWS = 2000
+"""How many retained rows every model is asked about, at most."""
+TOGETHER = {"cpu": 32, "cuda": 128}
+"""How many seeds a cohort has, at most: their states are in memory at once."""
+UNREAD = ("name", "device", "evaluation", "checkpoint", "gate", "seed")
+"""What of a config changes no model, or is said elsewhere."""
+
+
+def quiet(kind: str, round: int, rounds: int) -> None:
+    """Say nothing about how far it is."""
+
+
+def digest_of(config: Config) -> str:
+    """SHA-256 of what the models depend on, the list of methods aside: each has its own files."""
+    values = {name: value for name, value in config.to_json().items() if name not in UNREAD}
+    values["methods"] = {name: value for name, value in values["methods"].items() if name != "run"}
+    values["base"] = config.seed_list[0]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+@process_as_before()
+def populate(config: Config, models: int, folder: str | Path, said: Said = quiet, together: bool = True) -> Population:
+    """Train what is missing of a population with so many models of each kind.
+
+    `together` is False for one federation after another, which gives the same, more slowly.
+    """
+    labels = checked(config, models)
+    plugins.permit(config.code())
+    where, base = Path(folder), config.seed_list[0]
+    world = simulated(config, base)
+    methods = {label: config.method(label) for label in labels}
+    for label, method in methods.items():
+        method.check(world.template.module)
+        lineage.welcome(config, label, config.requests()[0], ())
+    rows = RowGroups.of(world, config.requests()[0])
+    where.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with presence.held(where, "work") as free:
+        if not free:
+            raise UnfedError(f"Another process trains the population in {where}; wait for it, or choose another --out.")
+        about = _about(world, methods, rows, range(base, base + models))
+        population = _begun(where, about, rows)
+        for seeds in population.about.cohorts:
+            if any(seed in about.seeds for seed in seeds):
+                _cohort(population, Cohort(world, seeds, where, together), methods, rows, said)
+    return store.load(where)
+
+
+def checked(config: Config, models: int) -> list[str]:
+    """The labels of the methods, Retrain first; or the sentence that says what no population can be of."""
+    if models < 2:
+        raise UnfedError(f"A population of {models} says nothing about spread; ask for at least 2 --models.")
+    if len(config.request) != 1:
+        raise UnfedError(f"A population is of one request, the config has {len(config.request)}; leave one [request].")
+    if config.seeds.training is not None:
+        raise UnfedError("seeds.training is fixed, so all models would be the same one; leave it out.")
+    if config.training.patience or config.unlearning.patience or config.training.keep_model != "last":
+        raise UnfedError("A population trains all rounds and keeps the last model; leave patience and keep_model out.")
+    if config.requests()[0].deleted:
+        raise UnfedError("The owners of the forgotten rows have deleted them, so no model can be asked about them.")
+    others = [label for label in config.methods.build() if label != RETRAIN]
+    if BEFORE in others:
+        raise UnfedError(f"A method cannot be labelled {BEFORE!r} in a population; that is the model before.")
+    if config.methods.name_of(RETRAIN) != RETRAIN:
+        raise UnfedError(f"The label {RETRAIN!r} stands for another method here; everything is compared with Retrain.")
+    return [RETRAIN, *others]
+
+
+class RowGroups:
+    """The rows that every model is asked about, by group."""
+
+    def __init__(self, views: Mapping[str, View], columns: Mapping[str, Tensor]) -> None:
+        self.views, self.columns = views, columns
+
+    @staticmethod
+    def of(world: World, request: Request) -> RowGroups:
+        """D_u, a fixed draw from D_r, the test data, and stamped test rows where there are some."""
+        found = Evaluator(world.yardstick, world.scoped, [request]).views()
+        views = {group: found[group] for group in ("forget", "retain", "test", "backdoor")}
+        retain, forget = views["retain"], views["forget"]
+        if forget is None or len(forget) == 0:
+            raise UnfedError(f"Request {request.id!r} takes no row out, so there is nothing to forget; ask for others.")
+        if views["test"] is None:
+            raise UnfedError("A population needs held-out data; set data.test_size, or use a data set with a test set.")
+        assert retain is not None
+        some = rng.first(rng.key(world.seeds.evaluation, "population"), len(retain), RETAIN_ROWS)
+        views["retain"] = View(retain.source, retain.rows[some.to(retain.rows.device)])
+        known = {group: view for group, view in views.items() if view is not None}
+        columns = {}
+        for group, view in known.items():
+            labels = view.source.labels
+            columns[f"labels/{group}"] = labels[view.rows.to(labels.device)].cpu()
+            columns[f"rows/{group}"] = view.rows.cpu()
+        return RowGroups(known, columns | _owners(world.scoped([request]).values()))
+
+    @torch.no_grad()
+    def logits(self, world: World, params: Params) -> dict[str, Tensor]:
+        """What a model says about every row."""
+        net, batch, found = world.template.bind(params), world.config.evaluation.batch, {}
+        for group, view in self.views.items():
+            parts = [net(view.source.fetch(rows, None)[0]).float().cpu() for rows in torch.split(view.rows, batch)]
+            found[group] = torch.cat(parts)
+        return found
+
+
+def _owners(clients: Iterable[ClientData]) -> dict[str, Tensor]:
+    """Whose each forgotten row is, and where it stands there: how its owner knows it."""
+    holders = list(clients)
+    places = [c.view("forget") for c in holders]
+    owner = [torch.full((len(place),), k) for k, place in enumerate(places)]
+    return {"client/forget": torch.cat(owner), "position/forget": torch.cat(places)}
+
+
+def _about(world: World, methods: Mapping[str, Method], rows: RowGroups, seeds: Sequence[int]) -> About:
+    config = world.config
+    return About(
+        name=config.name,
+        config=digest_of(config),
+        request=config.requests()[0].id,
+        seeds=tuple(seeds),
+        kinds=(BEFORE, *methods),
+        groups={group: len(view) for group, view in rows.views.items()},
+        classes=world.classes,
+        revisions=revisions.of(method.name for method in methods.values()),
+        versions=versions(),
+        hardware=hardware(world.device),
+        cohorts=_cut(seeds, TOGETHER.get(world.device.type, 32)),
+    )
+
+
+def _cut(seeds: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(seeds[i : i + size]) for i in range(0, len(seeds), size))
+
+
+def _begun(where: Path, wanted: About, rows: RowGroups) -> Population:
+    """The population of a folder, new or gone on with.
+
+    More seeds or methods may be asked for than it has.
+    """
+    if not (where / "population.json").exists():
+        return store.create(where, wanted, rows.columns)
+    there = store.load(where)
+    old = there.about
+    if old.config != wanted.config or dict(old.groups) != dict(wanted.groups):
+        raise UnfedError(f"{where} is a population of another config; choose another folder with --out.")
+    stale = [name for name, number in old.revisions.items() if wanted.revisions.get(name, number) != number]
+    if stale:
+        raise UnfedError(
+            f"{where} was trained by an earlier edition of {' and '.join(stale)}, so its models would not be alike;"
+            " choose another folder with --out."
+        )
+    more = [seed for seed in wanted.seeds if seed not in old.seeds]
+    size = max(len(cohort) for cohort in wanted.cohorts)
+    kinds = tuple(dict.fromkeys((*old.kinds, *wanted.kinds)))
+    whole = replace(
+        old,
+        seeds=(*old.seeds, *more),
+        kinds=kinds,
+        revisions={**old.revisions, **wanted.revisions},
+        cohorts=(*old.cohorts, *_cut(more, size)),
+    )
+    return there if whole == old else store.describe(where, whole)
+
+
+def _cohort(population: Population, cohort: Cohort, methods: Mapping[str, Method], rows: RowGroups, said: Said) -> None:
+    """Make what is missing of one cohort."""
+    missing = [kind for kind in (BEFORE, *methods) if not set(cohort.seeds) <= set(population.done(kind))]
+    if not missing:
+        return
+    recorded = {label: m for label, m in methods.items() if label in missing and "history" in m.needs}
+    trained = cohort.trained(recorded, said)
+    for kind in missing:
+        params = trained if kind == BEFORE else cohort.unlearned(kind, said)
+        for seed, own in zip(cohort.seeds, params, strict=True):
+            store.put(population, kind, seed, rows.logits(cohort.world, own))
+        if kind != BEFORE:
+            cohort.forget_states(kind)

@@ -1,0 +1,176 @@
+"""A population is the runs it stands for, side by side; killed, it goes on; asked for more, it does what is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from unfed import storage
+from unfed.cli.main import app
+from unfed.errors import UnfedError
+from unfed.population import store
+from unfed.runs import revisions
+from unfed.runs.config import Config
+from unfed.runs.folder import Job
+from unfed.runs.population import RowGroups, populate
+from unfed.runs.run import Run
+from unfed.runs.simulated import simulated
+from worlds import Small, slow
+
+DOUBLE = ("engine.precision=float64", "engine.name=batched", "checkpoint.rounds=1")
+LEAVES = 'request={id="r1", clients=["0"]}'
+TWO = (*DOUBLE, LEAVES, 'methods.run=["not", "retrain"]')
+
+
+@pytest.mark.parametrize("method", ["not", *slow("federaser", "fcu", "mode", "pgd", "fukd")])
+def test_every_model_is_the_run_of_its_seed_alone(small: Small, tmp_path: Path, method: str) -> None:
+    config = small(*DOUBLE, LEAVES, f'methods.run=["{method}", "retrain"]')
+    population = populate(config, 2, tmp_path / "p")
+    assert population.about.kinds == ("before", "retrain", method) and population.about.seeds == (0, 1)
+    sets = ["seed=1", "seeds.partition=0", "seeds.evaluation=0", "evaluation.attack=false", "evaluation.every=9"]
+    alone, world = Run.create(Config.parse(config.to_json(), sets), tmp_path / "run"), simulated(config, 0)
+    alone.execute()
+    for kind in population.about.kinds:
+        job = Job(1, None, "train") if kind == "before" else Job(1, "r1", kind)
+        expected = RowGroups.of(world, config.requests()[0]).logits(world, alone.folder.load_model(job))
+        for group in ("forget", "retain", "test"):
+            np.testing.assert_allclose(population.logits(kind, group)[1], expected[group], rtol=1e-6, atol=1e-6)
+
+
+def test_side_by_side_gives_the_models_of_one_after_another(small: Small, tmp_path: Path) -> None:
+    config = small(*TWO)
+    together, alone = (populate(config, 4, tmp_path / str(way), together=way) for way in (True, False))
+    for kind in together.about.kinds:
+        params = [storage.load(p.folder / "state" / "0" / "before.safetensors")[0] for p in (together, alone)]
+        for name, tensor in params[0].items():
+            torch.testing.assert_close(tensor, params[1][name], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(together.logits(kind, "test"), alone.logits(kind, "test"), atol=1e-6)
+
+
+def test_training_seeds_vary_and_rows_do_not(small: Small, tmp_path: Path) -> None:
+    population = populate(small(*TWO), 2, tmp_path / "p")
+    for kind in population.about.kinds:
+        first, second = population.logits(kind, "test")
+        assert np.abs(first - second).max() > 1e-3
+    forget, rows = population.labels("forget"), population.column("rows", "forget")
+    assert len(forget) == len(rows) == population.about.groups["forget"]
+    assert set(population.column("client", "forget")) == {0}
+    assert not set(rows) & set(population.column("rows", "retain"))
+
+
+class Killed(BaseException):
+    """As if the process had ended here."""
+
+
+@pytest.mark.parametrize("numbers", [(4, 9), *slow((tuple(range(1, 14)),))])
+def test_killed_at_any_write_it_goes_on_to_the_same_bytes(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, ...]
+) -> None:
+    config = small(*TWO, "training.rounds=2", "unlearning.rounds=2")
+    expected = _bytes(populate(config, 2, tmp_path / "whole").folder)
+    write, left = storage.write_bytes, [0]
+
+    def counted(path: Path, data: bytes) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+        write(path, data)
+
+    monkeypatch.setattr(storage, "write_bytes", counted)
+    for number in numbers:
+        left[0] = number
+        with pytest.raises(Killed):
+            populate(config, 2, tmp_path / str(number))
+        left[0] = 0
+        assert _bytes(populate(config, 2, tmp_path / str(number)).folder) == expected
+
+
+def _bytes(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*.safetensors") if path.parent.name != "0"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_more_models_and_methods_are_added_to_what_is_there(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(*TWO)
+    first = populate(config, 2, tmp_path / "p")
+    before = _bytes(first.folder)
+    put: list[tuple[str, int]] = []
+    keep = store.put
+
+    def noted(population: store.Population, kind: str, seed: int, logits: Any) -> None:
+        put.append((kind, seed))
+        keep(population, kind, seed, logits)
+
+    monkeypatch.setattr(store, "put", noted)
+    more = populate(small(*TWO, 'methods.run=["ft"]'), 3, tmp_path / "p")
+    assert more.about.seeds == (0, 1, 2) and more.about.kinds == ("before", "retrain", "not", "ft")
+    assert put == [("ft", 0), ("ft", 1), ("before", 2), ("retrain", 2), ("ft", 2)]
+    assert {name: data for name, data in _bytes(more.folder).items() if name in before} == before
+    assert more.logits("ft", "test").shape[0] == 3
+    with pytest.raises(UnfedError, match="2 of 3 models of 'not'"):
+        more.logits("not", "test")
+    put.clear()
+    populate(config, 3, tmp_path / "p")
+    assert put == [("not", 2)]
+
+
+def test_a_history_that_is_gone_is_recorded_again(small: Small, tmp_path: Path) -> None:
+    config = small(*DOUBLE, LEAVES, 'methods.run=["ft"]')
+    populate(config, 2, tmp_path / "p")
+    later = populate(small(*DOUBLE, LEAVES, 'methods.run=["federaser"]'), 2, tmp_path / "p")
+    whole = populate(small(*DOUBLE, LEAVES, 'methods.run=["federaser"]'), 2, tmp_path / "whole")
+    assert np.array_equal(later.logits("federaser", "test"), whole.logits("federaser", "test"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "models", "sentence"),
+    [
+        ((LEAVES,), 1, "says nothing about spread"),
+        (("request=[]",), 2, "of one request, the config has 0"),
+        ((LEAVES, "seeds.training=3"), 2, "seeds.training is fixed"),
+        ((LEAVES, "training.patience=3"), 2, "leave patience and keep_model out"),
+        (('request={clients=["0"], deleted=true}',), 2, "have deleted them"),
+        ((LEAVES, 'methods.run=["before"]', 'methods.before={use="ft"}'), 2, "cannot be labelled 'before'"),
+    ],
+)
+def test_what_no_population_can_be_of(
+    small: Small, tmp_path: Path, changes: tuple[str, ...], models: int, sentence: str
+) -> None:
+    with pytest.raises(UnfedError, match=sentence):
+        populate(small(*changes), models, tmp_path / "p")
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_folder_of_another_config_is_not_gone_on_with(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(*TWO, "training.rounds=1", "unlearning.rounds=1")
+    populate(config, 2, tmp_path / "p")
+    with pytest.raises(UnfedError, match="a population of another config"):
+        populate(small(*TWO, "training.lr=0.5"), 2, tmp_path / "p")
+    monkeypatch.setitem(revisions.METHODS, "not", 99)
+    with pytest.raises(UnfedError, match="an earlier edition of not"):
+        populate(config, 2, tmp_path / "p")
+
+
+def test_the_command_trains_says_what_it_has_and_goes_on(small: Small, tmp_path: Path) -> None:
+    file, out = tmp_path / "c.toml", tmp_path / "p"
+    file.write_text(
+        'name = "c"\n[partition]\nclients = 3\n[model]\nname = "cnn-tiny"\n[training]\nrounds = 1\n'
+        '[unlearning]\nrounds = 1\n[poison]\nclient = "0"\n[request]\nclients = ["0"]\n'
+    )
+    words = ["population", str(file), "--models", "2", "--out", str(out), "--methods"]
+    said = CliRunner().invoke(app, [*words, "not"])
+    assert said.exit_code == 0, said.output
+    assert "2 models of each kind" in said.output and "backdoor" in said.output and "retrain" in said.output
+    found = json.loads(CliRunner().invoke(app, [*words, "ft", "--json"]).stdout)
+    assert [row["kind"] for row in found["accuracy"]] == ["before", "retrain", "not", "ft"]
+    assert set(found["accuracy"][0]["mean"]) == {"forget", "retain", "test", "backdoor"}
