@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 
 from unfed.cli.console import Console
+from unfed.cli.logged import log_faults
 from unfed.cli.options import Json, RunArgument
 from unfed.errors import UnfedError
 from unfed.runs import check as checking
@@ -24,6 +25,7 @@ def check(run: RunArgument, as_json: Json = False) -> None:
     What was purged on purpose has a tombstone and counts as whole. Exit code 2 if something is wrong.
     """
     found = checking.check(RunFolder(run))
+    found.findings += log_faults(run)
     if as_json:
         typer.echo(json.dumps({"whole": found.whole, "findings": found.findings, "counted": found.counted}))
         if not found.whole:

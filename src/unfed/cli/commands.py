@@ -41,6 +41,11 @@ PANELS = {
         Entry("purge", "purge", "Delete what still carries a fulfilled request."),
         Entry("lineage", "lineage", "List everything that still carries a client."),
     ),
+    "Sign, log, prove": (
+        Entry("keys", "trust", "Keys that sign requests, and whose they are."),
+        Entry("request", "trust", "Sign a deletion request; look at a signed one."),
+        Entry("log", "trust", "The log of a run: is it whole, who took no part."),
+    ),
     "Look at results": (
         Entry("report", "report", "The report of a run, its tables, figures and numbers."),
         Entry("compare", "compare", "Several runs in one report, and in what they differ."),

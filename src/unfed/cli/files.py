@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from unfed import storage
 from unfed.cli.console import Console
+from unfed.cli.logged import entered
 from unfed.cli.options import Json
 from unfed.errors import UnfedError
 from unfed.model import files
@@ -81,6 +82,7 @@ def export(
     about |= {"in_force": is_current, "job": "/".join(job.path.parts), "says": what}
     about |= {"still_in_it": list(current.owed)} if is_current else {}
     hand_out(opened.folder, "export", out, storage.packed(params, about), job)
+    entered(opened.folder)
     stdout.print(f"Wrote {escape(str(out))}: {escape(what)}.", soft_wrap=True)
 
 

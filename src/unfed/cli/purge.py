@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from unfed.api import write_report
 from unfed.cli.console import Console, echo
+from unfed.cli.logged import entered
 from unfed.cli.options import Json, Quiet, RunArgument
 from unfed.runs.consistency import TOMBSTONES, Tombstone
 from unfed.runs.purge import purge as take_away
@@ -34,6 +35,8 @@ def purge(
     """
     opened = Run.open(run)
     found = take_away(opened, request, dry_run)
+    if not dry_run:
+        entered(opened.folder, purged=[request])  # the secrets behind the leavers' pseudonyms go too
     if not dry_run and (opened.folder.path / "report.html").exists():
         write_report(opened)  # it lists what still carries the request; a killed purge may not have come to it
     if as_json:

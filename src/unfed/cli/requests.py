@@ -17,6 +17,7 @@ from rich.markup import escape
 from unfed.api import write_report
 from unfed.cli.console import Console
 from unfed.cli.display import percent, shown
+from unfed.cli.logged import entered, logged, received
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
 from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError
@@ -64,6 +65,12 @@ def forget(
         str | None, typer.Option("--id", help="The request's id; alone, it tries a known request again.")
     ] = None,
     expires: Annotated[str | None, typer.Option(help="A date by which it must be begun: `2026-01-31`.")] = None,
+    signed: Annotated[
+        Path | None, typer.Option("--request", metavar="FILE", help="A signed request, in the place of what to forget.")
+    ] = None,
+    opening: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What opens a signed request's commitment to samples.")
+    ] = None,
     seed: Seed = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
@@ -77,9 +84,18 @@ def forget(
     listed, digest = (read.samples, read.sha256) if read else ((), None)
     given = {"clients": client, "classes": classes, "samples": listed}
     count = sum(bool(value) for value in given.values())
-    if count > 1 or (count == 0 and name is None):
+    if signed is not None and (count or name or deleted or expires):
+        raise UnfedError("A signed request says itself what to forget; leave the other ways to say it out.")
+    if opening is not None and signed is None:
+        raise UnfedError("--opening belongs to a signed request; give that with --request.")
+    if signed is None and (count > 1 or (count == 0 and name is None)):
         raise UnfedError("Say what to forget by exactly one of --client, --class or --samples.")
     opened = Run.open(run)
+    if signed is not None:
+        asked = _how(RequestOptions(), within, layers, sets, max_drop, accept)
+        name, sentence = received(opened, signed, opening, (method or "not", until or "recovered", seed, asked))
+        if not (as_json or quiet):
+            stdout.print(escape(sentence), soft_wrap=True)
     name = name or description.request_id(given)
     known = opened.queue.find(name)
     if count:
@@ -94,8 +110,8 @@ def forget(
     until = until or (known.until if known else "recovered")
     how = _how(known.how if known else RequestOptions(), within, layers, sets, max_drop, accept)
     try:
-        with resumable(run), shown(opened, stdout, as_json or quiet) as display:
-            outcome = opened.forget(request, method, until, seed, display, expires, how)
+        with resumable(run), shown(opened, stdout, as_json or quiet) as display, logged(opened, display) as watch:
+            outcome = opened.forget(request, method, until, seed, watch, expires, how)
     except Refused:  # it is on record, so the report must not speak of the day before
         write_report(opened)
         raise
@@ -185,7 +201,9 @@ def withdraw(
 
     Withdrawing twice is withdrawing once. What is fulfilled cannot be withdrawn.
     """
-    entry = Run.open(run).withdraw(request)
+    opened = Run.open(run)
+    entry = opened.withdraw(request)
+    entered(opened.folder)
     if as_json:
         typer.echo(json.dumps({"request": request, "state": entry.state, "changed": entry.changed}))
     elif not quiet:

@@ -14,6 +14,7 @@ from unfed.api import results, write_report
 from unfed.cli.console import Console
 from unfed.cli.display import print_results, request_line, shown
 from unfed.cli.lasting import ending
+from unfed.cli.logged import begin_log, logged
 from unfed.cli.options import (
     AllowCode,
     Budget,
@@ -75,6 +76,9 @@ def run(
     sets: Sets = [],  # noqa: B006
     device: Device = None,
     budget: Budget = None,
+    operator: Annotated[
+        Path | None, typer.Option(metavar="FILE.key", help="Keep a log of who took part, signed by this key.")
+    ] = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -87,7 +91,10 @@ def run(
     if methods is not None:
         changes.append(chosen(methods))
     read = read_config(config, changes)
-    _work(_begin(read, out, read.name, as_json or quiet), as_json, quiet, moment)
+    begun = _begin(read, out, read.name, as_json or quiet)
+    if operator is not None:
+        begin_log(begun.folder.path, operator)
+    _work(begun, as_json, quiet, moment)
 
 
 def resume(
@@ -149,11 +156,11 @@ def _work(
     more: Callable[[Run], list[str]] = lambda run: [],
 ) -> None:
     """Do what is to be done in a run, show it, write the report; `more` has sentences after the story's."""
-    with resumable(run.folder.path), shown(run, stdout, as_json or quiet) as display:
+    with resumable(run.folder.path), shown(run, stdout, as_json or quiet) as display, logged(run, display) as watch:
         if not (as_json or quiet):
             stdout.print(_headline(run), soft_wrap=True)
         try:
-            run.execute(watched_until(display, moment))
+            run.execute(watched_until(watch, moment))
         except Refused:
             if run.folder.requests():  # what became of them is on record, and the report must say so
                 write_report(run)

@@ -168,6 +168,7 @@ class JobRunner:
         started = time.monotonic()
         state = usable(next(states))
         diary.ledger.seconds += time.monotonic() - started
+        self.watch.reached(self.job, state, self._asked())
         self._take_notes(diary)
         if self.requests:
             diary.beginning = digest.beginning(self.server.params, state.params)
@@ -195,7 +196,9 @@ class JobRunner:
             self._noted(diary, started, attempt=diary.attempt + 1)
             self._save(state, diary, None)
             raise
+        asked = self._asked()
         self._noted(diary, started, attempt=0)
+        self.watch.reached(self.job, after, asked)
         return after
 
     def _noted(self, diary: JobNotes, started: float, attempt: int) -> None:
@@ -302,6 +305,10 @@ class JobRunner:
         )
 
     # --- what is written ------------------------------------------------------------------------------------------
+
+    def _asked(self) -> list[str]:
+        """Who was asked to train since notes were last taken."""
+        return list(dict.fromkeys(name for clients in self.server.asked.values() for name in clients))
 
     def _take_notes(self, diary: JobNotes) -> None:
         for round, clients in self.server.asked.items():

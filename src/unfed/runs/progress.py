@@ -1,13 +1,13 @@
 """Looking on while a run works: a progress display, a heartbeat for `unfed status`, or nobody.
 
-A watch is told when a job begins, after each of its rounds and saves, and when it ends; who wants to know what clients
-are asked gives an observer. It can change nothing.
+A watch is told when a job begins, of each model that it reaches, after each of its rounds and saves, and when it ends;
+who wants to know what clients are asked gives an observer. It can change nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from unfed.engines.observed import Observer
@@ -24,6 +24,9 @@ class Watch(Protocol):
 
     def begins(self, job: Job, round: int, rounds: int) -> None:
         """The job stands at this round of so many, begun just now or gone on with."""
+
+    def reached(self, job: Job, state: State, asked: Collection[str]) -> None:
+        """The job came to this state, and asked these clients to train on the way; nothing of it is saved yet."""
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
         """A round is over; `line` is what was measured, if it was."""
@@ -43,6 +46,9 @@ class QuietWatch:
         return None
 
     def begins(self, job: Job, round: int, rounds: int) -> None:
+        """Nothing."""
+
+    def reached(self, job: Job, state: State, asked: Collection[str]) -> None:
         """Nothing."""
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
@@ -73,6 +79,10 @@ class Deadline(QuietWatch):
     def begins(self, job: Job, round: int, rounds: int) -> None:
         """As the other one is told."""
         self._watch.begins(job, round, rounds)
+
+    def reached(self, job: Job, state: State, asked: Collection[str]) -> None:
+        """As the other one is told."""
+        self._watch.reached(job, state, asked)
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
         """As the other one is told."""
@@ -144,6 +154,9 @@ class Heartbeat:
         self._clock.at(job, round, rounds, counted=False)
         self._beat(job, round, rounds, force=True)
         self._watch.begins(job, round, rounds)
+
+    def reached(self, job: Job, state: State, asked: Collection[str]) -> None:
+        self._watch.reached(job, state, asked)
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
         self._clock.at(job, round, rounds, counted=True)

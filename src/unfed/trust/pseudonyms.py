@@ -12,12 +12,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.runs import presence
+from unfed.runs.requests import now
 
 FILE = "pseudonyms.json"
 _BYTES = 32
@@ -48,12 +50,24 @@ class Pseudonyms:
     def destroy(self, clients: Collection[str]) -> list[str]:
         """Take the secrets of clients away for good; the names of those that had one."""
         with presence.held(self._folder, "pseudonyms", wait=-1):
-            kept = self._read()
+            kept, before = self._read(), self._graves()
             gone = sorted(name for name in clients if name in kept)
             if gone:
-                self._write({name: secret for name, secret in kept.items() if name not in gone})
+                left = {name: secret for name, secret in kept.items() if name not in gone}
+                self._write(left, before | dict.fromkeys(gone, now()))
         self._known = {name: secret for name, secret in self._known.items() if name not in clients}
         return gone
+
+    def destroyed(self) -> dict[str, int]:
+        """When secrets were destroyed, and how many at that moment."""
+        return dict(Counter(self._graves().values()))
+
+    def _graves(self) -> dict[str, str]:
+        path = self._folder / FILE
+        found = storage.read_json(path, "list of pseudonyms").get("destroyed") if path.exists() else {}
+        if not isinstance(found, dict) or not all(isinstance(date, str) for date in found.values()):
+            raise UnfedError(f"{path} is damaged; restore it from a copy.")
+        return found
 
     def _draw(self, names: Collection[str]) -> None:
         with presence.held(self._folder, "pseudonyms", wait=-1):
@@ -61,7 +75,7 @@ class Pseudonyms:
             fresh = [name for name in dict.fromkeys(names) if name not in self._known]
             if fresh:
                 self._known |= {name: secrets.token_bytes(_BYTES) for name in fresh}
-                self._write(self._known)
+                self._write(self._known, self._graves())
 
     def _read(self) -> dict[str, bytes]:
         path = self._folder / FILE
@@ -76,9 +90,9 @@ class Pseudonyms:
             raise UnfedError(f"{path} holds a secret that is not of {_BYTES} bytes; restore it from a copy.")
         return found
 
-    def _write(self, known: dict[str, bytes]) -> None:
+    def _write(self, known: dict[str, bytes], destroyed: dict[str, str]) -> None:
         plain = {name: secret.hex() for name, secret in known.items()}
-        storage.write_json(self._folder / FILE, {"schema": 1, "secrets": plain})
+        storage.write_json(self._folder / FILE, {"schema": 1, "secrets": plain, "destroyed": destroyed})
 
 
 def pseudonym(secret: bytes, client: str) -> bytes:

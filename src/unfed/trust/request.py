@@ -43,6 +43,14 @@ _SALT = 32
 Samples = tuple[tuple[str, int], ...]
 
 
+class NotBelieved(UnfedError):
+    """A request that is refused before anything is done for it, for a reason that the log keeps as one word."""
+
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Asked:
     """A signed request that was read: what is asked, by whom, of whom."""
@@ -176,18 +184,24 @@ def believed(signed: Envelope, roster: Roster, moment: str | None = None) -> Ask
 
     That it was not handed in before is not known here: the log knows.
     """
-    raw, key_id = envelope.opened(signed, TYPE, roster.keys, "request")
-    asked, signer = read(raw), roster.agent(key_id)
+    try:
+        raw, key_id = envelope.opened(signed, TYPE, roster.keys, "request")
+    except UnfedError as error:
+        raise NotBelieved("signature", str(error)) from error
+    try:
+        asked, signer = read(raw), roster.agent(key_id)
+    except UnfedError as error:
+        raise NotBelieved("malformed", str(error)) from error
     if asked.agent != signer:
-        raise UnfedError(f"The request says that {asked.agent!r} asks, but {signer!r} signed it; it is refused.")
+        raise NotBelieved("agent", f"The request says that {asked.agent!r} asks, but {signer!r} signed it: refused.")
     if asked.business != roster.business:
-        raise UnfedError(f"The request is addressed to {asked.business!r}, not to {roster.business!r}; it is refused.")
+        raise NotBelieved("business", f"The request is addressed to another operator ({asked.business!r}): refused.")
     at = moment or now()
     if asked.expires < at:
-        raise UnfedError(f"The request has expired at {asked.expires}; have it signed anew.")
+        raise NotBelieved("expired", f"The request has expired at {asked.expires}; have it signed anew.")
     ahead = (datetime.strptime(at, _SECOND) + AHEAD).strftime(_SECOND)
     if asked.issued > ahead:
-        raise UnfedError(f"The request was issued at {asked.issued}, which is still to come; check both clocks.")
+        raise NotBelieved("early", f"The request was issued at {asked.issued}, which is to come; check both clocks.")
     _refuse_if_not_its_own(asked)
     return asked
 
@@ -197,10 +211,10 @@ def _refuse_if_not_its_own(asked: Asked) -> None:
     if asked.agent == OPERATOR:
         return
     if asked.kind == "classes":
-        raise UnfedError("A class is nobody's own data: a request for it needs the operator's key; it is refused.")
+        raise NotBelieved("not its own", "A class is nobody's own data: a request for it needs the operator's key.")
     owners = asked.scope["clients"] if asked.kind == "clients" else [asked.scope["samples"]["client"]]
     if owners != [asked.agent]:
-        raise UnfedError(f"Client {asked.agent!r} asks for data of {listed(owners)}, not its own; it is refused.")
+        raise NotBelieved("not its own", f"Client {asked.agent!r} asks for data of {listed(owners)}, not its own.")
 
 
 def _scope(raw: Any) -> Mapping[str, Any]:

@@ -1,0 +1,72 @@
+"""What the commands do in a run that keeps a log of signed requests; without one they do nothing more.
+
+Nothing of the extra is imported unless the run has a folder `trust/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from unfed.runs.folder import RunFolder
+from unfed.runs.progress import Watch
+from unfed.runs.request_options import RequestOptions
+from unfed.runs.run import Run
+
+
+def keeps_log(run: Path) -> bool:
+    """Whether a run has a log."""
+    return (run / "trust").is_dir()
+
+
+def begin_log(run: Path, key: Path) -> None:
+    """Begin the log of a run, signed by the operator's key."""
+    from unfed.trust.folder import TrustFolder
+
+    TrustFolder.begin(run, key)
+
+
+def received(
+    run: Run, signed: Path, opening: Path | None, handling: tuple[str, str, int | None, RequestOptions]
+) -> tuple[str, str]:
+    """Take a signed request in, to be handled like this (method, until, seed, options): its id, and a sentence."""
+    from unfed.trust import acknowledgement, intake
+    from unfed.trust.folder import TrustFolder
+
+    opened = None if opening is None else intake.opening_in(intake.read_file(opening, "opening"))
+    taken = intake.receive(run, intake.read_file(signed, "request"), opened, intake.Handling(*handling))
+    trust, name = TrustFolder(run.folder.path), taken.entry.request.id
+    due = acknowledgement.verified(taken.acknowledgement, [trust.operator]).expected_by
+    answer = trust.acknowledgement_file(name)
+    return name, f"Request {name!r} is believed and filed, to be dealt with by {due}; the signed answer is {answer}."
+
+
+@contextmanager
+def logged(run: Run, watch: Watch) -> Iterator[Watch]:
+    """The watch, with the log behind it where the run keeps one."""
+    if not keeps_log(run.folder.path):
+        yield watch
+        return
+    from unfed.trust import watching
+
+    with watching.logged(run, watch) as both:
+        yield both
+
+
+def entered(folder: RunFolder, purged: Sequence[str] = ()) -> None:
+    """Enter in the log what a command has just done, where the run keeps one."""
+    if keeps_log(folder.path):
+        from unfed.trust import story
+        from unfed.trust.folder import TrustFolder
+
+        story.enter(folder, TrustFolder(folder.path), purged)
+
+
+def log_faults(run: Path) -> list[str]:
+    """What is wrong with the log of a run, one sentence each; nothing where it keeps none."""
+    if not keeps_log(run):
+        return []
+    from unfed.trust.checking import faults_of
+
+    return faults_of(run)

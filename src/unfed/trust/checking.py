@@ -1,0 +1,56 @@
+"""Is what a run keeps of signed requests whole, and does the log say what the run folder says?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from unfed.errors import UnfedError
+from unfed.runs.folder import RunFolder
+from unfed.trust import log as logs
+from unfed.trust.canonical import canonical
+from unfed.trust.folder import ROSTER, TrustFolder
+from unfed.trust.log import Checkpoint
+from unfed.trust.participation import ROUND
+from unfed.trust.story import due
+
+
+def faults_of(run: Path, kept: Checkpoint | None = None) -> list[str]:
+    """One sentence for each thing that is wrong; `kept` is a checkpoint that somebody else has."""
+    try:
+        trust = TrustFolder(run)
+        said = logs.faults(trust.log, [trust.operator], kept)
+        return said or _against_folder(RunFolder(run), trust)
+    except UnfedError as error:
+        return [str(error)]
+
+
+def _against_folder(folder: RunFolder, trust: TrustFolder) -> list[str]:
+    """Whether everything that the folder says happened stands in the log, rounds and all."""
+    said: list[str] = []
+    if trust.roster.business != trust.operator.id:  # one that was changed is refused when it is read
+        said.append(f"{trust.path / ROSTER} is the roster of another operator; sign it anew.")
+    leaves, lines = trust.log.leaves, set(trust.log.lines)
+    entries = folder.requests()
+    missing = [leaf for leaf in due(folder, trust, entries) if canonical(leaf) not in lines]
+    if missing and not folder.busy():
+        said.append(
+            f"{len(missing)} things that happened in {folder.path} are not in its log yet (first a"
+            f" {missing[0]['type']} at {missing[0]['at']}); `unfed resume {folder.path}` enters them."
+        )
+    models = {leaf["model"] for leaf in leaves if leaf["type"] == ROUND}
+    for leaf in leaves:
+        if leaf["type"] == "in-force" and leaf["model"] is not None and leaf["model"] not in models:
+            said.append(
+                f"The model of request {leaf['request']!r} came into force, but no round in the log ends with it:"
+                " it was made without the log."
+            )
+        if leaf["type"] == "request":
+            kept = trust.signed_request(leaf["request"])
+            if kept is None or kept.digest != leaf["sha256"]:
+                said.append(f"{trust.request_file(leaf['request'])} is not the request that was logged; restore it.")
+        if leaf["type"] == ROUND:
+            try:
+                trust.participants.of(leaf["participants"]["root"])
+            except UnfedError as error:
+                said.append(str(error))
+    return list(dict.fromkeys(said))

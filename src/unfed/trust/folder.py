@@ -1,0 +1,143 @@
+"""What a run keeps of signed requests: its folder `trust/`, which begins when the operator's key is named.
+
+    operator.json        which log this is, who signs it, where the key lies (never the key)
+    roster.json          whose key is whose, signed
+    requests/ID.json     signed requests that were taken, as they came
+    acknowledgements/    the answers, as they were given; those of purged clients go
+    log.jsonl …          what happened (`log.py`), under names that can be made meaningless (`pseudonyms.py`)
+    index.sqlite         an index over all of this; deleted, it is made again (`index.py`)
+
+The run folder is the truth about requests; what lies here says that it was asked for and answered, and signs for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unfed import storage
+from unfed.errors import UnfedError
+from unfed.runs.folder import RunFolder
+from unfed.runs.names import check_id
+from unfed.runs.requests import now
+from unfed.trust import envelope, keys, roster
+from unfed.trust.envelope import Envelope
+from unfed.trust.keys import PublicKey, SigningKey
+from unfed.trust.log import Log
+from unfed.trust.participation import Participants
+from unfed.trust.pseudonyms import Pseudonyms
+from unfed.trust.roster import Roster
+
+NAME = "trust"
+OPERATOR, ROSTER = "operator.json", "roster.json"
+
+
+def has_trust(run: Path) -> bool:
+    """Whether a run keeps a log."""
+    return (run / NAME / OPERATOR).exists()
+
+
+class TrustFolder:
+    """The trust folder of a run that has one."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.path = run, run / NAME
+        if not has_trust(run):
+            raise UnfedError(
+                f"{run} keeps no log of signed requests; `unfed keys roster {run} --operator FILE.key` begins one."
+            )
+        raw = storage.read_json(self.path / OPERATOR, "description of the operator")
+        kinds = {"origin": str, "key": str, "public": str, "secret": str}
+        if not isinstance(raw, dict) or any(not isinstance(raw.get(name), kind) for name, kind in kinds.items()):
+            raise UnfedError(f"{self.path / OPERATOR} is damaged; restore it from a copy.")
+        self._key_file, self.operator = Path(raw["key"]), PublicKey(raw["public"])
+        self._secret: bytes = raw["secret"].encode()
+        self.log = Log(self.path, raw["origin"])
+        self.pseudonyms, self.participants = Pseudonyms(self.path), Participants(self.path)
+
+    @staticmethod
+    def begin(run: Path, key_file: Path) -> TrustFolder:
+        """Begin the log of a run, signed by this key; one that was begun with it goes on."""
+        folder, key = RunFolder(run), keys.signing_key(key_file)
+        folder.description()  # refuses what is no run
+        if has_trust(run):
+            found = TrustFolder(run)
+            if found.operator.id != key.id:
+                raise UnfedError(f"The log of {run} is signed by another key; give that of {found.path / OPERATOR}.")
+            return found
+        told = {"origin": f"unfed:{secrets.token_hex(8)}", "key": str(key_file.absolute())}
+        told |= {"public": key.public.pem, "secret": secrets.token_hex(32)}
+        with storage.disk_errors(run):
+            (run / NAME).mkdir(exist_ok=True, mode=0o700)
+        storage.write_json(run / NAME / OPERATOR, {"schema": 1, **told})
+        made = TrustFolder(run)
+        rounds = sum(1 for line in folder.lines() if line["round"] > 0)
+        made.enter({"type": "begin", "at": now(), "operator": key.id, "measured-before": rounds})
+        return made
+
+    @functools.cached_property
+    def key(self) -> SigningKey:
+        """The operator's key, read where it lies."""
+        if not self._key_file.exists():
+            raise UnfedError(
+                f"The log of {self.run} is signed by the key {self.operator.id[:16]}…, which is not at"
+                f" {self._key_file} any more; put it back there."
+            )
+        found = keys.signing_key(self._key_file)
+        if found.id != self.operator.id:
+            raise UnfedError(f"{self._key_file} is not the key that signs the log of {self.run}; put that one there.")
+        return found
+
+    @property
+    def secret(self) -> bytes:
+        """What the log's own commitments are keyed with, so that nobody can try out what they hide."""
+        return self._secret
+
+    # --- the roster -----------------------------------------------------------------------------------------------
+
+    @property
+    def roster(self) -> Roster:
+        """Who may ask; a roster without clients until one was signed."""
+        path = self.path / ROSTER
+        if not path.exists():
+            return Roster(self.operator.id, self.operator, {}, "")
+        return roster.opened(envelope.read(path.read_bytes(), "roster"), self.operator)
+
+    def enrol(self, clients: Mapping[str, PublicKey]) -> Roster:
+        """Put clients on the roster, with those that are on it already, and sign it anew."""
+        signed = roster.sign(self.operator.id, {**self.roster.clients, **clients}, self.key)
+        storage.write_bytes(self.path / ROSTER, signed.to_bytes())
+        found = self.roster
+        self.enter({"type": "roster", "at": found.issued, "sha256": signed.digest, "clients": len(found.clients)})
+        return found
+
+    # --- the log --------------------------------------------------------------------------------------------------
+
+    def enter(self, *leaves: Mapping[str, Any]) -> list[int]:
+        """Add leaves to the log and sign for them."""
+        places = self.log.append(*leaves)
+        self.log.sign(self.key)
+        return places
+
+    # --- files ----------------------------------------------------------------------------------------------------
+
+    def request_file(self, name: str) -> Path:
+        return self.path / "requests" / f"{check_id(name, 'request id')}.json"
+
+    def acknowledgement_file(self, name: str) -> Path:
+        return self.path / "acknowledgements" / f"{check_id(name, 'request id')}.json"
+
+    def signed_request(self, name: str) -> Envelope | None:
+        """A signed request as it came, if it was taken."""
+        return _envelope_at(self.request_file(name), "request")
+
+    def acknowledgement(self, name: str) -> Envelope | None:
+        """The answer that was given to a request, if it is still here."""
+        return _envelope_at(self.acknowledgement_file(name), "acknowledgement")
+
+
+def _envelope_at(path: Path, what: str) -> Envelope | None:
+    return envelope.read(path.read_bytes(), f"{what} at {path}") if path.exists() else None

@@ -1,0 +1,172 @@
+"""A signed request comes in: it is believed or refused, filed in the run's queue, logged, and answered.
+
+    bytes ─► envelope ─► signer on the roster ─► its own data, in time, new ─► queue ─► leaf ─► acknowledgement
+                 └────────────── refused with a sentence, and logged by a word ──────────────┘
+
+A process killed on the way leaves steps undone; the same bytes handed in again take the rest of them. Once answered,
+they are a replay, and refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unfed import plugins, storage
+from unfed.data import Request
+from unfed.errors import Halted, UnfedError
+from unfed.runs import presence
+from unfed.runs.request_options import RequestOptions
+from unfed.runs.requests import Entry, now
+from unfed.runs.run import Run
+from unfed.trust import acknowledgement, envelope, request, story
+from unfed.trust.canonical import LARGEST, canonical, parsed
+from unfed.trust.envelope import Envelope
+from unfed.trust.folder import TrustFolder
+from unfed.trust.request import Asked, NotBelieved, Opening
+from unfed.trust.roster import OPERATOR
+
+
+@dataclass(frozen=True)
+class Handling:
+    """How the operator serves a request; nothing of it is the requester's to say."""
+
+    method: str = "not"
+    until: str = "recovered"
+    seed: int | None = None
+    how: RequestOptions = field(default_factory=RequestOptions)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A request that was taken: as it stands in the queue, and the answer to it."""
+
+    entry: Entry
+    acknowledgement: Envelope
+
+
+def read_file(path: Path, what: str) -> bytes:
+    """The bytes of a file that somebody sent, if they are not too many."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise UnfedError(f"The {what} {path} cannot be read ({error.strerror or error}); check the path.") from error
+    if len(data) > LARGEST:
+        raise UnfedError(f"The {what} {path} has more than {LARGEST:,} bytes; ask for a smaller one.")
+    return data
+
+
+def receive(run: Run, data: bytes, opening: Opening | None = None, handling: Handling | None = None) -> Taken:
+    """Take a signed request into the queue of a run; what is not believed is refused, and that is logged."""
+    trust = TrustFolder(run.folder.path)
+    handling = handling or Handling()
+    with presence.held(trust.path, "intake", wait=-1):
+        try:
+            signed, asked = believe(trust, data)
+            wanted = asked.request(opening)
+        except Halted:
+            raise
+        except UnfedError as error:
+            _log_refusal(trust, data, error.reason if isinstance(error, NotBelieved) else "opening")
+            raise
+        try:
+            return _take(run, trust, signed, asked, _File(wanted, handling))
+        except Halted:
+            raise
+        except UnfedError:
+            _log_refusal(trust, data, "queue")
+            raise
+
+
+def believe(trust: TrustFolder, data: bytes) -> tuple[Envelope, Asked]:
+    """The request in these bytes, if it is to be believed and was not answered before. Nothing is changed."""
+    try:
+        signed = envelope.read(data, "request")
+    except UnfedError as error:
+        raise NotBelieved("unreadable", str(error)) from error
+    asked = request.believed(signed, trust.roster)
+    before = trust.signed_request(asked.id)
+    if before is not None and before.digest != signed.digest:
+        raise NotBelieved("replayed", f"The id {asked.id!r} was used for another signed request; sign it anew.")
+    answer = _leaf_of(trust, "acknowledgement", asked.id)
+    if answer is not None:
+        raise NotBelieved(
+            "replayed",
+            f"Request {asked.id!r} was taken already and answered at {answer[1]['at']}; it is served once.",
+        )
+    return signed, asked
+
+
+@dataclass(frozen=True)
+class _File:
+    """What goes into the queue."""
+
+    wanted: Request
+    handling: Handling
+
+    def into(self, run: Run, expires: str) -> Entry:
+        own = self.handling
+        run.permit()
+        plugins.permit(run.config.methods.code([own.method], "--method"))
+        return run.queue.file(self.wanted, own.method, own.until, run.one_seed(own.seed), expires, own.how)[0]
+
+
+def _take(run: Run, trust: TrustFolder, signed: Envelope, asked: Asked, file: _File) -> Taken:
+    """The steps after belief, each of which is not done again where it was done before."""
+    begun = trust.request_file(asked.id)
+    if not begun.exists():
+        if run.queue.find(asked.id) is not None:
+            raise UnfedError(f"The id {asked.id!r} stands in the queue already, unsigned; sign anew under another.")
+        storage.write_bytes(begun, signed.to_bytes())  # the intent
+    try:
+        entry = file.into(run, asked.expires)
+    except Halted:
+        raise
+    except UnfedError:
+        storage.remove(begun)
+        raise
+    found = _leaf_of(trust, "request", asked.id)
+    if found is None:
+        leaf = {"type": "request", "at": now(), "request": asked.id, "sha256": signed.digest, "model": asked.model}
+        found = trust.enter(leaf)[0], leaf
+    place, leaf = found
+    answer = _answer(trust, signed, asked, place, str(leaf["at"]))
+    story.enter(run.folder, trust)
+    return Taken(entry, answer)
+
+
+def _answer(trust: TrustFolder, signed: Envelope, asked: Asked, place: int, received: str) -> Envelope:
+    """Sign the acknowledgement, keep it, log it."""
+    name = None if asked.kind == "classes" or asked.agent == OPERATOR else asked.agent
+    pseudonym = None if name is None else trust.pseudonyms.of([name])[name].hex()
+    business = trust.operator.id
+    answer = acknowledgement.sign(signed, received, business, pseudonym, trust.log, place, trust.key)
+    storage.write_bytes(trust.acknowledgement_file(asked.id), answer.to_bytes())
+    due = acknowledgement.month_later(received)
+    told = {"type": "acknowledgement", "at": now(), "request": asked.id, "sha256": answer.digest, "expected_by": due}
+    trust.enter(told)
+    return answer
+
+
+def _leaf_of(trust: TrustFolder, type: str, name: str) -> tuple[int, dict[str, Any]] | None:
+    """The last leaf of a type about a request, with its place."""
+    found = [(n, leaf) for n, leaf in enumerate(trust.log.leaves) if leaf["type"] == type and leaf["request"] == name]
+    return found[-1] if found else None
+
+
+def _log_refusal(trust: TrustFolder, data: bytes, reason: str) -> None:
+    """A word and a digest: what was refused need not be kept, and who sent it is not said."""
+    trust.enter({"type": "refusal", "at": now(), "reason": reason, "sha256": hashlib.sha256(data).hexdigest()})
+
+
+def opening_in(data: bytes) -> Opening:
+    """The opening of a commitment, from a file."""
+    return Opening.from_json(parsed(data, "opening"))
+
+
+def opening_bytes(opening: Opening) -> bytes:
+    """An opening as a file."""
+    return canonical(opening.to_json()) + b"\n"

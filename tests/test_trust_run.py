@@ -1,0 +1,377 @@
+"""From a signed request to a model in force, in a run that keeps a log: what is asked, answered, logged and shown."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unfed.cli.main import main
+from unfed.errors import UnfedError
+from unfed.runs.config import Config
+from unfed.runs.run import Run
+from unfed.trust import acknowledgement, index, intake, keys, participation, request, watching
+from unfed.trust.checking import faults_of
+from unfed.trust.envelope import Envelope
+from unfed.trust.folder import TrustFolder
+from unfed.trust.intake import Handling
+from unfed.trust.log import LOG
+from unfed.trust.request import NotBelieved, Opening
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "partition": {"clients": 3},
+    "model": {"name": "cnn-tiny"},
+    "training": {"rounds": 1, "batch": 256},
+    "unlearning": {"rounds": 2},
+    "checkpoint": {"rounds": 1},
+    "evaluation": {"attack": False, "samples": False, "recovered_within": 100},
+    "gate": {"max_drop": 100},
+    "engine": {"name": "sequential"},
+    "device": "cpu",
+}
+TWO = Handling(until="2")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A federation that was trained under a log, with everybody's keys beside it."""
+    folder = tmp_path_factory.mktemp("trust")
+    for name in ("operator", "zero", "one", "stranger"):
+        keys.new(folder / name)
+    run = Run.create(Config.parse(TINY), folder / "run")
+    trust = TrustFolder.begin(run.folder.path, folder / "operator.key")
+    trust.enrol({"0": keys.public_key(folder / "zero.pub"), "1": keys.public_key(folder / "one.pub")})
+    with watching.logged(run) as watch:
+        run.execute(watch)
+    return folder
+
+
+@pytest.fixture
+def home(made: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    shutil.copytree(made, folder)
+    told = json.loads((folder / "run/trust/operator.json").read_text())
+    (folder / "run/trust/operator.json").write_text(json.dumps({**told, "key": str(folder / "operator.key")}))
+    return folder
+
+
+def signed(home: Path, who: str = "zero", scope: Any = None, agent: str = "0", **more: Any) -> Envelope:
+    operator = keys.public_key(home / "operator.pub")
+    value = request.value(scope or {"clients": [agent]}, agent, operator.id, **more)
+    return request.sign(value, keys.signing_key(home / f"{who}.key"))
+
+
+def hand_in(home: Path, what: Envelope, opening: Opening | None = None) -> intake.Taken:
+    return intake.receive(Run.open(home / "run"), what.to_bytes(), opening, TWO)
+
+
+def serve(home: Path) -> None:
+    run = Run.open(home / "run")
+    with watching.logged(run) as watch:
+        run.execute(watch)
+
+
+def types(home: Path) -> list[str]:
+    return [leaf["type"] for leaf in TrustFolder(home / "run").log.leaves]
+
+
+@pytest.fixture
+def unfed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Gives a command in this process: exit code, stdout, stderr."""
+
+    def give(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["unfed", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return give
+
+
+# --- a request is taken -----------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_filed_logged_and_answered_in_one_month(home: Path) -> None:
+    asked = signed(home)
+    taken = hand_in(home, asked)
+    operator = keys.public_key(home / "operator.pub")
+    answer = acknowledgement.verified(taken.acknowledgement, [operator])
+    assert answer.request == asked
+    assert answer.expected_by == acknowledgement.month_later(answer.received)
+    assert taken.entry.state == "open" and taken.entry.request.clients == ("0",)
+    assert types(home)[-4:] == ["request", "acknowledgement", "state", "deny"]
+    for path in (home / "run/trust").rglob("*.json*"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+@pytest.mark.parametrize("name", ["request", "received-at", "expected_by", "pseudonym", "leaf", "line", "checkpoint"])
+def test_an_answer_that_was_altered_is_not_believed(home: Path, name: str) -> None:
+    taken, operator = hand_in(home, signed(home)).acknowledgement, keys.public_key(home / "operator.pub")
+    value = json.loads(taken.payload)
+    payload = json.dumps({**value, name: "0"}, sort_keys=True, separators=(",", ":")).encode()
+    with pytest.raises(UnfedError, match="altered"):
+        acknowledgement.verified(Envelope(payload, taken.type, taken.signatures), [operator])
+
+
+def test_what_is_not_believed_is_refused_and_logged_by_one_word(home: Path) -> None:
+    run = Run.open(home / "run")
+    taken = signed(home)
+    hand_in(home, taken)
+    cases = {
+        "unreadable": b"nothing",
+        "signature": signed(home, "stranger").to_bytes(),
+        "agent": signed(home, "one").to_bytes(),
+        "not its own": signed(home, scope={"clients": ["1"]}).to_bytes(),
+        "replayed": taken.to_bytes(),
+    }
+    for reason, data in cases.items():
+        with pytest.raises(NotBelieved) as caught:
+            intake.receive(run, data, None, TWO)
+        assert caught.value.reason == reason
+        leaf = TrustFolder(home / "run").log.leaves[-1]
+        assert (leaf["type"], leaf["reason"]) == ("refusal", reason)
+    assert len(run.folder.requests()) == 1
+    assert faults_of(home / "run") == []
+
+
+def test_a_second_request_under_a_taken_id_is_refused(home: Path) -> None:
+    hand_in(home, signed(home, name="mine"))
+    with pytest.raises(NotBelieved, match="was used for another"):
+        hand_in(home, signed(home, "one", agent="1", name="mine"))
+
+
+def test_a_request_that_the_queue_refuses_is_logged_and_leaves_nothing(home: Path) -> None:
+    hand_in(home, signed(home))
+    again = signed(home, name="again")  # its rows are out already
+    with pytest.raises(UnfedError, match="out already"):
+        hand_in(home, again)
+    trust = TrustFolder(home / "run")
+    assert trust.log.leaves[-1]["reason"] == "queue"
+    assert trust.signed_request("again") is None
+
+
+def test_samples_leave_by_the_opening_and_neither_salt_nor_ids_are_in_the_log(home: Path) -> None:
+    opening = Opening.drawn([("1", 3), ("1", 5)])
+    asked = signed(home, "one", {"samples": opening.scope()}, "1")
+    with pytest.raises(UnfedError, match="--opening"):
+        hand_in(home, asked)
+    taken = hand_in(home, asked, opening)
+    assert taken.entry.request.samples == (("1", 3), ("1", 5))
+    for path in (home / "run").rglob("*"):
+        if path.is_file():
+            assert opening.salt.hex().encode() not in path.read_bytes(), path
+            assert opening.salt not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_handed_in_again_after_a_crash_the_rest_is_done_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Killed after the intent, after filing, after the leaf, after the answer was signed: the same bytes go on."""
+    asked, run = signed(home), Run.open(home / "run")
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        if step == 0:
+            patched.setattr(type(run.queue), "file", killed)
+        elif step == 1:
+            patched.setattr(TrustFolder, "enter", killed)
+        elif step == 2:
+            patched.setattr(acknowledgement, "sign", killed)
+        else:
+            patched.setattr(acknowledgement, "month_later", killed)
+        with pytest.raises(Killed):
+            intake.receive(run, asked.to_bytes(), None, TWO)
+    hand_in(home, asked)
+    assert [types(home).count(kind) for kind in ("request", "acknowledgement", "refusal")] == [1, 1, 0]
+    assert len(Run.open(home / "run").folder.requests()) == 1
+    with pytest.raises(NotBelieved, match="served once"):
+        hand_in(home, asked)
+
+
+# --- it is served -----------------------------------------------------------------------------------------------------
+
+
+def test_the_log_tells_the_story_and_shows_that_the_leaver_took_no_part(home: Path) -> None:
+    taken = hand_in(home, signed(home))
+    name = taken.entry.request.id
+    serve(home)
+    trust = TrustFolder(home / "run")
+    leaves = trust.log.leaves
+    own = [(leaf["type"], leaf.get("state", leaf.get("round"))) for leaf in leaves if leaf.get("request") == name]
+    assert own == [
+        ("request", None),
+        ("acknowledgement", None),
+        ("state", "open"),
+        ("state", "in_progress"),
+        ("round", 0),
+        ("round", 1),
+        ("round", 2),
+        ("gate", None),
+        ("state", "fulfilled"),
+        ("in-force", None),
+    ]
+    trained = [leaf for leaf in leaves if leaf["type"] == "round" and leaf["method"] == "train"]
+    assert [leaf["participants"]["size"] for leaf in trained] == [0, 3]
+    final = [leaf for leaf in leaves if leaf["type"] == "round"][-1]
+    assert final["model"] == next(leaf["model"] for leaf in leaves if leaf["type"] == "in-force")
+    assert final["participants"]["size"] == 2
+    assert faults_of(home / "run") == []
+
+    place = next(n for n, leaf in enumerate(leaves) if leaf["type"] == "request")
+    me = trust.pseudonyms.known("0")
+    assert me.hex() == acknowledgement.verified(taken.acknowledgement, [trust.operator]).pseudonym
+    proof = json.loads(json.dumps(participation.prove_absence(trust.log, trust.participants, me, place)))
+    assert participation.verify_absence(proof, [trust.operator]).rounds == 3
+    with pytest.raises(UnfedError, match="took part in round 1 of train"):
+        participation.prove_absence(trust.log, trust.participants, me, 0)
+    for line in trust.log.lines:  # nobody has a name in it
+        assert b'"0"' not in line and b'"client-0"' not in line
+
+
+def test_a_job_that_repeats_a_round_after_a_crash_logs_it_once(home: Path) -> None:
+    class Stop(BaseException):
+        pass
+
+    hand_in(home, signed(home))
+    run = Run.open(home / "run")
+
+    def stopped(*args: Any) -> None:
+        raise Stop
+
+    trust = TrustFolder(home / "run")
+    watch = watching.LoggedWatch(run, trust, run_watch := watching.QuietWatch())
+    run_watch.goes_on = stopped  # type: ignore[method-assign]  # after a round is logged, before it is saved
+    with pytest.raises(Stop):
+        run.execute(watch)
+    serve(home)
+    leaves = TrustFolder(home / "run").log.leaves
+    rounds = [leaf["round"] for leaf in leaves if leaf["type"] == "round" and leaf["method"] == "not"]
+    assert rounds == [0, 1, 2]
+    assert faults_of(home / "run") == []
+
+
+def test_a_model_that_was_made_beside_the_log_is_found(home: Path) -> None:
+    hand_in(home, signed(home))
+    run = Run.open(home / "run")
+    run.execute()  # nobody logs
+    assert "are not in its log yet" in faults_of(home / "run")[0]
+    serve(home)
+    assert any("made without the log" in one for one in faults_of(home / "run"))
+
+
+def test_without_the_operators_key_no_work_is_done(home: Path) -> None:
+    hand_in(home, signed(home))
+    (home / "operator.key").unlink()
+    with pytest.raises(UnfedError, match="put it back"):
+        serve(home)
+    assert Run.open(home / "run").folder.requests()[0].state == "open"
+
+
+# --- the index --------------------------------------------------------------------------------------------------------
+
+
+def test_the_index_is_made_again_from_the_files(home: Path) -> None:
+    hand_in(home, signed(home))
+    run, trust = Run.open(home / "run"), TrustFolder(home / "run")
+    before = index.rows(run.folder, trust)
+    assert [(row.state, row.phase, row.agent) for row in before] == [("open", "filed", "0")]
+    with sqlite3.connect(trust.path / index.FILE) as base:
+        assert base.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert base.execute("SELECT count(*) FROM requests").fetchone() == (1,)
+    for spoil in (lambda path: path.unlink(), lambda path: path.write_bytes(b"no data base" * 1000)):
+        for path in trust.path.glob(f"{index.FILE}*"):
+            spoil(path)
+        assert index.rows(run.folder, trust) == before
+    with sqlite3.connect(trust.path / index.FILE) as base:
+        base.execute("UPDATE requests SET state = 'fulfilled'")
+        base.execute("UPDATE meta SET value = 'of another day'")
+    assert index.rows(run.folder, trust) == before
+    serve(home)
+    (row,) = index.rows(run.folder, TrustFolder(home / "run"))
+    assert (row.state, row.phase, row.expected_by) == ("fulfilled", "published", before[0].expected_by)
+
+
+# --- by commands ------------------------------------------------------------------------------------------------------
+
+
+def test_the_whole_way_by_commands(made: Path, tmp_path: Path, unfed: Callable[..., tuple[int, str, str]]) -> None:
+    config = tmp_path / "tiny.toml"
+    config.write_text(
+        'name = "tiny"\ndevice = "cpu"\n[partition]\nclients = 3\n[model]\nname = "cnn-tiny"\n[training]\nrounds = 1\n'
+        "batch = 256\n[unlearning]\nrounds = 2\n[evaluation]\nattack = false\nsamples = false\n[gate]\nmax_drop = 100\n"
+    )
+    run, file = tmp_path / "run", tmp_path / "leave.json"
+    for name in ("operator", "zero"):
+        assert unfed("keys", "new", tmp_path / name)[0] == 0
+    operator = tmp_path / "operator.key"
+    assert unfed("run", config, "--out", run, "--operator", operator, "--quiet")[0] == 0
+    code, said, _ = unfed("keys", "roster", run, f"0={tmp_path / 'zero.pub'}", "--operator", operator)
+    assert code == 0 and "the operator and 1 clients" in said
+    words = ("--key", tmp_path / "zero.key", "--to", tmp_path / "operator.pub", "--client", "0", "-o", file)
+    assert unfed("request", "sign", *words)[0] == 0
+    code, said, _ = unfed("request", "check", run, file)
+    assert code == 0 and "is believed: 0 asks to forget all its data" in said
+    code, said, err = unfed("forget", run, "--request", file, "--until", "1")
+    assert code == 0, err
+    assert "is believed and filed" in said and "is served" in said
+    code, _, err = unfed("forget", run, "--request", file)
+    assert code == 2 and "served once" in err
+    answer = next((run / "trust/acknowledgements").iterdir())
+    kept = tmp_path / "answer.json"
+    shutil.copy(answer, kept)
+    code, said, err = unfed("log", "check", run, "--kept", kept)
+    assert code == 0 and "has grown from" in said, err
+    code, said, err = unfed("log", "prove", run, "--client", "0", "-o", tmp_path / "proof.json")
+    assert code == 0 and "none of the 2 rounds" in said, err
+    proof = json.loads((tmp_path / "proof.json").read_text())
+    assert participation.verify_absence(proof, [keys.public_key(tmp_path / "operator.pub")]).rounds == 2
+    assert unfed("export", run, "-o", tmp_path / "m.safetensors")[0] == 0
+    assert unfed("check", run)[0] == 0
+
+    assert unfed("purge", run, "--request", json.loads(proof["leaves"][0])["request"], "--quiet")[0] == 0
+    leaves = TrustFolder(run).log.leaves
+    assert {"publication", "purge", "unlinked", "deny"} <= {leaf["type"] for leaf in leaves}
+    assert not answer.exists()
+    code, _, err = unfed("log", "prove", run, "--client", "0", "-o", tmp_path / "more.json")
+    assert code == 2 and "destroyed by a purge" in err
+    for path in (run / "trust").rglob("*"):  # nothing here ties the client to its pseudonym any more
+        if path.is_file() and path.name not in ("participants.jsonl",):
+            assert proof["pseudonym"].encode() not in path.read_bytes(), path
+    assert unfed("check", run)[0] == 0
+
+    lines = (run / "trust" / LOG).read_bytes().splitlines(keepends=True)
+    (run / "trust" / LOG).write_bytes(b"".join(lines[:-1]))
+    code, _, err = unfed("check", run)
+    assert code == 2 and "its end is gone" in err
+
+
+def test_without_the_extra_a_command_says_how_to_get_it(
+    unfed: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import importlib.util as util
+
+    real = util.find_spec
+    for name in [name for name in sys.modules if name.startswith("unfed.trust")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "rfc8785" else real(name, *rest))
+    code, _, err = unfed("keys", "new", tmp_path / "mine")
+    assert code == 2 and "pip install 'unfed[trust]'" in err
+    assert not list(tmp_path.iterdir())
