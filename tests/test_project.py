@@ -154,6 +154,7 @@ EXEMPT = (
     "unfed/cli/population.py:population",
     "unfed/cli/probe.py:probe",
     "unfed/cli/requests.py:forget",
+    "unfed/cli/trust.py:request_sign",
     "unfed/central/call.py:unlearn",  # the public call, keyword-only
 )
 

@@ -1,4 +1,4 @@
-"""What the commands do in a run that keeps a log of signed requests; without one they do nothing more.
+"""What the commands do more in a run that keeps a log of signed requests.
 
 Nothing of the extra is imported unless the run has a folder `trust/`.
 """
@@ -30,7 +30,10 @@ def begin_log(run: Path, key: Path) -> None:
 def received(
     run: Run, signed: Path, opening: Path | None, handling: tuple[str, str, int | None, RequestOptions]
 ) -> tuple[str, str]:
-    """Take a signed request in, to be handled like this (method, until, seed, options): its id, and a sentence."""
+    """Take a signed request in: its id, and a sentence.
+
+    It is to be handled like this: method, until, seed, options.
+    """
     from unfed.trust import acknowledgement, intake
     from unfed.trust.folder import TrustFolder
 

@@ -59,7 +59,7 @@ def keys_roster(
     as_json: Json = False,
 ) -> None:
     """Say whose key is whose, signed by the operator; the first time, begin the run's log."""
-    from unfed.trust import keys, roster
+    from unfed.trust import keys, roster, story
     from unfed.trust.folder import TrustFolder
 
     described = RunFolder(run).description()
@@ -72,7 +72,9 @@ def keys_roster(
         if known and name not in known:
             raise UnfedError(f"This run has no client {name!r}; it has {len(known)}, the first is {known[0]!r}.")
         given[name] = keys.public_key(Path(file))
-    found = TrustFolder.begin(run, operator).enrol(given)
+    trust = TrustFolder.begin(run, operator)
+    found = trust.enrol(given)
+    story.enter(RunFolder(run), trust)  # what happened before the log began
     if as_json:
         echo(json.dumps(roster.to_json(found)))
     else:
@@ -95,7 +97,10 @@ def request_sign(
     expires: Annotated[str | None, typer.Option(help="Until when it can be taken up; default: in 30 days.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Sign a deletion request. Samples are only committed to: what opens the commitment goes to OUT.opening."""
+    """Sign a deletion request.
+
+    Samples are only committed to: what opens the commitment goes to OUT.opening.
+    """
     from unfed.model.digest import digests, fingerprint
     from unfed.trust import intake, keys, request
     from unfed.trust.roster import OPERATOR

@@ -26,7 +26,7 @@ class Watch(Protocol):
         """The job stands at this round of so many, begun just now or gone on with."""
 
     def reached(self, job: Job, state: State, asked: Collection[str]) -> None:
-        """The job came to this state, and asked these clients to train on the way; nothing of it is saved yet."""
+        """The job came to this state, not saved yet, and asked these clients to train on the way."""
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
         """A round is over; `line` is what was measured, if it was."""

@@ -38,8 +38,9 @@ def _against_folder(folder: RunFolder, trust: TrustFolder) -> list[str]:
             f" {missing[0]['type']} at {missing[0]['at']}); `unfed resume {folder.path}` enters them."
         )
     models = {leaf["model"] for leaf in leaves if leaf["type"] == ROUND}
+    begun = next((leaf["at"] for leaf in leaves if leaf["type"] == "begin"), "")
     for leaf in leaves:
-        if leaf["type"] == "in-force" and leaf["model"] is not None and leaf["model"] not in models:
+        if leaf["type"] == "in-force" and leaf["at"] >= begun and leaf["model"] not in (None, *models):
             said.append(
                 f"The model of request {leaf['request']!r} came into force, but no round in the log ends with it:"
                 " it was made without the log."

@@ -1,4 +1,4 @@
-"""What a run keeps of signed requests: its folder `trust/`, which begins when the operator's key is named.
+"""What a run keeps of signed requests: its folder `trust/`, begun with the operator's key.
 
     operator.json        which log this is, who signs it, where the key lies (never the key)
     roster.json          whose key is whose, signed

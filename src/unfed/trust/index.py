@@ -67,7 +67,7 @@ def rows(folder: RunFolder, trust: TrustFolder) -> list[Row]:
 
 
 def refresh(folder: RunFolder, trust: TrustFolder) -> None:
-    """Make the index anew where it is not that of the files as they are; an index that cannot be written is none."""
+    """Make the index anew from the files as they are; one that cannot be written is none."""
     path, stamp, found = trust.path / FILE, _stamp(folder, trust), _rows(folder, trust)
     for _ in range(2):
         try:
@@ -107,7 +107,7 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _stamp(folder: RunFolder, trust: TrustFolder) -> str:
-    """From which files an index was made: the log only grows, and a request's file is replaced at every step."""
+    """From which files an index was made: the log grows, a request's file is replaced at every step."""
     files = sorted((folder.path / "requests").glob("*.json"))
     told = [[path.name, path.stat().st_mtime_ns, path.stat().st_size] for path in files]
     return json.dumps([_LAYOUT, len(trust.log.lines), told])

@@ -1,4 +1,4 @@
-"""A signed request comes in: it is believed or refused, filed in the run's queue, logged, and answered.
+"""A signed request comes in: believed or refused, filed in the run's queue, logged, answered.
 
     bytes ─► envelope ─► signer on the roster ─► its own data, in time, new ─► queue ─► leaf ─► acknowledgement
                  └────────────── refused with a sentence, and logged by a word ──────────────┘
@@ -82,7 +82,7 @@ def receive(run: Run, data: bytes, opening: Opening | None = None, handling: Han
 
 
 def believe(trust: TrustFolder, data: bytes) -> tuple[Envelope, Asked]:
-    """The request in these bytes, if it is to be believed and was not answered before. Nothing is changed."""
+    """The request in these bytes, if it is to be believed and was not answered before."""
     try:
         signed = envelope.read(data, "request")
     except UnfedError as error:

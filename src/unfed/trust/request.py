@@ -44,7 +44,7 @@ Samples = tuple[tuple[str, int], ...]
 
 
 class NotBelieved(UnfedError):
-    """A request that is refused before anything is done for it, for a reason that the log keeps as one word."""
+    """A request that is refused before anything is done for it; the log keeps the reason."""
 
     def __init__(self, reason: str, sentence: str) -> None:
         super().__init__(sentence)

@@ -85,7 +85,8 @@ def _unlink(trust: TrustFolder, entries: Sequence[Entry]) -> None:
     for entry in entries:
         if entry.request.clients:
             trust.pseudonyms.destroy(entry.request.clients)
-            storage.remove(trust.acknowledgement_file(entry.request.id))
+            if (answer := trust.acknowledgement_file(entry.request.id)).exists():
+                storage.remove(answer)
 
 
 def _deny(trust: TrustFolder, entries: Sequence[Entry]) -> dict[str, Any]:
