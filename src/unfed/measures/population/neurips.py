@@ -64,7 +64,7 @@ def _of_row(unlearned: Floats, retrained: Floats, first: Counts, last: Counts) -
 
 
 def _below(one: Floats, other: Floats) -> tuple[Counts, Counts, NDArray[np.bool_]]:
-    """How many of each kind lie below each place between the sorted values; equal values have no place between."""
+    """How many of each kind lie below each place between sorted values; equal ones have none between."""
     values = np.concatenate([one, other])
     order = np.argsort(values, kind="stable")
     mine, ranked = order < len(one), values[order]
@@ -84,7 +84,7 @@ def _best(alarms: Counts, misses: Counts, n: int) -> float:
 
 
 def points(epsilons: Floats, models: int) -> Floats:
-    """2^−⌊ε / 0.5⌋: 1 for ε below 0.5, half of it for each 0.5 more, nothing beyond what N models can show."""
+    """2^−⌊ε / 0.5⌋: 1 for ε below 0.5, half of it for each 0.5 more, 0 beyond what N models show."""
     most = np.ceil(np.log(models - 1))
     found: Floats = np.where(epsilons < most, 2.0 ** -np.floor(np.minimum(epsilons, most) / STEP), 0.0)
     return found
