@@ -156,27 +156,31 @@ def test_the_worst_slice_comes_first_and_a_row_has_an_exposure_of_its_own() -> N
 # --- how sure ---------------------------------------------------------------------------------------------------------
 
 
+def area_of(unlearned: Floats, retrained: Floats) -> Interval:
+    return over_models_and_rows(unlearned, retrained, [roc.area], draws=200)[0]
+
+
 def test_an_interval_of_one_distribution_holds_a_half_and_of_another_does_not() -> None:
     generator = drawn(1)
     a, b = generator.normal(size=(12, 30)), generator.normal(size=(12, 30))
-    same = over_models_and_rows(a, b, roc.area, draws=200)
-    other = over_models_and_rows(a + 1.0, b, roc.area, draws=200)
+    same = area_of(a, b)
+    other = area_of(a + 1.0, b)
     assert same.low < 0.5 < same.high and other.lower > 0.5
-    assert over_models_and_rows(a, b, roc.area, draws=200) == same, "the same draws every time"
+    assert area_of(a, b) == same, "the same draws every time"
 
 
 def test_models_that_move_as_one_widen_the_interval() -> None:
     """Rows of one model that all share its shift are no further evidence."""
     generator = drawn(2)
     shift = generator.normal(size=(8, 1))
-    alike = over_models_and_rows(np.repeat(shift, 50, 1), generator.normal(size=(8, 50)), roc.area, draws=200)
-    apart = over_models_and_rows(generator.normal(size=(8, 50)), generator.normal(size=(8, 50)), roc.area, draws=200)
+    alike = area_of(np.repeat(shift, 50, 1), generator.normal(size=(8, 50)))
+    apart = area_of(generator.normal(size=(8, 50)), generator.normal(size=(8, 50)))
     assert alike.high - alike.low > 2 * (apart.high - apart.low)
 
 
 def test_a_difference_of_means_has_an_interval() -> None:
     found = over_models(np.array([3.0, 3.0]), np.array([1.0, 1.0]))
-    assert found == Interval(2.0, 2.0, 2.0, 2.0)
+    assert found == Interval(2.0, 2.0, 2.0, 2.0, 2.0)
 
 
 def test_a_permutation_test_by_hand() -> None:
@@ -288,7 +292,10 @@ def test_a_verdict_says_what_told() -> None:
     found = verdict(
         "FT",
         32,
-        [Attacked("U-LiRA", Interval(0.7, 0.65, 0.75, 0.64)), Attacked("RMIA", Interval(0.5, 0.4, 0.6, 0.41))],
+        [
+            Attacked("U-LiRA", Interval(0.7, 0.65, 0.75, 0.64, 0.76)),
+            Attacked("RMIA", Interval(0.5, 0.4, 0.6, 0.39, 0.61)),
+        ],
         [Apart("KLoM", 2.0, 0.5, 0.002, 0.01), Apart("prediction agreement", 0.9, 0.9, 0.3, 0.01)],
     )
     assert found.kind == "told"
@@ -299,13 +306,21 @@ def test_a_verdict_says_what_told() -> None:
 
 
 def test_cannot_is_said_only_with_what_would_have_shown() -> None:
-    quiet = [Attacked("U-LiRA", Interval(0.505, 0.48, 0.53, 0.48))]
+    quiet = [Attacked("U-LiRA", Interval(0.505, 0.48, 0.53, 0.47, 0.54))]
     found = verdict("NoT", 64, quiet, [])
     assert found.kind == "cannot" and "0.530 is the smallest that would have shown (95 % bound)" in found.sentence
-    wide = [Attacked("U-LiRA", Interval(0.51, 0.42, 0.61, 0.43))]
+    wide = [Attacked("U-LiRA", Interval(0.51, 0.41, 0.61, 0.40, 0.62))]
     open_ = verdict("NoT", 8, wide, [])
     assert open_.kind == "undecided" and "not decided at N = 8" in open_.sentence
     assert "about 32 models" in open_.sentence  # the interval is twice too wide: four times as many
+
+
+def test_models_that_are_less_sure_than_retrain_can_be_told_as_well() -> None:
+    """A row that was pushed away shows as much as one that was kept."""
+    found = verdict("GA", 32, [Attacked("RMIA", Interval(0.3, 0.25, 0.35, 0.24, 0.36))], [])
+    assert found.kind == "told" and "less sure than Retrain" in found.sentence
+    hidden = verdict("GA", 32, [Attacked("RMIA", Interval(0.46, 0.42, 0.505, 0.41, 0.51))], [])
+    assert hidden.kind == "undecided" and hidden.bound == pytest.approx(0.58)
 
 
 def test_tests_share_their_level() -> None:
@@ -346,7 +361,7 @@ def test_a_population_is_judged_beside_retrain_against_retrain() -> None:
     assert own["low"] < 0.5 < own["high"]
     assert "takes 34 models" in ft["attacks"]["u-lira"]["tpr_0.001"], "8 judged models of 60 rows are 480 scores"
     assert ft["attacks"]["u-lira"]["tpr_0.01"]["value"] > 0.1
-    assert set(found["distributions"]["shares"]) == {"retrain", "before", "NoT", "FT"}
+    assert set(found["distributions"]["shares"]) == {"retrain", "before", "not", "ft"}
     assert all(sum(shares) == pytest.approx(1.0, abs=1e-4) for shares in found["distributions"]["shares"].values())
 
 

@@ -24,7 +24,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
-from unfed.report import drawing, figures, ranking, tables, undo_section
+from unfed.report import drawing, figures, how_sure, ranking, tables, undo_section
 from unfed.report.officer import officer_view, refusals
 from unfed.report.picture import Picture
 from unfed.report.rules import COSTS, RULES, Row, named, rows, trajectories
@@ -240,6 +240,7 @@ def request_view(
         "undoing": undo_section.view(
             [f for f in run.get("undo", []) if f["request"] == request["id"]], f"undo-{index}"
         ),
+        "sure": how_sure.view((run.get("population") or {}).get(str(request["id"])), f"sure-{index}"),
     }
 
 

@@ -6,7 +6,7 @@ SVC efficacy, entropy one number per model; the difference to Retrain's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unfed.measures.population import efficacy, iam, lira, rmia, roc
-from unfed.measures.population.interval import DRAWS, Interval, over_models, over_models_and_rows
+from unfed.measures.population.interval import DRAWS, Interval, Rates, over_models, over_models_and_rows
 from unfed.measures.population.seen import Seen
 from unfed.measures.population.signals import Floats
 
 ATTACKS = {"u-lira": "U-LiRA", "rmia": "RMIA", "iam": "IAM"}
-SINGLE = {"svc": "SVC efficacy", "entropy": "entropy attack"}
+
 SINGLE_MODELS = 16
 """So many models of each kind are asked one by one; a classifier is fitted for each."""
 CURVE = 60
@@ -70,17 +70,12 @@ def attacked(
 ) -> tuple[Interval, dict[str, Any]]:
     """What one attack's scores tell: AUC with its interval, TPR at low FPR, the worst slice, the curve."""
     unlearned, retrained = pair
-    area = over_models_and_rows(unlearned, retrained, roc.area, care.seed, care.level, care.draws)
+    given = [rate for rate in roc.LOW if roc.too_few(rate, *retrained.shape) is None]
+    statistics: list[Callable[[Rates], float]] = [roc.area, *(partial(roc.tpr_at, fpr=rate) for rate in given)]
+    area, *low = over_models_and_rows(unlearned, retrained, statistics, care.seed, care.level, care.draws)
     found: dict[str, Any] = {"auc": area.to_json()}
-    for rate in roc.LOW:
-        name = f"tpr_{rate:g}"
-        if why := roc.too_few(rate, *retrained.shape):
-            found[name] = why
-            continue
-        at = over_models_and_rows(
-            unlearned, retrained, partial(roc.tpr_at, fpr=rate), care.seed, care.level, care.draws
-        )
-        found[name] = at.to_json()
+    found |= {f"tpr_{rate:g}": roc.too_few(rate, *retrained.shape) for rate in roc.LOW if rate not in given}
+    found |= {f"tpr_{rate:g}": one.to_json() for rate, one in zip(given, low, strict=True)}
     by_slice = roc.slices(unlearned, retrained, slices)
     name, worst = next(iter(by_slice.items()))
     return area, found | {"worst_slice": {"name": name, "auc": worst}, "roc": curve(unlearned, retrained)}
@@ -94,19 +89,22 @@ def curve(unlearned: Floats, retrained: Floats) -> list[list[float]]:
     return [[round(float(fpr), 6), round(roc.tpr_at(rates, fpr), 6)] for fpr in at]
 
 
-def singles(sides: Sides, care: Care) -> dict[str, Any]:
-    """The attacks on one model alone: their means over models, and the difference to Retrain's."""
-    pair = [side[:SINGLE_MODELS] for side in (sides.unlearned, sides.retrained)]
-    found = {}
-    for name, one in (("svc", _svc), ("entropy", _entropy)):
-        values = [np.array([one(side, i, care.seed) for i in range(len(side))]) for side in pair]
-        difference = over_models(values[0], values[1], care.seed, care.level, care.draws)
-        found[name] = {
-            "value": float(values[0].mean()),
-            "retrain": float(values[1].mean()),
-            "difference": difference.to_json(),
+def alone(side: Seen, seed: int) -> dict[str, Floats]:
+    """What the attacks on one model alone say of each model."""
+    some = side[:SINGLE_MODELS]
+    return {name: np.array([one(some, i, seed) for i in range(len(some))]) for name, one in _ALONE.items()}
+
+
+def singles(unlearned: Mapping[str, Floats], retrained: Mapping[str, Floats], care: Care) -> dict[str, Any]:
+    """Their means over models, and the difference to Retrain's."""
+    return {
+        name: {
+            "value": float(values.mean()),
+            "retrain": float(retrained[name].mean()),
+            "difference": over_models(values, retrained[name], care.seed, care.level, care.draws).to_json(),
         }
-    return found
+        for name, values in unlearned.items()
+    }
 
 
 def _svc(side: Seen, model: int, seed: int) -> float:
@@ -116,3 +114,6 @@ def _svc(side: Seen, model: int, seed: int) -> float:
 def _entropy(side: Seen, model: int, seed: int) -> float:
     forget, retain, test = side.entropies
     return efficacy.entropy_attack(retain[model], test[model], forget[model], seed)
+
+
+_ALONE = {"svc": _svc, "entropy": _entropy}

@@ -4,7 +4,7 @@ Models are drawn with replacement on each side, and rows once for both sides, be
 two-way bootstrap, which takes the rows of one model as dependent on each other, and so the models of one row.
 
     interval = the 2.5 % and 97.5 % quantiles of the statistic over the draws
-    lower    = its one-sided lower bound, at a level that several tests share
+    lower, upper = the bounds of an interval at a level that several tests share, for their verdict
 
 A permutation test asks the other question: were the two kinds of model one kind, how often would so large a value be
 seen? Which models are called unlearned is drawn anew; p = (1 + draws at least as large) / (1 + draws), exact at any N.
@@ -12,8 +12,8 @@ seen? Which models are called unlearned is drawn anew; p = (1 + draws at least a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +35,17 @@ class Interval:
     high: float
     """The 95 % interval."""
     lower: float
-    """The one-sided lower bound at the level that was asked for."""
+    upper: float
+    """The interval at the level that was asked for."""
+
+    @staticmethod
+    def of(value: float, seen: Floats, level: float) -> Interval:
+        """By the quantiles of what was seen over the draws."""
+        low, high, lower, upper = np.quantile(seen, [0.025, 0.975, level / 2, 1 - level / 2])
+        return Interval(value, float(low), float(high), float(lower), float(upper))
 
     def to_json(self) -> dict[str, float]:
-        return {"value": self.value, "low": self.low, "high": self.high, "lower": self.lower}
+        return asdict(self)
 
 
 Rates = tuple[Floats, Floats]
@@ -47,20 +54,21 @@ Rates = tuple[Floats, Floats]
 def over_models_and_rows(
     unlearned: Floats,
     retrained: Floats,
-    statistic: Callable[[Rates], float],
+    statistics: Sequence[Callable[[Rates], float]],
     seed: int = 0,
     level: float = 0.05,
     draws: int = DRAWS,
-) -> Interval:
-    """A statistic of the ROC curve of two tables of scores [models, rows], with its interval."""
+) -> list[Interval]:
+    """Statistics of the ROC curve of two tables of scores [models, rows], each with its interval."""
     curve, generator = Roc(unlearned, retrained), np.random.default_rng(rng.key("population", "bootstrap", seed))
     (n, rows), m = unlearned.shape, len(retrained)
-    seen = np.empty(draws)
+    seen = np.empty((draws, len(statistics)))
     for i in range(draws):
         models = _counts(generator, n), _counts(generator, m)
-        seen[i] = statistic(curve.rates(models, _counts(generator, rows)))
-    low, high, lower = np.quantile(seen, [0.025, 0.975, level])
-    return Interval(statistic(curve.rates()), float(low), float(high), float(lower))
+        rates = curve.rates(models, _counts(generator, rows))
+        seen[i] = [statistic(rates) for statistic in statistics]
+    whole = curve.rates()
+    return [Interval.of(statistic(whole), seen[:, k], level) for k, statistic in enumerate(statistics)]
 
 
 def over_models(
@@ -74,8 +82,7 @@ def over_models(
             for _ in range(draws)
         ]
     )
-    low, high, lower = np.quantile(seen, [0.025, 0.975, level])
-    return Interval(float(unlearned.mean() - retrained.mean()), float(low), float(high), float(lower))
+    return Interval.of(float(unlearned.mean() - retrained.mean()), seen, level)
 
 
 def permuted(

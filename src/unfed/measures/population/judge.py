@@ -78,7 +78,7 @@ def judge(
             f" other, which takes at least {FEWEST} models; `unfed population … --models {FEWEST}`, better 32."
         )
     judges = _Judge(retrained, before, rows, effort)
-    found = {kind: judges.of(seen(population, kind), title) for kind, title in methods.items() if kind != RETRAIN}
+    found = {kind: judges.of(kind, seen(population, kind), title) for kind, title in methods.items() if kind != RETRAIN}
     return {
         "models": models,
         "half": models // 2,
@@ -99,14 +99,15 @@ class _Judge:
         self._care = Care(self._level, effort.draws, effort.seed)
         self._reference, self._judged = retrained[: self._half], retrained[self._half : 2 * self._half]
         self._own = _distances(self._judged, self._reference)
+        self._alone = attacking.alone(self._judged, effort.seed)
         self.margins: dict[str, Floats] = {}
 
-    def of(self, unlearned: Seen, title: str) -> dict[str, Any]:
+    def of(self, kind: str, unlearned: Seen, title: str) -> dict[str, Any]:
         """One method: attacks, distances, exposure, verdict."""
         half = self._half
         judged, before = unlearned[half : 2 * half], self._before[half : 2 * half]
         sides = Sides(unlearned[:half], self._reference, judged, self._judged, before, before)
-        self.margins[title] = judged.phi
+        self.margins[kind] = judged.phi
         scores = attacking.scores(sides)
         tests, attacks = self._attacked(scores)
         distances, apart = self._distances(judged)
@@ -114,7 +115,7 @@ class _Judge:
         return {
             "title": title,
             "attacks": attacks,
-            "singles": attacking.singles(sides, self._care),
+            "singles": attacking.singles(attacking.alone(judged, self._effort.seed), self._alone, self._care),
             "distances": distances,
             "accuracy": _accuracies(judged),
             "exposure": self._exposure(*scores["u-lira"]),

@@ -1,9 +1,10 @@
 """Can a method's models be told from Retrains? A verdict, which says no more than was measured.
 
-    told        something tells them apart: the lower bound of an attack's AUC is above ½, or a distance is larger than
-                between two halves of the Retrains, with p below the level. The tests share 5 % between them
-    cannot      nothing told, and the largest AUC that could have gone unseen (the upper end of the 95 % intervals) is
-                at most ½ + 0.05: the smallest difference that N models show is said with it
+    told        something tells them apart: an attack's AUC is surely above ½ (they remember) or below it (they are less
+                sure of the rows than models that never saw them, which shows as well), or a distance is larger than
+                models of one kind would have, with p below the level. The tests share 5 % between them
+    cannot      nothing told, and no AUC farther than 0.05 from ½ could have gone unseen (the far end of the 95 %
+                intervals): the smallest difference that N models show is said with it
     undecided   nothing told, but a difference that matters could have gone unseen; how many models it takes is said
 
 Silence is evidence only where something would have spoken, so "cannot" is never said without that bound.
@@ -36,11 +37,17 @@ class Attacked:
 
     @property
     def told(self) -> bool:
-        return self.auc.lower > 0.5
+        return self.auc.lower > 0.5 or self.auc.upper < 0.5
+
+    @property
+    def far(self) -> float:
+        """The AUC farthest from ½ that the interval holds, as if it were above."""
+        return max(self.auc.high, 1.0 - self.auc.low)
 
     @property
     def words(self) -> str:
-        return f"{self.name} (AUC {self.auc.value:.3f}, 95 % interval {self.auc.low:.3f} to {self.auc.high:.3f})"
+        less = "; less sure than Retrain" if self.auc.upper < 0.5 else ""
+        return f"{self.name} (AUC {self.auc.value:.3f}, 95 % interval {self.auc.low:.3f} to {self.auc.high:.3f}{less})"
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ def share_of(tests: int) -> float:
 
 def verdict(title: str, models: int, attacks: Sequence[Attacked], distances: Sequence[Apart]) -> Verdict:
     """What can be said of a method after these attacks and distances, over `models` of each kind."""
-    bound = max(attack.auc.high for attack in attacks)
+    bound = max(attack.far for attack in attacks)
     tests: list[Attacked | Apart] = [*attacks, *distances]
     told = [test.words for test in tests if test.told]
     if told:
@@ -102,7 +109,7 @@ def verdict(title: str, models: int, attacks: Sequence[Attacked], distances: Seq
 
 def needed(models: int, attacks: Sequence[Attacked]) -> int:
     """How many models it takes: an interval narrows with the root of their number."""
-    widest = max(attack.auc.high - attack.auc.value for attack in attacks)
+    widest = max(attack.auc.high - attack.auc.low for attack in attacks) / 2
     return max(2 * models, 8 * math.ceil(models * (widest / MATTERS) ** 2 / 8))
 
 

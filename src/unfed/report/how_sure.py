@@ -1,0 +1,134 @@
+"""How sure are we?
+
+This section shows what a population of models tells: verdicts, distributions, ROC at low FPR, the most exposed rows.
+
+    population/REQUEST.json ─► a sentence per method, pictures, a table beside Retrain against Retrain
+
+Nothing here is measured anew, and where there is no population the section says which command would make one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unfed.measures.population.attacking import ATTACKS
+from unfed.report import how_sure_pictures as pictures
+from unfed.report.figures import styles
+from unfed.report.tables import name_of
+from unfed.values import PREFIX, is_measured, not_measured
+
+Judged = Mapping[str, Any]
+"""One file of a run's `population/`."""
+
+NO_POPULATION = not_measured(
+    "one run is one model of each kind, and says nothing of its own spread; `unfed population` would, and `unfed judge`"
+    " puts what it finds here"
+)
+MOST = 10
+"""So many rows are listed of each method."""
+YARDSTICK = "Retrain against Retrain"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of the table: where it lies, and how it is written."""
+
+    title: str
+    path: tuple[str, ...]
+    digits: int = 3
+    unit: str = ""
+
+
+COLUMNS = (
+    *(Column(f"{title} AUC", ("attacks", name, "auc")) for name, title in ATTACKS.items()),
+    Column("U-LiRA TPR at 1 % FPR", ("attacks", "u-lira", "tpr_0.01")),
+    Column("U-LiRA TPR at 0.1 % FPR", ("attacks", "u-lira", "tpr_0.001"), 4),
+    Column("U-LiRA AUC, worst slice", ("attacks", "u-lira", "worst_slice")),
+    Column("KLoM", ("distances", "klom")),
+    Column("NeurIPS 2023 score", ("distances", "neurips")),
+    Column("Agreement", ("distances", "agreement")),
+    Column("SVC efficacy", ("singles", "svc"), 1, " %"),
+    Column("Entropy attack", ("singles", "entropy"), 1, " %"),
+    Column("Forget", ("accuracy", "forget"), 1, " %"),
+    Column("Test", ("accuracy", "test"), 1, " %"),
+)
+
+
+def view(judged: Judged | None, name: str) -> dict[str, Any]:
+    """Everything the page shows of one request; nothing but the reason where there is no population."""
+    if judged is None:
+        return {"reason": NO_POPULATION}
+    methods: Mapping[str, Any] = judged["methods"]
+    numbers = styles(list(methods))
+    drawn = [pictures.distributions(judged, numbers, f"{name}-margins"), pictures.roc(judged, numbers, f"{name}-roc")]
+    body, notes = grid(judged)
+    return {
+        "reason": None,
+        "models": judged["models"],
+        "half": judged["half"],
+        "quarter": judged["yardstick"]["quarter"],
+        "rows": judged["rows"]["forget"],
+        "sentences": [one["verdict"]["sentence"] for one in methods.values()],
+        "pictures": [one.view() for one in drawn if one is not None],
+        "legend": pictures.legend(judged, numbers),
+        "header": [column.title for column in COLUMNS],
+        "body": body,
+        "notes": notes,
+        "exposure": [exposed(one) for one in methods.values()],
+        "own_exposure": _own_exposure(judged),
+        "tuned": [tuned_words(name_of(kind), how) for kind, how in (judged.get("tuned") or {}).items()],
+    }
+
+
+def grid(judged: Judged) -> tuple[list[tuple[str, list[str]]], list[str]]:
+    """The table, a row per method and one for Retrain against Retrain, and the notes that its cells point to."""
+    notes: list[str] = []
+    rows = [(str(one["title"]), one) for one in judged["methods"].values()] + [(YARDSTICK, judged["yardstick"])]
+    body = [(title, [_cell(one, column, notes) for column in COLUMNS]) for title, one in rows]
+    return body, [f"({number}) {reason}" for number, reason in enumerate(notes, 1)]
+
+
+def _cell(one: Mapping[str, Any], column: Column, notes: list[str]) -> str:
+    here: Any = one
+    for part in column.path:
+        if isinstance(here, Mapping):
+            here = here.get(part, not_measured("it is one model's number; Retrain's stands beside each method's"))
+    if is_measured(here):
+        return f"{here:.{column.digits}f}{column.unit}"
+    if isinstance(here, Mapping):
+        return _written(here, column)
+    reason = str(here).removeprefix(PREFIX)
+    if reason not in notes:
+        notes.append(reason)
+    return f"not measured ({notes.index(reason) + 1})"
+
+
+def _written(value: Mapping[str, Any], column: Column) -> str:
+    """A value with its interval, its slice, or Retrain's beside it."""
+    digits, unit = column.digits, column.unit
+    if "retrain" in value:
+        return f"{value['value']:.{digits}f}{unit} (Retrain {value['retrain']:.{digits}f}{unit})"
+    if "name" in value:
+        return f"{value['auc']:.{digits}f} ({value['name']})"
+    return f"{value['value']:.{digits}f} ({value['low']:.{digits}f} to {value['high']:.{digits}f})"
+
+
+def exposed(one: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of a method that give themselves away most."""
+    return {
+        "title": one["title"],
+        "rows": [(str(row["row"]), f"{row['auc']:.2f}") for row in one["exposure"][:MOST]],
+    }
+
+
+def _own_exposure(judged: Judged) -> str | None:
+    own: Sequence[Mapping[str, Any]] = judged["yardstick"]["exposure"]
+    return f"{own[0]['auc']:.2f}" if own else None
+
+
+def tuned_words(title: str, how: Mapping[str, Any]) -> str:
+    """What was tuned of a method, and with what."""
+    chosen = ", ".join(f"{name} = {value}" for name, value in how["chosen"].items()) or "its defaults were best"
+    return f"{title} was tuned over {how['trials']} trials on {how['on']}: {chosen}."

@@ -1,0 +1,83 @@
+"""The section "How sure are we?": verdicts, pictures and exposed rows, and what stands there without a population."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from test_population_measures import Made
+from test_report import fake_run
+from unfed.measures.population import Effort, Rows, judge
+from unfed.report.how_sure import COLUMNS, NO_POPULATION, grid, tuned_words, view
+from unfed.report.html import render
+
+
+@pytest.fixture(scope="module")
+def judged() -> dict[str, Any]:
+    names = [f"client 0, row {i}" for i in range(60)]
+    rows = Rows.by_label(np.zeros(60, int), names)
+    return judge(Made(16, 60, shift=2.0), {"not": "NoT", "ft": "FT"}, rows, Effort(draws=50, permutations=200))
+
+
+def test_a_run_without_a_population_says_which_command_would_measure() -> None:
+    run, lines = fake_run()
+    page = render(run, lines)
+    assert "How sure are we?" in page
+    assert view(None, "x")["reason"] == NO_POPULATION
+    assert html.escape(NO_POPULATION, quote=False) in page and "`unfed population` would" in NO_POPULATION
+
+
+def test_the_page_has_verdicts_pictures_a_table_and_the_most_exposed_rows(judged: dict[str, Any]) -> None:
+    run, lines = fake_run()
+    page = render({**run, "population": {"r1": judged}}, lines)
+    assert "FT can be told from Retrain, by U-LiRA" in page
+    assert "Retrain against Retrain" in page and "NeurIPS 2023 score" in page
+    assert "Margins on the forgotten rows" in page and "U-LiRA: true against false positives" in page
+    first = judged["methods"]["ft"]["exposure"][0]["row"]
+    assert f"<li>{first} " in page
+
+
+def test_the_table_has_a_row_for_every_method_and_for_the_yardstick(judged: dict[str, Any]) -> None:
+    body, notes = grid(judged)
+    assert [title for title, _ in body] == ["NoT", "FT", "Retrain against Retrain"]
+    cells = dict(zip([column.title for column in COLUMNS], body[1][1], strict=True))
+    auc = judged["methods"]["ft"]["attacks"]["u-lira"]["auc"]
+    assert cells["U-LiRA AUC"] == f"{auc['value']:.3f} ({auc['low']:.3f} to {auc['high']:.3f})"
+    assert cells["U-LiRA TPR at 0.1 % FPR"] == "not measured (1)" and "it takes 34 models" in notes[0]
+    assert "(Retrain " in cells["SVC efficacy"] and cells["U-LiRA AUC, worst slice"].endswith("(class 0)")
+
+
+def test_pictures_say_in_words_what_they_show(judged: dict[str, Any]) -> None:
+    margins, roc = view(judged, "sure-0")["pictures"]
+    around = dict(re.findall(r"(\w+) lies around (-?[\d.]+)[;.]", margins["svg"]))
+    assert {name: round(float(value.rstrip("."))) for name, value in around.items()} == {
+        "Retrain": 1,
+        "NoT": 1,
+        "FT": 3,
+        "before": 4,
+    }
+    assert "FT has AUC 0.9" in roc["svg"]
+    assert view(judged, "sure-0") == view(judged, "sure-0"), "the same every time"
+
+
+def test_a_population_too_small_for_four_groups_has_no_attack_on_retrain_itself() -> None:
+    small = judge(Made(6, 5, 1.0), {"ft": "FT"}, effort=Effort(draws=10, permutations=10))
+    body, notes = grid(small)
+    assert body[1][1][0].startswith("not measured (") and any("8 models, and there are 6" in note for note in notes)
+    assert view(small, "x")["own_exposure"] is None
+
+
+def test_what_was_tuned_is_said() -> None:
+    how = {"trials": 20, "on": "the first 16 of 32 seeds", "chosen": {"lr": 0.1}}
+    assert tuned_words("FT", how) == "FT was tuned over 20 trials on the first 16 of 32 seeds: lr = 0.1."
+
+
+def test_names_of_rows_and_methods_cannot_break_the_page(judged: dict[str, Any]) -> None:
+    bad: Any = {**judged, "methods": {"ft": {**judged["methods"]["ft"], "title": "<b>", "exposure": []}}}
+    run, lines = fake_run()
+    page = render({**run, "population": {"r1": bad}}, lines)
+    assert "<b>" not in page and "&lt;b&gt;" in page
