@@ -135,6 +135,7 @@ READ = {
     "lineage": ["lineage", "run", "--affected", "1"],
     "purge": ["purge", "run", "--request", "client-1"],
     "prune": ["prune", "run"],
+    "index": ["index", "."],
 }
 """Commands that only read a run folder; of `withdraw`, which writes down one word, the same is asked."""
 
@@ -151,6 +152,7 @@ CONFIGS = {
     "population": ["population", "tiny.toml", "--models", "2", "--quiet"],
     "demo": [],
     "paper": [],
+    "sweep": [],
 }
 """Commands that take a config, or changes to one."""
 
@@ -311,7 +313,7 @@ def test_code_is_not_run_without_leave(
     write(canary / "tiny.toml", put(TINY, path, shape(name)))
     code, said = unfed(*CONFIGS["run"])
     assert code == 2 and not ran(canary) and f"{key} in tiny.toml names code, {name!r}" in said, said
-    for words in (["run", "demo"], ["demo"], ["paper", "table-1"]):
+    for words in (["run", "demo"], ["demo"], ["paper", "table-1"], ["sweep", "demo", "--over", "seed=0,1"]):
         code, said = unfed(*words, "--set", f"{key}={toml(shape(name))}")
         assert code == 2 and not ran(canary) and f"{key} names code" in said, said
 

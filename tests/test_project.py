@@ -125,7 +125,7 @@ def imported(stdlib: bool = False) -> dict[str, str]:
 def test_every_package_that_unfed_imports_is_declared() -> None:
     project = tomllib.loads(text("pyproject.toml"))["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["flower"], *extras["trust"]]
+    wanted = [*project["dependencies"], *extras["flower"], *extras["trust"], *extras["wandb"], *extras["mlflow"]]
     declared = {re.split(r"[\[<>=!~; ]", line)[0].lower().replace("_", "-") for line in wanted}
     declared |= {"triton"}  # comes with PyTorch where there is one, and is asked for before it is imported
     homes = packages_distributions()
@@ -150,6 +150,7 @@ EXEMPT = (
     "unfed/model/networks/*.py:__init__",  # a network's options
     "unfed/cli/running.py:demo",  # callbacks of the command line: their parameters are its options
     "unfed/cli/running.py:run",
+    "unfed/cli/sweep.py:sweep",
     "unfed/cli/paper.py:paper",
     "unfed/cli/population.py:population",
     "unfed/cli/probe.py:probe",

@@ -31,6 +31,7 @@ PANELS = {
     "Begin": (
         Entry("demo", "running", "Ten clients, one backdoor, three ways to forget it. A minute."),
         Entry("run", "running", "Train a federation, let methods forget, compare them."),
+        Entry("sweep", "sweep", "One run for every combination of some values."),
         Entry("resume", "running", "Go on with a run that was interrupted."),
     ),
     "Serve a deletion request": (
@@ -49,6 +50,7 @@ PANELS = {
     "Look at results": (
         Entry("report", "report", "The report of a run, its tables, figures and numbers."),
         Entry("compare", "compare", "Several runs in one report, and in what they differ."),
+        Entry("index", "index", "One page of all runs and requests in a folder."),
         Entry("evaluate", "looking", "Score a model on the run's own data."),
         Entry("population", "population", "Many models of one config, for evidence that has a spread."),
         Entry("check", "check", "Say whether a run folder is whole."),

@@ -122,13 +122,13 @@ class Display(QuietWatch):
         return " · ".join(parts)
 
 
-def print_results(console: Console, rows: Sequence[Row], title: str) -> None:
+def print_results(console: Console, rows: Sequence[Row], title: str, by: str = "Request") -> None:
     """The results as tables that fit the terminal.
 
     Gaps stand beside the values where there is room, costs below where there is little. Why a number is missing stands
     in a note, once.
     """
-    content = tables.table(rows)
+    content = tables.table(rows, by)
     notes: list[str] = []
     for wide in (True, False):
         notes = []

@@ -30,6 +30,10 @@ Budget = Annotated[
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Sets = Annotated[list[str], typer.Option("--set", help="Change a config key: `--set training.rounds=20`. Repeatable.")]
 
+Track = Annotated[
+    list[str], typer.Option("--track", help="Also write numbers to tensorboard, wandb (offline) or mlflow. Repeatable.")
+]
+
 
 def _allow(context: typer.Context, value: bool) -> bool:
     """As long as the command runs; users' modules lie where the command is given."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from unfed.cli.options import (
     Quiet,
     RunArgument,
     Sets,
+    Track,
     chosen,
     moment_of,
     read_config,
@@ -38,6 +40,7 @@ from unfed.runs.config import Config, presets
 from unfed.runs.folder import RunFolder
 from unfed.runs.run import Run
 from unfed.runs.status import status as status_of
+from unfed.runs.tracking import tracked
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -79,6 +82,7 @@ def run(
     operator: Annotated[
         Path | None, typer.Option(metavar="FILE.key", help="Keep a log of who took part, signed by this key.")
     ] = None,
+    track: Track = [],  # noqa: B006
     allow_code: AllowCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -94,18 +98,19 @@ def run(
     begun = _begin(read, out, read.name, as_json or quiet)
     if operator is not None:
         begin_log(begun.folder.path, operator)
-    _work(begun, as_json, quiet, moment)
+    _work(begun, as_json, quiet, moment, track)
 
 
 def resume(
     run: RunArgument,
     budget: Budget = None,
+    track: Track = [],  # noqa: B006
     allow_code: AllowCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was interrupted; the result is bit-equal to an uninterrupted one."""
-    _work(Run.open(run), as_json, quiet, moment_of(budget))
+    _work(Run.open(run), as_json, quiet, moment_of(budget), track)
 
 
 def _begin(config: Config, out: Path | None, name: str, silent: bool) -> Run:
@@ -153,10 +158,16 @@ def _work(
     as_json: bool,
     quiet: bool,
     moment: float | None = None,
+    track: Sequence[str] = (),
     more: Callable[[Run], list[str]] = lambda run: [],
 ) -> None:
     """Do what is to be done in a run, show it, write the report; `more` has sentences after the story's."""
-    with resumable(run.folder.path), shown(run, stdout, as_json or quiet) as display, logged(run, display) as watch:
+    with (
+        resumable(run.folder.path),
+        shown(run, stdout, as_json or quiet) as display,
+        closing(tracked(run, track, display)) as followed,
+        logged(run, followed) as watch,
+    ):
         if not (as_json or quiet):
             stdout.print(_headline(run), soft_wrap=True)
         try:

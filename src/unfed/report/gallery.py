@@ -23,7 +23,10 @@ NAMES = (*CURVES, *COST_BARS, *TRADES, "training")
 
 
 def pictures(run: Mapping[str, Any], lines: Sequence[Line], rule: str = "last") -> dict[str, Picture]:
-    """All pictures that have something to show, by name; where there are several requests, under each request's id."""
+    """All pictures that have something to show, by name.
+
+    Where there are several requests, a name begins with the request's id.
+    """
     named(rule)
     within = float(run.get("recovered_within", 0.5))
     chosen = rows(lines, rule, recovered_within=within)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -56,7 +57,11 @@ class MethodsConfig(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    run: tuple[str, ...] = ("not", "ft", "retrain")
+    run: Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = (
+        "not",
+        "ft",
+        "retrain",
+    )
 
     def build(self) -> dict[str, all_methods.Method]:
         """The methods to run, by their label."""
@@ -275,6 +280,9 @@ def _build_method(label: str, table: Mapping[str, Any]) -> all_methods.Method:
             raise UnfedError(f"methods.{label}.{key} is not known; {allowed}.{nearest(key, known)}")
         if isinstance(values[key], float) and not math.isfinite(values[key]):  # JSON, and so run.json, has no infinity
             raise UnfedError(f"methods.{label}.{key} is {values[key]}; give a finite number, 1e300 if it must be huge.")
+    for field in fields(kind):  # one layer may stand without brackets
+        if str(field.type).startswith("tuple[") and isinstance(values.get(field.name), str):
+            values[field.name] = [values[field.name]]
     try:
         built: all_methods.Method = _reader(kind).validate_python(values)
     except ValidationError as error:

@@ -1,0 +1,112 @@
+"""`unfed sweep`: one run for every combination of some values, and one page that compares them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from unfed.api import enter_comparison
+from unfed.cli.console import Console
+from unfed.cli.display import clock_text, print_results
+from unfed.cli.options import AllowCode, Json, Quiet, Sets, read_config
+from unfed.errors import UnfedError
+from unfed.report.rules import named
+from unfed.runs import sweep as sweeping
+from unfed.runs.config import Config
+from unfed.runs.run import Run
+
+stdout = Console(highlight=False)
+
+
+def sweep(
+    config: Annotated[str, typer.Argument(metavar="FILE", help="A TOML file, or the name of a preset.")],
+    over: Annotated[
+        list[str], typer.Option("--over", help="A key and its values: `seed=0,1,2`. Repeatable; all combinations run.")
+    ] = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="Where the runs go; default runs/NAME-sweep.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at once; default: one per core where each computes on one thread, else 1.")
+    ] = None,
+    rule: Annotated[str, typer.Option(help="best-gap, recovered or last.")] = "last",
+    sets: Sets = [],  # noqa: B006
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which runs there would be.")] = False,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run every combination of some values, and compare them on one page.
+
+    Several run at once where that helps. Runs that differ only in the seed are one line of the table, mean ± standard
+    deviation. Interrupted at any moment, the same command goes on.
+    """
+    named(rule)
+    found = sweeping.variants([sweeping.Axis.of(text) for text in over])
+
+    def read(changes: Sequence[str]) -> Config:
+        return read_config(config, [*sets, *changes])
+
+    where = out or Path("runs", f"{read(found[0].changes).name}-sweep")
+    if dry_run:
+        for one in found:
+            read(one.changes)
+        typer.echo(json.dumps({one.name: list(one.changes) for one in found}, indent=None if as_json else 2))
+        return
+    runs = sweeping.make(read, found, where)
+    failed = _work(runs, jobs, ["--allow-code"] if allow_code else [], as_json or quiet, where)
+    page = _compare(sweeping.grouped(runs, found), where / "sweep.html", rule, as_json or quiet)
+    if as_json:
+        told = [
+            {"run": str(run.folder.path), "changes": list(one.changes)} for run, one in zip(runs, found, strict=True)
+        ]
+        typer.echo(json.dumps({"page": page and str(page), "runs": told, "failed": failed}))
+    if failed:
+        first, sentence = next(iter(failed.items()))
+        raise UnfedError(f"{len(failed)} of {len(runs)} runs did not end; the first, {first}: {sentence}")
+
+
+def _work(runs: Sequence[Run], jobs: int | None, arguments: list[str], silent: bool, where: Path) -> dict[str, str]:
+    """Do what is not done, and tell of each; what failed, by folder."""
+    at_once, failed, done = sweeping.at_once(runs, jobs), {}, 0
+    if not silent:
+        stdout.print(f"{len(runs)} runs in {escape(str(where))}, {at_once} at once.")
+    try:
+        for one in sweeping.work(runs, at_once, arguments):
+            done += 1
+            if one.error:
+                failed[str(one.run.folder.path)] = one.error
+            if not silent:
+                mark = "[red]✗[/red]" if one.error else "[green]✓[/green]"
+                stdout.print(f"{mark} {escape(one.run.folder.path.name)} in {clock_text(one.seconds)}")
+    except KeyboardInterrupt:
+        Console(stderr=True, highlight=False).print("Interrupted. Nothing is lost: give the same command again.")
+        raise typer.Exit(130) from None
+    if not silent and done < len(runs):
+        stdout.print(f"{len(runs) - done} of them were finished already.")
+    return failed
+
+
+def _compare(groups: dict[str, list[Run]], page: Path, rule: str, silent: bool) -> Path | None:
+    """One page of all runs that have something to show, and the table on the terminal."""
+    from unfed import storage
+    from unfed.report.compare import Compared, compared_rows, render  # drawing is slow to import
+
+    told = [Compared(name, *sweeping.merged(runs)) for name, runs in groups.items()]
+    told = [one for one in told if one.lines]
+    if len(told) < 2:
+        return None
+    data = render(told, rule=rule).encode()
+    enter_comparison([run.folder.path for runs in groups.values() for run in runs], page, data)
+    storage.deliver(page, data)
+    if not silent:
+        print_results(stdout, compared_rows(told, rule), f"All runs (rule: {rule}). ★ smallest average gap.", "Run")
+        stdout.print(f"Report: [bold]{escape(str(page))}[/bold]")
+    return page
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(sweep)

@@ -1,0 +1,188 @@
+"""A sweep: every combination once, gone on with after a stop, compared on one page; and the list of all runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from unfed.cli.index import folders
+from unfed.cli.main import app
+from unfed.errors import UnfedError
+from unfed.report.compare import Compared, compared_rows
+from unfed.runs import sweep
+from unfed.runs.config import Config
+from unfed.runs.run import Run
+from unfed.runs.status import status
+from unfed.runs.sweep import Axis, Ended, variants
+
+TINY = """
+name = "tiny"
+partition.clients = 2
+model.name = "cnn-tiny"
+training = { rounds = 1, batch = 256 }
+unlearning.rounds = 1
+request = { id = "r1", clients = ["0"] }
+methods.run = ["not", "retrain"]
+evaluation = { attack = false, samples = false }
+device = "cpu"
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(TINY)
+    return tmp_path
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The work is done here and not in a process of its own; who was worked on is listed."""
+    done: list[str] = []
+
+    def work(runs: Any, jobs: int, arguments: Any = ()) -> Any:
+        for run in runs:
+            if status(run)["state"] != "finished":
+                run.execute()
+                done.append(run.folder.path.name)
+                yield Ended(run, 1.0)
+
+    monkeypatch.setattr(sweep, "work", work)
+    return done
+
+
+def call(*words: str) -> Any:
+    return CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+
+
+def test_values_are_cut_at_commas_but_not_inside_brackets_or_quotes() -> None:
+    assert Axis.of("seed=0,1,2").values == ("0", "1", "2")
+    assert Axis.of('methods.not.layers=["conv1"],["conv1","conv2"]').values == ('["conv1"]', '["conv1","conv2"]')
+    assert Axis.of("data.root='a,b',c").values == ("'a,b'", "c")
+
+
+def test_every_combination_has_a_folder_and_repetitions_share_a_group() -> None:
+    found = variants([Axis.of("methods.not.layers=conv1,conv2"), Axis.of("seed=0,1")])
+    assert [one.name for one in found] == [
+        "layers-conv1_seed-0",
+        "layers-conv1_seed-1",
+        "layers-conv2_seed-0",
+        "layers-conv2_seed-1",
+    ]
+    assert [one.group for one in found] == ["layers-conv1"] * 2 + ["layers-conv2"] * 2
+    assert found[1].changes == ("methods.not.layers=conv1", "seed=1")
+
+
+def test_values_that_look_alike_as_names_of_folders_are_told_apart() -> None:
+    names = [one.name for one in variants([Axis.of("a.b=x y,x-y")])]
+    assert len(set(names)) == 2
+
+
+@pytest.mark.parametrize(
+    ("over", "says"),
+    [
+        ([], "A sweep needs at least one --over, for example --over seed=0,1,2."),
+        (["seed"], "--over takes key.path=value,value, not 'seed'; for example seed=0,1,2."),
+        (["seed=0,,1"], "--over takes key.path=value,value, not 'seed=0,,1'; for example seed=0,1,2."),
+        (["seed=0,0"], "--over seed names a value twice; every value is a run of its own."),
+        (["seed=0,1", "seed=2"], "Two --over name the same key; list its values in one."),
+        (
+            ["seed=" + ",".join(map(str, range(101))), "training.lr=" + ",".join(f"0.{n}" for n in range(1, 12))],
+            "This sweep would be 1,111 runs, and 1,000 are the most; give fewer values.",
+        ),
+    ],
+)
+def test_a_sweep_that_cannot_be_meant_is_refused(over: list[str], says: str) -> None:
+    with pytest.raises(UnfedError, match=re.escape(says)):
+        variants([Axis.of(text) for text in over])
+
+
+def test_a_sweep_ends_with_one_page_and_is_not_done_again(here: Path, in_process: list[str]) -> None:
+    words = ["sweep", "tiny.toml", "--over", "methods.not.layers=conv1,conv2", "--over", "seed=0,1"]
+    done = call(*words)
+    assert done.exit_code == 0, done.output
+    assert len(in_process) == 4 and "layers-conv1" in done.output and "±" in done.output
+    page = (here / "runs/tiny-sweep/sweep.html").read_text()
+    assert "layers-conv2" in page and "methods.not.layers" in page
+    config = json.loads((here / "runs/tiny-sweep/layers-conv2_seed-1/run.json").read_text())["config"]
+    assert config["methods"]["not"]["layers"] == "conv2" and config["seed"] == 1
+    again = call(*words, "--json")
+    assert again.exit_code == 0 and len(in_process) == 4 and len(json.loads(again.output)["runs"]) == 4
+    other = call(*words, "--set", "training.rounds=2")
+    assert isinstance(other.exception, UnfedError) and "holds another run than this sweep would make" in str(
+        other.exception
+    )
+
+
+def test_repetitions_are_one_line_with_their_spread(here: Path, in_process: list[str]) -> None:
+    call("sweep", "tiny.toml", "--over", "seed=0,1", "--over", "training.lr=0.01,0.02", "-q")
+    runs = [Run.open(here / "runs/tiny-sweep" / f"seed-{n}_lr-0.01") for n in (0, 1)]
+    about, lines = sweep.merged(runs)
+    (row,) = [row for row in compared_rows([Compared("a", about, lines)], "last") if row.method == "not"]
+    alone = [[x for x in run.lines() if x["method"] == "not"][-1]["test"] for run in runs]
+    assert all(isinstance(value, float) for value in alone)
+    assert row.seeds == (0, 1) and row.metrics["test"].mean == pytest.approx(sum(map(float, alone)) / 2)
+    assert about["config"]["seed"] == [0, 1]
+
+
+def test_every_config_is_read_before_anything_is_made(here: Path, in_process: list[str]) -> None:
+    wrong = call("sweep", "tiny.toml", "--over", "training.rounds=1,none")
+    assert isinstance(wrong.exception, UnfedError) and "training.rounds" in str(wrong.exception)
+    assert not (here / "runs").exists()
+    listed = json.loads(call("sweep", "tiny.toml", "--over", "seed=0,1", "--dry-run").output)
+    assert list(listed) == ["seed-0", "seed-1"] and not (here / "runs").exists()
+
+
+def test_the_work_is_resume_in_processes_of_their_own(here: Path) -> None:
+    """One of two cannot be worked on; the other ends all the same."""
+    runs = sweep.make(
+        lambda changes: Config.read("tiny.toml", [*changes, "methods.run=['not']"]),
+        variants([Axis.of("seed=0,1")]),
+        here / "out",
+    )
+    (here / "out/seed-1/run.json").write_text("{")
+    ended = {one.run.folder.path.name: one.error for one in sweep.work(runs[:1], 2)}
+    assert ended == {"seed-0": ""}
+    assert status(Run.open(here / "out/seed-0"))["state"] == "finished"
+
+
+def test_how_many_work_at_once(here: Path) -> None:
+    runs = sweep.make(lambda c: Config.read("tiny.toml", c), variants([Axis.of("seed=0,1")]), here / "out")
+    assert sweep.at_once(runs, 1) == 1 and sweep.at_once(runs, 9) == 2 and sweep.at_once(runs, None) >= 1
+    runs[0].description["hardware"] = "CPU, 4 CPU threads"
+    assert sweep.at_once(runs, None) == 1
+    with pytest.raises(UnfedError, match="--jobs takes a number of processes, at least 1, not 0"):
+        sweep.at_once(runs, 0)
+
+
+# --- the list of runs -------------------------------------------------------------------------------------------------
+
+
+def test_the_index_lists_every_run_and_request_and_links_their_reports(here: Path, in_process: list[str]) -> None:
+    assert call("sweep", "tiny.toml", "--over", "seed=0,1", "-q").exit_code == 0
+    first = here / "runs/tiny-sweep/seed-0"
+    assert call("report", str(first)).exit_code == 0
+    assert call("withdraw", str(first), "r1").exit_code != 0
+    (here / "runs/broken").mkdir()
+    (here / "runs/broken/run.json").write_text("{")
+    done = call("index", "runs")
+    assert done.exit_code == 0 and "runs/index.html (3 runs, 1 of them cannot be read)" in done.output
+    page = (here / "runs/index.html").read_text()
+    assert '<a href="tiny-sweep/seed-0/report.html">tiny-sweep/seed-0</a>' in page
+    assert 'scope="row">tiny-sweep/seed-1' in page, "no link where there is no report yet"
+    assert "broken" in page and "damaged" in page and page.count("<td>r1</td>") == 2
+    assert "Client 0" in page and "<script" not in page
+
+
+def test_a_run_inside_a_run_is_its_own_and_no_folder_is_an_error(here: Path) -> None:
+    (here / "a/b/run").mkdir(parents=True)
+    (here / "a/b/run.json").touch()
+    (here / "a/b/run/run.json").touch()
+    assert folders(here / "a") == [here / "a/b"]
+    missing = call("index", "nowhere")
+    assert isinstance(missing.exception, UnfedError) and "nowhere is not a folder" in str(missing.exception)
