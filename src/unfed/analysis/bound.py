@@ -10,7 +10,9 @@ This is Theorem 1, as the paper evaluates it for its Table 7.
 
 Far from a minimum of L_{D_r} the bound is small: there is much loss to go down, and on the way δ can change fast. That
 is what negation buys. Lip is the largest ‖∇(L_{D_r} − L_{D_u})‖ seen on the way, A the noise's share, which the paper
-finds negligible (`unfed.analysis.theory.noise` says where the theorem fails with noise). Time is learning rate × steps.
+finds negligible. With noise the theorem fails (`unfed.analysis.theory.noise`); `bound(…, corrected=True)` keeps the
+term that its proof drops. Time is learning rate × steps, divided by 1 − momentum where there is momentum.
+
 Only the order (NoT far below FT) should be read from it: the paper predicts that FT costs 61, 2,800 and 500 times as
 much as NoT, and measures 1.3, 1.1 and 2.0.
 """
@@ -20,12 +22,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unfed.analysis.gradient_noise import Noise
+from unfed.analysis.theory.noise import squared_gap_limit
 from unfed.client.scores import score
 from unfed.data import Source
 from unfed.errors import UnfedError, UnfedWarning
@@ -34,6 +38,9 @@ from unfed.model.flops import Flops
 from unfed.model.functional import Template
 from unfed.model.params import Params
 from unfed.values import Value
+
+FOR_EVER = 1e30
+"""A time that no descent lasts."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +55,16 @@ class Bound:
     loss_long: float
     lipschitz: float
     noise: float = 0.0
+    epsilon: float = 0.0
 
-    def flops(self, lr: float, clients: int, batch: int, forward_flops: Flops) -> Value:
-        """What that time costs: (t/η) steps of `batch` samples at every client, forward and backward."""
+    def flops(self, lr: float, clients: int, batch: int, forward_flops: Flops, momentum: float = 0.0) -> Value:
+        """What that time costs: t(1 − μ)/η steps of `batch` samples at every client, forward and backward.
+
+        The paper counts t/η steps, whatever the momentum μ.
+        """
         if isinstance(forward_flops, str):
             return forward_flops
-        return self.time / lr * clients * batch * 3 * forward_flops
+        return self.time * (1 - momentum) / lr * clients * batch * 3 * forward_flops
 
 
 def unlearning_time(
@@ -88,7 +99,31 @@ def unlearning_time(
         time = math.inf
     else:
         time = above / below
-    return Bound(time, delta_retrain, delta_start, loss_start, loss_long, lipschitz, noise)
+    return Bound(time, delta_retrain, delta_start, loss_start, loss_long, lipschitz, noise, epsilon)
+
+
+def corrected_time(printed: Bound, noise: Noise) -> Bound:
+    """The bound under noise with the term that the paper's proof drops (Theorem 5, Eq. 7).
+
+    The least t for which a flow with this noise can have changed δ by as much; never above the printed one's.
+    """
+    wanted = ((1 - printed.epsilon) * (printed.delta_retrain - printed.delta_start)) ** 2
+    descent = printed.loss_start - printed.loss_long
+
+    def allowed(time: float) -> float:
+        grown = {"noise": noise.stochasticity * time, "diffusion": noise.diffusion * time}
+        return squared_gap_limit(time, descent, printed.lipschitz, **grown)
+
+    low, high = 0.0, 1.0
+    while allowed(high) < wanted and high < FOR_EVER:
+        high *= 2
+    if allowed(high) < wanted:
+        return replace(printed, time=math.inf, noise=math.inf)
+    for _ in range(200 if wanted else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if allowed(middle) < wanted else (low, middle)
+    time = high if wanted else 0.0
+    return replace(printed, time=time, noise=noise.stochasticity * time)
 
 
 def recovery_time(times: Sequence[float], losses: Sequence[float], optimum: float, within: float) -> float | None:
@@ -153,22 +188,37 @@ class Models:
     """Checkpoints of the method's own run."""
 
 
-def bound(template: Template, sets: Sets, models: Models, *, noise: float = 0.0, epsilon: float = 0.0) -> Bound:
+def bound(
+    template: Template,
+    sets: Sets,
+    models: Models,
+    *,
+    noise: float | Noise = 0.0,
+    epsilon: float = 0.0,
+    corrected: bool = False,
+) -> Bound:
     """The bound measured on models (Theorem 1, Eq. 2).
 
     `long` bounds the loss that can be gone down (Eq. 86), and Lip is the largest slope at the start and at the
-    checkpoints on the way (Eq. 85).
+    checkpoints on the way (Eq. 85). As printed it takes the paper's A as a number; `corrected`, which also holds under
+    noise, takes what `unfed.analysis.gradient_noise` measures.
     """
+    if corrected != isinstance(noise, Noise):
+        raise UnfedError(
+            "The corrected bound takes the noise that gradient_noise(…) measured, the printed one the number A; give"
+            " noise= to match corrected=."
+        )
     if not len(sets.retain) or not len(sets.forget):
         raise UnfedError("The bound needs rows of D_r and of D_u; it cannot be measured after D_u was deleted.")
     loss_start, forget_start = sets.losses(template, models.start)
     steepest = max(sets.steepness(template, params) for params in (models.start, *models.on_the_way))
-    return unlearning_time(
+    printed = unlearning_time(
         sets.delta(template, models.retrained),
         loss_gap(loss_start, forget_start),
         loss_start,
         sets.losses(template, models.long)[0],
         steepest,
-        noise=noise,
+        noise=0.0 if isinstance(noise, Noise) else noise,
         epsilon=epsilon,
     )
+    return corrected_time(printed, noise) if isinstance(noise, Noise) else printed

@@ -12,7 +12,8 @@ The theorem is right where its constants are (`chains`). Two things about its us
       TV(Y, −Y) ≥ | P(⟨w, Y⟩ > 0) − P(⟨w, Y⟩ < 0) |          for every direction w,
 
   and with w the mean answer the right side is 1 at every layer of a small network trained on digits, whose answers do
-  not lie around 0. With the mean taken off, this test is blind.
+  not lie around 0. With the mean taken off, this test is blind, and `symmetry_test`, which looks at all directions,
+  decides.
 - The second line is never more than A_ℓ · 1 and, where Y is not 0, never less: Y is a function of X, so (X, Y) and
   (X, −Y) share no point and their TV is 1.
 """
@@ -23,9 +24,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
+from unfed import rng
 from unfed.analysis.theory.transport import wasserstein
 from unfed.errors import UnfedError
 
@@ -58,6 +61,28 @@ def asymmetry(y: Tensor, *, centred: bool = False, level: float = 0.05) -> Asymm
     # Hoeffding: a mean of n values in [−1, 1] is off by more than this with probability `level` at most.
     margin = math.sqrt(2 * math.log(2 / level) / len(judged))
     return Asymmetry(found, max(0.0, found - margin))
+
+
+def symmetry_test(y: Tensor, *, centred: bool = False, draws: int = 999, seed: int = 0) -> float:
+    """How likely so asymmetric a sample is if Y and −Y have one law: the p-value of Theorem 3's premise.
+
+    The statistic is the energy distance of Y and −Y, mean over pairs of ‖y + y'‖ − ‖y − y'‖. If the laws are one, every
+    row may change its sign, so the statistic among those of random signs is exact whatever the law. `centred` takes off
+    the mean of every second row and judges the others: whether they lie symmetrically around it.
+    """
+    rows = y.double().reshape(len(y), -1)
+    if len(rows) < LEAST or draws < 1:
+        raise UnfedError(f"Give at least {LEAST} rows and one draw, not {len(rows)} and {draws}.")
+    if centred:
+        rows = rows[0::2] - rows[1::2].mean(0)
+    gram = rows @ rows.T
+    square = gram.diagonal()[:, None] + gram.diagonal()[None, :]
+    pairs = (square + 2 * gram).clamp(min=0).sqrt() - (square - 2 * gram).clamp(min=0).sqrt()
+    pairs.fill_diagonal_(0.0)
+    generator = rng.generator(rng.key("symmetry test", seed))
+    signs = torch.randint(0, 2, (draws, len(rows)), generator=generator).to(pairs).mul(2).sub(1)
+    drawn = ((signs @ pairs) * signs).sum(1)
+    return (1 + int((drawn >= pairs.sum() - 1e-9 * pairs.abs().sum()).sum())) / (draws + 1)
 
 
 def jacobians(answer: Callable[[Tensor, Tensor], Tensor], weight: Tensor, x: Tensor) -> Tensor:

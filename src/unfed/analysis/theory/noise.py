@@ -8,15 +8,16 @@ For dθ = −∇L_{D_r} dt + Σ dW the paper states, with Lip the Lipschitz cons
 Without noise (Σ = 0, A = 0) this holds. With noise it does not: the proof bounds ‖θᵗ − θ⁰‖ by the drift alone, but
 θᵗ − θ⁰ = −∫∇L ds + ∫Σ dW, and noise alone carries θ away. In the plane, with L_{D_r} = θ₁²/2 and
 L_{D_u} = L_{D_r} + √(1 + θ₂²), noise in θ₂ from the origin changes no L_{D_r} and A = 0, so Eq. 7 allows no change of
-δ at all; yet E(Δδ)² = 0.29 at t = 1. Keeping the term, by (a + b)² ≤ 2a² + 2b² and Itô's isometry:
+δ at all; yet E(Δδ)² = 0.29 at t = 1. Keeping the term, by Minkowski's inequality and Itô's isometry:
 
-    E(Δδ)² ≤ 2 Lip² ( t · [ L_{D_r}(θ⁰) − E L_{D_r}(θᵗ) + A ] + E ∫₀ᵗ Tr(ΣΣᵀ) ds )
+    √E(Δδ)² ≤ Lip · ( √( t · [ L_{D_r}(θ⁰) − E L_{D_r}(θᵗ) + A ] ) + √( E ∫₀ᵗ Tr(ΣΣᵀ) ds ) )
 
 Small noise, as the paper measures it, changes little of this; large noise makes the time a matter of the noise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -45,4 +46,4 @@ def squared_gap_limit(
     if min(time, lipschitz, noise, diffusion or 0.0) < 0:
         raise UnfedError("Time, Lip, A and the diffusion cannot be negative; check how they were measured.")
     printed = lipschitz**2 * time * (abs(descent) + noise)
-    return printed if diffusion is None else 2 * (printed + lipschitz**2 * diffusion)
+    return printed if diffusion is None else (math.sqrt(printed) + lipschitz * math.sqrt(diffusion)) ** 2

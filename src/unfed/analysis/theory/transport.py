@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unfed import rng
 from unfed.errors import UnfedError
 
 
@@ -50,6 +51,17 @@ def wasserstein(x: Tensor, y: Tensor) -> float:
     columns: Any
     rows, columns = linear_sum_assignment(price)
     return float(price[rows, columns].mean())
+
+
+def sliced_wasserstein(x: Tensor, y: Tensor, slices: int = 64, seed: int = 0) -> float:
+    """The mean W of two samples seen along random directions: never above W, and cheap in many dimensions."""
+    x, y = _rows(x), _rows(y)
+    if x.shape != y.shape or slices < 1:
+        raise UnfedError("Give two samples of the same shape and at least one slice.")
+    generator = rng.generator(rng.key("slices", seed))
+    along = torch.randn((x.shape[1], slices), generator=generator, dtype=torch.float64).to(x.device)
+    along = along / along.norm(dim=0)
+    return float(((x @ along).sort(0).values - (y @ along).sort(0).values).abs().mean())
 
 
 def steepest(points: Tensor, values: Tensor) -> float:
