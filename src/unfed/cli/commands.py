@@ -66,6 +66,7 @@ PANELS = {
         Entry("data", "data", "Data sets: list, download, verify."),
         Entry("flower", "flower", "The same on real, separate machines."),
         Entry("paper", "paper", "The paper's tables and figures."),
+        Entry("theory", "theory", "The paper's claims, each tried: holds, fails."),
     ),
 }
 HOMES = {entry.name: entry.module for entries in PANELS.values() for entry in entries}

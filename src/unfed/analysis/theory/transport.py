@@ -54,7 +54,7 @@ def wasserstein(x: Tensor, y: Tensor) -> float:
 
 
 def sliced_wasserstein(x: Tensor, y: Tensor, slices: int = 64, seed: int = 0) -> float:
-    """The mean W of two samples seen along random directions: never above W, and cheap in many dimensions."""
+    """The mean W of two samples seen along random directions: never above W, and cheap."""
     x, y = _rows(x), _rows(y)
     if x.shape != y.shape or slices < 1:
         raise UnfedError("Give two samples of the same shape and at least one slice.")

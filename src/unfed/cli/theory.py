@@ -1,0 +1,81 @@
+"""`unfed theory`: every claim of the paper, tried."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from unfed.cli.console import Console
+from unfed.cli.options import Json, Quiet
+
+if TYPE_CHECKING:
+    from unfed.claims.base import Claim
+
+stdout = Console(highlight=False)
+stderr = Console(stderr=True, highlight=False)
+
+
+def theory(
+    only: Annotated[list[str] | None, typer.Option("--only", help="One claim by its name. Repeatable.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="For numbers, figures and the page.")] = Path("theory"),
+    seed: Annotated[int, typer.Option(help="Another seed, another federation.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and draws: to see it work.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="Name the claims, and stop.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Try every claim of the paper on digits: holds, holds under …, or fails. Minutes.
+
+    Numbers, figures and a page go into a folder; what was tried there is not tried again.
+    """
+    from unfed.claims import making  # it can draw, and drawing is slow to import
+
+    wanted = making.chosen(only or [])
+    if show:
+        _show(wanted, as_json)
+        return
+    silent = quiet or as_json
+
+    def told(text: str) -> None:
+        if not silent:
+            stderr.print(escape(text), soft_wrap=True)
+
+    try:
+        page, tried = making.make(wanted, out, told, seed=seed, quick=quick)
+    except KeyboardInterrupt:
+        stderr.print("Interrupted. Nothing is lost: give the same command again.", soft_wrap=True)
+        sys.exit(130)
+    if as_json:
+        found = {one.claim.id: {"verdict": one.finding.told, "seen": one.finding.seen} for one in tried}
+        typer.echo(json.dumps({"page": str(page), "claims": found}, ensure_ascii=False))
+        return
+    if not quiet:
+        table = Table(box=None, pad_edge=False)
+        for column in ("claim", "it says", "verdict"):
+            table.add_column(column, overflow="fold")
+        for one in tried:
+            table.add_row(escape(one.claim.place), escape(one.claim.says), escape(one.finding.told))
+        stdout.print(table)
+    stdout.print(f"Page: [bold]{escape(str(page))}[/bold]", soft_wrap=True)
+
+
+def _show(wanted: list[Claim], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({c.id: {"place": c.place, "says": c.says} for c in wanted}, ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "where the paper says it", "what"):
+        table.add_column(column, overflow="fold")
+    for claim in wanted:
+        table.add_row(claim.id, escape(claim.place), escape(claim.says))
+    stdout.print(table)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(theory)
