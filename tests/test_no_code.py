@@ -160,7 +160,7 @@ NAMED = {"methods show": ["methods", "show"], "methods check": ["methods", "chec
 """Commands that take a method's name."""
 
 OTHERS = {"negate", "convert", "data list", "data verify", "data download", "flower init", "methods"}
-OTHERS |= {"theory", "keys new", "request sign"}
+OTHERS |= {"theory", "keys new", "request sign", "judge"}
 """Commands that read neither a config nor a run folder."""
 
 

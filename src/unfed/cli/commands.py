@@ -53,6 +53,7 @@ PANELS = {
         Entry("index", "index", "One page of all runs and requests in a folder."),
         Entry("evaluate", "looking", "Score a model on the run's own data."),
         Entry("population", "population", "Many models of one config, for evidence that has a spread."),
+        Entry("judge", "judge", "How sure a population makes it that a method forgets."),
         Entry("check", "check", "Say whether a run folder is whole."),
     ),
     "Models and folders": (

@@ -83,7 +83,7 @@ def view(judged: Judged | None, name: str) -> dict[str, Any]:
 
 
 def grid(judged: Judged) -> tuple[list[tuple[str, list[str]]], list[str]]:
-    """The table, a row per method and one for Retrain against Retrain, and the notes that its cells point to."""
+    """The table, a row per method and one for Retrain itself, and the notes that its cells point to."""
     notes: list[str] = []
     rows = [(str(one["title"]), one) for one in judged["methods"].values()] + [(YARDSTICK, judged["yardstick"])]
     body = [(title, [_cell(one, column, notes) for column in COLUMNS]) for title, one in rows]

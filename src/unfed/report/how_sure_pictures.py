@@ -1,4 +1,4 @@
-"""Pictures of a population: how margins are distributed, and what an attacker gets who may hardly err."""
+"""Pictures of a population: where margins lie, and what an attacker gets who may hardly err."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ One documented, versioned layout, from which every table and report is computed 
     state/SEED/JOB.history-N                   the histories that were recorded up to that state (`histories.py`)
     models/SEED/JOB.safetensors                what came out of it
     undo/SEED/JOB.json                         what came back when somebody tried to undo it (`probe.py`)
+    population/REQUEST.json                    how sure many models of the same config make it (`judging.py`)
     requests/NUMBER-ID.json                    deletion requests in the order in which they came, and where each stands
     tombstones.json                            what was purged on purpose (`purge.py`)
     progress.json                              where a running process is (a hint for `status`, nothing depends on it)

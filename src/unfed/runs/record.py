@@ -8,7 +8,7 @@ from unfed import plugins
 from unfed.errors import UnfedError, listed
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
-from unfed.runs import carriers, deny, description, undo_results
+from unfed.runs import carriers, deny, description, judged, undo_results
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.job_notes import last_starts
@@ -133,5 +133,6 @@ class Record:
             "methods": self.description.get("methods", {}) | {e.method: self.about(e.method, e) for e in entries},
             "influence": carriers.influence(self.folder, self.config),
             "undo": undo_results.measured(self.folder, self.config),
+            "population": judged.of_run(self.folder),
             "jobs": description.jobs(self.folder, self.jobs(), needs),
         }

@@ -1,0 +1,93 @@
+"""`unfed judge`: a population is measured once, a run of the same config shows it, another is told so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from unfed.cli.main import app
+from unfed.errors import UnfedError
+from unfed.measures.population import Effort
+from unfed.population import store
+from unfed.population.store import About, Population
+from unfed.runs.judged import FILE, of_run
+from unfed.runs.judging import judged, put_into
+from unfed.runs.population import digest_of, populate
+from unfed.runs.run import Run
+from worlds import Small
+
+SETS = ('request={id="r1", clients=["0"]}', 'methods.run=["ft", "retrain"]')
+QUICK = Effort(draws=20, permutations=20)
+
+
+@pytest.fixture
+def population(small: Small, tmp_path: Path) -> Population:
+    """Six models of each kind that nobody trained: FT gives the forgotten rows a little more than Retrain."""
+    groups, kinds = {"forget": 20, "retain": 30, "test": 30}, ("before", "retrain", "ft")
+    about = About("small", digest_of(small(*SETS)), "r1", tuple(range(6)), kinds, groups, 3, {}, {}, "a machine")
+    rows = {f"labels/{group}": [i % 3 for i in range(n)] for group, n in groups.items()}
+    owners = {"client/forget": [0] * 20, "position/forget": list(range(20))}
+    made = store.create(tmp_path / "p", about, rows | owners)
+    for place, kind in enumerate(kinds):
+        for seed in about.seeds:
+            draw = torch.Generator().manual_seed(100 * place + seed)
+            own = {group: 2.0 * torch.eye(3)[torch.arange(n) % 3] for group, n in groups.items()}
+            own["forget"] = own["forget"] * {"before": 2.0, "retrain": 1.0, "ft": 1.5}[kind]
+            store.put(made, kind, seed, {g: x + torch.randn(x.shape, generator=draw) for g, x in own.items()})
+    return made
+
+
+def test_a_population_is_judged_and_the_same_bytes_come_out(population: Population) -> None:
+    found = judged(population, QUICK)
+    assert set(found["methods"]) == {"ft"} and found["methods"]["ft"]["title"] == "FT"
+    assert found["methods"]["ft"]["verdict"]["kind"] in ("told", "cannot", "undecided")
+    assert found["methods"]["ft"]["exposure"][0]["row"].startswith("client 0, row ")
+    first = (population.folder / FILE).read_bytes()
+    judged(population, QUICK)
+    assert (population.folder / FILE).read_bytes() == first
+
+
+def test_a_run_of_the_same_config_shows_it_and_one_of_another_does_not(
+    small: Small, tmp_path: Path, population: Population
+) -> None:
+    same, other = (
+        Run.create(small(*SETS, *more), tmp_path / name) for name, more in (("a", ()), ("b", ("training.lr=0.3",)))
+    )
+    found = judged(population, QUICK)
+    put_into(same, population, found)
+    assert of_run(same.folder)["r1"]["models"] == 6 and same.info()["population"]["r1"]["request"] == "r1"
+    with pytest.raises(UnfedError, match="is a population of another config than"):
+        put_into(other, population, found)
+    assert of_run(other.folder) == {}
+
+
+def test_the_command_writes_pages_and_says_a_verdict(small: Small, tmp_path: Path, population: Population) -> None:
+    Run.create(small(*SETS), tmp_path / "run")
+    done = CliRunner().invoke(app, ["judge", str(population.folder), "--run", str(tmp_path / "run"), "--quick"])
+    assert done.exit_code == 0, done.output
+    assert "FT" in done.output and "Retrain against Retrain" in done.output
+    assert "How sure are we?" in (population.folder / "report.html").read_text(encoding="utf-8")
+    assert "models of each kind, each from its own training seed" in (tmp_path / "run/report.html").read_text(
+        encoding="utf-8"
+    )
+    told = CliRunner().invoke(app, ["judge", str(population.folder), "--quick", "--json"])
+    assert json.loads(told.stdout)["models"] == 6
+
+
+@pytest.mark.slow
+def test_a_population_that_was_trained_is_judged_and_names_its_rows(small: Small, tmp_path: Path) -> None:
+    found = judged(populate(small(*SETS), 6, tmp_path / "p"), QUICK)
+    assert found["methods"]["ft"]["exposure"][0]["row"].startswith("client 0, row ")
+
+
+def test_a_population_of_retrains_alone_is_one_sentence(tmp_path: Path, population: Population) -> None:
+    alone = replace(population, about=replace(population.about, kinds=("before", "retrain")))
+    with pytest.raises(UnfedError, match="no method's models to compare"):
+        judged(alone)
+    with pytest.raises(UnfedError, match="not a population"):
+        store.load(tmp_path / "nothing")
