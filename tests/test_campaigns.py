@@ -33,6 +33,15 @@ def test_drawn_inputs_end_in_sentences(kind: str, tmp_path: Path) -> None:
     assert faults(kind, tmp_path) == {}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["signed requests", "proofs and answers", "logs"])
+def test_drawn_requests_proofs_and_logs_end_in_sentences(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert faults(kind, tmp_path) == {}
+
+
 def test_what_ends_in_no_sentence_is_counted_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(path: Path) -> SampleList:
         raise ValueError("no sentence")

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,24 @@ def test_a_whole_folder_is_whole_and_looking_changes_nothing(folder: Path) -> No
     assert found.whole, found.findings
     assert found.counted["requests"] == 2 and found.counted["models"] == 2 and found.counted["lines"] > 3
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_request_that_is_filed_while_the_others_are_read_is_not_taken_for_lost(folder: Path) -> None:
+    """Whoever looks needs no lock: somebody may file between the look at the files and the look at the list."""
+
+    class Busy(RunFolder):
+        def filed(self) -> list[Entry]:
+            found = super().filed()
+            if len(found) == 2:
+                other = replace(found[0], number=3, request=Request("third", clients=("0",)))
+                RunFolder(self.path).put_request(other)
+            return found
+
+    assert [entry.request.id for entry in Busy(folder).requests()] == ["leaves", "waits"]
+    assert len(RunFolder(folder).requests()) == 3
+    (folder / "requests/0003-third.json").unlink()
+    with pytest.raises(UnfedError, match="'third' was filed here"):
+        RunFolder(folder).requests()
 
 
 @pytest.mark.parametrize("name", DAMAGE)

@@ -121,7 +121,7 @@ def rounds(tmp_path: Path) -> tuple[Log, Participants, Pseudonyms]:
     names, people = Pseudonyms(folder), Participants(folder)
     for number, members in enumerate(("abcde", "abcde", "abde", "abd"), 1):
         root = people.root(names.of(members).values())
-        at = {"at": "2026-01-01T00:00:00Z", "round": number, "method": "not"}
+        at = {"at": "2026-01-01T00:00:00Z", "round": number, "method": "not", "model": "m"}
         log.append({"type": "round", **at, "participants": root})
     log.sign(KEY)
     return log, people, names

@@ -229,6 +229,7 @@ def test_the_log_tells_the_story_and_shows_that_the_leaver_took_no_part(home: Pa
         ("state", "fulfilled"),
         ("in-force", None),
     ]
+    assert [leaf["clients"] for leaf in leaves if leaf["type"] == "deny"] == [1]  # once, when the list changed
     trained = [leaf for leaf in leaves if leaf["type"] == "round" and leaf["method"] == "train"]
     assert [leaf["participants"]["size"] for leaf in trained] == [0, 3]
     final = [leaf for leaf in leaves if leaf["type"] == "round"][-1]

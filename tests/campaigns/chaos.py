@@ -9,7 +9,7 @@ for writing, synced, renamed, cut or removed; a folder made or removed) the chil
 half of what it wrote was lost; or told from then on that the disk is full; or killed at a moment drawn at random. Then
 the same command is given again, and what it leaves is compared with what the undisturbed command left: models byte for
 byte, the trajectory but for its seconds, every request; and `check` must find the folder whole. Two processes that work
-in one folder at once, one of them killed, are tried too.
+in one folder at once, one of them killed, are tried too, and fifty who hand in signed requests at once.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from typing import Any, cast
 sys.path.insert(0, str(Path(__file__).parent))
 
 import common
+import signed
 
 from unfed.report import figures
 from unfed.runs.run import Run
@@ -179,6 +180,8 @@ CASES = (
     Case("resume", ("resume", "run", "--quiet"), "begun"),
     Case("forget", ("forget", "run", "--client", "1", "--until", "2", "--quiet"), "trained"),
     Case("forget again", ("forget", "run", "--class", "3", "--method", "ft", "--until", "1", "--quiet"), "served"),
+    Case("forget signed", ("forget", "run", "--request", "leave.json", "--until", "2", "--quiet"), "logged"),
+    Case("purge logged", ("purge", "run", "--request", "leaves"), "logged and served"),
     Case("withdraw", ("withdraw", "run", "client-1"), "waiting"),
     Case("purge", ("purge", "run", "--request", "client-1"), "served"),
     Case("prune", ("prune", "run", "--samples", "none"), "served"),
@@ -220,6 +223,8 @@ def templates(root: Path) -> None:
         common.give("export", "run", "-o", "out.safetensors")
         torch.save({"conv1.weight": torch.ones(2, 1, 3, 3)}, "model.pt")
 
+    signed.templates(root)
+
 
 TIMES = {"seconds", "created", "changed", "begun", "finished_at", "at"}
 
@@ -242,7 +247,9 @@ def outcome(here: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(p for p in here.rglob("*") if p.is_file()):
         name = str(path.relative_to(here))
-        if path.name == "handed-out.jsonl":  # a page has the day in it, and so has its digest
+        if "trust" in path.parts:
+            found |= signed.outcome(path, name)
+        elif path.name == "handed-out.jsonl":  # a page has the day in it, and so has its digest
             lines = [plain(json.loads(line)) for line in path.read_text().splitlines()]
             found[name] = [line if line["what"] == "export" else line | {"sha256": ""} for line in lines]
         elif path.suffix == ".jsonl":
@@ -326,6 +333,8 @@ class Campaign:
         if case.name == "run" and (here / "runs" / "tiny" / "run.json").exists():
             words = ("resume", "runs/tiny", "--quiet")  # `run` itself would begin another folder beside a finished one
         again = wait(*start(words, here))
+        if case.name == "forget signed" and signed.ANSWERED in again.said:
+            again = wait(*start(("resume", "run", "--quiet"), here))  # handed in twice it is a replay
         if again.fault or again.code != 0:
             self.note(what, f"given again: {again.fault or again.said.strip().splitlines()[-1:]}")
             return
@@ -352,6 +361,18 @@ class Campaign:
         run = Run.open(here / "run")
         states = {entry.request.id: entry.state for entry in run.folder.requests()}
         self.note("two processes", None if sorted(states.values()) == ["fulfilled"] * 2 else f"the requests: {states}")
+
+    def submitters(self, count: int) -> None:
+        """So many processes hand in a signed request each, at once: every one is answered, and none is lost."""
+        here = self.fresh("logged")
+        names = signed.requests(here, count)
+        with Run.open(here / "run").folder.lock():  # somebody is at work, so they only file
+            children = [start((*signed.handing_in(name), "--quiet"), here) for name in names]
+            ends = [wait(*child) for child in children]
+        self.tried["submitters at once"] += count
+        for end in ends:
+            self.note("submitters", end.fault or (None if end.code == 0 else end.said[-160:]))
+        self.note("submitters", signed.lost(here, names))
 
     def said(self, seconds: float) -> int:
         kills, full = (
@@ -382,6 +403,8 @@ def campaign(
             for at in range(1 + seed % step, 60, 3 * step) if not cases or "two" in cases else ():
                 if time.monotonic() < found.deadline:
                     found.both(at, KILLED)
+            if (not cases or "submitters" in cases) and time.monotonic() < found.deadline:
+                found.submitters(50)
         except KeyboardInterrupt:
             print("Interrupted; so far:")
         return found.said(time.monotonic() - begun)
@@ -397,7 +420,7 @@ def read_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="which operations, where not all are tried; drawn moments")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then, whatever is left to try")
-    parser.add_argument("--cases", nargs="*", default=[], help="names of cases, or `two`; default all")
+    parser.add_argument("--cases", nargs="*", default=[], help="names of cases, `two` or `submitters`; default all")
     return parser.parse_args()
 
 

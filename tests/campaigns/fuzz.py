@@ -4,9 +4,10 @@
     make fuzz FUZZ_MINUTES=60     an hour
     make fuzz FUZZ_SEED=7         other inputs
 
-Hypothesis draws configs, arguments, damaged run folders, model files, sample lists and replies of Flower nodes;
-commands are given inside this process. An input is fine if its command ends with exit code 0, 2 or 3, or, below the
-command line, with an `UnfedError`. The counts are printed at the end; the exit code is 1 if anything else happened.
+Hypothesis draws configs, arguments, damaged run folders, model files, sample lists, replies of Flower nodes, signed
+requests, proofs and damaged logs; commands are given inside this process. An input is fine if its command ends with
+exit code 0, 2 or 3, or, below the command line, with an `UnfedError`. The counts are printed at the end; the exit code
+is 1 if anything else happened.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import common
 import hypothesis
+import signed
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -357,6 +359,9 @@ KINDS: dict[str, Callable[[st.DataObject, Path], str | None]] = {
     "run folders": run_folder,
     "model files": model_file,
     "sample lists": sample_list,
+    "signed requests": lambda data, here: refused(lambda: signed.hand_in(data, here, damage, changed, nested)),
+    "proofs and answers": lambda data, here: refused(lambda: signed.believe(data, here, changed, nested)),
+    "logs": lambda data, here: signed.look_into(data, here, damage, changed, nested),
 }
 
 

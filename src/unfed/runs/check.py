@@ -46,9 +46,10 @@ def check(folder: RunFolder) -> Found:
         return found
     _told(found, lambda: Config.kept(description["config"]))
     buried = _told(found, lambda: consistency.tombstones(folder.path)) or {}
+    filed = _told(found, lambda: consistency.filed_list(folder.path))
     entries = _told(found, folder.filed)
-    if entries is not None:
-        found.findings += _told(found, lambda: consistency.missing(folder.path, entries)) or []
+    if entries is not None and filed is not None:
+        found.findings += _told(found, lambda: consistency.missing(folder.path, entries, filed)) or []
     states = _states(found, folder, buried)
     lines = _told(found, folder.lines) or []
     _models(found, folder, states, buried)

@@ -133,18 +133,25 @@ def note_filed(folder: Path, entries: Iterable[Entry]) -> None:
         whole = path.read_bytes().rfind(b"\n") + 1
         if whole < path.stat().st_size:
             storage.cut(path, whole)
-    known = _filed(folder)
+    known = filed_list(folder)
     for entry in entries:
         if entry.number not in known:
             line = {"number": entry.number, "id": entry.request.id, "sha256": request_digest(entry.request)}
             storage.append_line(folder / FILED, json.dumps(line, separators=(",", ":")))
 
 
-def missing(folder: Path, entries: Iterable[Entry]) -> list[str]:
-    """A sentence for every request that was filed and is not there as it was asked."""
+Filed = Mapping[int, tuple[str, str]]
+"""What was filed, by its number: id, and SHA-256 of what it asks for."""
+
+
+def missing(folder: Path, entries: Iterable[Entry], filed: Filed) -> list[str]:
+    """A sentence for every request that was filed and is not there as it was asked.
+
+    The list must have been read before the entries were, or somebody who files in between is taken for lost.
+    """
     there = {entry.number: entry for entry in entries}
     buried, said = tombstones(folder), []
-    for number, (name, digest) in _filed(folder).items():
+    for number, (name, digest) in filed.items():
         file = f"requests/{number:04d}-{name}.json"
         if number not in there:
             if file not in buried:
@@ -160,7 +167,8 @@ def missing(folder: Path, entries: Iterable[Entry]) -> list[str]:
     return said
 
 
-def _filed(folder: Path) -> dict[int, tuple[str, str]]:
+def filed_list(folder: Path) -> Filed:
+    """The list of what was filed here."""
     path = folder / FILED
     if not path.exists():
         return {}

@@ -335,8 +335,9 @@ class RunFolder:
 
         They are refused where one is gone.
         """
+        listed = consistency.filed_list(self.path)  # first: what is filed while the files are read is not missing
         entries = self.filed()
-        for sentence in consistency.missing(self.path, entries):
+        for sentence in consistency.missing(self.path, entries, listed):
             raise UnfedError(sentence)
         return entries
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,33 @@ LOG, CHECKPOINTS = "log.jsonl", "checkpoints.jsonl"
 CHECKPOINT_TYPE = "application/vnd.unfed.checkpoint+json"
 
 Leaf = Mapping[str, Any]
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _round(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _participants(value: Any) -> bool:
+    return isinstance(value, dict) and _text(value.get("root")) and _round(value.get("size"))
+
+
+def _text_or_none(value: Any) -> bool:
+    return value is None or _text(value)
+
+
+NEEDED: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "request": {"request": _text, "sha256": _text},
+    "acknowledgement": {"request": _text, "sha256": _text, "expected_by": _text},
+    "state": {"request": _text, "state": _text},
+    "gate": {"request": _text},
+    "in-force": {"request": _text, "model": _text_or_none},
+    "round": {"method": _text, "round": _round, "model": _text, "participants": _participants},
+}
+"""What is read of a leaf, by its type."""
 
 
 @dataclass(frozen=True)
@@ -222,10 +249,13 @@ def faults(log: Log, keys: Sequence[PublicKey], kept: Checkpoint | None = None) 
 
 
 def leaf_in(line: bytes, what: str) -> dict[str, Any]:
-    """A leaf as a value: a table with a type and a moment."""
+    """A leaf as a value: a table with a type, a moment, and what a leaf of its type must say."""
     value = canonical_value(line, what)
     if not isinstance(value, dict) or not isinstance(value.get("type"), str) or not isinstance(value.get("at"), str):
         raise UnfedError(f"The {what} has no type or no moment; restore the log from a copy.")
+    for name, fits in NEEDED.get(value["type"], {}).items():
+        if name not in value or not fits(value[name]):
+            raise UnfedError(f"The {what} is a {value['type']} without its {name}; restore the log from a copy.")
     return value
 
 

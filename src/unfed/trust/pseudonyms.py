@@ -64,7 +64,8 @@ class Pseudonyms:
 
     def _graves(self) -> dict[str, str]:
         path = self._folder / FILE
-        found = storage.read_json(path, "list of pseudonyms").get("destroyed") if path.exists() else {}
+        raw = storage.read_json(path, "list of pseudonyms") if path.exists() else {"destroyed": {}}
+        found = raw.get("destroyed") if isinstance(raw, dict) else None
         if not isinstance(found, dict) or not all(isinstance(date, str) for date in found.values()):
             raise UnfedError(f"{path} is damaged; restore it from a copy.")
         return found

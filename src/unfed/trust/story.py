@@ -97,5 +97,5 @@ def _deny(trust: TrustFolder, entries: Sequence[Entry]) -> dict[str, Any]:
     rows = sorted({row for entry in accepted for row in entry.rows})
     whole = canonical({"clients": clients, "classes": classes, "rows": rows})
     told = {"clients": len(clients), "classes": len(classes), "rows": len(rows)}
-    at = max(entry.changed or entry.created for entry in entries)
+    at = max(entry.created if entry.accepted else entry.changed or entry.created for entry in entries)
     return {"type": "deny", "at": at, **told, "commitment": hmac.digest(trust.secret, whole, hashlib.sha256).hex()}
