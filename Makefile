@@ -17,7 +17,7 @@ help:  ## what can be made here
 
 .venv/dev.stamp: .venv/core.stamp
 	@echo "Installing the tools for tests and checks (once) ..."
-	@$(PIP) -e '.[dev,flower,trust]'
+	@$(PIP) -e '.[dev,flower,serve]'
 	@touch $@
 
 demo: .venv/core.stamp  ## ten clients, one backdoor, three ways to forget; ends with a table and an HTML report

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import SMALL
+from unfed.cli.main import main
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
@@ -99,7 +101,7 @@ def resigned(signed: Envelope, change: Any) -> Envelope:
 def test_a_bundle_says_what_is_proven_measured_and_neither(signed: Envelope) -> None:
     found = verify(signed)
     said = "\n".join(found.proven)
-    assert "took part in none of the 2 rounds after leaf 1" in said and "came into force on 2026-11-15" in said
+    assert "was asked to train in none of the 2 rounds after leaf 1" in said and "came into force on 2026-11-15" in said
     assert any(one.startswith("accuracy on the data that leaves, in percent: ") for one in found.measured)
     assert any(one.startswith("Gate, utility: passed") for one in found.measured)
     assert any("kept a round out of the log" in one for one in found.neither)
@@ -204,13 +206,13 @@ def test_leaves_that_were_kept_back_or_changed_are_found(signed: Envelope) -> No
     def unproven(predicate: Any) -> None:
         predicate["participation"][0]["absences"].pop()
 
-    with pytest.raises(NotVerified, match="does not show that the leaver took no part in the round at leaf 3"):
+    with pytest.raises(NotVerified, match="does not show that the leaver was asked for nothing in the round at leaf 3"):
         verify(resigned(signed, unproven))
 
     def somebody_else(predicate: Any) -> None:
         predicate["participation"][0]["pseudonym"] = predicate["participation"][0]["absences"][0]["neighbours"][0][1]
 
-    with pytest.raises(NotVerified, match="does not show that the leaver took no part"):
+    with pytest.raises(NotVerified, match="does not show that the leaver was asked for nothing"):
         verify(resigned(signed, somebody_else))
 
 
@@ -293,7 +295,7 @@ def test_the_verifier_is_one_file_that_needs_no_unfed(signed: Envelope, tmp_path
     )
     done = subprocess.run([sys.executable, "-I", "alone.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "Proven:" in done.stdout and "took part in none of the 2 rounds" in done.stdout
+    assert "Proven:" in done.stdout and "was asked to train in none of the 2 rounds" in done.stdout
 
 
 def test_the_officers_page_says_the_same_and_loads_nothing(signed: Envelope) -> None:
@@ -312,3 +314,68 @@ def test_only_what_was_fulfilled_has_evidence(run: Run, tmp_path: Path) -> None:
     opened.queue.file(Request("later", clients=("3",)), "ft", "2", 0)
     with pytest.raises(UnfedError, match="Request 'later' is open, so there is no evidence"):
         served(opened, "later")
+
+
+# --- by commands ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unfed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Gives a command in this process: exit code, stdout, stderr."""
+
+    def give(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["unfed", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return give
+
+
+def test_made_and_verified_by_commands(run: Run, tmp_path: Path, unfed: Callable[..., tuple[int, str, str]]) -> None:
+    folder, out, public = run.folder.path, tmp_path / "bundle.json", tmp_path / "op.pub"
+    unfed("keys", "new", tmp_path / "op")
+    code, _, err = unfed("bundle", folder, "--request", "leaves", "-o", out)
+    assert code == 2 and "keeps no log, so no key is known" in err and not out.exists()
+    words = ("bundle", folder, "--request", "leaves", "--key", tmp_path / "op.key", "-o", out)
+    code, said, err = unfed(*words, "--page", tmp_path / "page.html")
+    assert code == 0 and "unfed verify" in said, err
+    assert "Evidence that request leaves was served" in (tmp_path / "page.html").read_text()
+    model = folder / "models/0/leaves/not.safetensors"
+    code, said, err = unfed("verify", out, "--key", public, "--model", model)
+    assert code == 0 and "Proven:" in said and "is the model that this evidence is about" in said.replace("\n", " "), (
+        err
+    )
+    code, said, _ = unfed("verify", out, "--key", public, "--json")
+    assert code == 0 and json.loads(said).keys() == {"proven", "measured", "neither"}
+    raw = json.loads(out.read_text())
+    payload = base64.b64decode(raw["payload"]).replace(b'"leaves"', b'"lleaves"')
+    out.write_text(json.dumps({**raw, "payload": base64.b64encode(payload).decode()}))
+    code, _, err = unfed("verify", out, "--key", public)
+    assert code == 2 and "changed after it was signed" in err.replace("\n", " ")
+    assert unfed("verify", tmp_path / "nothing", "--key", public)[0] == 2
+
+
+def test_the_pages_commands_do_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unfed: Callable[..., tuple[int, str, str]]
+) -> None:
+    page = (Path(__file__).parent.parent / "docs/how-to/evidence.md").read_text(encoding="utf-8")
+    commands, alone, serves = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    (config,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("ward.toml").write_text(config)
+    shutil.copy(verifier.__file__, "verifier.py")
+    for line in commands.strip().splitlines():
+        name = next(Path("ward/trust/requests").glob("*.json")).stem if "ID" in line else ""
+        code, said, err = unfed(*line.replace("ID", name).split()[1:])
+        assert code == 0, (line, err)
+    told = " ".join(said.split())
+    assert "was asked to train in none of the 3 rounds" in told and "is the model that this evidence is about" in told
+    assert "Evidence, not a guarantee" in Path("evidence.html").read_text(encoding="utf-8")
+    done = subprocess.run([sys.executable, *alone.split()[1:]], capture_output=True, text=True)
+    assert done.returncode == 0 and " ".join(done.stdout.split()) == told, done.stderr
+    assert serves.split() == ["unfed", "serve", "ward", "--work"]

@@ -33,6 +33,7 @@ from unfed.runs.config import Config
 from unfed.runs.config_errors import table_in
 from unfed.runs.run import Run
 from unfed.testing import conformance
+from unfed.trust.keys import SigningKey
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -78,6 +79,7 @@ def canary(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     elsewhere.mkdir()
     for place in (elsewhere, tmp_path):
         (place / "canary.py").write_text(CANARY.replace("RAN", repr(str(tmp_path / "ran"))))
+    SigningKey.drawn().write(tmp_path / "bundle.key")
     shutil.copytree(made, tmp_path / "run")
     shutil.copytree(made, tmp_path / "other")
     monkeypatch.chdir(tmp_path)
@@ -121,6 +123,7 @@ WORK = {
     "forget": ["forget", "run", "--client", "1", "--until", "1", "--quiet"],
     "evaluate": ["evaluate", "run", "--json"],
     "probe": ["probe", "run", "--quick", "--quiet"],
+    "serve": ["serve", "run"],
 }
 """Commands that work in a run folder, and so may need its code."""
 
@@ -136,6 +139,7 @@ READ = {
     "purge": ["purge", "run", "--request", "client-1"],
     "prune": ["prune", "run"],
     "index": ["index", "."],
+    "bundle": ["bundle", "run", "--request", "client-1", "--key", "bundle.key", "-o", "bundle.json"],
 }
 """Commands that only read a run folder; of `withdraw`, which writes down one word, the same is asked."""
 
@@ -160,6 +164,7 @@ NAMED = {"methods show": ["methods", "show"], "methods check": ["methods", "chec
 """Commands that take a method's name."""
 
 OTHERS = {"negate", "convert", "data list", "data verify", "data download", "flower init", "methods"}
+OTHERS |= {"request revoke", "verify"}
 OTHERS |= {"theory", "keys new", "request sign", "judge"}
 """Commands that read neither a config nor a run folder."""
 
@@ -370,7 +375,7 @@ def test_a_request_file_runs_nothing_without_leave(canary: Path, unfed: Callable
             code, said = unfed(*words)
             assert not ran(canary), command
             named = f"method in run/requests/{file.name} names code, 'canary:Bird'"
-            if command == "purge":  # it refuses, because the request is open, and not because of the name
+            if command in ("purge", "bundle"):  # it refuses, because the request is open, and not because of the name
                 assert code == 2 and "'client-1' is open" in said, said
             else:
                 assert (code == 2 and named in said) if command in WORK else code == 0, said

@@ -122,10 +122,14 @@ def imported(stdlib: bool = False) -> dict[str, str]:
     return {n: file for n, file in found.items() if (n in sys.stdlib_module_names) == stdlib and n != "unfed"}
 
 
+USED = ("flower", "trust", "serve", "wandb", "mlflow")
+"""Extras whose packages are imported, each when it is asked for."""
+
+
 def test_every_package_that_unfed_imports_is_declared() -> None:
     project = tomllib.loads(text("pyproject.toml"))["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["flower"], *extras["trust"], *extras["wandb"], *extras["mlflow"]]
+    wanted = [*project["dependencies"], *(line for name in USED for line in extras[name])]
     declared = {re.split(r"[\[<>=!~; ]", line)[0].lower().replace("_", "-") for line in wanted}
     declared |= {"triton"}  # comes with PyTorch where there is one, and is asked for before it is imported
     homes = packages_distributions()
@@ -155,6 +159,7 @@ EXEMPT = (
     "unfed/cli/population.py:population",
     "unfed/cli/probe.py:probe",
     "unfed/cli/requests.py:forget",
+    "unfed/cli/evidence.py:serve",
     "unfed/cli/trust.py:request_sign",
     "unfed/central/call.py:unlearn",  # the public call, keyword-only
 )

@@ -46,6 +46,9 @@ PANELS = {
         Entry("keys", "trust", "Keys that sign requests, and whose they are."),
         Entry("request", "trust", "Sign a deletion request; look at a signed one."),
         Entry("log", "trust", "The log of a run: is it whole, who took no part."),
+        Entry("bundle", "evidence", "Write the signed evidence of a served request."),
+        Entry("verify", "evidence", "Check an evidence bundle, without the run."),
+        Entry("serve", "evidence", "Take signed requests over the network; show the queue."),
     ),
     "Look at results": (
         Entry("report", "report", "The report of a run, its tables, figures and numbers."),

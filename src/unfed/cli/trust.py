@@ -152,6 +152,22 @@ def request_check(
     say(f"Request {asked.id} is believed: {asked.agent} asks to forget {what}, until {asked.expires} ({asked.regime}).")
 
 
+@request_app.command("revoke")
+def request_revoke(
+    request: Annotated[str, typer.Argument(metavar="ID", help="The request's id, as it was signed.")],
+    client: Annotated[str, typer.Option(help="You: the client that asked.")],
+    key: Annotated[Path, typer.Option(metavar="FILE.key", help="Your private key.")],
+    to: Annotated[Path, typer.Option(metavar="FILE.pub", help="The operator's public key: to whom it goes.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The signed revocation.")],
+) -> None:
+    """Sign that a request is taken back; handed in, the request is let go unless it is fulfilled."""
+    from unfed.trust import keys, revocation
+
+    signed = revocation.sign(request, client, keys.public_key(to).id, keys.signing_key(key))
+    storage.deliver(out, signed.to_bytes())
+    say(f"Signed the revocation of request {request} by {client}: {out}.")
+
+
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,10 @@
     bundle.py           that, with proofs from the log, as one signed file
     verifier.py         checks a bundle; one file that needs nothing of this library
     page.py             a verified bundle as a page for the officer
+    revocation.py       whoever asked takes a request back, signed
+    desk.py             submit, follow, revoke, fetch: what can be done from outside
+    guard.py            who gets in: sizes, rates, hosts, tokens
+    service.py          the desk on a network, and its page           listening.py   where it listens, and who works
 
 All of it is evidence, not a guarantee: a server that never writes a round into the log is outside what this can show.
 Needs `pip install unfed[trust]`: `cryptography` for Ed25519 and `rfc8785` for canonical JSON, the smallest honest pair.

@@ -19,11 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unfed.errors import UnfedError
-from unfed.runs.requests import now
-from unfed.trust import envelope, verifier
+from unfed.errors import Halted, UnfedError
+from unfed.runs.record import Record
+from unfed.runs.requests import Entry, now
+from unfed.trust import envelope, story, verifier
 from unfed.trust.envelope import Envelope
+from unfed.trust.folder import TrustFolder, has_trust
 from unfed.trust.keys import PublicKey, SigningKey
+from unfed.trust.participation import ROUND, prove_absence
 from unfed.trust.verifier import BUNDLE, PREDICATE, STATEMENT, NotVerified, Verdict
 
 
@@ -36,6 +39,31 @@ class FromLog:
     why_not: str = "this run keeps no log"
     """Why there is no such proof, where there is none."""
     acknowledgement: Envelope | None = None
+
+
+def from_log(record: Record, entry: Entry) -> FromLog:
+    """What the log of a run adds to the evidence of one request."""
+    folder = record.folder
+    if not has_trust(folder.path):
+        return FromLog()
+    trust = TrustFolder(folder.path)
+    story.enter(folder, trust)
+    answer = trust.acknowledgement(entry.request.id)
+    if entry.request.kind != "client":
+        return FromLog(None, "the request is about rows, and the log says nothing about rows", answer)
+    own = [(n, leaf) for n, leaf in enumerate(trust.log.leaves) if leaf.get("request") == entry.request.id]
+    # A round that was under way when the request came may still have asked the leaver: then after its own beginning.
+    places = [own[0][0], *(n for n, leaf in own if leaf["type"] == ROUND)][:2] if own else []
+    why = "the request does not stand in the log"
+    for place in places:
+        try:
+            names = [trust.pseudonyms.known(client) for client in entry.request.clients]
+            return FromLog([prove_absence(trust.log, trust.participants, one, place) for one in names], "", answer)
+        except Halted:
+            raise
+        except UnfedError as error:
+            why = str(error).rstrip(".")
+    return FromLog(None, why, answer)
 
 
 def sign(findings: Mapping[str, Any], key: SigningKey, log: FromLog = FromLog()) -> Envelope:  # noqa: B008

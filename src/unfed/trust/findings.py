@@ -36,6 +36,7 @@ NEITHER = (
 )
 """What is neither proven nor measured, of any request."""
 
+_PLAIN = ("measured", "checks", "value")  # words that say nothing about what was not measured
 _DROPPED = ("request", "deny", "poison")
 _PLACES = (("data", "root"), ("model", "initial"))
 
@@ -216,7 +217,12 @@ def _missing(value: Any, where: str = "") -> list[str]:
     if isinstance(value, Mapping):
         name = str(value["name"]) if isinstance(value.get("name"), str) else ""
         inner = f"{where} {name}".strip()
-        return [one for key, own in value.items() for one in _missing(own, f"{inner} {key}".strip())]
+        kept = {key: own for key, own in value.items() if key != "interval"}
+        return [
+            one
+            for key, own in kept.items()
+            for one in _missing(own, inner if key in _PLAIN else f"{inner} {key}".strip())
+        ]
     if isinstance(value, list):
         return [one for own in value for one in _missing(own, where)]
     return []

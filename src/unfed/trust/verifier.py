@@ -81,8 +81,8 @@ def _verify(data: bytes, keys: Sequence[Ed25519PublicKey], log: bytes | None, mo
         neither.append("Which rows were read: the log says who took part in a round, and nothing about rows.")
     if model is not None:
         proven.append(_same_model(model, subjects))
-    measured = [_told(one) for one in found["measured"].values()]
-    for one in found["gate"].get("checks", []):
+    measured = [_told(one) for one in found["measured"].values() if not isinstance(one["value"], str)]
+    for one in [one for one in found["gate"].get("checks", []) if not isinstance(one["value"], str)]:
         value = f"{one['what']}: {_number(one['value'])}, bound {_number(one['bound'])}"
         measured.append(f"Gate, {one['name']}: {one['verdict']} ({value}).")
     return Verdict(proven, measured, neither + [f"Not measured: {one}." for one in found["not_measured"]], statement)
@@ -93,7 +93,7 @@ def _participation(
 ) -> Iterator[str]:
     """That the leaver's pseudonym is in no round between a leaf of the log and a signed checkpoint."""
     checkpoint, after = _opened(proof["checkpoint"], CHECKPOINT, keys, "checkpoint"), int(proof["after"])
-    kept = None if log is None else _opened(_json(log), CHECKPOINT, keys, "checkpoint that you keep")
+    kept = None if log is None else _kept(_json(log), keys)
     lines, absences = [text.encode() for text in proof["leaves"]], {one["leaf"]: one for one in proof["absences"]}
     size, peaks, fits = after + 1, [bytes.fromhex(one) for one in proof["frontier"]], kept is None
     if after < 0 or len(peaks) != size.bit_count():
@@ -119,15 +119,24 @@ def _participation(
     for place, leaf in rounds.items():
         top = bytes.fromhex(leaf["participants"]["root"])
         if not _absent(bytes.fromhex(proof["pseudonym"]), absences.get(place), top):
-            raise NotVerified(f"The bundle does not show that the leaver took no part in the round at leaf {place}.")
+            raise NotVerified(
+                f"The bundle does not show that the leaver was asked for nothing in the round at leaf {place}."
+            )
     where = f"the log {checkpoint['origin']!r} up to its checkpoint of {checkpoint['at']} over {size} leaves"
     who = f"Client {client}, under the pseudonym {proof['pseudonym'][:16]}…,"
     gap = "" if answer is None or after <= answer["leaf"] else f" (its request is leaf {answer['leaf']}; not before)"
-    yield f"{who} took part in none of the {trained} rounds after leaf {after}{gap} of {where}."
+    yield f"{who} was asked to train in none of the {trained} rounds after leaf {after}{gap} of {where}."
     came = [leaf["at"] for leaf in leaves if leaf["type"] == "in-force" and leaf.get("model") == model]
     yield from [f"That log says that this model came into force on {came[0]}."] if came else []
     if kept is not None:
         yield f"That log has grown from the checkpoint that you keep (of {kept['at']} over {kept['size']} leaves)."
+
+
+def _kept(raw: Any, keys: Sequence[Ed25519PublicKey]) -> Any:
+    """A checkpoint that somebody keeps, alone or in an acknowledgement."""
+    if raw["payloadType"] == ACKNOWLEDGEMENT:
+        raw = _opened(raw, ACKNOWLEDGEMENT, keys, "acknowledgement that you keep")["checkpoint"]
+    return _opened(raw, CHECKPOINT, keys, "checkpoint that you keep")
 
 
 def _absent(stranger: bytes, proof: Any, top: bytes) -> bool:
@@ -284,7 +293,7 @@ def main() -> int:
     parser.add_argument(
         "--key", type=Path, action="append", required=True, help="the operator's public key; repeatable"
     )
-    parser.add_argument("--log", type=Path, help="a signed checkpoint of the log that you keep")
+    parser.add_argument("--log", type=Path, help="a checkpoint, or an acknowledgement, that you kept")
     parser.add_argument("--model", type=Path, help="the model, a safetensors file")
     given = parser.parse_args()
     try:

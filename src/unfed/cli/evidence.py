@@ -1,0 +1,146 @@
+"""The commands around evidence: `bundle` makes it, `verify` checks it, `serve` hands it out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from unfed import storage
+from unfed.cli.console import Console, echo
+from unfed.cli.options import AllowCode, Json, Quiet, RunArgument
+from unfed.errors import UnfedError
+from unfed.runs.folder import RunFolder
+from unfed.runs.record import Record
+from unfed.runs.run import Run
+
+stdout = Console(highlight=False)
+
+Page = Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write a page for the officer, to print.")]
+
+
+def say(sentence: str) -> None:
+    stdout.print(escape(sentence), soft_wrap=True)
+
+
+def bundle(
+    run: RunArgument,
+    request: Annotated[str, typer.Option(metavar="ID", help="The request that was served.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The evidence bundle.")],
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE.key", help="The operator's key; default: that of the run's log.")
+    ] = None,
+    page: Page = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the signed evidence of a served request.
+
+    It says which models, who took part, what was measured; no tensors, no sample ids. Evidence, not a guarantee.
+    """
+    from unfed.trust import bundle as bundles
+    from unfed.trust import keys
+    from unfed.trust.findings import findings, served
+    from unfed.trust.folder import TrustFolder, has_trust
+
+    record = Record(RunFolder(run))
+    entry = served(record, request)
+    trust = TrustFolder(run) if has_trust(run) else None
+    if key is None and trust is None:
+        raise UnfedError(f"{run} keeps no log, so no key is known; give the operator's with --key FILE.key.")
+    own = trust.key if key is None and trust is not None else keys.signing_key(key or Path())
+    if trust is not None and own.id != trust.operator.id:
+        raise UnfedError(f"The log of {run} is signed by another key; leave --key out, or give that one.")
+    signed = bundles.sign(findings(record, entry), own, bundles.from_log(record, entry))
+    storage.deliver(out, signed.to_bytes())
+    verdict = bundles.verify(out, [own.public])
+    if page is not None:
+        _write_page(page, verdict, [own.id])
+    if as_json:
+        told = {"bundle": str(out), "request": request, "key": own.id, "proven": verdict.proven}
+        echo(json.dumps({**told, "page": None if page is None else str(page)}))
+    elif not quiet:
+        say(f"Wrote {out}, signed by {own.id[:16]}…; `unfed verify {out} --key operator.pub` checks it.")
+
+
+def verify(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="An evidence bundle.")],
+    key: Annotated[list[Path], typer.Option(metavar="FILE.pub", help="The operator's public key. Repeatable.")],
+    log: Annotated[
+        Path | None, typer.Option(metavar="CHECKPOINT", help="A checkpoint or acknowledgement that you kept.")
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="The model that you were given, a safetensors file.")] = None,
+    page: Page = None,
+    as_json: Json = False,
+) -> None:
+    """Check an evidence bundle, and say what is proven, what is measured, and what is neither.
+
+    It needs the bundle and the operator's public key, and no run folder. Exit code 2 where something does not hold.
+    """
+    from unfed.trust import bundle as bundles
+    from unfed.trust import keys, verifier
+
+    known = [keys.public_key(path) for path in key]
+    verdict = bundles.verify(bundle, known, log, model)
+    if page is not None:
+        _write_page(page, verdict, [one.id for one in known])
+    if as_json:
+        echo(json.dumps({"proven": verdict.proven, "measured": verdict.measured, "neither": verdict.neither}))
+        return
+    say(verifier.told(verdict))
+
+
+def _write_page(path: Path, verdict: object, keys: list[str]) -> None:
+    from unfed.trust.page import page
+    from unfed.trust.verifier import Verdict
+
+    assert isinstance(verdict, Verdict)
+    storage.deliver(path, page(verdict, keys).encode())
+
+
+def serve(
+    run: RunArgument,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; anything but loopback needs TLS and --token.")
+    ] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8640,
+    names: Annotated[
+        list[str], typer.Option("--name", help="A name under which it is called, besides the address. Repeatable.")
+    ] = [],  # noqa: B006
+    token: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file of tokens, one a line; made if it is not there.")
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(metavar="FILE.pem", help="TLS: the certificate chain.")] = None,
+    certificate_key: Annotated[Path | None, typer.Option(metavar="FILE.pem", help="TLS: its private key.")] = None,
+    per_minute: Annotated[int, typer.Option(min=1, help="Calls that one address may make a minute.")] = 120,
+    largest: Annotated[int, typer.Option(min=1024, help="Bytes that a call may send.")] = 1 << 20,
+    method: Annotated[str, typer.Option(help="By which method what comes in is served.")] = "sealed",
+    until: Annotated[str, typer.Option(help="`recovered`, `forgotten`, both with a comma, or rounds.")] = "recovered",
+    work: Annotated[bool, typer.Option("--work", help="Also serve what comes in; else `unfed resume` does.")] = False,
+    allow_code: AllowCode = False,
+) -> None:
+    """Take signed requests over the network, show the queue, hand out answers and evidence.
+
+    Loopback only, unless told otherwise. What comes in counts by its signature.
+    """
+    from unfed.trust.desk import Desk
+    from unfed.trust.intake import Handling
+    from unfed.trust.listening import Address, Listener, tokens_in
+
+    opened = Run.open(run)
+    opened.permit()
+    address = Address(host, port, tuple(names), certificate, certificate_key)
+    rules = address.rules(frozenset() if token is None else tokens_in(token), largest, per_minute)
+    listener = Listener(Desk(opened, Handling(method, until)), address, rules, work, allow_code)
+    if token is not None:
+        say(f"Whoever calls needs a token of {token}.")
+    say(f"Serving {run} at {listener.url}; Ctrl-C ends it.")
+    listener.listen()
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (bundle, verify, serve):
+        app.command()(command)

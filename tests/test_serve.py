@@ -1,0 +1,332 @@
+"""The service: signed requests come in over HTTP, nothing is lost, nobody gets in who should not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from unfed.errors import UnfedError
+from unfed.runs.config import Config
+from unfed.runs.run import Run
+from unfed.trust import acknowledgement, envelope, request, revocation, verifier, watching
+from unfed.trust.desk import Desk
+from unfed.trust.folder import TrustFolder
+from unfed.trust.guard import Guard, Rules, token_digest
+from unfed.trust.intake import Handling
+from unfed.trust.keys import SigningKey
+from unfed.trust.listening import Address, Listener, Worker, tokens_in
+from unfed.trust.log import faults
+from worlds import slow
+
+CLIENTS = 60
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "partition": {"clients": CLIENTS},
+    "model": {"name": "cnn-tiny"},
+    "training": {"rounds": 1, "batch": 256},
+    "unlearning": {"rounds": 1},
+    "evaluation": {"attack": False, "samples": False, "recovered_within": 100},
+    "gate": {"max_drop": 100},
+    "engine": {"name": "batched"},
+    "device": "cpu",
+}
+KEYS = {str(k): SigningKey.drawn() for k in range(CLIENTS)}
+OPERATOR = SigningKey.drawn()
+TOKEN = "a-token-that-nobody-guesses-0123456789"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained federation of sixty clients, each with a key on the roster."""
+    folder = tmp_path_factory.mktemp("serve")
+    OPERATOR.write(folder / "operator.key")
+    run = Run.create(Config.parse(TINY), folder / "run")
+    TrustFolder.begin(run.folder.path, folder / "operator.key").enrol({n: key.public for n, key in KEYS.items()})
+    with watching.logged(run) as watch:
+        run.execute(watch)
+    return folder
+
+
+@pytest.fixture
+def home(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "home")
+    return tmp_path / "home"
+
+
+def desk(home: Path) -> Desk:
+    return Desk(Run.open(home / "run"), Handling("ft", "1"))
+
+
+def asked(client: str, **more: Any) -> bytes:
+    value = request.value({"clients": [client]}, client, OPERATOR.id, **more)
+    return request.sign(value, KEYS[client]).to_bytes()
+
+
+def taken_back(name: str, client: str, key: SigningKey | None = None) -> bytes:
+    return revocation.sign(name, client, OPERATOR.id, key or KEYS[client]).to_bytes()
+
+
+@contextmanager
+def served(home: Path, tokens: Sequence[str] = (), per_minute: int = 10_000, **rules: Any) -> Iterator[httpx.Client]:
+    """A service on a free port of this machine, and somebody who calls it."""
+    address = Address(port=0)
+    listener = Listener(
+        desk(home), address, address.rules(frozenset(map(token_digest, tokens)), per_minute=per_minute, **rules)
+    )
+    thread = threading.Thread(target=listener.listen)
+    thread.start()
+    try:
+        with httpx.Client(base_url=listener.url, timeout=60.0) as client:
+            yield client
+    finally:
+        listener.stop()
+        thread.join()
+
+
+def test_a_request_is_submitted_followed_served_and_its_evidence_fetched(home: Path, tmp_path: Path) -> None:
+    with served(home) as http:
+        answer = http.post("/api/requests", content=asked("7", name="r-seven"))
+        assert answer.status_code == 201, answer.text
+        verified = acknowledgement.verified(envelope.read(answer.content), [OPERATOR.public])
+        assert http.get("/api/requests/r-seven/acknowledgement").content == answer.content
+        now = http.get("/api/requests/r-seven").json()
+        assert (now["state"], now["expected_by"], now["signed_by"]) == ("open", verified.expected_by, "7")
+        assert http.get("/api/requests/r-seven/bundle").status_code == 400, "there is nothing to give evidence of yet"
+        run = Run.open(home / "run")
+        with watching.logged(run) as watch:
+            run.execute(watch)
+        told = http.get("/api/requests/r-seven").json()
+        assert told["state"] == "fulfilled" and any("came into force" in said for _, said in told["events"])
+        assert told["still_carries"], "the model before is still there"
+        bundle = http.get("/api/requests/r-seven/bundle").content
+        found = verifier.verify(bundle, [OPERATOR.public.pem], model=home / "run/models/0/r-seven/ft.safetensors")
+        said = " ".join(found.proven)
+        assert "acknowledged request 'r-seven'" in said and "was asked to train in none of the 1 rounds" in said
+        grown = verifier.verify(bundle, [OPERATOR.public.pem], log=answer.content).proven
+        assert any("has grown from the checkpoint that you keep" in one for one in grown), "the answer has one"
+        page = http.get("/").text
+        assert "r-seven" in page and "fulfilled" in page and "/requests/r-seven" in page
+        assert "came into force" in http.get("/requests/r-seven").text
+
+
+def test_whoever_asked_can_revoke_and_nobody_else(home: Path) -> None:
+    with served(home) as http:
+        assert http.post("/api/requests", content=asked("3", name="r-three")).status_code == 201
+        for data in (
+            taken_back("r-three", "4"),
+            taken_back("r-three", "3", KEYS["4"]),
+            taken_back("r-three", "3", SigningKey.drawn()),
+            taken_back("unknown", "3"),
+            b"{}",
+        ):
+            refused = http.post("/api/revocations", content=data)
+            assert refused.status_code in (400, 403) and refused.json()["error"].endswith("."), refused.text
+        assert http.get("/api/requests/r-three").json()["state"] == "open"
+        done = http.post("/api/revocations", content=taken_back("r-three", "3"))
+        assert done.status_code == 200 and done.json()["state"] == "revoked"
+        assert http.post("/api/revocations", content=taken_back("r-three", "3")).json()["state"] == "revoked"
+    reasons = [leaf["reason"] for leaf in TrustFolder(home / "run").log.leaves if leaf["type"] == "refusal"]
+    assert reasons.count("revocation") == 5
+    assert Run.open(home / "run").queue.besides(0) == []
+
+
+@pytest.mark.parametrize("many", [8, *slow(50)])
+def test_those_who_submit_at_the_same_moment_lose_nothing(many: int, home: Path) -> None:
+    bodies = [asked(str(k), name=f"r-{k}") for k in range(many)]
+    with served(home) as http:
+        together = threading.Barrier(many)
+
+        def submit(body: bytes) -> httpx.Response:
+            together.wait()
+            return http.post("/api/requests", content=body)
+
+        with ThreadPoolExecutor(many) as pool:
+            answers = list(pool.map(submit, bodies))
+        assert [answer.status_code for answer in answers] == [201] * many
+        assert len(http.get("/api/requests").json()["requests"]) == many
+    found = [acknowledgement.verified(envelope.read(answer.content), [OPERATOR.public]) for answer in answers]
+    assert [json.loads(one.request.payload)["agent-request-id"] for one in found] == [f"r-{k}" for k in range(many)]
+    trust, run = TrustFolder(home / "run"), Run.open(home / "run")
+    assert faults(trust.log, [trust.operator]) == []
+    entries = run.folder.requests()
+    assert sorted(entry.number for entry in entries) == list(range(1, many + 1))
+    assert {entry.request.id for entry in entries} == {f"r-{k}" for k in range(many)}
+    leaves = [leaf for leaf in trust.log.leaves if leaf["type"] == "request"]
+    assert sorted(leaf["request"] for leaf in leaves) == sorted(f"r-{k}" for k in range(many))
+
+
+def test_what_is_refused_is_one_sentence_and_changes_nothing(home: Path) -> None:
+    with served(home) as http:
+        first = asked("5", name="r-five")
+        assert http.post("/api/requests", content=first).status_code == 201
+        again = http.post("/api/requests", content=first)
+        assert again.status_code == 403 and again.json()["reason"] == "replayed"
+        for body in (
+            b"",
+            b"{",
+            b"[]",
+            b'{"request": 1}',
+            b'{"request": {}, "x": 1}',
+            b"[" * 5000,
+            asked("5")[:-9],
+            b"\xff",
+        ):
+            refused = http.post("/api/requests", content=body)
+            assert refused.status_code in (400, 403), (body[:20], refused.text)
+            assert refused.json()["error"].endswith(".") and "\n" not in refused.json()["error"]
+        assert http.get("/api/requests/nobody").status_code == 404
+        assert http.get("/api/requests/..%2f..%2fetc").status_code == 404
+        assert http.get("/nowhere").json() == {"error": "There is nothing here; the page is at /."}
+        assert http.put("/api/requests").status_code == 405
+        assert [one["id"] for one in http.get("/api/requests").json()["requests"]] == ["r-five"]
+
+
+def test_a_token_is_asked_for_and_never_written_down(
+    home: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with served(home, [TOKEN]) as http:
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": TOKEN},
+            {"Cookie": f"unfed_session={TOKEN}"},
+        ):
+            assert http.get("/api/requests", headers=headers).status_code == 401
+        assert http.post("/api/requests", content=asked("5")).status_code == 401
+        assert http.get("/api/requests", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+        form = http.get("/", headers={"Accept": "text/html"})
+        assert form.status_code == 401 and 'type="password"' in form.text
+        assert http.post("/login", data={"token": "wrong"}).status_code == 401
+        came = http.post("/login", data={"token": TOKEN})
+        assert came.status_code == 303 and TOKEN not in str(came.headers)
+        assert "HttpOnly" in came.headers["set-cookie"] and "SameSite=Strict" in came.headers["set-cookie"]
+        assert http.get("/").status_code == 200, "the session is remembered"
+    out = capfd.readouterr()
+    assert TOKEN not in caplog.text + out.out + out.err
+    assert all(TOKEN.encode() not in path.read_bytes() for path in home.rglob("*") if path.is_file())
+
+
+def test_large_bodies_strange_hosts_and_haste_are_turned_away(home: Path) -> None:
+    with served(home, largest=2048) as http:
+        assert http.post("/api/requests", content=b" " * 2049).status_code == 413
+        chunks = http.post("/api/requests", content=iter([b" " * 1500, b" " * 1500]))
+        assert chunks.status_code == 413, "whatever its header says"
+        assert http.get("/", headers={"Host": "evil.example"}).status_code == 421
+        assert http.get("/", headers={"Host": "localhost:99"}).status_code == 200
+        plain = http.get("/")
+        assert "default-src 'none'" in plain.headers["content-security-policy"]
+        assert plain.headers["cache-control"] == "no-store" and "server" not in plain.headers
+    with served(home, per_minute=3) as http:
+        assert [http.get("/api/requests").status_code for _ in range(5)] == [200, 200, 200, 429, 429]
+
+
+def test_the_rate_comes_back_with_time() -> None:
+    moment = [0.0]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    guard = Guard(app, Rules(per_minute=2), lambda: moment[0])
+
+    def call(address: str = "1.2.3.4") -> int:
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"host", b"localhost:1")]
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": headers, "client": (address, 1)}
+        asyncio.run(guard(scope, receive, send))
+        return int(sent[0]["status"])
+
+    assert [call(), call(), call(), call("5.6.7.8")] == [200, 200, 429, 200]
+    moment[0] = 31.0
+    assert [call(), call()] == [200, 429]
+
+
+def test_only_loopback_is_open_without_token_and_certificate(tmp_path: Path) -> None:
+    assert Address().rules().hosts == {"localhost", "127.0.0.1", "[::1]"}
+    with pytest.raises(UnfedError, match="0.0.0.0 can be reached from other machines, and that needs --token FILE"):
+        Address("0.0.0.0").rules()
+    with pytest.raises(UnfedError, match="that needs --token FILE"):
+        Address("hospital.example").rules(frozenset({b"x"}))
+    with pytest.raises(UnfedError, match="TLS needs both"):
+        Address(certificate=tmp_path / "a.pem").rules()
+    with pytest.raises(UnfedError, match="There is no file"):
+        Address(certificate=tmp_path / "a.pem", certificate_key=tmp_path / "b.pem").rules()
+    assert Address("::1").loopback and Address("127.8.8.8").loopback and not Address("10.0.0.1").loopback
+
+
+def test_tokens_lie_in_a_file_of_their_own(tmp_path: Path) -> None:
+    (digest,) = tokens_in(tmp_path / "tokens")
+    assert stat.S_IMODE((tmp_path / "tokens").stat().st_mode) == 0o600
+    assert digest == token_digest((tmp_path / "tokens").read_text().strip())
+    (tmp_path / "tokens").chmod(0o644)
+    with pytest.raises(UnfedError, match="chmod 600"):
+        tokens_in(tmp_path / "tokens")
+    (tmp_path / "short").write_text("abc\n")
+    (tmp_path / "short").chmod(0o600)
+    with pytest.raises(UnfedError, match="at least 32 characters"):
+        tokens_in(tmp_path / "short")
+
+
+def test_every_file_that_the_service_writes_is_for_its_owner_alone(home: Path) -> None:
+    with served(home) as http:
+        http.post("/api/requests", content=asked("5", name="r-five"))
+        http.post("/api/revocations", content=taken_back("r-five", "5"))
+    open_to_others = [
+        path for path in (home / "run/trust").rglob("*") if path.is_file() and stat.S_IMODE(path.stat().st_mode) & 0o077
+    ]
+    assert [path.name for path in open_to_others if not path.name.endswith(".lock")] == []
+
+
+def test_a_run_without_a_log_has_no_desk(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path / "home")
+    shutil.rmtree(tmp_path / "home/run/trust")
+    with pytest.raises(UnfedError, match="keeps no log of signed requests"):
+        desk(tmp_path / "home")
+    shutil.copytree(made, tmp_path / "other")
+    told = json.loads((tmp_path / "other/run/trust/operator.json").read_text())
+    (tmp_path / "other/run/trust/operator.json").write_text(json.dumps({**told, "key": str(tmp_path / "gone.key")}))
+    with pytest.raises(UnfedError, match="is not at"):
+        desk(tmp_path / "other")
+
+
+def test_the_worker_serves_what_comes_in(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = desk(home)
+    own.submit(asked("9", name="r-nine"))
+    given: list[list[str]] = []
+    done = threading.Event()
+
+    class Process:
+        def __init__(self, command: list[str], **_: Any) -> None:
+            given.append(command)
+
+        def wait(self) -> int:
+            done.set()
+            return 0
+
+        def poll(self) -> int:
+            return 0
+
+    monkeypatch.setattr("unfed.trust.listening.subprocess.Popen", Process)
+    with Worker(own).working():
+        assert done.wait(60)
+    assert given[0][1:] == ["-m", "unfed", "resume", str(home / "run"), "--quiet"]
