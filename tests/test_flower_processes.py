@@ -36,7 +36,7 @@ pytestmark = pytest.mark.flower_processes
 
 SET = (
     "training.rounds=1; unlearning.rounds=1; evaluation.every=9; model.name=cnn-tiny; training.batch=64;"
-    " training.lr=0.02; engine.precision=float64"
+    " training.lr=0.02; engine.precision=float64; methods.conv2={use='not', layers=['conv2']}"
 )
 
 PATIENCE = 600.0
@@ -109,11 +109,11 @@ def test_a_clean_run_ends_with_the_in_process_result_and_the_leaver_is_left_alon
 
 
 def test_a_run_is_resumed_after_a_killed_superlink_and_survives_a_killed_node(deployment: Deployment) -> None:
-    folder, job = deployment.where / "run", Job(0, "client-1", "not")
+    folder, job = deployment.where / "run", Job(0, "client-1", "conv2")  # the first layer would be turned back
     leaver = [deployment.received(0, kind) for kind in ("train", "evaluate")]
     asked = {node: deployment.asked(node, "train") for node in (2, 3)}
     started = time.monotonic()
-    behind = deployment.script_behind("5-forget", *words(forget_clients="1"))
+    behind = deployment.script_behind("5-forget", *words(forget_clients="1", methods="conv2"))
 
     def at_work() -> bool:
         return all(deployment.asked(node, "train") > before for node, before in asked.items())
@@ -137,7 +137,7 @@ def test_a_run_is_resumed_after_a_killed_superlink_and_survives_a_killed_node(de
     assert states(folder) == ["finished", "finished", "failed", "finished"]
 
     run = Run.open(folder)
-    lines = [line for line in run.lines() if (line["request"], line["method"]) == ("client-1", "not")]
+    lines = [line for line in run.lines() if (line["request"], line["method"]) == ("client-1", "conv2")]
     assert [line["round"] for line in lines] == [0, 1]  # begun once: NoT was not applied a second time
     assert lines[-1]["asked"] == {"1": ["2", "3"]}
     assert [(r["round"], r["client"]) for r in lines[-1]["refused"]] == [(1, "3")]
@@ -152,10 +152,10 @@ def test_a_run_is_resumed_after_a_killed_superlink_and_survives_a_killed_node(de
         Setup(local.template, local.fresh, local.forward_flops),
         Members(clients, local.engine(clients)),
         run.folder.load_model(Job(0, "client-0", "not")),
-        local.unlearning_settings(False, "not"),
+        local.unlearning_settings(False, "conv2"),
         local.seeds.request("client-1"),
     )
-    state = server.advance(NoT().begin(server), ["2"])
+    state = server.advance(NoT(layers=("conv2",)).begin(server), ["2"])
     for name, value in run.folder.load_model(job).items():
         torch.testing.assert_close(value, state.params[name], rtol=0, atol=1e-9)
 

@@ -116,3 +116,13 @@ def test_a_run_of_the_papers_own_config_stands_beside_it(first: Run, tmp_path: P
 
 def test_the_page_in_the_docs_is_what_the_results_give() -> None:
     assert reproduction.main(["page", "--check"]) == 0, "run `python tools/reproduction.py page`"
+
+
+def test_a_key_that_a_later_version_adds_makes_no_other_experiment(first: Run) -> None:
+    found = record.kept(first, "abc")
+    earlier = json.loads(json.dumps(found.config))
+    del earlier["training"]["patience"], earlier["gate"]  # as if both had come later
+    assert record.key_of(earlier) == found.key
+    assert record.differences(earlier, found.config) == []
+    changed = {**earlier, "training": {**earlier["training"], "decay": 0.5}}
+    assert record.key_of(changed) != found.key, "a value that is not the default is another experiment"

@@ -3,6 +3,7 @@
     python tools/reproduction.py add RUN ...          finished jobs of run folders into results/
     python tools/reproduction.py page                 docs/reproduction.md from results/, never edited by hand
     python tools/reproduction.py page --check         exits with 1 if the page is not what results/ give
+    python tools/reproduction.py figure RESULT.json   docs/reproduction.svg: how near each method is to Retrain
 
 Every item of `unfed paper --scale paper` has its place on the page: with a verdict per cell where it was run, and with
 its price in GPU minutes where it was not.
@@ -11,20 +12,30 @@ its price in GPU minutes where it was not.
 from __future__ import annotations
 
 import argparse
+import io
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import matplotlib
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from unfed.measures.columns import GAP_METRICS
 from unfed.measures.trajectory import Line
+from unfed.methods import METHODS
 from unfed.paper import record
 from unfed.paper.items import Item, Spec, items
 from unfed.paper.making import markdown
 from unfed.paper.views import results
+from unfed.report import rules
 from unfed.runs.run import Run
 
+OURS = "sealed"  # stands beside the paper's methods wherever it was run with them
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "reproduction.md"
+RESULTS, PAGE, FIGURE = ROOT / "results", ROOT / "docs" / "reproduction.md", ROOT / "docs" / "reproduction.svg"
 # Seconds a round on one H200 in bf16, training and evaluation (docs/performance.md).
 ROUND = {"cnn": 0.052, "resnet18": 5.0, "vit": 2.0}
 
@@ -39,11 +50,16 @@ def main(arguments: Sequence[str]) -> int:
     writing = parts.add_parser("page")
     writing.add_argument("--results", type=Path, default=RESULTS)
     writing.add_argument("--check", action="store_true")
+    drawing = parts.add_parser("figure")
+    drawing.add_argument("result", type=Path)
     options = parser.parse_args(arguments)
     if options.part == "add":
         commit = options.commit or _commit()
         for run in options.runs:
             print(record.write(record.kept(Run.open(run), commit), options.results))
+        return 0
+    if options.part == "figure":
+        FIGURE.write_text(figure(record.read(options.result)), encoding="utf-8")
         return 0
     text = page(options.results)
     if options.check:
@@ -91,7 +107,7 @@ def section(item: Item, found: Sequence[record.Kept]) -> Iterator[str]:
 
 def _chosen(kept: record.Kept, spec: Spec) -> list[Line]:
     """The lines of the methods that the item shows, under its own labels."""
-    shown = {"before", *spec.config().methods.run}
+    shown = {"before", OURS, *spec.config().methods.run}
     return [line for line in kept.lines() if line["method"] in shown]
 
 
@@ -104,9 +120,47 @@ def about(spec: Spec, kept: record.Kept, different: Sequence[str], lines: Sequen
     commits = ", ".join(sorted({one["commit"][:7] for one in made}))
     seeds = ", ".join(str(seed) for seed in kept.seeds)
     left = [m for m in spec.config().methods.run if m not in methods]
-    told = f"{spec.name}: seeds {seeds}; {where}, {when}, commit {commits}."
+    told = f"{spec.name}: seeds {seeds}{fewer(kept, sorted(methods))}; {where}, {when}, commit {commits}."
     told += f" Differs from the item: {'; '.join(different)}." if different else ""
     return told + (f" Not run: {', '.join(left)}." if left else "")
+
+
+def figure(kept: record.Kept) -> str:
+    """Average gap to Retrain after each evaluated round, the mean over a method's seeds, as SVG."""
+    by_method = next(iter(rules.trajectories(kept.lines()).values()))
+    ends = {seed: rules.reference_line(lines) for seed, lines in by_method["retrain"].items()}
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "reproduction", "font.size": 10}):
+        drawn = Figure((8, 4.2), layout="constrained")
+        axes = drawn.add_subplot(xlabel="rounds", ylabel="average gap to Retrain, points", ylim=(0, 10))
+        for method in sorted(set(by_method) - {"retrain", "before", "train"}):
+            gaps: dict[int, list[float]] = {}
+            for seed, lines in by_method[method].items():
+                for line in rules.results(lines):
+                    known = [(line[m], ends[seed][m]) for m in GAP_METRICS]
+                    gaps.setdefault(line["round"], []).append(sum(abs(a - b) for a, b in known) / len(known))
+            rounds = sorted(r for r, found in gaps.items() if len(found) == len(by_method[method]))
+            means = [sum(gaps[r]) / len(gaps[r]) for r in rounds]
+            style: dict[str, Any] = {"linewidth": 2.6 if method in ("not", OURS) else 1.3}
+            style |= {"dashes": (4, 1.5)} if method == OURS else {}
+            style |= {"marker": "o", "clip_on": False} if len(rounds) == 1 else {}  # evaluated at its end only
+            axes.plot(rounds, means, label=METHODS[method].title, **style)
+        axes.legend(ncols=4, frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.3)
+        buffer = io.StringIO()
+        FigureCanvasSVG(drawn).print_svg(buffer, metadata={"Date": None})
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def fewer(kept: record.Kept, methods: Sequence[str]) -> str:
+    """` (fukd: 0)`: the methods that were not run for every seed."""
+    seeds = {m: [s for s in kept.seeds if any(job.startswith(f"{s}/") for job in _of(kept, m))] for m in methods}
+    few = [f"{method}: {', '.join(map(str, own))}" for method, own in seeds.items() if len(own) < len(kept.seeds)]
+    return f" ({'; '.join(few)})" if few else ""
+
+
+def _of(kept: record.Kept, method: str) -> list[str]:
+    return [job for job in kept.jobs if job.rpartition("/")[2] == method]
 
 
 def missing(item: Item, specs: Sequence[Spec]) -> str:

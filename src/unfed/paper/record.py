@@ -2,9 +2,11 @@
 
     results/PRESET-KEY.json      config, revisions, versions, hardware, commit, and columns per job
 
-KEY is the digest of the resolved config without the seeds and the list of methods, so that repetitions and methods that
-were run apart come together in one file, and nothing else does. A result of another config, or one whose engine,
-evaluator or method has been revised since, is refused by name. Tables are made of the kept lines as of a run's own.
+KEY is the digest of the config without the seeds and the list of methods, so that repetitions and methods that were run
+apart come together in one file, and nothing else does. What stands at its default is left out of the digest: a key that
+a later version adds changes nothing here, and a default that changes is another experiment. A result of another config,
+or one whose engine, evaluator or method has been revised since, is refused by name. Tables are made of the kept lines
+as of a run's own.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from unfed import storage
 from unfed.errors import UnfedError, listed
 from unfed.measures.trajectory import Line
 from unfed.runs import revisions
+from unfed.runs.config import Config
 from unfed.runs.run import Run
 from unfed.values import is_measured
 
@@ -27,8 +30,10 @@ SCHEMA = 1
 COLUMNS = ("round", "retain", "forget", "test", "mia", "validation", "backdoor", "comm_bytes", "flops", "seconds")
 ONCE = ("validation_before", "keep_model")
 """What is the same in every line of a job."""
-ASIDE = ("name", "seed", "device", "checkpoint")
+ASIDE = ("name", "seed", "device", "checkpoint", "gate")
 """Keys of a config that change no number, or that tell repetitions apart."""
+UNTOLD = {"methods": ("run",), "evaluation": ("samples", "batch"), "engine": ("name", "compile", "chunk", "threads")}
+"""Keys of a table that change no number beyond rounding."""
 ESSENTIAL = ("data", "partition", "model", "poison", "request", "setting")
 """Keys that make an experiment the one it is."""
 
@@ -61,10 +66,10 @@ class Kept:
 
 def key_of(config: Mapping[str, Any]) -> str:
     """The digest of what a result depends on, but for its seed and its method."""
-    rest = {name: value for name, value in config.items() if name not in ASIDE}
-    rest["methods"] = {label: table for label, table in rest.get("methods", {}).items() if label != "run"}
-    rest["engine"] = {name: value for name, value in rest.get("engine", {}).items() if name == "precision"}
-    rest["evaluation"] = {name: value for name, value in rest.get("evaluation", {}).items() if name != "samples"}
+    said = Config.kept(config).model_dump(mode="json", exclude_defaults=True)
+    rest = {name: value for name, value in said.items() if name not in ASIDE}
+    for table, names in UNTOLD.items():
+        rest[table] = {name: value for name, value in rest.get(table, {}).items() if name not in names}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -133,18 +138,24 @@ def outdated(found: Kept) -> list[str]:
     return said
 
 
-def differences(config: Mapping[str, Any], wanted: Mapping[str, Any], at: str = "") -> list[str]:
-    """`training.rounds 150 instead of 300`: where a kept config is not the one an item asks for."""
-    found = []
+def differences(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """`training.rounds 150 instead of 300`: where a kept config is not the one an item asks for.
+
+    A key that was added since is at its default in the kept one; methods are told apart by what they are called.
+    """
+    untold = {*ASIDE, *(f"{table}.{name}" for table, names in UNTOLD.items() for name in names)}
+    return list(_differences(Config.kept(config).to_json(), Config.kept(wanted).to_json(), "", untold))
+
+
+def _differences(config: Mapping[str, Any], wanted: Mapping[str, Any], at: str, untold: set[str]) -> Iterator[str]:
     for name in sorted({*config, *wanted}):
         here, there, key = config.get(name), wanted.get(name), f"{at}{name}"
-        if key in ASIDE or key in ("methods.run", "evaluation.samples", "engine.compile", "engine.chunk"):
+        if key in untold or (at == "methods." and None in (here, there)):
             continue
         if isinstance(here, Mapping) and isinstance(there, Mapping):
-            found += differences(here, there, f"{key}.")
+            yield from _differences(here, there, f"{key}.", untold)
         elif here != there:
-            found.append(f"{key} {json.dumps(here)} instead of {json.dumps(there)}")
-    return found
+            yield f"{key} {json.dumps(here)} instead of {json.dumps(there)}"
 
 
 def _add(columns: dict[str, Any], line: Mapping[str, Any]) -> None:
