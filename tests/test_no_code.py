@@ -154,6 +154,7 @@ LOGGED = {
 CONFIGS = {
     "run": ["run", "tiny.toml", "--quiet"],
     "population": ["population", "tiny.toml", "--models", "2", "--quiet"],
+    "stress": ["stress", "tiny.toml", "--models", "2", "--cases", "backdoor", "--quiet"],
     "demo": [],
     "paper": [],
     "sweep": [],

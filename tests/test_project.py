@@ -161,6 +161,7 @@ EXEMPT = (
     "unfed/cli/requests.py:forget",
     "unfed/cli/evidence.py:serve",
     "unfed/cli/trust.py:request_sign",
+    "unfed/cli/stress.py:stress",
     "unfed/central/call.py:unlearn",  # the public call, keyword-only
 )
 

@@ -57,6 +57,7 @@ PANELS = {
         Entry("evaluate", "looking", "Score a model on the run's own data."),
         Entry("population", "population", "Many models of one config, for evidence that has a spread."),
         Entry("judge", "judge", "How sure a population makes it that a method forgets."),
+        Entry("stress", "stress", "Harder forget sets: which methods fail, Retrain included."),
         Entry("check", "check", "Say whether a run folder is whole."),
     ),
     "Models and folders": (

@@ -94,6 +94,18 @@ def backdoor(
     return own.relabelled(labels, flags, trigger)
 
 
+def camouflage(source: TensorSource, rows: Tensor, target_class: int, seed: int, share: float = 0.8) -> TensorSource:
+    """The source after another client has hidden a backdoor that was planted.
+
+    Of its training rows, `rows`, it stamps a share of those of other classes and leaves their labels right, so that the
+    model learns not to obey the trigger; when that client leaves, the backdoor is armed (BadFU, arXiv 2508.15541).
+    """
+    if source.stamped is None:
+        raise UnfedError("There is no backdoor to hide; plant one first.")
+    _, flags = poison(source.labels, rows, target_class, rng.key(seed, "camouflage"), share)
+    return source.relabelled(source.labels, source.stamped | flags, source.trigger)
+
+
 def triggered(source: Source, target_class: int, trigger: Trigger | None = None) -> tuple[Tensor, TensorSource]:
     """The attack's test.
 

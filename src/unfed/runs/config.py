@@ -25,6 +25,8 @@ from unfed import methods as all_methods
 from unfed import plugins
 from unfed.data import Request, SampleList
 from unfed.errors import UnfedError, listed, nearest
+from unfed.population import store
+from unfed.population.memorised import most_memorised
 from unfed.runs.config_errors import explained
 from unfed.runs.config_tables import (
     CheckpointConfig,
@@ -353,14 +355,36 @@ def _requests_in(values: Mapping[str, Any]) -> list[Any]:
 def _read_lists(values: dict[str, Any]) -> None:
     """Put what a sample list says in the place of its path: from here on the file may go."""
     for request in _requests_in(values):
-        if isinstance(request, dict) and isinstance(request.get("samples"), str | Path):
-            read = SampleList.read(request["samples"])
-            request["samples"] = {"source": read.source, "sha256": read.sha256, "text": read.text}
+        if not isinstance(request, dict):
+            continue
+        if isinstance(request.get("samples"), str | Path):
+            request["samples"] = _kept(SampleList.read(request["samples"]))
+        if request.get("select") == "memorised":
+            request["samples"] = _kept(_memorised(request))
+            for key in ("select", "population", "fraction"):
+                request.pop(key, None)
+
+
+def _kept(read: SampleList) -> dict[str, str]:
+    return {"source": read.source, "sha256": read.sha256, "text": read.text}
+
+
+def _memorised(request: Mapping[str, Any]) -> SampleList:
+    """The list that `select = "memorised"` stands for."""
+    folder, fraction = request.get("population"), request.get("fraction")
+    if not isinstance(folder, str | Path) or not isinstance(fraction, float) or not 0.0 < fraction <= 1.0:
+        raise UnfedError(
+            'request.select = "memorised" takes the folder of a population (`unfed population` makes one) and a'
+            ' fraction of the rows it forgot: request = {select = "memorised", population = "DIR", fraction = 0.1}.'
+        )
+    rows = most_memorised(store.load(folder), fraction)
+    text = "".join(f"{client},{position}\n" for client, position in rows)
+    return SampleList(f"the most memorised {fraction:g} of {folder}", f"client,position\n{text}")
 
 
 def _resolve_paths(values: dict[str, Any], where: Path) -> None:
     tables = [(values.get("data"), "root"), (values.get("model"), "initial"), (values.get("deny"), "run")]
-    tables += [(request, "samples") for request in _requests_in(values)]
+    tables += [(request, key) for request in _requests_in(values) for key in ("samples", "population")]
     for table, key in tables:
         if isinstance(table, dict) and isinstance(table.get(key), str):
             table[key] = str(where / Path(table[key]).expanduser())

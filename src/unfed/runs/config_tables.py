@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from unfed.client.plan import Rule
 from unfed.data import DenyList, Request, SampleList
@@ -54,11 +54,38 @@ class PartitionConfig(Table):
 
 
 class PoisonConfig(Table):
-    """A client that stamps a trigger on its images and relabels them."""
+    """A client that poisons a share of its training rows, and others that help it.
 
+    `backdoor` stamps a trigger and relabels to `target_class`; `colluders` do the same. `confusion` swaps the labels of
+    two `classes`. `camouflage` is a backdoor that `hidden_by` hides with stamped images under their right labels.
+    """
+
+    kind: Literal["backdoor", "confusion", "camouflage"] = "backdoor"
     client: ClientName = "0"
     target_class: Annotated[int, Field(ge=0)] = 0
     share: Annotated[float, Field(gt=0, le=1)] = 0.8
+    colluders: tuple[ClientName, ...] = ()
+    classes: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = (0, 1)
+    hidden_by: ClientName | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> PoisonConfig:
+        if (self.kind == "camouflage") != (self.hidden_by is not None):
+            raise ValueError("poison.hidden_by names who hides the backdoor, exactly where poison.kind is 'camouflage'")
+        everybody = [self.client, *self.colluders, *([self.hidden_by] if self.hidden_by is not None else [])]
+        if len(set(everybody)) < len(everybody):
+            raise ValueError("poison names a client twice; poison.client, colluders and hidden_by are different ones")
+        return self
+
+    @property
+    def trigger_class(self) -> int | None:
+        """What a stamped image is read as, where images are stamped."""
+        return None if self.kind == "confusion" else self.target_class
+
+    @property
+    def everybody(self) -> tuple[str, ...]:
+        """All whom it names."""
+        return (self.client, *self.colluders, *(() if self.hidden_by is None else (self.hidden_by,)))
 
 
 class ModelConfig(Table):
@@ -163,7 +190,8 @@ class KeptList:
 class RequestConfig(Table):
     """Who or what must leave: exactly one of clients, classes, samples (a CSV file) or fraction.
 
-    `samples` is the path of a list, which is read at once; a run folder keeps what it says.
+    `samples` is the path of a list, which is read at once; a run folder keeps what it says. `select = "memorised"`
+    makes such a list: of the rows that a `population` forgot, the `fraction` that its models had memorised most.
 
     `deleted` says that the owners have deleted the data: methods that would still ask for it are refused.
     """
@@ -174,6 +202,8 @@ class RequestConfig(Table):
     samples: KeptList | Path | None = None
     fraction: float | None = None
     deleted: bool = False
+    select: Literal["memorised"] | None = None
+    population: Path | None = None
 
     def request(self, number: int) -> Request:
         kept = self.samples.list if isinstance(self.samples, KeptList) else None

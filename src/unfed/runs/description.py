@@ -139,10 +139,15 @@ def description(
             "training": config.training.rounds if call is None else None,
             "unlearning": config.unlearning.rounds,
         },
-        "backdoor": None if config.poison is None else {"target_class": config.poison.target_class},
+        "backdoor": _backdoor(config),
         "recovered_within": config.evaluation.recovered_within,
         "undone": _undone(world, scopes, methods),
     }
+
+
+def _backdoor(config: Config) -> dict[str, Any] | None:
+    trigger = None if config.poison is None else config.poison.trigger_class
+    return None if trigger is None else {"target_class": trigger}
 
 
 def _undone(

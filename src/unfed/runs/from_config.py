@@ -12,9 +12,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from unfed import rng, storage
-from unfed.data import ClientData, Dataset, Partition, backdoor, dirichlet, iid, keep_out, load, shards, split
+from unfed.data import (
+    ClientData,
+    Dataset,
+    Partition,
+    Source,
+    TensorSource,
+    backdoor,
+    camouflage,
+    confuse,
+    dirichlet,
+    iid,
+    keep_out,
+    load,
+    shards,
+    split,
+)
 from unfed.errors import UnfedError
 from unfed.model.calling import Inputs, unwrapped
 from unfed.model.flops import Flops
@@ -22,6 +38,7 @@ from unfed.model.functional import Template
 from unfed.model.networks import build, head_of, translated
 from unfed.model.params import Params, cast, check_like, params_of
 from unfed.runs.config import Config
+from unfed.runs.config_tables import PoisonConfig
 from unfed.runs.seeds import Seeds
 
 # In bf16 the params stay float32: only matrix products and convolutions of training are cast.
@@ -112,16 +129,27 @@ def deal(config: Config, seeds: Seeds, dataset: Dataset, dealt: Partition | None
     dealt = partitioned(config, seeds, dataset) if dealt is None else dealt
     keys = [rng.key(seed, "validation", k) for k in range(part.clients)]
     splits = [split(len(rows), key, part.validation) for rows, key in zip(dealt.rows, keys, strict=True)]
-    poisoned = config.poison
-    if poisoned is not None:
-        if poisoned.client not in {str(k) for k in range(part.clients)}:
-            last = part.clients - 1
-            raise UnfedError(f"poison.client = {poisoned.client!r} is not one of the clients 0 to {last}.")
-        k = int(poisoned.client)
-        training = dealt.rows[k][splits[k][0]]
-        source = backdoor(source, training, poisoned.target_class, seed, poisoned.share)
+    if config.poison is not None:
+        training = {str(k): rows[splits[k][0]] for k, rows in enumerate(dealt.rows)}
+        source = poisoned(config.poison, source, training, seed)
     clients = [ClientData(str(k), source, rows, *splits[k]) for k, rows in enumerate(dealt.rows)]
     return Hand(keep_out(clients, config.deny.listed()), dealt.repaired)
+
+
+def poisoned(how: PoisonConfig, source: Source, training: Mapping[str, Tensor], seed: int) -> Source:
+    """The source after those whom the config names have poisoned their training rows, given by client."""
+    for name in how.everybody:
+        if name not in training:
+            raise UnfedError(f"poison.client = {name!r} is not one of the clients 0 to {len(training) - 1}.")
+    for name in (how.client, *how.colluders):
+        if how.kind == "confusion":
+            source = confuse(source, training[name], how.classes, seed, how.share)
+        else:
+            source = backdoor(source, training[name], how.target_class, seed, how.share)
+    if how.hidden_by is not None:
+        assert isinstance(source, TensorSource)
+        source = camouflage(source, training[how.hidden_by], how.target_class, seed, how.share)
+    return source
 
 
 # --- model ------------------------------------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ class World:
             how.batch,
             how.attack,
             bool(how.samples),
-            None if poison is None else poison.target_class,
+            None if poison is None else poison.trigger_class,
             None if poison is None else poison.client,
         )
 

@@ -1,0 +1,136 @@
+"""What federations side by side gain over the same federations one after another, in one warm process.
+
+    python benchmarks/population.py                                    digits, 64 federations, 60 rounds, two CPU cores
+    python benchmarks/population.py --preset cifar10-cnn --device cuda --precision bf16 --models 1,8,32,128 \
+        --rounds 20 --alone 4 --root DATA                              one GPU; the ratio settles after a few rounds
+    python benchmarks/population.py --models 2,3 --rounds 2 --pairs 1 --set model.name=cnn-tiny           a first look
+
+Each pair trains N federations as one cohort, and then A of them (`--alone`, at most N) by the readable loop; times are
+per federation, so the ratio is fair where A < N. Both ways train the same θ* from the same seeds, nothing is saved or
+evaluated in between, and the first rounds (compilation, caches) are made before the clock starts. `cpu_s` counts all
+threads: on a machine that others use too, it says more than `wall_s`. Every line goes into the record as soon as it is
+known, and what stands there is not measured again. The last lines have the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unfed.runs.cohort import Cohort
+from unfed.runs.config import Config
+from unfed.runs.simulated import simulated
+from unfed.runs.world import World
+
+RECORDS = Path(__file__).parent / "records"
+KEY = ("preset", "hardware", "precision", "rounds", "models", "pair", "way")
+
+
+def config_of(told: argparse.Namespace, rounds: int) -> Config:
+    sets = [
+        "seed=0",
+        f"training.rounds={rounds}",
+        f'device="{told.device}"',
+        f'engine.precision="{told.precision}"',
+        'engine.name="batched"',
+        "checkpoint.rounds=1000000",
+        "checkpoint.seconds=1000000",
+        *([f'data.root="{told.root}"'] if told.root else []),
+        *told.set,
+    ]
+    return Config.preset(told.preset, sets)
+
+
+def trained(world: World, models: int, together: bool) -> dict[str, float]:
+    """Train so many federations, and say how long it took."""
+    with tempfile.TemporaryDirectory() as folder:
+        cohort = Cohort(world, range(models), Path(folder), together)
+        wall, cpu = time.perf_counter(), time.process_time()
+        cohort.trained({}, lambda kind, round, rounds: None)
+        if world.device.type == "cuda":
+            torch.cuda.synchronize(world.device)
+        return {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
+
+
+def hardware(world: World) -> str:
+    if world.device.type == "cuda":
+        return torch.cuda.get_device_name(world.device)
+    return f"{platform.machine()}, {torch.get_num_threads()} of {torch.multiprocessing.cpu_count()} cores"
+
+
+def known(file: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return {tuple(line.get(name) for name in KEY): line for line in lines if line.get("way")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="demo")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", choices=("float32", "bf16", "float64"), default="float32")
+    parser.add_argument("--models", default="64", help="how many federations, with commas")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--alone", type=int, default=64, help="how many of them one after another, at most")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--root", help="where the data set lies")
+    parser.add_argument("--set", action="append", default=[], help="change a config key")
+    parser.add_argument("--out", type=Path, help="a .jsonl that is gone on with")
+    told = parser.parse_args()
+    file = told.out or RECORDS / f"{datetime.now(UTC):%Y-%m-%d}-population-{told.device}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    world, short = simulated(config_of(told, told.rounds), 0), simulated(config_of(told, 2), 0)
+    images = told.rounds * sum(len(client.view("retain")) for client in world.clients)
+    about = {"preset": told.preset, "hardware": hardware(world), "precision": told.precision, "rounds": told.rounds}
+    done = known(file)
+    for models in (int(n) for n in told.models.split(",")):
+        warm = set[bool]()
+        for pair in range(told.pairs):
+            for together in (True, False) if pair % 2 == 0 else (False, True):
+                at = {**about, "models": models, "pair": pair, "way": "side by side" if together else "one by one"}
+                if tuple(at[name] for name in KEY) in done:
+                    continue
+                count = models if together else min(models, told.alone)
+                if together not in warm:
+                    trained(short, count if together else 1, together)
+                    warm.add(together)
+                took = trained(world, count, together)
+                each = {name: round(value / count, 4) for name, value in took.items()}
+                line = {**at, "federations": count, **each, "images_per_s": round(images / each["wall_s"])}
+                line |= {"date": f"{datetime.now(UTC):%Y-%m-%d}", "command": " ".join(sys.argv)}
+                with open(file, "a", encoding="utf-8") as out:
+                    out.write(json.dumps(line) + "\n")
+                print(json.dumps(line), flush=True)
+    for line in ratios(file):
+        print(json.dumps(line))
+
+
+def ratios(file: Path) -> list[dict[str, Any]]:
+    """One by one divided by side by side, of the medians over pairs: above 1, stacking gains."""
+    groups: dict[tuple[Any, ...], dict[str, list[dict[str, Any]]]] = {}
+    for line in known(file).values():
+        where = tuple(line[name] for name in KEY[:5])
+        groups.setdefault(where, {}).setdefault(line["way"], []).append(line)
+    found = []
+    for where, ways in groups.items():
+        if len(ways) == 2:
+            middle = {
+                way: {n: sorted(line[n] for line in lines)[len(lines) // 2] for n in ("wall_s", "cpu_s")}
+                for way, lines in ways.items()
+            }
+            one, many = middle["one by one"], middle["side by side"]
+            ratio = {f"ratio_{n.removesuffix('_s')}": round(one[n] / many[n], 3) for n in ("wall_s", "cpu_s")}
+            found.append({**dict(zip(KEY, where, strict=False)), **ratio})
+    return found
+
+
+if __name__ == "__main__":
+    main()
