@@ -57,24 +57,22 @@ def log(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Log, FromLo
     names = Pseudonyms(folder).of(["0", "1", "2", "3"])
     log.append(_round(participants.root(names.values()), 1))
     log.sign(KEY)
-    (asked,) = log.append({"type": "request", "at": "2026-11-15T00:00:00Z"})
+    (asked,) = log.append(
+        {"type": "request", "at": "2026-11-15T00:00:00Z", "request": "leaves", "sha256": "0" * 64, "model": None}
+    )
     log.sign(KEY)
     staying = [own for name, own in names.items() if name != "1"]
     log.append(_round(participants.root(staying), 1), _round(participants.root(staying), 2))
     model = findings(run, served(run, "leaves"))["models"]["after"]
-    log.append({"type": "in-force", "at": "2026-11-15T00:05:00Z", "model": model})
+    told = {"request": "leaves", "method": "not", "model": model}
+    log.append({"type": "in-force", "at": "2026-11-15T00:05:00Z", **told})
     log.sign(KEY)
     return log, FromLog([prove_absence(log, participants, names["1"], asked)])
 
 
 def _round(participants: dict[str, Any], number: int) -> dict[str, Any]:
-    return {
-        "type": "round",
-        "at": "2026-11-15T00:00:00Z",
-        "round": number,
-        "method": "not",
-        "participants": participants,
-    }
+    told = {"seed": 0, "request": "leaves", "method": "not", "round": number, "model": "0" * 64}
+    return {"type": "round", "at": "2026-11-15T00:00:00Z", **told, "participants": participants}
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +170,7 @@ def test_a_checkpoint_that_somebody_keeps_finds_a_log_that_was_rewritten(
     before, asked, newest = (one.to_bytes() for one in log[0].checkpoints())
     for kept in (asked, newest):
         assert any("has grown from the checkpoint that you keep" in one for one in verify(signed, log=kept).proven)
-    with pytest.raises(NotVerified, match="cannot be compared: the bundle shows the log of 2 to 5 leaves"):
+    with pytest.raises(NotVerified, match="over 1 leaves and cannot be compared: the bundle shows the log of 2 to 5"):
         verify(signed, log=before)
     other = Log(tmp_path, "hospital")
     other.append({"type": "a", "at": "b"}, {"type": "another", "at": "b"})
@@ -208,6 +206,12 @@ def test_leaves_that_were_kept_back_or_changed_are_found(signed: Envelope) -> No
 
     with pytest.raises(NotVerified, match="does not show that the leaver was asked for nothing in the round at leaf 3"):
         verify(resigned(signed, unproven))
+
+    def of_another_size(predicate: Any) -> None:
+        predicate["participation"][0]["absences"][0]["size"] += 1
+
+    with pytest.raises(NotVerified, match="in the round at leaf 2"):
+        verify(resigned(signed, of_another_size))
 
     def somebody_else(predicate: Any) -> None:
         predicate["participation"][0]["pseudonym"] = predicate["participation"][0]["absences"][0]["neighbours"][0][1]

@@ -6,16 +6,23 @@ import asyncio
 import json
 import logging
 import shutil
+import ssl
 import stat
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
@@ -116,9 +123,25 @@ def test_a_request_is_submitted_followed_served_and_its_evidence_fetched(home: P
         assert "acknowledged request 'r-seven'" in said and "was asked to train in none of the 1 rounds" in said
         grown = verifier.verify(bundle, [OPERATOR.public.pem], log=answer.content).proven
         assert any("has grown from the checkpoint that you keep" in one for one in grown), "the answer has one"
+        forked = _with_another_log(bundle, answer.content)
+        with pytest.raises(
+            verifier.NotVerified, match="acknowledgement's checkpoint was signed over: it was rewritten"
+        ):
+            verifier.verify(forked, [OPERATOR.public.pem])
         page = http.get("/").text
         assert "r-seven" in page and "fulfilled" in page and "/requests/r-seven" in page
         assert "came into force" in http.get("/requests/r-seven").text
+
+
+def _with_another_log(bundle: bytes, answer: bytes) -> bytes:
+    """The bundle with an acknowledgement over a log that the operator showed to the client alone."""
+    statement = json.loads(envelope.read(bundle).payload)
+    said = json.loads(envelope.read(answer).payload)
+    checkpoint = json.loads(envelope.read(said["checkpoint"]).payload)
+    other = envelope.sign(verifier.CHECKPOINT, {**checkpoint, "root": "0" * 64}, OPERATOR)
+    forged = envelope.sign(acknowledgement.TYPE, {**said, "checkpoint": other.to_json()}, OPERATOR)
+    statement["predicate"]["acknowledgement"] = forged.to_json()
+    return envelope.sign(verifier.BUNDLE, statement, OPERATOR).to_bytes()
 
 
 def test_whoever_asked_can_revoke_and_nobody_else(home: Path) -> None:
@@ -330,3 +353,28 @@ def test_the_worker_serves_what_comes_in(home: Path, monkeypatch: pytest.MonkeyP
     with Worker(own).working():
         assert done.wait(60)
     assert given[0][1:] == ["-m", "unfed", "resume", str(home / "run"), "--quiet"]
+
+
+def test_tls_is_spoken_where_a_certificate_is_given(home: Path, tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    day = datetime.now(UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), day, day + timedelta(1))
+    made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), False)
+    (tmp_path / "c.pem").write_bytes(made.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    pkcs8 = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (tmp_path / "k.pem").write_bytes(pkcs8)
+    address = Address(port=0, certificate=tmp_path / "c.pem", certificate_key=tmp_path / "k.pem")
+    listener = Listener(desk(home), address, address.rules(frozenset({token_digest(TOKEN)})))
+    thread = threading.Thread(target=listener.listen)
+    thread.start()
+    try:
+        url = listener.url.replace("127.0.0.1", "localhost")
+        assert url.startswith("https://")
+        trusting = ssl.create_default_context(cafile=str(tmp_path / "c.pem"))
+        with httpx.Client(base_url=url, verify=trusting, timeout=60.0) as http:
+            assert http.get("/api/requests", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+            assert "; Secure" in http.post("/login", data={"token": TOKEN}).headers["set-cookie"]
+    finally:
+        listener.stop()
+        thread.join()

@@ -61,9 +61,8 @@ class Desk:
     def queue(self) -> list[dict[str, Any]]:
         """Every request in the order in which they came, as the page and the interface show it."""
         with self._one_at_a_time:
-            entries = {entry.request.id: entry for entry in self.run.folder.requests()}
-            carried = self._carried()
-            rows = index.rows(self.run.folder, self.trust)
+            rows = index.rows(self.run.folder, self.trust)  # before the files: what another process files is in these
+            entries, carried = {entry.request.id: entry for entry in self.run.folder.requests()}, self._carried()
             return [_told(row, entries[row.id], carried.get(row.id, [])) for row in rows]
 
     def follow(self, name: str) -> dict[str, Any]:
@@ -164,8 +163,8 @@ def _event(leaf: Mapping[str, Any]) -> str:
     if kind == "state":
         return str(leaf["state"]).replace("_", " ") + (f" ({leaf['reason']})" if leaf.get("reason") else "")
     if kind == "gate":
-        said = ", ".join(f"{name} {verdict}" for name, verdict in leaf["checks"].items())
-        return f"the gate: {said}" + ("; put in force all the same" if leaf["accepted"] else "")
+        said = ", ".join(f"{name} {verdict}" for name, verdict in dict(leaf.get("checks") or {}).items())
+        return f"the gate: {said}" + ("; put in force all the same" if leaf.get("accepted") else "")
     words = {
         "request": "the signed request was received",
         "acknowledgement": f"acknowledged, to be answered by {date_text(str(leaf.get('expected_by')))}",

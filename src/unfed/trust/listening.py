@@ -130,6 +130,7 @@ def _bound(address: Address) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, address.port))
+        found.listen(1024)  # whoever calls from now on waits until the first is answered
     except OSError as error:
         found.close()
         why = error.strerror or error

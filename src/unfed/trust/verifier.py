@@ -92,39 +92,35 @@ def _participation(
     client: str, proof: Any, answer: Any, model: str, keys: Sequence[Ed25519PublicKey], log: bytes | None
 ) -> Iterator[str]:
     """That the leaver's pseudonym is in no round between a leaf of the log and a signed checkpoint."""
-    checkpoint, after = _opened(proof["checkpoint"], CHECKPOINT, keys, "checkpoint"), int(proof["after"])
-    kept = None if log is None else _kept(_json(log), keys)
+    end, after = _opened(proof["checkpoint"], CHECKPOINT, keys, "checkpoint"), int(proof["after"])
     lines, absences = [text.encode() for text in proof["leaves"]], {one["leaf"]: one for one in proof["absences"]}
-    size, peaks, fits = after + 1, [bytes.fromhex(one) for one in proof["frontier"]], kept is None
-    if after < 0 or len(peaks) != size.bit_count():
-        raise NotVerified("The beginning of the log does not fit its length; ask for the bundle again.")
-    for line in [None, *lines]:
-        if line is not None:
-            size, peaks = _grown(size, peaks, _hash(b"\x00", line))
-        if kept is not None and kept["size"] == size:
-            if (kept["origin"], kept["root"]) != (checkpoint["origin"], _root(peaks).hex()):
-                raise NotVerified("The log is not the one that your checkpoint was signed over: it was rewritten.")
-            fits = True
-    if (size, _root(peaks).hex()) != (checkpoint["size"], checkpoint["root"]):
+    roots = _roots(after + 1, [bytes.fromhex(one) for one in proof["frontier"]], lines)
+    if (max(roots), roots[max(roots)]) != (end["size"], end["root"]):
         raise NotVerified("Leaves of the log are missing or changed in the bundle; ask for it again.")
-    if not fits:
-        raise NotVerified(
-            f"Your checkpoint cannot be compared: the bundle shows the log of {after + 1} to {size} leaves."
-        )
+    kept = None if log is None else _kept(_json(log), keys)
+    given = None if answer is None else _opened(answer["checkpoint"], CHECKPOINT, keys, "acknowledgement's checkpoint")
+    if kept is not None and kept["size"] not in roots:
+        shown = f"the bundle shows the log of {min(roots)} to {max(roots)} leaves"
+        raise NotVerified(f"Your checkpoint is over {kept['size']} leaves and cannot be compared: {shown}.")
+    for one, whose in ((kept, "your checkpoint"), (given, "the acknowledgement's checkpoint")):
+        if (
+            one is not None
+            and one["size"] in roots
+            and (one["origin"], one["root"]) != (end["origin"], roots[one["size"]])
+        ):
+            raise NotVerified(f"The log is not the one that {whose} was signed over: it was rewritten.")
     if answer is not None and answer["pseudonym"] not in (None, proof["pseudonym"]):
         raise NotVerified("The proof is about another client than the acknowledgement names; ask for the bundle again.")
-    leaves = [_json(line) for line in lines]
-    rounds = {place: leaf for place, leaf in enumerate(leaves, after + 1) if leaf["type"] == "round"}
-    trained = sum(leaf["round"] > 0 for leaf in rounds.values())  # 0 is the model as the method begins with it
-    for place, leaf in rounds.items():
-        top = bytes.fromhex(leaf["participants"]["root"])
-        if not _absent(bytes.fromhex(proof["pseudonym"]), absences.get(place), top):
-            raise NotVerified(
-                f"The bundle does not show that the leaver was asked for nothing in the round at leaf {place}."
-            )
-    where = f"the log {checkpoint['origin']!r} up to its checkpoint of {checkpoint['at']} over {size} leaves"
+    leaves, trained = [_json(line) for line in lines], 0
+    for place, leaf in enumerate(leaves, after + 1):
+        if leaf["type"] == "round":
+            trained += leaf["round"] > 0  # 0 is the model as the method begins with it
+            if not _absent(bytes.fromhex(proof["pseudonym"]), absences.get(place), leaf["participants"]):
+                what = f"that the leaver was asked for nothing in the round at leaf {place}"
+                raise NotVerified(f"The bundle does not show {what}; ask for it again.")
     who = f"Client {client}, under the pseudonym {proof['pseudonym'][:16]}…,"
     gap = "" if answer is None or after <= answer["leaf"] else f" (its request is leaf {answer['leaf']}; not before)"
+    where = f"the log {end['origin']!r} up to its checkpoint of {end['at']} over {end['size']} leaves"
     yield f"{who} was asked to train in none of the {trained} rounds after leaf {after}{gap} of {where}."
     came = [leaf["at"] for leaf in leaves if leaf["type"] == "in-force" and leaf.get("model") == model]
     yield from [f"That log says that this model came into force on {came[0]}."] if came else []
@@ -139,23 +135,20 @@ def _kept(raw: Any, keys: Sequence[Ed25519PublicKey]) -> Any:
     return _opened(raw, CHECKPOINT, keys, "checkpoint that you keep")
 
 
-def _absent(stranger: bytes, proof: Any, top: bytes) -> bool:
+def _absent(stranger: bytes, proof: Any, members: Any) -> bool:
     """Whether the neighbours in a sorted tree stand side by side, with the stranger between them."""
-    if proof is None:
+    size, top = members["size"], bytes.fromhex(members["root"])
+    if proof is None or proof["size"] != size:
         return False
-    size, sides = (
-        proof["size"],
-        [(i, bytes.fromhex(d), [bytes.fromhex(h) for h in path]) for i, d, path in proof["neighbours"]],
-    )
+    sides = [(i, bytes.fromhex(d), [bytes.fromhex(h) for h in path]) for i, d, path in proof["neighbours"]]
     if size == 0:
         return not sides and top == hashlib.sha256().digest()
     if not all(_included(_hash(b"\x00", d), i, size, path, top) for i, d, path in sides):
         return False
     if len(sides) == 2:
         return bool(sides[1][0] == sides[0][0] + 1 and sides[0][1] < stranger < sides[1][1])
-    return len(sides) == 1 and (
-        (sides[0][0] == 0 and stranger < sides[0][1]) or (sides[0][0] == size - 1 and stranger > sides[0][1])
-    )
+    ((place, one, _),) = sides
+    return bool((place == 0 and stranger < one) or (place == size - 1 and stranger > one))
 
 
 def _included(found: bytes, index: int, size: int, path: Sequence[bytes], top: bytes) -> bool:
@@ -176,20 +169,24 @@ def _included(found: bytes, index: int, size: int, path: Sequence[bytes], top: b
     return last == 0 and found == top
 
 
-def _grown(size: int, peaks: list[bytes], leaf: bytes) -> tuple[int, list[bytes]]:
-    """The full subtrees of a tree after one more leaf."""
-    peaks, merges = [*peaks, leaf], size
-    while merges & 1:
-        peaks[-2:] = [_hash(b"\x01", peaks[-2], peaks[-1])]
-        merges >>= 1
-    return size + 1, peaks
+def _roots(size: int, peaks: list[bytes], lines: Sequence[bytes]) -> dict[int, str]:
+    """The root of the log at each of its sizes, from its full subtrees at the first and the leaves after it."""
+    if size < 1 or len(peaks) != size.bit_count():
+        raise NotVerified("The beginning of the log does not fit its length; ask for the bundle again.")
+    found = {size: _root(peaks)}
+    for line in lines:
+        peaks, merges, size = [*peaks, _hash(b"\x00", line)], size, size + 1
+        while merges & 1:  # two full subtrees of one size are a full subtree
+            peaks[-2:], merges = [_hash(b"\x01", peaks[-2], peaks[-1])], merges >> 1
+        found[size] = _root(peaks)
+    return found
 
 
-def _root(peaks: Sequence[bytes]) -> bytes:
+def _root(peaks: Sequence[bytes]) -> str:
     found = peaks[-1]
     for peak in reversed(peaks[:-1]):
         found = _hash(b"\x01", peak, found)
-    return found
+    return found.hex()
 
 
 def _hash(*parts: bytes) -> bytes:
