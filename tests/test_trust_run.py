@@ -284,6 +284,46 @@ def test_without_the_operators_key_no_work_is_done(home: Path) -> None:
     assert Run.open(home / "run").folder.requests()[0].state == "open"
 
 
+def test_a_command_that_could_not_be_logged_is_not_begun(
+    home: Path, unfed: Callable[..., tuple[int, str, str]]
+) -> None:
+    name = hand_in(home, signed(home)).entry.request.id
+    (home / "operator.key").unlink()
+    out = home / "m.safetensors"
+    for words in (("withdraw", home / "run", name), ("export", home / "run", "--method", "train", "-o", out)):
+        code, _, err = unfed(*words)
+        assert code == 2 and "put it back" in err
+    assert Run.open(home / "run").folder.requests()[0].state == "open" and not out.exists()
+
+
+def test_a_log_whose_beginning_was_killed_is_begun_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*args: Any) -> Any:
+        raise Killed
+
+    shutil.rmtree(home / "run/trust")
+    (home / "run/trust").mkdir()  # killed before anything was in it
+    with monkeypatch.context() as patched:
+        patched.setattr(TrustFolder, "enter", killed)
+        with pytest.raises(Killed):
+            TrustFolder.begin(home / "run", home / "operator.key")
+    TrustFolder.begin(home / "run", home / "operator.key")
+    assert types(home) == ["begin"]
+    TrustFolder.begin(home / "run", home / "operator.key")
+    assert types(home) == ["begin"]
+    with pytest.raises(UnfedError, match="another key"):
+        TrustFolder.begin(home / "run", home / "stranger.key")
+
+
+def test_what_a_killed_writer_left_is_swept(home: Path) -> None:
+    left = home / "run/trust/.pseudonyms.json.12345.tmp"
+    left.write_bytes(b"half")
+    serve(home)
+    assert not left.exists()
+
+
 # --- the index --------------------------------------------------------------------------------------------------------
 
 

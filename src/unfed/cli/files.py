@@ -81,8 +81,8 @@ def export(
     about |= {"method": job.label, "request": job.request}
     about |= {"in_force": is_current, "job": "/".join(job.path.parts), "says": what}
     about |= {"still_in_it": list(current.owed)} if is_current else {}
-    hand_out(opened.folder, "export", out, storage.packed(params, about), job)
-    entered(opened.folder)
+    with entered(opened.folder):
+        hand_out(opened.folder, "export", out, storage.packed(params, about), job)
     stdout.print(f"Wrote {escape(str(out))}: {escape(what)}.", soft_wrap=True)
 
 

@@ -17,7 +17,7 @@ from unfed.runs.run import Run
 
 def keeps_log(run: Path) -> bool:
     """Whether a run has a log."""
-    return (run / "trust").is_dir()
+    return (run / "trust" / "operator.json").exists()
 
 
 def begin_log(run: Path, key: Path) -> None:
@@ -57,13 +57,22 @@ def logged(run: Run, watch: Watch) -> Iterator[Watch]:
         yield both
 
 
-def entered(folder: RunFolder, purged: Sequence[str] = ()) -> None:
-    """Enter in the log what a command has just done, where the run keeps one."""
-    if keeps_log(folder.path):
-        from unfed.trust import story
-        from unfed.trust.folder import TrustFolder
+@contextmanager
+def entered(folder: RunFolder, purged: Sequence[str] = ()) -> Iterator[None]:
+    """Enter in the log what a command does in this block, where the run keeps one.
 
-        story.enter(folder, TrustFolder(folder.path), purged)
+    Without the operator's key it is not begun.
+    """
+    if not keeps_log(folder.path):
+        yield
+        return
+    from unfed.trust import story
+    from unfed.trust.folder import TrustFolder
+
+    trust = TrustFolder(folder.path)
+    trust.require_key()
+    yield
+    story.enter(folder, trust, purged)
 
 
 def log_faults(run: Path) -> list[str]:

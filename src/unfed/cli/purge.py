@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Annotated
 
@@ -34,9 +35,9 @@ def purge(
     Killed at any moment, the same command goes on.
     """
     opened = Run.open(run)
-    found = take_away(opened, request, dry_run)
-    if not dry_run:
-        entered(opened.folder, purged=[request])  # the secrets behind the leavers' pseudonyms go too
+    # The secrets behind the leavers' pseudonyms go too.
+    with nullcontext() if dry_run else entered(opened.folder, purged=[request]):
+        found = take_away(opened, request, dry_run)
     if not dry_run and (opened.folder.path / "report.html").exists():
         write_report(opened)  # it lists what still carries the request; a killed purge may not have come to it
     if as_json:

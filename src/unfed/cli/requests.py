@@ -202,8 +202,8 @@ def withdraw(
     Withdrawing twice is withdrawing once. What is fulfilled cannot be withdrawn.
     """
     opened = Run.open(run)
-    entry = opened.withdraw(request)
-    entered(opened.folder)
+    with entered(opened.folder):
+        entry = opened.withdraw(request)
     if as_json:
         typer.echo(json.dumps({"request": request, "state": entry.state, "changed": entry.changed}))
     elif not quiet:

@@ -67,16 +67,20 @@ class TrustFolder:
             found = TrustFolder(run)
             if found.operator.id != key.id:
                 raise UnfedError(f"The log of {run} is signed by another key; give that of {found.path / OPERATOR}.")
-            return found
+            return found._begun()
         told = {"origin": f"unfed:{secrets.token_hex(8)}", "key": str(key_file.absolute())}
         told |= {"public": key.public.pem, "secret": secrets.token_hex(32)}
         with storage.disk_errors(run):
             (run / NAME).mkdir(exist_ok=True, mode=0o700)
         storage.write_json(run / NAME / OPERATOR, {"schema": 1, **told})
-        made = TrustFolder(run)
-        rounds = sum(1 for line in folder.lines() if line["round"] > 0)
-        made.enter({"type": "begin", "at": now(), "operator": key.id, "measured-before": rounds})
-        return made
+        return TrustFolder(run)._begun()
+
+    def _begun(self) -> TrustFolder:
+        """With its first leaf, which a killed process may not have come to write."""
+        if not self.log.lines:
+            rounds = sum(1 for line in RunFolder(self.run).lines() if line["round"] > 0)
+            self.enter({"type": "begin", "at": now(), "operator": self.operator.id, "measured-before": rounds})
+        return self
 
     @functools.cached_property
     def key(self) -> SigningKey:
@@ -90,6 +94,10 @@ class TrustFolder:
         if found.id != self.operator.id:
             raise UnfedError(f"{self._key_file} is not the key that signs the log of {self.run}; put that one there.")
         return found
+
+    def require_key(self) -> None:
+        """Refuse to begin what could not be signed for."""
+        _ = self.key
 
     @property
     def secret(self) -> bytes:

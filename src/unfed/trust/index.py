@@ -114,12 +114,13 @@ def _stamp(folder: RunFolder, trust: TrustFolder) -> str:
 
 
 def _rows(folder: RunFolder, trust: TrustFolder) -> list[Row]:
-    leaves = trust.log.leaves
-    return [_row(entry, trust, leaves) for entry in folder.requests()]
+    about: dict[Any, list[Mapping[str, Any]]] = {}
+    for leaf in trust.log.leaves:
+        about.setdefault(str(leaf.get("request")), []).append(leaf)
+    return [_row(entry, trust, about.get(entry.request.id, [])) for entry in folder.requests()]
 
 
-def _row(entry: Entry, trust: TrustFolder, leaves: Sequence[Mapping[str, Any]]) -> Row:
-    own = [leaf for leaf in leaves if leaf.get("request") == entry.request.id]
+def _row(entry: Entry, trust: TrustFolder, own: Sequence[Mapping[str, Any]]) -> Row:
     received = next((leaf["at"] for leaf in own if leaf["type"] == "request"), None)
     due = next((leaf["expected_by"] for leaf in own if leaf["type"] == "acknowledgement"), None)
     signed = trust.signed_request(entry.request.id)

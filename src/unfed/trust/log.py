@@ -99,8 +99,7 @@ class Log:
 
     def __init__(self, folder: Path, origin: str) -> None:
         self.folder, self.origin = folder, origin
-        self._lines: list[bytes] = []
-        self._frontier, self._length = Frontier(), 0
+        self._forget()
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -112,13 +111,17 @@ class Log:
 
     @property
     def leaves(self) -> list[dict[str, Any]]:
-        """Every leaf as a value; a damaged one is refused."""
-        return [leaf_in(line, f"leaf {place} of {self._file}") for place, line in enumerate(self.lines)]
+        """Every leaf as a value; a damaged one is refused. They are looked into once."""
+        self._read()
+        for place in range(len(self._leaves), len(self._lines)):
+            self._leaves.append(leaf_in(self._lines[place], f"leaf {place} of {self._file}"))
+        return list(self._leaves)
 
     @property
     def hashes(self) -> list[bytes]:
         """Every leaf's hash."""
-        return [merkle.leaf_hash(line) for line in self.lines]
+        self._read()
+        return list(self._hashes)
 
     @property
     def _file(self) -> Path:
@@ -135,11 +138,17 @@ class Log:
             raise UnfedError(f"The log in {self.folder} has no checkpoint yet; whatever is logged next signs one.")
         return found[-1]
 
+    def _forget(self) -> None:
+        self._lines: list[bytes] = []
+        self._hashes: list[bytes] = []
+        self._leaves: list[dict[str, Any]] = []
+        self._frontier, self._length = Frontier(), 0
+
     def _read(self) -> None:
         """Take in what was added since, by whichever process."""
         size = self._file.stat().st_size if self._file.exists() else 0
         if size < self._length:
-            self._lines, self._frontier, self._length = [], Frontier(), 0
+            self._forget()
         if size == self._length:
             return
         with open(self._file, "rb") as file:
@@ -147,8 +156,9 @@ class Log:
             whole, _, _ = file.read().rpartition(b"\n")
         if whole:
             more = whole.split(b"\n")
-            self._lines += more
-            self._frontier = self._frontier.add(*(merkle.leaf_hash(line) for line in more))
+            hashes = [merkle.leaf_hash(line) for line in more]
+            self._lines, self._hashes = self._lines + more, self._hashes + hashes
+            self._frontier = self._frontier.add(*hashes)
             self._length += len(whole) + 1
 
     # --- adding ---------------------------------------------------------------------------------------------------

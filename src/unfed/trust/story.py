@@ -30,6 +30,7 @@ def enter(folder: RunFolder, trust: TrustFolder, purged: Sequence[str] = ()) -> 
 
     `purged` are requests that were purged just now, even if nothing was left to go.
     """
+    storage.sweep_dead(trust.path.rglob(".*.tmp"))  # of killed writers
     entries = folder.requests()
     gone = {*purged, *(grave.request for grave in consistency.tombstones(folder.path).values())}
     _unlink(trust, [entry for entry in entries if entry.request.id in gone])
