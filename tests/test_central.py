@@ -315,7 +315,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "labels": ({"forget": _shifted(FORGET, 7)}, "has the label 1[0-6], but the model has 10 outputs"),
     "test labels": ({"test": _shifted(TEST, -9)}, "Row .* of test has the label -"),
     "data set labels": ({"forget": Own(*_shifted(FORGET, 7))}, "which is outside 0..9"),
-    "float labels": ({"forget": (FORGET[0], FORGET[1].float())}, "Labels must be integers"),
+    "float labels": ({"forget": (FORGET[0], FORGET[1].float())}, "Labels must be class numbers"),
     "label count": ({"forget": (FORGET[0], FORGET[1][:3])}, "forget has 20 rows and labels of shape"),
     "empty": ({"forget": (FORGET[0][:0], FORGET[1][:0])}, "forget is empty"),
     "shape": ({"retain": (RETAIN[0][:, :, :5], RETAIN[1])}, "does not accept rows of shape|differ in shape"),

@@ -343,7 +343,7 @@ def test_bad_input_about_a_run(unfed: Callable[..., Any], done: Path, here: Path
         (("report", done, "--rule", "first"), "first"),
         (("forget", done, "--client", "1", "--method", "nott"), "Did you mean 'not'"),
         (("forget", done, "--client", "9", "--until", "1"), "9"),
-        (("export", done, "-o", "x", "--method", "ft"), "has no model"),
+        (("export", done, "-o", "x", "--method", "ft"), "makes no model 0/r1/ft"),
         (("evaluate", done, "--model", "small.toml"), "cannot be read as safetensors"),
     ]:
         code, _, err = unfed(*arguments)

@@ -214,7 +214,7 @@ def test_a_transform_that_makes_no_sense_is_refused(options: dict[str, Any], sen
             {"images": images().float(), "stamped": torch.zeros(12, dtype=torch.bool), "trigger": Trigger()},
             "A trigger needs uint8 images",
         ),
-        ({"labels": torch.zeros(12)}, "Labels must be integers"),
+        ({"labels": torch.zeros(12)}, "Labels must be class numbers"),
         ({"labels": torch.zeros(11, dtype=torch.int64)}, "give one label per sample"),
         ({"labels": torch.arange(12) - 1}, "Row 0 has the label -1, which is outside 0..10"),
         ({"classes": 11}, "Row 11 has the label 11, which is outside 0..10"),

@@ -45,8 +45,18 @@ class UnfedWarning(UserWarning):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`Did you mean …?`, or nothing when no known word is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    words = list(known)
+    alike = [one for one in words if one.casefold() == word.casefold()]
+    close = alike or difflib.get_close_matches(word, words, n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def members(names: Iterable[str]) -> str:
+    """Whom there is, where a guess could mean another person: all of them, or the first few and how many."""
+    every = list(names)
+    if len(every) <= 12:
+        return listed(every)
+    return f"{', '.join(every[:8])} … {every[-1]} ({len(every)} in all)"
 
 
 def listed(words: Iterable[object]) -> str:

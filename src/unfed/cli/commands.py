@@ -126,6 +126,7 @@ class Commands(TyperGroup):
     def __init__(self, **named: Any) -> None:
         super().__init__(**named)
         self.commands = _Imported()
+        self.suggest_commands = False  # click suggests one itself
         self._listing = False
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -23,20 +23,26 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Default: compare.html here; tables to stdout.")
     ] = None,
-    kind: Annotated[str, typer.Option("--format", help="html, md or latex.")] = "html",
+    kind: Annotated[str, typer.Option("--format", help="html, md, latex or csv.")] = "html",
     rule: Annotated[str, typer.Option(help="best-gap, recovered or last.")] = "best-gap",
 ) -> None:
     """Put several runs into one report: their results side by side, and in what they differ."""
-    if kind not in ("html", "md", "latex"):
-        raise UnfedError(f"--format takes html, md or latex, not {kind!r}.")
+    kind = kind.lower()
+    if kind not in ("html", "md", "latex", "csv"):
+        raise UnfedError(f"--format takes html, md, latex or csv, not {kind!r}.")
     named(rule)
     if kind == "html":
         made = write_comparison(runs or [], out or Path("compare.html"), rule)
         stdout.print(f"Report: {escape(str(made))}", soft_wrap=True)
         return
     from unfed.report import compare as tables  # it can draw, and drawing is slow to import
+    from unfed.report import gallery
 
-    text = (tables.markdown if kind == "md" else tables.latex)(compared(runs or []), rule)
+    told = compared(runs or [])
+    if kind == "csv":
+        text = gallery.csv_text(gallery.records(tables.compared_rows(told, rule)))
+    else:
+        text = (tables.markdown if kind == "md" else tables.latex)(told, rule)
     if out is None:
         echo(text)
     else:

@@ -40,6 +40,7 @@ def negate(
     elif out is None:
         raise UnfedError("Say where the negated model goes with -o FILE, or look first with --dry-run.")
     else:
+        _safetensors(out)
         chosen = files.negate_file(source, out, layers, include_bias)
     if as_json:
         found = [{"name": c.name, "rows": c.rows, "why": c.why} for c in chosen]
@@ -69,6 +70,7 @@ def export(
     seed: Annotated[int | None, typer.Option(help="Which repetition, where a run has several.")] = None,
 ) -> None:
     """Write a model of a run to a file; by default the one in force, and never one that nobody named."""
+    _safetensors(out)
     opened = Run.open(run)
     current = in_force(opened, opened.one_seed(seed))
     if method is None and request is None:
@@ -84,6 +86,15 @@ def export(
     with entered(opened.folder):
         hand_out(opened.folder, "export", out, storage.packed(params, about), job)
     stdout.print(f"Wrote {escape(str(out))}: {escape(what)}.", soft_wrap=True)
+
+
+def _safetensors(out: Path) -> None:
+    """Refuse a name under which another format would be looked for."""
+    if out.suffix.lower() in (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".onnx", ".h5", ".npz"):
+        raise UnfedError(
+            f"{out} is written as safetensors, and its name says otherwise; call it"
+            f" {out.with_suffix('.safetensors').name}. PyTorch reads it with safetensors.torch.load_file."
+        )
 
 
 def add_to(app: typer.Typer) -> None:

@@ -60,6 +60,8 @@ def chosen(methods: str, every: list[str] | None = None) -> str:
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise UnfedError("--methods takes names with commas, for example not,ft,retrain; `unfed methods` lists them.")
+    if methods == "all" and not every:
+        raise UnfedError("--methods all is for `unfed demo`; name them with commas, `unfed methods` lists them.")
     return f"methods.run={json.dumps(every if every and methods == 'all' else names)}"
 
 

@@ -46,6 +46,7 @@ def report(
     html is one page for everybody; md and latex are tables; csv and json are numbers; svg and pdf are figures, one file
     each.
     """
+    kind = kind.lower()
     if kind not in FORMATS:
         raise UnfedError(
             f"--format takes html, md, latex, csv, json, svg or pdf, not {kind!r}.{nearest(kind, FORMATS)}"

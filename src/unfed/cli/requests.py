@@ -20,7 +20,7 @@ from unfed.cli.display import percent, shown
 from unfed.cli.logged import entered, logged, received
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
 from unfed.data import Request, SampleList
-from unfed.errors import Refused, UnfedError
+from unfed.errors import Refused, UnfedError, members
 from unfed.measures.undo import INVERSES
 from unfed.methods import NoT
 from unfed.runs import description
@@ -91,6 +91,7 @@ def forget(
     if signed is None and (count > 1 or (count == 0 and name is None)):
         raise UnfedError("Say what to forget by exactly one of --client, --class or --samples.")
     opened = Run.open(run)
+    _known_clients(client, [str(one) for one in opened.description.get("clients") or ()])
     if signed is not None:
         asked = _how(RequestOptions(), within, layers, sets, max_drop, accept)
         name, sentence = received(opened, signed, opening, (method or "not", until or "recovered", seed, asked))
@@ -116,6 +117,19 @@ def forget(
         write_report(opened)
         raise
     _tell_outcome(opened, outcome.status, request.id, as_json, quiet)
+
+
+def _known_clients(asked: list[str], there: list[str]) -> None:
+    """Refuse a client that is not in the run; nobody else is suggested in its place."""
+    for one in asked:
+        if one in there or not there:
+            continue
+        parts = [part.strip() for part in one.split(",")]
+        if len(parts) > 1 and all(part in there for part in parts):
+            raise UnfedError(
+                f"--client takes one client; for several say {' '.join(f'--client {part}' for part in parts)}."
+            )
+        raise UnfedError(f"This run has no client {one!r}; it has {members(there)}.")
 
 
 def _how(

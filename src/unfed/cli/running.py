@@ -40,7 +40,7 @@ from unfed.runs.config import Config, presets
 from unfed.runs.folder import RunFolder
 from unfed.runs.run import Run
 from unfed.runs.status import status as status_of
-from unfed.runs.tracking import tracked
+from unfed.runs.tracking import known, tracked
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -91,6 +91,7 @@ def run(
 
     A folder that holds this very run is gone on with, or shown if it is finished; --out DIR trains anew.
     """
+    known(track)
     moment, changes = moment_of(budget), with_device(sets, device)
     if methods is not None:
         changes.append(chosen(methods))
@@ -125,13 +126,14 @@ def _begin(config: Config, out: Path | None, name: str, silent: bool) -> Run:
                 _say_that_it_exists(found, silent)
                 return found
         folder, number = Path("runs", f"{name}-{number}"), number + 1
+    made = Run.create(config, folder)
     if number > 2 and not silent:
         stderr.print(
             f"[bold yellow]note:[/bold yellow] {escape(str(Path('runs', name)))} holds another run; this one goes to"
             f" {escape(str(folder))}. --out DIR names a folder, `unfed index runs` lists them.",
             soft_wrap=True,
         )
-    return Run.create(config, folder)
+    return made
 
 
 def _say_that_it_exists(run: Run, silent: bool) -> None:

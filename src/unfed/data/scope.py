@@ -22,7 +22,7 @@ from torch import Tensor
 from unfed import rng
 from unfed.data.partition import portion
 from unfed.data.source import Source
-from unfed.errors import UnfedError, listed, nearest
+from unfed.errors import UnfedError, listed, members, nearest
 
 Kind = Literal["client", "class", "instance"]
 View = Literal["retain", "forget", "all", "val"]
@@ -49,10 +49,8 @@ class Request:
         given = [name for name in ("clients", "classes", "samples") if getattr(self, name)]
         given += ["fraction"] if self.fraction is not None else []
         if len(given) != 1:
-            what = listed(given).replace(" or ", " and ") or "none of them"
-            raise UnfedError(
-                f"Request {self.id!r} gives {what}; give exactly one of clients, classes, samples or fraction."
-            )
+            what = f"gives {listed(given).replace(' or ', ' and ')}" if given else "names nothing to forget"
+            raise UnfedError(f"Request {self.id!r} {what}; give exactly one of clients, classes, samples or fraction.")
         if self.fraction is not None and not 0.0 < self.fraction < 1.0:
             raise UnfedError(f"Request {self.id!r} has the fraction {self.fraction}; it must lie between 0 and 1.")
 
@@ -278,7 +276,7 @@ def _find(names: Mapping[str, int], name: str, request: Request) -> int:
     if name not in names:
         raise UnfedError(
             f"Request {request.id!r} names client {name!r}, which is not among the {len(names)} clients"
-            f" of this federation.{nearest(name, names) if len(names) <= 10_000 else ''}"
+            f" of this federation: {members(names)}."
         )
     return names[name]
 

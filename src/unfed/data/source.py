@@ -281,6 +281,9 @@ def _sample_shape(images: Tensor, transform: Transform, trigger: Stamp | None) -
             raise UnfedError("Float tensors are taken as prepared, without a transform; give uint8 images to use one.")
         if trigger is not None:
             raise UnfedError("A trigger needs uint8 images; float tensors are taken as prepared.")
+        if images.is_floating_point() and not images.isfinite().all():
+            row = int((~images.flatten(1).isfinite()).any(1).nonzero()[0]) if images.ndim > 1 else 0
+            raise UnfedError(f"Sample {row} has NaN or infinite values in it; clean the data, no training mends it.")
         return tuple(images.shape[1:])
     if images.dtype != torch.uint8:
         raise UnfedError(
@@ -295,7 +298,10 @@ def _sample_shape(images: Tensor, transform: Transform, trigger: Stamp | None) -
 def checked_labels(labels: Tensor, n: int, classes: int | None) -> int:
     """The number of classes, after checking every label; the sentence names the first bad row."""
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise UnfedError(f"Labels must be integers, not {labels.dtype}; convert them to class indices.")
+        raise UnfedError(
+            f"Labels must be class numbers (integers from 0 on), not {labels.dtype}; unfed forgets in classifiers, and"
+            " a target that is a real number (regression) has no class to forget."
+        )
     if labels.shape != (n,):
         raise UnfedError(f"There are {n} samples and labels of shape {list(labels.shape)}; give one label per sample.")
     if classes is None:

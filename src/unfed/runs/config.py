@@ -204,9 +204,10 @@ class Config(Table):
                 raise UnfedError(f"The config {path} is longer than {MOST_BYTES >> 20} MiB; give a smaller one.")
             raw = tomllib.loads(text.decode())
         except OSError as error:
+            beside = [str(path.with_suffix(".toml"))] if path.with_suffix(".toml").is_file() else []
             raise UnfedError(
                 f"The config {path} cannot be read ({error.strerror}); check the path, or name a preset:"
-                f" {listed(presets())}."
+                f" {listed(presets())}.{nearest(str(path), [*beside, *presets()])}"
             ) from error
         except RecursionError as error:
             raise UnfedError(f"The config {path} is nested too deep; give one with fewer levels.") from error
@@ -323,7 +324,12 @@ def toml_value(text: str) -> Any:
     """A value as it is written in TOML; what is not valid TOML is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
+        if text.lstrip()[:1] in ("[", "{"):
+            raise UnfedError(
+                f"{text!r} is no list or table of TOML: words in it need quotes, and the shell must leave them there,"
+                " as in --set \"methods.run=['not','ft']\"."
+            ) from error
         return text
     except (ValueError, RecursionError) as error:
         raise UnfedError(f"The value {text[:40]!r}… is too long or nested too deep; give a smaller one.") from error

@@ -10,6 +10,27 @@ from pydantic import BaseModel, ValidationError
 
 from unfed.errors import listed, nearest
 
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+_KINDS = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "tuple_type": "a list",
+    "model_type": "a table",
+    "dict_type": "a table",
+}
+
 
 def explained(error: ValidationError, config: type[BaseModel]) -> str:
     """The first mistake, and how many there are after it."""
@@ -27,7 +48,14 @@ def explained(error: ValidationError, config: type[BaseModel]) -> str:
         return f"{path} = {first['input']!r} is not allowed; use {allowed}.{close}{more}"
     if first["type"] == "string_pattern_mismatch" and path == "device":
         return f"device = {first['input']!r} is not known; use auto, cpu, cuda, cuda:N or mps.{more}"
+    if bound := _BOUNDS.get(first["type"]):
+        word, name = bound
+        return f"{path} must be {word} {first['ctx'][name]:g}, not {first['input']!r}.{more}"
+    if kind := _KINDS.get(first["type"]):
+        return f"{path} takes {kind}, not {first['input']!r}.{more}"
     message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "value_error" and path == "config":
+        return f"{message[0].upper() + message[1:]}.{more}"
     given = f", not {first['input']!r}" if first["type"] != "value_error" else ""
     return f"{path}: {message[0].lower() + message[1:]}{given}.{more}"
 

@@ -57,7 +57,10 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise UnfedError(f"device = {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices.")
+        raise UnfedError(
+            f"device = {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices; take cpu or"
+            " auto."
+        )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UnfedError("device = 'mps' is not there on this machine; use cpu.")
     return device

@@ -339,6 +339,9 @@ class Run(Record):
                     f"The model {consistency.sentence(self.folder.path, grave)}; the one in force is"
                     f" {self.current_job(job.seed).path.as_posix()} (`unfed export {self.folder.path}`)."
                 )
+            if job not in (known := [one for one, _ in self.jobs()]):
+                there = listed("/".join(one.path.parts) for one in known if one.seed == job.seed)
+                raise UnfedError(f"This run makes no model {'/'.join(job.path.parts)}; it makes {there}.")
             raise UnfedError(f"This run has no model {job.path} yet; `unfed resume {self.folder.path}` makes it.")
         return self.folder.load_model(job)
 

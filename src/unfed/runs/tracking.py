@@ -176,11 +176,16 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def tracked(run: Run, names: Sequence[str], watch: Watch | None = None, folder: str | Path = "tracking") -> Several:
-    """A watch that tells each of these trackers, and whoever watched before."""
+def known(names: Sequence[str]) -> None:
+    """Refuse a tracker that there is not."""
     for name in names:
         if name not in TRACKERS:
             raise UnfedError(f"--track takes {listed(TRACKERS)}, not {name!r}.{nearest(name, TRACKERS)}")
+
+
+def tracked(run: Run, names: Sequence[str], watch: Watch | None = None, folder: str | Path = "tracking") -> Several:
+    """A watch that tells each of these trackers, and whoever watched before."""
+    known(names)
     return Several(watch or QuietWatch(), [TRACKERS[name](run, Path(folder)) for name in dict.fromkeys(names)])
 
 
