@@ -584,7 +584,7 @@ def test_a_request_not_begun_by_its_date_expires_and_stays_out(run: Run, monkeyp
     with run.folder.lock():
         assert again(run).forget(client("a", 3), "fake", 1, expires="2099-01-31").status == "queued"
     assert run.folder.requests()[0].expires == "2099-01-31T23:59:59Z"
-    for where in ("unfed.runs.folder.now", "unfed.runs.serving.now"):
+    for where in ("unfed.runs.request_files.now", "unfed.runs.serving.now"):
         monkeypatch.setattr(where, lambda: "2099-02-01T00:00:00Z")
     assert states(run) == {"a": "expired"} and status(run)["state"] == "finished"
     run.forget(client("b", 2), "fake", 1)

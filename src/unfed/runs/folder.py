@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,10 @@ from unfed.measures.trajectory import Line
 from unfed.methods import Method, State
 from unfed.model.digest import digests, fingerprint
 from unfed.model.params import Params
-from unfed.runs import consistency, presence
+from unfed.runs import consistency, presence, request_files
 from unfed.runs.histories import HistoryLog
 from unfed.runs.names import check_id, check_label
-from unfed.runs.requests import Entry, now
+from unfed.runs.requests import Entry
 from unfed.runs.schema import STATE, STATE_MAY, checked, checked_description
 
 SCHEMA = 2  # 1 kept the path of a sample list, not what it said
@@ -343,25 +343,11 @@ class RunFolder:
 
     def filed(self) -> list[Entry]:
         """Every deletion request whose file is there."""
-        files = sorted((self.path / "requests").glob("*.json"))
-        found: list[tuple[Entry, bool]] = []
-        for file in files:
-            raw = storage.read_json(file, "request")
-            entry = Entry.from_json(raw, f"The request file {file}")
-            check_id(entry.request.id, f"request id in {file}")
-            check_label(entry.method, f"method in {file}")
-            found.append((entry, "state" in raw))
-        found.sort(key=lambda pair: pair[0].number)
-        entries, moment = [entry for entry, _ in found], now()
-        return [entry.at(moment) if told else self._of_before(entry, entries) for entry, told in found]
+        return request_files.read(self.path, self._left_model)
 
-    def _of_before(self, entry: Entry, entries: Sequence[Entry]) -> Entry:
-        """A request of the time before states: served in its order if its job has ended, else waiting."""
-        earlier = tuple(e.request.id for e in entries if e.number < entry.number and e.seed == entry.seed)
-        job = Job(entry.seed, entry.request.id, entry.method)
-        if not (self.finished(job) and (self.model_file(job).exists() or self.buried(job))):
-            return entry
-        return replace(entry, state="fulfilled", served=entry.number, earlier=earlier)
+    def _left_model(self, seed: int, request: str, method: str) -> bool:
+        job = Job(seed, request, method)
+        return self.finished(job) and (self.model_file(job).exists() or self.buried(job) is not None)
 
     def put_request(self, entry: Entry) -> None:
         storage.write_json(self.request_file(entry), entry.to_json())
