@@ -97,3 +97,12 @@ def test_whoever_is_not_in_a_sorted_list_is_shown_to_be_absent() -> None:
             for other in present:  # no proof for one stranger hides a member
                 if stranger not in present:
                     assert not merkle.absent(other, merkle.absence(present, stranger), top)
+
+
+def test_two_members_that_do_not_stand_side_by_side_hide_nobody_between_them() -> None:
+    members = [bytes([number]) * 32 for number in (10, 20, 30)]
+    leaves = [leaf_hash(one) for one in members]
+    ends = tuple((place, members[place], tuple(merkle.inclusion(leaves, place))) for place in (0, 2))
+    top = merkle.sorted_root(members)
+    assert all(merkle.included(leaves[place], place, 3, proof, top) for place, _, proof in ends)
+    assert not merkle.absent(members[1], merkle.Absence(3, ends), top)
