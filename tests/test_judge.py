@@ -15,6 +15,7 @@ from unfed.errors import UnfedError
 from unfed.measures.population import Effort
 from unfed.population import store
 from unfed.population.store import About, Population
+from unfed.runs.config import Config
 from unfed.runs.judged import FILE, of_run
 from unfed.runs.judging import judged, put_into
 from unfed.runs.population import digest_of, populate
@@ -25,14 +26,13 @@ SETS = ('request={id="r1", clients=["0"]}', 'methods.run=["ft", "retrain"]')
 QUICK = Effort(draws=20, permutations=20)
 
 
-@pytest.fixture
-def population(small: Small, tmp_path: Path) -> Population:
+def made_up(config: Config, folder: Path, kinds: tuple[str, ...] = ("before", "retrain", "ft")) -> Population:
     """Six models of each kind that nobody trained: FT gives the forgotten rows a little more than Retrain."""
-    groups, kinds = {"forget": 20, "retain": 30, "test": 30}, ("before", "retrain", "ft")
-    about = About("small", digest_of(small(*SETS)), "r1", tuple(range(6)), kinds, groups, 3, {}, {}, "a machine")
+    groups = {"forget": 20, "retain": 30, "test": 30}
+    about = About("small", digest_of(config), "r1", tuple(range(6)), kinds, groups, 3, {}, {}, "a machine")
     rows = {f"labels/{group}": [i % 3 for i in range(n)] for group, n in groups.items()}
     owners = {"client/forget": [0] * 20, "position/forget": list(range(20))}
-    made = store.create(tmp_path / "p", about, rows | owners)
+    made = store.create(folder, about, rows | owners)
     for place, kind in enumerate(kinds):
         for seed in about.seeds:
             draw = torch.Generator().manual_seed(100 * place + seed)
@@ -40,6 +40,11 @@ def population(small: Small, tmp_path: Path) -> Population:
             own["forget"] = own["forget"] * {"before": 2.0, "retrain": 1.0, "ft": 1.5}[kind]
             store.put(made, kind, seed, {g: x + torch.randn(x.shape, generator=draw) for g, x in own.items()})
     return made
+
+
+@pytest.fixture
+def population(small: Small, tmp_path: Path) -> Population:
+    return made_up(small(*SETS), tmp_path / "p")
 
 
 def test_a_population_is_judged_and_the_same_bytes_come_out(population: Population) -> None:

@@ -155,6 +155,7 @@ CONFIGS = {
     "run": ["run", "tiny.toml", "--quiet"],
     "population": ["population", "tiny.toml", "--models", "2", "--quiet"],
     "stress": ["stress", "tiny.toml", "--models", "2", "--cases", "backdoor", "--quiet"],
+    "tune": [],
     "demo": [],
     "paper": [],
     "sweep": [],

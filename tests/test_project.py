@@ -122,7 +122,7 @@ def imported(stdlib: bool = False) -> dict[str, str]:
     return {n: file for n, file in found.items() if (n in sys.stdlib_module_names) == stdlib and n != "unfed"}
 
 
-USED = ("flower", "trust", "serve", "wandb", "mlflow")
+USED = ("flower", "trust", "serve", "tune", "wandb", "mlflow")
 """Extras whose packages are imported, each when it is asked for."""
 
 
@@ -157,6 +157,7 @@ EXEMPT = (
     "unfed/cli/sweep.py:sweep",
     "unfed/cli/paper.py:paper",
     "unfed/cli/population.py:population",
+    "unfed/cli/tune.py:tune",
     "unfed/cli/probe.py:probe",
     "unfed/cli/requests.py:forget",
     "unfed/cli/evidence.py:serve",

@@ -58,6 +58,7 @@ PANELS = {
         Entry("population", "population", "Many models of one config, for evidence that has a spread."),
         Entry("judge", "judge", "How sure a population makes it that a method forgets."),
         Entry("stress", "stress", "Harder forget sets: which methods fail, Retrain included."),
+        Entry("tune", "tune", "Choose a method's hyperparameters on half of a population."),
         Entry("check", "check", "Say whether a run folder is whole."),
     ),
     "Models and folders": (

@@ -15,7 +15,7 @@ kept.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ class About:
     hardware: str
     cohorts: tuple[tuple[int, ...], ...] = ()
     """Which seeds were trained side by side: who shares a stack changes the last bits, so it stays as it began."""
+    tuned: Mapping[str, Any] = field(default_factory=dict)
+    """How a kind's hyperparameters were chosen, for those that were tuned."""
 
     @property
     def models(self) -> int:

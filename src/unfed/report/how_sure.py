@@ -16,7 +16,6 @@ from typing import Any
 from unfed.measures.population.attacking import ATTACKS
 from unfed.report import how_sure_pictures as pictures
 from unfed.report.figures import styles
-from unfed.report.tables import name_of
 from unfed.values import PREFIX, is_measured, not_measured
 
 Judged = Mapping[str, Any]
@@ -61,6 +60,7 @@ def view(judged: Judged | None, name: str) -> dict[str, Any]:
     if judged is None:
         return {"reason": NO_POPULATION}
     methods: Mapping[str, Any] = judged["methods"]
+    tuned: Mapping[str, Any] = judged.get("tuned") or {}
     numbers = styles(list(methods))
     drawn = [pictures.distributions(judged, numbers, f"{name}-margins"), pictures.roc(judged, numbers, f"{name}-roc")]
     body, notes = grid(judged)
@@ -78,7 +78,7 @@ def view(judged: Judged | None, name: str) -> dict[str, Any]:
         "notes": notes,
         "exposure": [exposed(one) for one in methods.values()],
         "own_exposure": _own_exposure(judged),
-        "tuned": [tuned_words(name_of(kind), how) for kind, how in (judged.get("tuned") or {}).items()],
+        "tuned": [tuned_words(methods[kind]["title"], how) for kind, how in tuned.items() if kind in methods],
     }
 
 
@@ -130,5 +130,9 @@ def _own_exposure(judged: Judged) -> str | None:
 
 def tuned_words(title: str, how: Mapping[str, Any]) -> str:
     """What was tuned of a method, and with what."""
-    chosen = ", ".join(f"{name} = {value}" for name, value in how["chosen"].items()) or "its defaults were best"
+    values = [
+        f"{name} = {value:.3g}" if isinstance(value, float) else f"{name} = {value}"
+        for name, value in how["chosen"].items()
+    ]
+    chosen = ", ".join(values) or "what the config says was best"
     return f"{title} was tuned over {how['trials']} trials on {how['on']}: {chosen}."

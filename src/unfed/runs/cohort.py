@@ -111,6 +111,14 @@ class Cohort:
             servers.append(self._server(world, task_of(world, kind, self._request), params, history))
         return [state.params for state in self._run(kind, servers, said)]
 
+    def part(self, world: World, seeds: Sequence[int], folder: Path) -> Cohort:
+        """Some of its seeds, at the θ* they were trained to, with other hyperparameters of methods."""
+        chosen, places = Cohort(world, seeds, folder), [self.seeds.index(seed) for seed in seeds]
+        chosen._table, chosen._engines = self._table, self._engines
+        chosen._trained = [self._trained[i] for i in places]
+        chosen._histories = [self._histories[i] for i in places]
+        return chosen
+
     def forget_states(self, kind: str) -> None:
         """Take away what was saved on the way to a kind of model."""
         storage.remove(self._file(kind))

@@ -41,6 +41,7 @@ def judged(population: Population, effort: Effort | None = None) -> dict[str, An
         "seeds": list(about.seeds),
         "hardware": about.hardware,
         "effort": asdict(effort),
+        "tuned": dict(about.tuned),
         **judge(population, methods, rows_of(population), effort),
     }
     storage.write_json(population.folder / FILE, whole)
@@ -49,7 +50,10 @@ def judged(population: Population, effort: Effort | None = None) -> dict[str, An
 
 def title_of(kind: str) -> str:
     """A method as papers write it; a variant goes by its label."""
-    return METHODS[kind].title if kind in METHODS else kind
+    plain = kind.removesuffix("-tuned")
+    if plain not in METHODS:
+        return kind
+    return METHODS[plain].title + (" (tuned)" if plain != kind else "")
 
 
 def rows_of(population: Population) -> Rows:

@@ -1,0 +1,126 @@
+"""Tuning sees validation rows and half of a population, has one budget for all, and says what it chose."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from test_judge import made_up
+from unfed.cli.main import app
+from unfed.errors import UnfedError
+from unfed.measures.population import Effort
+from unfed.population import store
+from unfed.runs import tuning
+from unfed.runs.judging import judged
+from unfed.runs.population import populate
+from unfed.runs.tuning import Budget, Knob, Seen, knobs, tune, with_values
+from worlds import Small
+
+SETS = ('request={id="r1", clients=["0"]}', 'methods.run=["retrain"]', "partition.validation=0.2")
+
+
+def test_knobs_stand_around_what_they_are() -> None:
+    assert Knob.around("x", 0.3) == Knob("x", 0.3, 0.03, 1.0), "a share ends at 1"
+    assert Knob.around("x", 3.0) == Knob("x", 3.0, 0.3, 30.0)
+    assert Knob.around("x", 5) == Knob("x", 5, 2, 10)
+    assert Knob.around("x", True) == Knob("x", True, 0, 1)
+    assert Knob.around("x", ("a",)) is None and Knob.around("x", 0.0) is None
+
+
+def test_of_a_method_that_needs_history_only_the_rate_is_tuned(small: Small) -> None:
+    assert [knob.name for knob in knobs(small(*SETS), "federaser")] == ["unlearning.lr"]
+    assert [knob.name for knob in knobs(small(*SETS), "ft")] == ["unlearning.lr"]
+    assert "scale" in [knob.name for knob in knobs(small(*SETS), "not")]
+
+
+def test_values_go_into_the_methods_own_table(small: Small) -> None:
+    config = with_values(small(*SETS), "not", {"unlearning.lr": 0.25, "scale": 0.5})
+    assert config.methods.recovery("not").lr == 0.25 and config.method("not").scale == 0.5  # type: ignore[attr-defined]
+    assert small(*SETS).methods.recovery("not").lr is None
+
+
+def test_a_trial_that_spoils_the_model_loses_against_every_other() -> None:
+    assert Seen(9.0, 0.5).worth(0.5) == 9.0
+    assert Seen(0.0, 0.6).worth(0.5) == 1000.6
+
+
+def test_a_method_is_tuned_on_the_first_half_and_all_models_are_kept(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    population = populate(small(*SETS), 4, tmp_path / "p")
+    asked: list[Any] = []
+    plain = tuning.Bench.unlearned
+
+    def seen(self: Any, values: Any, seeds: Any, said: Any) -> Any:
+        asked.append((dict(values), tuple(seeds)))
+        return plain(self, values, seeds, said)
+
+    monkeypatch.setattr(tuning.Bench, "unlearned", seen)
+    found = tune(small(*SETS), population, "ft", Budget(trials=3, models=2))
+    assert [seeds for _, seeds in asked] == [(0, 1)] * 3 + [(0, 1, 2, 3)]
+    assert asked[0][0] == {}, "the first trial is the method as it is"
+    assert found["trials"] == 3 and found["models"] == 2
+    assert found["best"]["distance"] <= found["as configured"]["distance"]
+    after = store.load(population.folder)
+    assert after.about.kinds == ("before", "retrain", "ft-tuned") and after.done("ft-tuned") == (0, 1, 2, 3)
+    assert after.about.tuned["ft-tuned"]["chosen"] == found["chosen"] == asked[-1][0]
+    # What may not be looked at is made nonsense, and the choice is the same: test rows, and the second half.
+    for seed in after.about.seeds:
+        kept = after.read("retrain", seed)
+        spoiled = {group: 100.0 * torch.randn_like(t) for group, t in kept.items()}
+        store.put(after, "retrain", seed, spoiled if seed > 1 else spoiled | {"forget": kept["forget"]})
+    assert tune(small(*SETS), after, "ft", Budget(trials=3, models=2)) == found
+
+
+@pytest.mark.slow
+def test_the_method_as_it_is_makes_the_models_of_the_population(small: Small, tmp_path: Path) -> None:
+    """One trial chooses nothing, so the tuned models are those that the method makes untuned."""
+    config = small(*SETS[:1], 'methods.run=["ft", "retrain"]', SETS[2])
+    population = populate(config, 4, tmp_path / "p")
+    assert tune(config, population, "ft", Budget(trials=1, models=1))["chosen"] == {}
+    after = store.load(population.folder)
+    np.testing.assert_allclose(after.logits("ft-tuned", "test"), after.logits("ft", "test"), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_page_says_what_was_tuned_with_what(small: Small, tmp_path: Path) -> None:
+    config = small(*SETS)
+    population = populate(config, 6, tmp_path / "p")
+    tune(config, population, "ft", Budget(trials=2, models=1))
+    whole = judged(store.load(tmp_path / "p"), Effort(draws=10, permutations=10))
+    assert whole["methods"]["ft-tuned"]["title"] == "FT (tuned)"
+    assert whole["tuned"]["ft-tuned"]["on"] == "validation rows and 1 of the first 3 seeds of 6"
+
+
+def test_bad_input_is_one_sentence(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    population = made_up(small(*SETS), tmp_path / "p")
+    with pytest.raises(UnfedError, match="is a population of another config"):
+        tune(small(*SETS, "training.lr=0.3"), population, "ft")
+    with pytest.raises(UnfedError, match="Retrain is what every method is compared with"):
+        tune(small(*SETS), population, "retrain")
+    with pytest.raises(UnfedError, match="at least one trial"):
+        tune(small(*SETS), population, "ft", Budget(trials=0))
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UnfedError, match=r"pip install 'unfed\[tune\]'"):
+        tune(small(*SETS), population, "ft")
+
+
+def test_the_command_says_what_was_chosen(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    population = made_up(small(*SETS), tmp_path / "p")
+
+    def chosen(*args: Any) -> dict[str, Any]:
+        return {"trials": 2, "on": "validation rows", "chosen": {"unlearning.lr": 0.0123456}}
+
+    monkeypatch.setattr("unfed.cli.tune.choose", chosen)
+    command = ["tune", "ft", "demo", "--trials", "2", "--population", str(population.folder)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "FT was tuned over 2 trials on validation rows: unlearning.lr = 0.0123." in done.output.replace("\n", " ")
+    assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["trials"] == 2
