@@ -159,6 +159,24 @@ def test_a_proof_that_keeps_a_round_back_is_refused(rounds: tuple[Log, Participa
             verify_absence({**proof, name: None}, [KEY.public])
 
 
+def test_a_proof_that_says_another_size_of_a_rounds_tree_is_refused(tmp_path: Path) -> None:
+    """Three leaves have the root of two, if the first of the two is a node: the proof alone cannot be asked."""
+    log, people = Log(tmp_path, "test"), Participants(tmp_path)
+    log.append(leaf(0))
+    members = [bytes([number]) * 32 for number in (1, 2, 3)]
+    told = {"at": "2026-01-01T00:00:00Z", "round": 1, "method": "not", "model": "m"}
+    log.append({"type": "round", **told, "participants": people.root(members)})
+    log.sign(KEY)
+    proof = prove_absence(log, people, b"\xff" * 32, after=0)
+    (absence,) = proof["absences"]
+    ((place, last, path),) = absence["neighbours"]
+    assert (place, len(path)) == (2, 1)
+    forged = {**absence, "size": 2, "neighbours": [[1, last, path]]}
+    assert merkle.absent(b"\xff" * 32, merkle.Absence.from_json(forged), merkle.sorted_root(members))
+    with pytest.raises(UnfedError, match="does not show"):
+        verify_absence({**proof, "absences": [forged]}, [KEY.public])
+
+
 def test_a_destroyed_secret_leaves_a_log_that_speaks_of_nobody(
     rounds: tuple[Log, Participants, Pseudonyms],
 ) -> None:

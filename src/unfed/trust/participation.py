@@ -135,7 +135,9 @@ def verify_absence(proof: Any, keys: Sequence[PublicKey]) -> Shown:
         if leaf["type"] != ROUND:
             continue
         rounds += 1
-        if place not in said or not merkle.absent(pseudonym, said[place], _root_of(leaf, place)):
+        # The root alone does not say how many leaves it is over; the leaf does.
+        fits = place in said and said[place].size == leaf["participants"]["size"]
+        if not fits or not merkle.absent(pseudonym, said[place], _root_of(leaf, place)):
             raise UnfedError(f"The proof does not show that it took no part in the round at leaf {place}: refused.")
     return Shown(pseudonym.hex(), after, rounds, checkpoint)
 
