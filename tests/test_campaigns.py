@@ -34,7 +34,9 @@ def test_drawn_inputs_end_in_sentences(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["signed requests", "proofs and answers", "logs"])
+@pytest.mark.parametrize(
+    "kind", ["signed requests", "proofs and answers", "logs", "evidence bundles", "calls of the service"]
+)
 def test_drawn_requests_proofs_and_logs_end_in_sentences(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import common
+import evidence
 import hypothesis
 import signed
 from hypothesis import HealthCheck, Phase, given, settings
@@ -39,7 +40,7 @@ from unfed.data import SampleList
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
 
-BATCH = {"configs, their text": 200, "configs, their values": 200, "sample lists": 200}
+BATCH = {"configs, their text": 200, "configs, their values": 200, "sample lists": 200, "evidence bundles": 200}
 """Inputs of one kind before it is the next kind's turn, more of those that are cheap; 25 of the others."""
 
 Attempt = Callable[[Any], str | None]
@@ -362,6 +363,8 @@ KINDS: dict[str, Callable[[st.DataObject, Path], str | None]] = {
     "signed requests": lambda data, here: refused(lambda: signed.hand_in(data, here, damage, changed, nested)),
     "proofs and answers": lambda data, here: refused(lambda: signed.believe(data, here, changed, nested)),
     "logs": lambda data, here: signed.look_into(data, here, damage, changed, nested),
+    "evidence bundles": lambda data, here: refused(lambda: evidence.verify(data, here, damage, changed, nested)),
+    "calls of the service": lambda data, here: refused(lambda: evidence.send(data, here, damage, changed, nested)),
 }
 
 

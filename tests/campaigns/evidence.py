@@ -1,0 +1,79 @@
+"""Evidence bundles and what is sent to the service, with mistakes: each must end in one sentence."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import signed
+from hypothesis import strategies as st
+
+from unfed.errors import UnfedError
+from unfed.runs.run import Run
+from unfed.trust import bundle, envelope, keys, revocation, verifier
+from unfed.trust.desk import Desk
+from unfed.trust.findings import findings, served
+from unfed.trust.folder import TrustFolder
+from unfed.trust.keys import SigningKey
+from unfed.trust.verifier import BUNDLE, NotVerified
+
+Damage = Callable[[bytes], st.SearchStrategy[bytes]]
+Changed = Callable[[Any, random.Random, Any], Any]
+
+
+@functools.cache
+def _bundle(here: Path) -> tuple[bytes, SigningKey]:
+    """A whole bundle, and the key that signed it."""
+    home = signed._home(here)
+    run, key = Run.open(home / "run"), keys.signing_key(home / "operator.key")
+    entry = served(run, "leaves")
+    return bundle.sign(findings(run, entry), key, bundle.from_log(run, entry)).to_bytes(), key
+
+
+def verify(data: st.DataObject, here: Path, damage: Damage, changed: Changed, nested: Any) -> None:
+    """A bundle damaged by a stranger, which is never believed, or changed by whoever has the key; any model file."""
+    whole, key = _bundle(here)
+    chance = random.Random(data.draw(st.integers(0, 2**32)))
+    model = here / "model.safetensors" if data.draw(st.booleans()) else None
+    log = whole if data.draw(st.integers(0, 9)) == 0 else None
+    mine = data.draw(st.booleans())
+    if mine:
+        statement = changed(json.loads(envelope.read(whole).payload), chance, data.draw(nested))
+        sent = envelope.sign(BUNDLE, statement, key).to_bytes()
+    else:
+        sent = data.draw(damage(whole))
+    try:
+        found = verifier.verify(sent, [key.public.pem], log, model)
+        verifier.told(found)
+    except NotVerified as error:
+        if not str(error).strip() or "\n" in str(error):
+            raise AssertionError("a refusal that is no sentence") from error
+        return
+    if not mine and envelope.read(sent).payload != envelope.read(whole).payload:
+        raise AssertionError("an altered bundle was believed")
+
+
+@functools.cache
+def _desk(here: Path) -> Desk:
+    return Desk(Run.open(signed._home(here) / "run"))
+
+
+def send(data: st.DataObject, here: Path, damage: Damage, changed: Changed, nested: Any) -> None:
+    """What somebody sends to the service: a revocation or a request with mistakes."""
+    home = signed._renewed(here)
+    desk, trust = _desk(here), TrustFolder(home / "run")
+    chance = random.Random(data.draw(st.integers(0, 2**32)))
+    one = keys.signing_key(home / "one.key")
+    if data.draw(st.booleans()):
+        whole = revocation.sign("leaves", "1", trust.operator.id, one)
+        value = changed(json.loads(whole.payload), chance, data.draw(nested))
+        sent = envelope.sign(revocation.TYPE, value, one).to_bytes()
+        desk.revoke(data.draw(damage(sent)) if data.draw(st.booleans()) else sent)
+        raise AssertionError("what is fulfilled was revoked")
+    body = {"request": json.loads((home / "leave.json").read_bytes()), "opening": None}
+    desk.submit(json.dumps(changed(body, chance, data.draw(nested))).encode())
+    raise UnfedError("It was new, and taken.")
