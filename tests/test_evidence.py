@@ -24,7 +24,7 @@ from unfed.errors import UnfedError
 from unfed.runs.config import Config
 from unfed.runs.record import Record
 from unfed.runs.run import Run
-from unfed.trust import bundle, envelope, verifier
+from unfed.trust import bundle, envelope, merkle, verifier
 from unfed.trust.bundle import FromLog
 from unfed.trust.envelope import Envelope
 from unfed.trust.findings import findings, interval, served
@@ -218,6 +218,25 @@ def test_leaves_that_were_kept_back_or_changed_are_found(signed: Envelope) -> No
 
     with pytest.raises(NotVerified, match="does not show that the leaver was asked for nothing"):
         verify(resigned(signed, somebody_else))
+
+
+def test_somebody_who_took_part_cannot_be_hidden_between_two_who_do_not_stand_side_by_side(
+    log: tuple[Log, FromLog], signed: Envelope
+) -> None:
+    participants = Participants(log[0].folder)
+    root = next(leaf["participants"]["root"] for leaf in log[0].leaves[2:] if leaf["type"] == "round")
+    members = participants.of(root)
+    assert len(members) == 3
+    hashes = [merkle.leaf_hash(one) for one in members]
+    sides = [[place, members[place].hex(), merkle.hexed(merkle.inclusion(hashes, place))] for place in (0, 2)]
+
+    def hidden(predicate: Any) -> None:
+        proof = predicate["participation"][0]
+        proof["pseudonym"] = members[1].hex()
+        proof["absences"] = [{**one, "neighbours": sides} for one in proof["absences"]]
+
+    with pytest.raises(NotVerified, match="in the round at leaf 2"):
+        verify(resigned(signed, hidden))
 
 
 def test_another_key_and_another_statement_are_refused(signed: Envelope, run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Annotated
@@ -138,7 +139,9 @@ def serve(
     if token is not None:
         say(f"Whoever calls needs a token of {token}.")
     say(f"Serving {run} at {listener.url}; Ctrl-C ends it.")
-    listener.listen()
+    with contextlib.suppress(KeyboardInterrupt):  # the way in which a service is ended
+        listener.listen()
+    say("Ended; what was taken is filed and logged.")
 
 
 def add_to(app: typer.Typer) -> None:
