@@ -20,11 +20,13 @@ from unfed.cli.main import app
 from unfed.errors import UnfedError
 from unfed.model.networks import build
 from unfed.paper import pictures
-from unfed.paper.items import SCALES, chosen, items, published
+from unfed.paper.items import SCALES, Item, Spec, chosen, items, published
 from unfed.paper.pictures import Line
+from unfed.paper.sharing import shared
 from unfed.paper.views import VIEWS
 from unfed.paper.views.base import Section
 from unfed.paper.views.results import gaps_by_round
+from unfed.runs.run import Run
 
 TABLES = [f"table-{n}" for n in range(1, 9)]
 FIGURES = [f"figure-{n}" for n in (1, 3, 4, 5, 6, 7, 8)]  # figure 2 is a drawing of the method
@@ -61,10 +63,40 @@ def test_every_layer_that_a_method_names_is_there(name: str, scale: str) -> None
             config.method(label).check(network(config.model.name, config.data.name))
 
 
-def test_items_that_name_the_same_run_share_it() -> None:
+def test_items_whose_runs_differ_in_their_methods_alone_share_one() -> None:
+    found, longer = shared("digits"), shared("digits", ["training.rounds=3"])
     first, layers, classes = (items()[name].runs["digits"][0] for name in ("table-1", "figure-3", "table-3"))
-    assert first.folder() == layers.folder() != classes.folder()
-    assert first.folder(["training.rounds=3"]) != first.folder()
+    negating, perturbing = (items()[name].runs["digits"][0] for name in ("figure-4", "figure-5"))
+    assert found[first].folder == found[layers].folder != found[classes].folder
+    assert found[first].folder != longer[first].folder
+    assert found[negating].folder == found[perturbing].folder, "other layers and other perturbations, one θ*"
+    assert "zero" in found[negating].config.methods.run and "zero" not in found[negating].methods
+    assert found[perturbing].methods == perturbing.config().methods.run
+
+
+def test_a_name_that_means_two_methods_is_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = [
+        Spec(str(i), "digits-cnn", ('methods.run=["mine"]', f'methods.mine={{use="not", layers=["{layer}"]}}'))
+        for i, layer in enumerate(("conv1", "conv2", "conv1"))
+    ]
+    item = Item("table-1", "", "results", {"digits": tuple(specs)})
+    monkeypatch.setattr("unfed.paper.sharing.items", lambda: {"table-1": item})
+    one, two, three = (shared("digits")[spec] for spec in specs)
+    assert one.folder == three.folder != two.folder
+
+
+def test_a_second_item_trains_nothing_again_and_each_shows_its_own_methods(tmp_path: Path) -> None:
+    few = ["training.rounds=2", "unlearning.rounds=1", "evaluation.every=1", "seed=0"]
+    for name in ("figure-4", "figure-5"):
+        done = paper(name, "--out", str(tmp_path), "-q", *(part for change in few for part in ("--set", change)))
+        assert done.exit_code == 0, done.output
+    (folder,) = (tmp_path / "runs").iterdir()
+    lines = Run.open(folder).lines()
+    assert [line["round"] for line in lines if line["method"] == "train"] == [0, 1, 2]
+    assert [line["round"] for line in lines if line["method"] == "retrain"] == [0, 1, 2]
+    for name, own, other in (("figure-4", "conv2", "zero"), ("figure-5", "zero", "conv2")):
+        text = (tmp_path / f"{name}.json").read_text(encoding="utf-8")
+        assert f'"{own}"' in text and f'"{other}"' not in text
 
 
 def test_the_papers_own_methods_and_models_are_run_at_its_scale() -> None:

@@ -3,15 +3,13 @@
     digits    real handwriting, small networks: minutes per item on a laptop; everything is shown at work
     paper     the paper's data sets, networks and rounds: a GPU, hours to days
 
-An item names runs by preset and changes; items that name the same run share it. What the paper itself reports comes
-along (`published.csv`), to be read beside ours.
+An item names runs by preset and changes; items whose runs differ in their methods alone share one (`sharing.py`). What
+the paper itself reports comes along (`published.csv`), to be read beside ours.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,11 +37,6 @@ class Spec:
 
     def config(self, more: Sequence[str] = ()) -> Config:
         return Config.preset(self.preset, [*self.sets, *more])
-
-    def folder(self, more: Sequence[str] = ()) -> str:
-        """A name that two specs share exactly if they are the same run."""
-        told = json.dumps(self.config(more).to_json(), sort_keys=True)
-        return f"{self.preset}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)

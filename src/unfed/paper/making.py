@@ -1,6 +1,6 @@
 """Runs what an item needs, each run once, and writes the item down.
 
-    OUT/runs/PRESET-HASH    run folders: interrupted ones go on, finished ones are read
+    OUT/runs/PRESET-HASH    run folders, shared between items: interrupted ones go on, what is done is read
     OUT/table-1.md .tex     the rows          OUT/figure-4.svg …     the pictures
     OUT/table-1.json        the numbers       OUT/paper.html         everything made here so far
 
@@ -22,6 +22,7 @@ from unfed.errors import UnfedError
 from unfed.paper import views
 from unfed.paper.items import Item, Spec
 from unfed.paper.items import items as all_items
+from unfed.paper.sharing import Shared, shared
 from unfed.paper.views.base import BY, Grid, Section
 from unfed.report import html, tables
 from unfed.report.words import date_text
@@ -68,7 +69,8 @@ def make(
 
 
 def _runs(item: Item, scale: str, folder: Path, sets: Sequence[str]) -> dict[Spec, Run]:
-    return {spec: Run.open(_place(folder, spec, sets)) for spec in item.runs[scale]}
+    found = shared(scale, sets)
+    return {spec: Run.open(_place(folder, found[spec]), found[spec].methods) for spec in item.runs[scale]}
 
 
 def _open_all(items: Sequence[Item], scale: str, folder: Path, sets: Sequence[str]) -> None:
@@ -80,20 +82,21 @@ def _open_all(items: Sequence[Item], scale: str, folder: Path, sets: Sequence[st
     for item in items:
         for spec in item.runs[scale]:
             views.VIEWS[item.view].check(item, spec.name, spec.config(sets))
-    new = list[Path]()
+    new, found = list[Path](), shared(scale, sets)
+    wanted = {_place(folder, found[spec]): found[spec] for item in items for spec in item.runs[scale]}
     try:
-        for place, spec in {_place(folder, s, sets): s for item in items for s in item.runs[scale]}.items():
+        for place, one in wanted.items():
             if not (place / "run.json").exists():
                 new.append(place)
-                Run.create(spec.config(sets), place)
+                Run.create(one.config, place)
     except UnfedError:
         for place in new:
             shutil.rmtree(place, ignore_errors=True)
         raise
 
 
-def _place(folder: Path, spec: Spec, sets: Sequence[str]) -> Path:
-    return folder / "runs" / spec.folder(sets)
+def _place(folder: Path, one: Shared) -> Path:
+    return folder / "runs" / one.folder
 
 
 def _made(
@@ -103,13 +106,13 @@ def _made(
 
     It also gives what the first of those runs says of its machine.
     """
-    sections, about = list[Section](), dict[str, Any]()
+    sections, about, found = list[Section](), dict[str, Any](), shared(scale, sets)
     for item in all_items().values():
-        places = {spec: _place(folder, spec, sets) for spec in item.runs[scale]}
+        places = {spec: _place(folder, found[spec]) for spec in item.runs[scale]}
         asked_for = item.id in done or (folder / f"{item.id}.json").exists()
         if not asked_for or not all((place / "run.json").exists() for place in places.values()):
             continue
-        runs = {spec: Run.open(place) for spec, place in places.items()}
+        runs = {spec: Run.open(place, found[spec].methods) for spec, place in places.items()}
         if all(run.folder.finished(job) for run in runs.values() for job, _ in run.jobs()):
             sections.append(done.get(item.id) or views.VIEWS[item.view].make(item, runs))
             about = about or next(iter(runs.values())).info()

@@ -21,6 +21,8 @@ class Record:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
+        self.only: frozenset[str] | None = None
+        """Of a comparison, the methods that are looked at and run; None: all."""
         self.description = folder.description()
         self.config = deny.with_key(Config.kept(self.description["config"]), folder.path)
 
@@ -42,13 +44,18 @@ class Record:
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
+    @property
+    def labels(self) -> list[str]:
+        """The methods of the comparison, in their order."""
+        return [label for label in self.config.methods.run if self.only is None or label in self.only]
+
     def jobs(self) -> list[tuple[Job, int]]:
         """Every job of this run in its order, with its number of rounds."""
         found: list[tuple[Job, int]] = []
         for seed in self.config.seed_list:
             if self.trains:
                 found.append((self.training_job(seed), self.config.training.rounds))
-            for label in self.config.methods.run:
+            for label in self.labels:
                 for request in self.description["requests"]:
                     found.append((Job(seed, request["id"], label), self.about(label)["rounds"]))
         for entry in self.folder.requests():
@@ -92,6 +99,8 @@ class Record:
         Of a job that was begun anew, only what came since; the file has it all.
         """
         lines = last_starts(self.folder.lines())
+        if self.only is not None:
+            lines = [line for line in lines if line["method"] not in {*self.config.methods.run} - self.only]
         last = trajectory.last_of_each(lines)
         for job, _ in self.jobs():
             if self.folder.finished(job) and (job.seed, job.request, job.label) in last:

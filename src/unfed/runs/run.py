@@ -16,7 +16,7 @@ folder; what still carries its influence is listed in `info`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,8 +103,11 @@ class Run(Record):
         return run
 
     @staticmethod
-    def open(folder: str | Path) -> Run:
-        return Run(RunFolder(folder))
+    def open(folder: str | Path, only: Collection[str] | None = None) -> Run:
+        """A run that is there; with `only`, as if its comparison had these methods and no others."""
+        run = Run(RunFolder(folder))
+        run.only = None if only is None else frozenset(only)
+        return run
 
     def world(self, seed: int) -> World:
         if seed not in self._worlds:
@@ -214,7 +217,7 @@ class Run(Record):
         requests = self.config.requests()
         for i in range(len(requests)):
             self.score_before(seed, requests[: i + 1], trained)
-        for label in self.config.methods.run if requests else ():
+        for label in self.labels if requests else ():
             params, method, previous = trained, self.config.method(label), self.training_job(seed)
             for i in range(len(requests)):
                 turn = MethodTurn(seed, requests[: i + 1], label, method, params, previous)

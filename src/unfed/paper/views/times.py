@@ -26,7 +26,7 @@ def make(item: Item, runs: Runs) -> Section:
     body, data, ours, said = [], {}, {}, list[str]()
     for spec, run in runs.items():
         world, config = run.world(first_seed(run)), run.config
-        long = LONG if LONG in config.methods.run else "retrain"
+        long = LONG if LONG in run.labels else "retrain"
         models, sets = models_of(run, tuple(dict.fromkeys(("ft", "not", "retrain", long)))), sets_of(run)
         if long != LONG:
             said.append(
