@@ -12,12 +12,14 @@ import torch
 
 from unfed import storage
 from unfed.data import SampleList
+from unfed.runs.run import Run
 
 sys.path.append(str(Path(__file__).parent / "campaigns"))
 
 import chaos
 import common
 import fuzz
+import signed
 
 
 def faults(kind: str, here: Path, count: int = 20) -> dict[tuple[str, str], int]:
@@ -42,6 +44,17 @@ def test_drawn_requests_proofs_and_logs_end_in_sentences(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert faults(kind, tmp_path) == {}
+
+
+@pytest.mark.slow
+def test_of_several_who_hand_in_at_once_none_is_lost(tmp_path: Path) -> None:
+    home = signed.logged(tmp_path / "home")
+    names = signed.requests(home, 5)
+    with Run.open(home / "run").folder.lock():
+        children = [chaos.start((*signed.handing_in(name), "--quiet"), home) for name in names]
+        ends = [chaos.wait(*child) for child in children]
+    assert [(end.code, end.fault) for end in ends] == [(0, None)] * 5
+    assert signed.lost(home, names) is None
 
 
 def test_what_ends_in_no_sentence_is_counted_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import stat
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from unfed.cli.main import main
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, UnfedWarning
 from unfed.runs.config import Config
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
@@ -294,6 +295,22 @@ def test_a_command_that_could_not_be_logged_is_not_begun(
         code, _, err = unfed(*words)
         assert code == 2 and "put it back" in err
     assert Run.open(home / "run").folder.requests()[0].state == "open" and not out.exists()
+
+
+def test_status_says_by_when_a_signed_request_was_promised(
+    home: Path, unfed: Callable[..., tuple[int, str, str]]
+) -> None:
+    taken = hand_in(home, signed(home))
+    due = acknowledgement.verified(taken.acknowledgement, [keys.public_key(home / "operator.pub")]).expected_by
+    code, said, _ = unfed("status", home / "run")
+    assert code == 0 and f"promised by {due}" in said
+    code, said, _ = unfed("status", home / "run", "--json")
+    assert [request["expected_by"] for request in json.loads(said)["requests"]] == [due]
+    (home / "run/trust" / LOG).write_bytes(b"nothing\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UnfedWarning)
+        code, _, err = unfed("status", home / "run")
+    assert code == 0 and "note: When signed requests are due is not known: " in err
 
 
 def test_a_log_whose_beginning_was_killed_is_begun_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

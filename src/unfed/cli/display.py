@@ -196,6 +196,8 @@ def request_line(request: Mapping[str, Any]) -> str:
         about.append(str(request["why"]).removesuffix("."))
     if request["state"] == "open" and request["expires"]:
         about.append(f"to be begun by {request['expires']}")
+    if request.get("expected_by") and request["state"] not in ("fulfilled", "revoked"):
+        about.append(f"promised by {request['expected_by']}")
     about += [f"{title.lower()}: {text}" for title, text in gate_words(request)]
     if request["owed"]:
         about.append(f"it stays owed: {request['way_out']}")

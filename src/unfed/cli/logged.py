@@ -5,10 +5,12 @@ Nothing of the extra is imported unless the run has a folder `trust/`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from unfed.errors import UnfedError, UnfedWarning
 from unfed.runs.folder import RunFolder
 from unfed.runs.progress import Watch
 from unfed.runs.request_options import RequestOptions
@@ -73,6 +75,20 @@ def entered(folder: RunFolder, purged: Sequence[str] = ()) -> Iterator[None]:
     trust.require_key()
     yield
     story.enter(folder, trust, purged)
+
+
+def due_dates(run: Path) -> dict[str, str]:
+    """By when each signed request was promised to be dealt with, by its id; nothing where the run keeps no log."""
+    if not keeps_log(run):
+        return {}
+    try:
+        from unfed.trust.folder import TrustFolder
+
+        leaves = TrustFolder(run).log.leaves
+    except UnfedError as error:  # where a run stands can be said all the same
+        warnings.warn(f"When signed requests are due is not known: {error}", UnfedWarning, stacklevel=2)
+        return {}
+    return {leaf["request"]: leaf["expected_by"] for leaf in leaves if leaf["type"] == "acknowledgement"}
 
 
 def log_faults(run: Path) -> list[str]:

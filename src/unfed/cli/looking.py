@@ -13,6 +13,7 @@ from rich.table import Table
 from unfed import storage
 from unfed.cli.console import Console
 from unfed.cli.display import clock_text, percent, request_line
+from unfed.cli.logged import due_dates
 from unfed.cli.options import AllowCode, Json, RunArgument, Seed
 from unfed.measures import columns
 from unfed.model.params import cast, check_like
@@ -28,6 +29,8 @@ def status(run: RunArgument, as_json: Json = False) -> None:
     """Where a run stands: round, accuracy, time left, every request, how to go on."""
     opened = Run.open(run)
     found = status_of(opened)
+    due = due_dates(opened.folder.path)
+    found["requests"] = [{**request, "expected_by": due.get(request["id"])} for request in found["requests"]]
     if as_json:
         typer.echo(json.dumps(found))
         return
