@@ -140,6 +140,8 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for name, (_, family) in TRIGGERS.items():
         own = [one for one in found if one["trigger"] == name]
+        if not own:
+            continue
         armed = [one for one in own if one["after"] >= 50]
         before, after = (sum(one[key] for one in own) / len(own) for key in ("before", "after"))
         seen = sum(one["alarm"] for one in armed)

@@ -239,6 +239,14 @@ def test_somebody_who_took_part_cannot_be_hidden_between_two_who_do_not_stand_si
         verify(resigned(signed, hidden))
 
 
+def test_what_somebody_signed_does_not_steer_a_terminal(signed: Envelope) -> None:
+    def coloured(predicate: Any) -> None:
+        predicate["findings"]["neither"].append("\x1b[2J\x1b]0;title\x07gone")
+
+    told = verifier.told(verify(resigned(signed, coloured)))
+    assert "\x1b" not in told and "\x07" not in told and "gone" in told
+
+
 def test_another_key_and_another_statement_are_refused(signed: Envelope, run: Run) -> None:
     with pytest.raises(NotVerified, match="not signed by a key that you gave"):
         verifier.verify(signed.to_bytes(), [SigningKey.drawn().public.pem])

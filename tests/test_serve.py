@@ -26,8 +26,9 @@ from cryptography.x509.oid import NameOID
 
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
+from unfed.runs.purge import purge
 from unfed.runs.run import Run
-from unfed.trust import acknowledgement, envelope, request, revocation, verifier, watching
+from unfed.trust import acknowledgement, envelope, request, revocation, story, verifier, watching
 from unfed.trust.desk import Desk
 from unfed.trust.folder import TrustFolder
 from unfed.trust.guard import Guard, Rules, token_digest
@@ -142,6 +143,27 @@ def _with_another_log(bundle: bytes, answer: bytes) -> bytes:
     forged = envelope.sign(acknowledgement.TYPE, {**said, "checkpoint": other.to_json()}, OPERATOR)
     statement["predicate"]["acknowledgement"] = forged.to_json()
     return envelope.sign(verifier.BUNDLE, statement, OPERATOR).to_bytes()
+
+
+def test_a_round_that_was_under_way_when_the_request_came_is_said_to_be_outside_the_proof(home: Path) -> None:
+    own = desk(home)
+    own.submit(asked("7", name="r-seven"))
+    trust = TrustFolder(home / "run")
+    everybody = trust.participants.root(trust.pseudonyms.of(KEYS).values())
+    told = {"seed": 0, "request": None, "method": "train", "round": 9, "model": "0" * 64}
+    trust.enter({"type": "round", "at": "2026-11-15T00:00:00Z", **told, "participants": everybody})
+    with watching.logged(own.run) as watch:
+        own.run.execute(watch)
+    found = verifier.verify(own.bundle("r-seven").to_bytes(), [OPERATOR.public.pem])
+    said = next(one for one in found.proven if "was asked to train" in one)
+    leaf = acknowledgement.verified(own.acknowledgement("r-seven"), [OPERATOR.public]).leaf
+    assert "none of the 1 rounds" in said and f"(its request is leaf {leaf}; not before)" in said
+
+    purge(own.run, "r-seven")
+    story.enter(own.run.folder, trust, purged=["r-seven"])
+    found = verifier.verify(own.bundle("r-seven").to_bytes(), [OPERATOR.public.pem])
+    assert len(found.proven) == 1, "whose pseudonym it was can no longer be said"
+    assert any("destroyed by a purge" in one for one in found.neither)
 
 
 def test_whoever_asked_can_revoke_and_nobody_else(home: Path) -> None:

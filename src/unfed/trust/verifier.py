@@ -278,10 +278,11 @@ def _public(pem: str) -> Ed25519PublicKey:
 
 
 def told(verdict: Verdict) -> str:
-    """A verdict in plain words."""
+    """A verdict in plain words; control characters that somebody signed do not reach a terminal."""
     parts = {"Proven": verdict.proven, "Measured, on the operator's word": verdict.measured}
     parts |= {"Neither proven nor measured": verdict.neither}
-    return "\n\n".join("\n".join([f"{title}:", *(f"  - {one}" for one in said)]) for title, said in parts.items())
+    text = "\n\n".join("\n".join([f"{title}:", *(f"  - {one}" for one in said)]) for title, said in parts.items())
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)
 
 
 def main() -> int:
