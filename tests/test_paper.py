@@ -30,14 +30,15 @@ from unfed.runs.run import Run
 
 TABLES = [f"table-{n}" for n in range(1, 9)]
 FIGURES = [f"figure-{n}" for n in (1, 3, 4, 5, 6, 7, 8)]  # figure 2 is a drawing of the method
+EXTRAS = ["extra-1", "extra-2"]  # ViT on CIFAR-100 and EfficientNet: described, not printed
 
 
 def test_every_table_and_every_figure_with_data_is_there() -> None:
-    assert list(items()) == TABLES + FIGURES
+    assert list(items()) == TABLES + FIGURES + EXTRAS
     assert {item.view for item in items().values()} == set(VIEWS)
 
 
-@pytest.mark.parametrize("name", TABLES + FIGURES)
+@pytest.mark.parametrize("name", TABLES + FIGURES + EXTRAS)
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_runs_of_an_item_are_configs_that_compare_with_retrain(name: str, scale: str) -> None:
     specs = items()[name].runs[scale]
@@ -49,12 +50,12 @@ def test_the_runs_of_an_item_are_configs_that_compare_with_retrain(name: str, sc
 
 @cache
 def network(name: str, data: str) -> nn.Module:
-    side = {"digits": 8, "caltech101": 224}.get(data, 224 if name == "resnet18" else 32)
+    side = {"digits": 8, "caltech101": 224}.get(data, 224 if name in ("resnet18", "vit-b-16") else 32)
     shape = (1 if data == "digits" else 3, side, side)
     return build(name, shape=shape, classes={"cifar100": 100, "caltech101": 101}.get(data, 10), seed=0)
 
 
-@pytest.mark.parametrize("name", TABLES + FIGURES)
+@pytest.mark.parametrize("name", TABLES + FIGURES + EXTRAS)
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_layer_that_a_method_names_is_there(name: str, scale: str) -> None:
     for spec in items()[name].runs[scale]:

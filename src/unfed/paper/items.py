@@ -21,6 +21,7 @@ from unfed.errors import UnfedError, listed, nearest
 from unfed.runs.config import Config
 
 SCALES = ("digits", "paper")
+KINDS = ("table", "figure", "extra")
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,10 @@ class Item:
 
 @cache
 def items() -> dict[str, Item]:
-    """All of them, tables first."""
+    """All of them: tables, figures, then what the paper describes and does not print."""
     folder = resources.files("unfed.experiments").joinpath("paper")
     names = sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
-    names.sort(key=lambda name: (not name.startswith("table"), int(name.rpartition("-")[2])))
+    names.sort(key=lambda name: (KINDS.index(name.partition("-")[0]), int(name.rpartition("-")[2])))
     return {name: _item(name, folder.joinpath(f"{name}.toml").read_text(encoding="utf-8")) for name in names}
 
 
