@@ -144,6 +144,7 @@ def test_too_few_scores_for_a_tpr_says_how_many_models_it_takes() -> None:
     assert roc.too_few(0.01, 2, 50) is None
     assert "takes 20 models" in str(roc.too_few(0.001, 9, 100))  # 1,000 scores of 100 rows: 10 judged, twice as many
     assert roc.too_few(0.001, 10, 100) is None
+    assert "takes 40 models" in str(roc.too_few(0.001, 9, 100, groups=4))
 
 
 def test_the_worst_slice_comes_first_and_a_row_has_an_exposure_of_its_own() -> None:
@@ -192,6 +193,12 @@ def test_a_permutation_test_by_hand() -> None:
     p = permuted(np.array([3.0, 4.0]), np.array([1.0, 2.0]), difference, draws=2_000)
     assert p == pytest.approx(1 / 6, abs=0.03)
     assert permuted(np.array([1.0, 1.0]), np.array([1.0, 1.0]), difference, draws=10) == 1.0
+
+
+def test_a_permutation_test_never_says_never() -> None:
+    """Of 12,870 ways to part 16 models one is as large: 20 draws do not meet it, and p is 1 of 21, not 0."""
+    p = permuted(np.ones(8), np.zeros(8), lambda a, b: float(a.astype(float).mean() - b.astype(float).mean()), draws=20)
+    assert p == pytest.approx(1 / 21)
 
 
 # --- distances --------------------------------------------------------------------------------------------------------
@@ -360,6 +367,8 @@ def test_a_population_is_judged_beside_retrain_against_retrain() -> None:
     own = found["yardstick"]["attacks"]["u-lira"]["auc"]
     assert own["low"] < 0.5 < own["high"]
     assert "takes 34 models" in ft["attacks"]["u-lira"]["tpr_0.001"], "8 judged models of 60 rows are 480 scores"
+    assert "takes 68 models" in found["yardstick"]["attacks"]["u-lira"]["tpr_0.001"], "it is cut into four groups"
+    assert ft["singles"]["svc"]["retrain"] == found["yardstick"]["singles"]["svc"]
     assert ft["attacks"]["u-lira"]["tpr_0.01"]["value"] > 0.1
     assert set(found["distributions"]["shares"]) == {"retrain", "before", "not", "ft"}
     assert all(sum(shares) == pytest.approx(1.0, abs=1e-4) for shares in found["distributions"]["shares"].values())

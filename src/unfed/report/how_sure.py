@@ -94,7 +94,7 @@ def _cell(one: Mapping[str, Any], column: Column, notes: list[str]) -> str:
     here: Any = one
     for part in column.path:
         if isinstance(here, Mapping):
-            here = here.get(part, not_measured("it is one model's number; Retrain's stands beside each method's"))
+            here = here.get(part, not_measured("not in this file"))
     if is_measured(here):
         return f"{here:.{column.digits}f}{column.unit}"
     if isinstance(here, Mapping):

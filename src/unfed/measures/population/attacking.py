@@ -45,6 +45,8 @@ class Care:
     level: float
     draws: int = DRAWS
     seed: int = 0
+    groups: int = 2
+    """Into how many groups a kind of model is cut: one to fit on and one to judge."""
 
 
 def scores(sides: Sides) -> dict[str, tuple[Floats, Floats]]:
@@ -70,11 +72,13 @@ def attacked(
 ) -> tuple[Interval, dict[str, Any]]:
     """What one attack's scores tell: AUC with its interval, TPR at low FPR, the worst slice, the curve."""
     unlearned, retrained = pair
-    given = [rate for rate in roc.LOW if roc.too_few(rate, *retrained.shape) is None]
+    models, rows = retrained.shape
+    missing = {rate: roc.too_few(rate, models, rows, care.groups) for rate in roc.LOW}
+    given = [rate for rate, why in missing.items() if why is None]
     statistics: list[Callable[[Rates], float]] = [roc.area, *(partial(roc.tpr_at, fpr=rate) for rate in given)]
     area, *low = over_models_and_rows(unlearned, retrained, statistics, care.seed, care.level, care.draws)
     found: dict[str, Any] = {"auc": area.to_json()}
-    found |= {f"tpr_{rate:g}": roc.too_few(rate, *retrained.shape) for rate in roc.LOW if rate not in given}
+    found |= {f"tpr_{rate:g}": why for rate, why in missing.items() if why is not None}
     found |= {f"tpr_{rate:g}": one.to_json() for rate, one in zip(given, low, strict=True)}
     by_slice = roc.slices(unlearned, retrained, slices)
     name, worst = next(iter(by_slice.items()))

@@ -11,7 +11,7 @@ against its first for the distances, at the same N; four quarters for the attack
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -109,7 +109,7 @@ class _Judge:
         sides = Sides(unlearned[:half], self._reference, judged, self._judged, before, before)
         self.margins[kind] = judged.phi
         scores = attacking.scores(sides)
-        tests, attacks = self._attacked(scores)
+        tests, attacks = self._attacked(scores, self._care)
         distances, apart = self._distances(judged)
         told = verdict(title, len(unlearned), tests, apart)
         return {
@@ -126,18 +126,22 @@ class _Judge:
         """Retrain as if it were a method."""
         quarter = len(self._retrained) // 4
         found: dict[str, Any] = {"distances": self._own, "accuracy": _accuracies(self._judged), "quarter": quarter}
+        found["singles"] = {name: float(values.mean()) for name, values in self._alone.items()}
         if quarter < 2:
             needs = f"it takes four groups of two Retrains, 8 models, and there are {len(self._retrained)}"
             return found | {"attacks": dict.fromkeys(ATTACKS, not_measured(needs)), "exposure": []}
         groups = [self._retrained[i * quarter : (i + 1) * quarter] for i in range(4)]
         before = [self._before[i * quarter : (i + 1) * quarter] for i in (2, 3)]
         scores = attacking.scores(Sides(*groups, *before))
-        return found | {"attacks": self._attacked(scores)[1], "exposure": self._exposure(*scores["u-lira"])[:1]}
+        attacks = self._attacked(scores, replace(self._care, groups=4))[1]
+        return found | {"attacks": attacks, "exposure": self._exposure(*scores["u-lira"])[:1]}
 
-    def _attacked(self, scores: Mapping[str, tuple[Floats, Floats]]) -> tuple[list[Attacked], dict[str, Any]]:
+    def _attacked(
+        self, scores: Mapping[str, tuple[Floats, Floats]], care: Care
+    ) -> tuple[list[Attacked], dict[str, Any]]:
         tests, found = [], {}
         for name, title in ATTACKS.items():
-            area, found[name] = attacking.attacked(scores[name], self._rows.slices, self._care)
+            area, found[name] = attacking.attacked(scores[name], self._rows.slices, care)
             tests.append(Attacked(title, area))
         return tests, found
 

@@ -67,12 +67,15 @@ def auc(unlearned: Floats, retrained: Floats) -> float:
     return area(Roc(unlearned, retrained).rates())
 
 
-def too_few(fpr: float, models: int, rows: int) -> Value | None:
-    """Why no TPR can be given at so low a rate, and how many models it takes; None where it can."""
+def too_few(fpr: float, models: int, rows: int, groups: int = 2) -> Value | None:
+    """Why no TPR can be given at so low a rate, and how many models it takes; None where it can.
+
+    `models` are one of so many groups into which a kind of model is cut.
+    """
     needed = math.ceil(1 / fpr - 1e-9)
     if models * rows >= needed:
         return None
-    enough = 2 * math.ceil(needed / rows)
+    enough = groups * math.ceil(needed / rows)
     return not_measured(
         f"a TPR at {100 * fpr:g} % FPR takes {needed:,} scores of Retrains, and {models} judged models of {rows}"
         f" forgotten rows give {models * rows:,}; it takes {enough} models (`unfed population … --models {enough}`)"
