@@ -15,10 +15,11 @@ from unfed import storage
 from unfed.cli.main import app
 from unfed.errors import UnfedError
 from unfed.population import store
-from unfed.runs import revisions
+from unfed.runs import population as runs_population
+from unfed.runs import presence, revisions
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
-from unfed.runs.population import RowGroups, populate
+from unfed.runs.population import Manner, RowGroups, populate
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from worlds import Small, slow
@@ -44,8 +45,8 @@ def test_every_model_is_the_run_of_its_seed_alone(small: Small, tmp_path: Path, 
 
 
 def test_side_by_side_gives_the_models_of_one_after_another(small: Small, tmp_path: Path) -> None:
-    config = small(*TWO)
-    together, alone = (populate(config, 4, tmp_path / str(way), together=way) for way in (True, False))
+    config = small(*TWO, "training.rounds=2", "unlearning.rounds=1", "unlearning.retrain_rounds=1")
+    together, alone = (populate(config, 3, tmp_path / str(way), manner=Manner(together=way)) for way in (True, False))
     for kind in together.about.kinds:
         params = [storage.load(p.folder / "state" / "0" / "before.safetensors")[0] for p in (together, alone)]
         for name, tensor in params[0].items():
@@ -120,6 +121,27 @@ def test_more_models_and_methods_are_added_to_what_is_there(
     put.clear()
     populate(config, 3, tmp_path / "p")
     assert put == [("not", 2)]
+
+
+def test_a_cohort_that_another_process_is_at_is_left_to_it(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs_population, "TOGETHER", {"cpu": 2})
+    config = small(*DOUBLE, LEAVES, 'methods.run=["ft"]', "training.rounds=1", "unlearning.rounds=1")
+    other = tmp_path / "p" / "state" / "0"
+    other.mkdir(parents=True)
+    with presence.held(other, "work"):
+        found = populate(config, 3, tmp_path / "p")
+        assert found.about.cohorts == ((0, 1), (2,)) and found.done("ft") == (2,)
+    assert populate(config, 3, tmp_path / "p").done("ft") == (0, 1, 2)
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_bytes_of_one(small: Small, tmp_path: Path) -> None:
+    config = small(*TWO, "training.rounds=1", "unlearning.rounds=1")
+    one = populate(config, 18, tmp_path / "one")
+    two = populate(config, 18, tmp_path / "two", manner=Manner(processes=2))
+    assert len(two.about.cohorts) == 2 and _bytes(one.folder) == _bytes(two.folder)
 
 
 def test_a_history_that_is_gone_is_recorded_again(small: Small, tmp_path: Path) -> None:

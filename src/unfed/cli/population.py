@@ -18,7 +18,7 @@ from unfed.methods import METHODS
 from unfed.population.accuracy import Accuracy, accuracies
 from unfed.population.store import Population
 from unfed.runs.cohort import Said
-from unfed.runs.population import populate, quiet
+from unfed.runs.population import Manner, populate, quiet
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -31,6 +31,7 @@ def population(
     methods: Annotated[str | None, typer.Option(help="Other methods than the config's: `not,ft`, or `all`.")] = None,
     sets: Sets = [],  # noqa: B006  (typer reads the default, nobody changes it)
     device: Device = None,
+    processes: Annotated[int, typer.Option(help="How many at once; on a CPU, one per core.")] = 1,
     one_by_one: Annotated[bool, typer.Option("--one-by-one", help="One federation after another.")] = False,
     allow_code: AllowCode = False,
     as_json: Json = False,
@@ -48,7 +49,7 @@ def population(
     folder = out or Path("runs", f"{read.name}-population")
     try:
         with _Bar(stderr, silent or as_json) as bar:
-            found = populate(read, models, folder, bar.said, not one_by_one)
+            found = populate(read, models, folder, bar.said, Manner(not one_by_one, processes))
     except KeyboardInterrupt:
         stderr.print("Interrupted. Nothing is lost: give the same command again, and it goes on.", soft_wrap=True)
         sys.exit(130)

@@ -6,16 +6,20 @@ They are kept as what they say about the same rows.
 
 One model beside one Retrain says nothing about how sure a number is. What does, a distribution over training seeds on
 either side, is computed from this folder (`population/`). Killed at any moment it goes on where it was saved; asked for
-more models or another method, it does what is missing.
+more models or another method, it does what is missing. Several processes may work in one folder: each takes a cohort
+that no other is at, by a lock that ends with its process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import multiprocessing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +42,7 @@ from unfed.runs.world import World, process_as_before
 
 RETAIN_ROWS = 2000
 """How many retained rows every model is asked about, at most."""
-TOGETHER = {"cpu": 32, "cuda": 128}
+TOGETHER = {"cpu": 16, "cuda": 128}
 """How many seeds a cohort has, at most: their states are in memory at once."""
 UNREAD = ("name", "device", "evaluation", "checkpoint", "gate", "seed")
 """What of a config changes no model, or is said elsewhere."""
@@ -56,15 +60,61 @@ def digest_of(config: Config) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-@process_as_before()
-def populate(config: Config, models: int, folder: str | Path, said: Said = quiet, together: bool = True) -> Population:
-    """Train what is missing of a population with so many models of each kind.
+@dataclass(frozen=True)
+class Manner:
+    """How a population is trained; whatever is chosen here, its models are the same."""
 
-    `together` is False for one federation after another, which gives the same, more slowly.
-    """
+    together: bool = True
+    """False is one federation after another: the same to the last bits, more slowly."""
+    processes: int = 1
+    """Each takes a cohort that no other is at; on a CPU, one per core."""
+
+
+def populate(
+    config: Config,
+    models: int,
+    folder: str | Path,
+    said: Said = quiet,
+    manner: Manner = Manner(),  # noqa: B008 (frozen)
+) -> Population:
+    """Train what is missing of a population with so many models of each kind."""
+    if manner.processes < 1:
+        raise UnfedError(f"--processes is at least 1, not {manner.processes}.")
+    if manner.processes > 1 and config.code():
+        raise UnfedError("Code of your own runs in one process only; leave --processes out.")
+    spawn = multiprocessing.get_context("spawn")  # a fork would copy PyTorch's threads half-way
+    checked(config, models)
+    alone = replace(manner, processes=1)
+    helpers = [
+        spawn.Process(target=_help, args=(config.to_json(), models, str(folder), alone), daemon=True)
+        for _ in range(manner.processes - 1)
+    ]
+    for helper in helpers:
+        helper.start()
+    try:
+        _work(config, models, Path(folder), said, alone)
+        for helper in helpers:
+            helper.join()
+        # What a helper left undone is done here, so that its reason is raised here.
+        return _work(config, models, Path(folder), said, alone) if helpers else store.load(folder)
+    finally:
+        for helper in helpers:
+            helper.terminate()
+            helper.join()
+
+
+def _help(config: dict[str, Any], models: int, folder: str, manner: Manner) -> None:
+    """In another process: take cohorts until none is left that nobody is at."""
+    with contextlib.suppress(UnfedError, KeyboardInterrupt):
+        _work(Config.kept(config), models, Path(folder), quiet, manner)
+
+
+@process_as_before()
+def _work(config: Config, models: int, where: Path, said: Said, manner: Manner) -> Population:
+    """Train what is missing and nobody else is at."""
     labels = checked(config, models)
     plugins.permit(config.code())
-    where, base = Path(folder), config.seed_list[0]
+    base = config.seed_list[0]
     world = simulated(config, base)
     methods = {label: config.method(label) for label in labels}
     for label, method in methods.items():
@@ -72,14 +122,16 @@ def populate(config: Config, models: int, folder: str | Path, said: Said = quiet
         lineage.welcome(config, label, config.requests()[0], ())
     rows = RowGroups.of(world, config.requests()[0])
     where.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with presence.held(where, "work") as free:
-        if not free:
-            raise UnfedError(f"Another process trains the population in {where}; wait for it, or choose another --out.")
-        about = _about(world, methods, rows, range(base, base + models))
+    about = _about(world, methods, rows, range(base, base + models))
+    with presence.held(where, "begin", wait=-1):
         population = _begun(where, about, rows)
-        for seeds in population.about.cohorts:
-            if any(seed in about.seeds for seed in seeds):
-                _cohort(population, Cohort(world, seeds, where, together), methods, rows, said)
+    for seeds in population.about.cohorts:
+        if any(seed in about.seeds for seed in seeds):
+            place = where / "state" / str(seeds[0])
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with presence.held(place, "work") as free:
+                if free:
+                    _cohort(population, Cohort(world, seeds, where, manner.together), methods, rows, said)
     return store.load(where)
 
 
@@ -161,7 +213,7 @@ def _about(world: World, methods: Mapping[str, Method], rows: RowGroups, seeds: 
         revisions=revisions.of(method.name for method in methods.values()),
         versions=versions(),
         hardware=hardware(world.device),
-        cohorts=_cut(seeds, TOGETHER.get(world.device.type, 32)),
+        cohorts=_cut(seeds, TOGETHER.get(world.device.type, 16)),
     )
 
 
