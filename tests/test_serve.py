@@ -124,6 +124,10 @@ def test_a_request_is_submitted_followed_served_and_its_evidence_fetched(home: P
         assert "acknowledged request 'r-seven'" in said and "was asked to train in none of the 1 rounds" in said
         grown = verifier.verify(bundle, [OPERATOR.public.pem], log=answer.content).proven
         assert any("has grown from the checkpoint that you keep" in one for one in grown), "the answer has one"
+        assert "asked to train before, in the round at leaf 3" in said, said
+        for name, value in (("place", 1), ("leaf", 2), ("path", []), ("inclusion", []), ("line", "{}")):
+            with pytest.raises(verifier.NotVerified, match="does not show that the leaver took part before|no bundle"):
+                verifier.verify(_with_another_past(bundle, name, value), [OPERATOR.public.pem])
         forked = _with_another_log(bundle, answer.content)
         with pytest.raises(
             verifier.NotVerified, match="acknowledgement's checkpoint was signed over: it was rewritten"
@@ -132,6 +136,15 @@ def test_a_request_is_submitted_followed_served_and_its_evidence_fetched(home: P
         page = http.get("/").text
         assert "r-seven" in page and "fulfilled" in page and "/requests/r-seven" in page
         assert "came into force" in http.get("/requests/r-seven").text
+
+
+def _with_another_past(bundle: bytes, name: str, value: Any) -> bytes:
+    """The bundle with one part of the proof changed that the pseudonym took part before."""
+    statement = json.loads(envelope.read(bundle).payload)
+    before = statement["predicate"]["participation"][0]["before"]
+    assert before[name] != value
+    before[name] = value
+    return envelope.sign(verifier.BUNDLE, statement, OPERATOR).to_bytes()
 
 
 def _with_another_log(bundle: bytes, answer: bytes) -> bytes:

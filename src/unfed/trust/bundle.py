@@ -22,10 +22,11 @@ from typing import Any
 from unfed.errors import Halted, UnfedError
 from unfed.runs.record import Record
 from unfed.runs.requests import Entry, now
-from unfed.trust import envelope, story, verifier
+from unfed.trust import envelope, merkle, story, verifier
 from unfed.trust.envelope import Envelope
 from unfed.trust.folder import TrustFolder, has_trust
 from unfed.trust.keys import PublicKey, SigningKey
+from unfed.trust.log import Checkpoint, leaf_in
 from unfed.trust.participation import ROUND, prove_absence
 from unfed.trust.verifier import BUNDLE, PREDICATE, STATEMENT, NotVerified, Verdict
 
@@ -58,12 +59,31 @@ def from_log(record: Record, entry: Entry) -> FromLog:
     for place in places:
         try:
             names = [trust.pseudonyms.known(client) for client in entry.request.clients]
-            return FromLog([prove_absence(trust.log, trust.participants, one, place) for one in names], "", answer)
+            return FromLog([_out_after(trust, one, place) for one in names], "", answer)
         except Halted:
             raise
         except UnfedError as error:
             why = str(error).rstrip(".")
     return FromLog(None, why, answer)
+
+
+def _out_after(trust: TrustFolder, pseudonym: bytes, place: int) -> dict[str, Any]:
+    """That a pseudonym is in no round after a place in the log, and in one before it, where it is in one.
+
+    Without the second anybody could say so of a pseudonym that is nobody's.
+    """
+    proof = prove_absence(trust.log, trust.participants, pseudonym, place)
+    size = Checkpoint.from_json(envelope.shown(envelope.read(proof["checkpoint"]))).size
+    lines = trust.log.lines
+    for earlier in reversed(range(place)):
+        leaf = leaf_in(lines[earlier], f"leaf {earlier}")
+        members = trust.participants.of(leaf["participants"]["root"]) if leaf["type"] == ROUND else []
+        if pseudonym in members:
+            index = members.index(pseudonym)
+            path = merkle.inclusion([merkle.leaf_hash(one) for one in members], index)
+            told = {"leaf": earlier, "line": lines[earlier].decode(), "place": index, "path": merkle.hexed(path)}
+            return {**proof, "before": {**told, "inclusion": merkle.hexed(trust.log.inclusion(earlier, size))}}
+    return {**proof, "before": None}
 
 
 def sign(findings: Mapping[str, Any], key: SigningKey, log: FromLog = FromLog()) -> Envelope:  # noqa: B008

@@ -71,6 +71,8 @@ def _verify(data: bytes, keys: Sequence[Ed25519PublicKey], log: bytes | None, mo
             raise NotVerified("The acknowledgement in the bundle is of another request; ask for the bundle again.")
         dates = f"received on {answer['received-at']}, to be answered by {answer['expected_by']}"
         proven.append(f"The operator acknowledged request {request['id']!r}: {dates}.")
+    if any(proof.get("before") is None for proof in said["participation"] or []):
+        neither.append("That the pseudonym is one that ever took part: the log has no round of it before the request.")
     for client, proof in zip(request["clients"], said["participation"] or [], strict=said["participation"] is not None):
         proven += _participation(client, proof, answer, subjects["model"], keys, log)
     if not said["participation"]:
@@ -122,6 +124,9 @@ def _participation(
     gap = "" if answer is None or after <= answer["leaf"] else f" (its request is leaf {answer['leaf']}; not before)"
     where = f"the log {end['origin']!r} up to its checkpoint of {end['at']} over {end['size']} leaves"
     yield f"{who} was asked to train in none of the {trained} rounds after leaf {after}{gap} of {where}."
+    if (before := proof.get("before")) is not None:
+        _took_part(bytes.fromhex(proof["pseudonym"]), before, after, end)
+        yield f"That pseudonym was asked to train before, in the round at leaf {before['leaf']}, so it is not made up."
     came = [leaf["at"] for leaf in leaves if leaf["type"] == "in-force" and leaf.get("model") == model]
     yield from [f"That log says that this model came into force on {came[0]}."] if came else []
     if kept is not None:
@@ -133,6 +138,18 @@ def _kept(raw: Any, keys: Sequence[Ed25519PublicKey]) -> Any:
     if raw["payloadType"] == ACKNOWLEDGEMENT:
         raw = _opened(raw, ACKNOWLEDGEMENT, keys, "acknowledgement that you keep")["checkpoint"]
     return _opened(raw, CHECKPOINT, keys, "checkpoint that you keep")
+
+
+def _took_part(member: bytes, before: Any, after: int, end: Any) -> None:
+    """That a round before a leaf of the log has this member in its sorted tree."""
+    line, top = before["line"].encode(), bytes.fromhex(end["root"])
+    path, inner = ([bytes.fromhex(one) for one in before[name]] for name in ("inclusion", "path"))
+    leaf = _json(line)
+    holds = before["leaf"] < after and leaf["type"] == "round" and leaf["round"] > 0
+    holds = holds and _included(_hash(b"\x00", line), before["leaf"], end["size"], path, top)
+    size, root = leaf["participants"]["size"], bytes.fromhex(leaf["participants"]["root"])
+    if not (holds and _included(_hash(b"\x00", member), before["place"], size, inner, root)):
+        raise NotVerified("The bundle does not show that the leaver took part before; ask for it again.")
 
 
 def _absent(stranger: bytes, proof: Any, members: Any) -> bool:
