@@ -49,9 +49,9 @@ def _against_folder(folder: RunFolder, trust: TrustFolder) -> list[str]:
             kept = trust.signed_request(leaf["request"])
             if kept is None or kept.digest != leaf["sha256"]:
                 said.append(f"{trust.request_file(leaf['request'])} is not the request that was logged; restore it.")
-        if leaf["type"] == ROUND:
-            try:
-                trust.participants.of(leaf["participants"]["root"])
-            except UnfedError as error:
-                said.append(str(error))
+    for root in dict.fromkeys(leaf["participants"]["root"] for leaf in leaves if leaf["type"] == ROUND):
+        try:
+            trust.participants.of(root)
+        except UnfedError as error:
+            said.append(str(error))
     return list(dict.fromkeys(said))

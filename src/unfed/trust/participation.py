@@ -37,11 +37,15 @@ class Participants:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._known: dict[str, list[bytes]] | None = None
+        self._last: tuple[list[bytes], str] = ([], merkle.root([]).hex())
+        """The members of the last round and their root: in most federations the next round has the same."""
 
     def root(self, pseudonyms: Iterable[bytes]) -> dict[str, Any]:
         """What a round's leaf says of who took part; the list behind it is kept."""
         ordered = sorted(set(pseudonyms))
-        found = merkle.sorted_root(ordered).hex()
+        if self._last[0] != ordered:
+            self._last = ordered, merkle.sorted_root(ordered).hex()
+        found = self._last[1]
         if found not in self._read():
             whole = self._path.read_bytes().rfind(b"\n") + 1 if self._path.exists() else 0
             storage.cut(self._path, whole)  # half a line that a killed process left
@@ -52,7 +56,8 @@ class Participants:
 
     def of(self, root: str) -> list[bytes]:
         """Who is behind a root; a list that does not give it is refused."""
-        self._known = None
+        if root not in self._read():
+            self._known = None  # another process may have added it
         found = self._read().get(root)
         if found is None or merkle.sorted_root(found).hex() != root:
             raise UnfedError(f"{self._path} lacks the participants behind the root {root}; restore it from a copy.")
@@ -91,18 +96,21 @@ def prove_absence(log: Log, participants: Participants, pseudonym: bytes, after:
     lines = log.lines[:size]
     if not 0 <= after < size:
         raise UnfedError(f"The log has {size} leaves that are signed for; leaf {after} is not among them.")
-    proofs = []
+    proofs, known = [], dict[str, dict[str, Any]]()  # rounds with the same members have the same proof
     for place, line in enumerate(lines[after + 1 :], after + 1):
         leaf = leaf_in(line, f"leaf {place}")
         if leaf["type"] != ROUND:
             continue
-        members = participants.of(leaf["participants"]["root"])
-        if pseudonym in members:
-            raise UnfedError(
-                f"It took part in round {leaf['round']} of {leaf['method']} (leaf {place} of the log), so there is no"
-                f" proof that it took part in none after leaf {after}."
-            )
-        proofs.append({"leaf": place, **merkle.absence(members, pseudonym).to_json()})
+        root = leaf["participants"]["root"]
+        if root not in known:
+            members = participants.of(root)
+            if pseudonym in members:
+                raise UnfedError(
+                    f"It took part in round {leaf['round']} of {leaf['method']} (leaf {place} of the log), so there is"
+                    f" no proof that it took part in none after leaf {after}."
+                )
+            known[root] = merkle.absence(members, pseudonym).to_json()
+        proofs.append({"leaf": place, **known[root]})
     frontier = Frontier().add(*(merkle.leaf_hash(line) for line in lines[: after + 1]))
     return {
         "pseudonym": pseudonym.hex(),
