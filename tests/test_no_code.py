@@ -124,6 +124,7 @@ WORK = {
     "evaluate": ["evaluate", "run", "--json"],
     "probe": ["probe", "run", "--quick", "--quiet"],
     "serve": ["serve", "run"],
+    "suggest": ["suggest", "run", "--rules", "--json"],
 }
 """Commands that work in a run folder, and so may need its code."""
 

@@ -3,6 +3,7 @@
 It also shows that they are out.
 
 unfed.negate(model)                                  one line: Eq. 3 on your own module
+unfed.suggest(model)                                 which layer, and how: with reasons and doubts
 run = unfed.Run.create(unfed.Config.preset("demo"), "runs/demo"); run.execute()
 run.forget(unfed.Request("bye", clients=("3",)))     a deletion request, served
 unfed.unlearn(model, retain=…, forget=…, test=…)     one model, one data set, no federation
@@ -16,7 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unfed.api import negate, plot, results, write_report
+    from unfed.api import negate, plot, results, suggest, write_report
     from unfed.central import Result, unlearn
     from unfed.data import Request
     from unfed.errors import Refused, UnfedError, UnfedWarning
@@ -39,6 +40,7 @@ _HOMES = {
     "negate": "unfed.api",
     "plot": "unfed.api",
     "results": "unfed.api",
+    "suggest": "unfed.api",
     "unlearn": "unfed.central",
     "write_report": "unfed.api",
 }
@@ -55,6 +57,7 @@ __all__ = [
     "negate",
     "plot",
     "results",
+    "suggest",
     "unlearn",
     "write_report",
 ]

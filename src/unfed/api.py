@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 
 from unfed import storage
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.calling import unwrapped
+from unfed.model.functional import Template
 from unfed.model.layers import Choice, cancellations, choose, frozen, refuse_both_halves
-from unfed.model.params import load_into, params_of
+from unfed.model.networks import reset
+from unfed.model.params import Params, load_into, params_of
 from unfed.model.perturb import negate as negated
+from unfed.model.tensor_table import WEIGHTS, table_of
 from unfed.report import Row, rows
 from unfed.runs.folder import RunFolder
 from unfed.runs.handed_out import enter, hand_out
@@ -22,6 +26,7 @@ from unfed.runs.in_force import in_force
 from unfed.runs.run import Run
 
 if TYPE_CHECKING:
+    from unfed.analysis.advice import Advice
     from unfed.report.compare import Compared
     from unfed.report.picture import Picture
 
@@ -48,6 +53,45 @@ def negate(
         after = negated(before, chosen)
         load_into(model, {choice.name: after[choice.name] for choice in chosen})
     return chosen
+
+
+def suggest(
+    module: nn.Module,
+    data: tuple[Tensor, Tensor] | None = None,
+    *,
+    lr: float = 0.02,
+    batch: int = 16,
+    seed: int = 0,
+) -> Advice:
+    """Which layer to perturb and how, with reasons and doubts; the module is not changed.
+
+    `data` are rows and labels that stay, at least 40: then every candidate is perturbed and given one round at this
+    rate, which needs no Retrain. Without data it follows from the module's graph alone.
+    """
+    from unfed.analysis.advice import Prober, Sample, advise
+
+    if not isinstance(module, nn.Module):
+        raise UnfedError(f"module must be a torch.nn.Module, not a {type(module).__name__}.")
+    fresh = _fresh_of(module)
+    if data is None:
+        return advise(module, fresh=fresh, seed=seed)
+    if not (isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)):
+        raise UnfedError("data must be a pair of tensors, rows and labels that stay; or leave it out.")
+    rows, labels = data
+    sample = Sample(rows, labels, lr, batch, seed)
+    prober = Prober(Template(module, rows.shape[1:]), params_of(module), sample)
+    return advise(module, example=rows[:2], prober=prober, fresh=fresh, seed=seed)
+
+
+def _fresh_of(module: nn.Module) -> Callable[[int], Params] | None:
+    """Draws the module's own initialisation, where all of its layers can be drawn anew."""
+    weights = {tensor.name for tensor in table_of(module).tensors.values() if tensor.kind in WEIGHTS}
+
+    def drawn(seed: int) -> Params:
+        own = copy.deepcopy(module)
+        return params_of(own) if not set(reset(own, seed)) & weights else {}
+
+    return drawn if drawn(0) else None
 
 
 def results(run: Run, rule: str = "best-gap") -> list[Row]:

@@ -64,6 +64,7 @@ PANELS = {
     "Models and folders": (
         Entry("export", "files", "Write a model of a run to a file."),
         Entry("negate", "files", "Negate layers of a model file (Eq. 3)."),
+        Entry("suggest", "suggest", "Which layer of a model to perturb, and how."),
         Entry("convert", "files", "Turn a PyTorch state dict into safetensors."),
         Entry("prune", "prune", "Make a run folder smaller."),
     ),

@@ -1,0 +1,241 @@
+"""Advice on a layer and a perturbation: the graph, the rules, the score, and every sentence of doubt."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import unfed
+from unfed.analysis.advice import Candidate, Probe, Prober, Sample, order_of
+from unfed.cli.main import main
+from unfed.errors import UnfedError
+from unfed.model.functional import Template
+from unfed.model.networks import build
+from unfed.model.params import params_of
+from unfed.runs.config import Config
+from unfed.runs.run import Run
+
+
+class Skipping(nn.Module):
+    """a feeds b and, around it, c; d hangs beside all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d, self.unused = (nn.Linear(4, 4) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = torch.relu(self.a(x))
+        found: Tensor = self.c(torch.relu(self.b(first)) + first) + self.d(x)
+        return found
+
+
+class Branching(nn.Module):
+    """Its way depends on its input, which no symbol can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.first = nn.Linear(4, 3), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(x.sum() > 1e9):
+            x = x * 0
+        found: Tensor = self.second(torch.relu(self.first(x)))
+        return found
+
+
+def test_running_and_tracing_see_the_same_order() -> None:
+    for module, example in (
+        (Skipping(), torch.randn(2, 4)),
+        (build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=0), torch.randn(2, 1, 8, 8)),
+        (build("resnet-tiny", shape=(1, 8, 8), classes=10, seed=0), torch.randn(2, 1, 8, 8)),
+    ):
+        run, traced = order_of(module, example), order_of(module)
+        assert run == traced and not run.doubt
+    order = order_of(Skipping(), torch.randn(2, 4))
+    assert order.before["c.weight"] == {"a.weight", "b.weight"} and order.before["b.weight"] == {"a.weight"}
+    assert order.first == ("a.weight", "d.weight") and order.last == ("c.weight", "d.weight")
+    assert "unused.weight" not in order.before
+
+
+def test_a_way_that_depends_on_data_is_run_and_not_guessed() -> None:
+    seen, guessed = order_of(Branching(), torch.randn(2, 4)), order_of(Branching())
+    assert seen.first == ("first.weight",) and not seen.doubt
+    assert guessed.first == ("second.weight",), "the order of definition is all there is"
+    assert "cannot be traced" in guessed.doubt and "order of their definition" in guessed.doubt
+    found = unfed.suggest(Branching())
+    assert not found.sure and any("order of their definition" in doubt for doubt in found.doubts)
+    wrong = order_of(Branching(), torch.randn(2, 9))
+    assert "cannot be run" in wrong.doubt
+
+
+def test_a_vit_is_ordered_by_running_it() -> None:
+    module = build("vit-tiny", shape=(1, 8, 8), classes=10, seed=0)
+    order = order_of(module, torch.randn(2, 1, 8, 8))
+    assert order.first == ("conv_proj.weight",) and order.last == ("heads.head.weight",) and not order.doubt
+    own = "encoder.layers.encoder_layer_0.self_attention.in_proj_weight"
+    assert own in order.before["encoder.layers.encoder_layer_0.self_attention.out_proj.weight"]
+
+
+def test_the_rules_name_the_first_layer_that_trains_and_never_a_last_one() -> None:
+    module = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+    found = unfed.suggest(module)
+    assert (found.layer, found.perturbation) == ("0.weight", "reinit") and "rules alone" in found.doubts[-1]
+    assert [one.layer for one in found.ranked] == ["0.weight", "2.weight"] and found.ranked[1].behind == 0.5
+    module[0].requires_grad_(False)
+    found = unfed.suggest(module)
+    assert found.layer == "2.weight" and "1 frozen" in found.why[0]
+    module[2].requires_grad_(False)
+    with pytest.raises(UnfedError, match="perturbing a last layer"):
+        unfed.suggest(module)
+    both = unfed.suggest(Skipping())
+    assert both.layer == "a.weight", "d is a last layer"
+    drawn = unfed.suggest(Fixed())
+    assert drawn.perturbation == "orthogonal", "what cannot be drawn anew is not told to be"
+
+
+class Fixed(nn.Module):
+    """A layer that has no `reset_parameters`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        self.own = Own()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(torch.relu(self.own(x)))
+        return found
+
+
+class Own(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def reset_parameters(self) -> None:
+        if not hasattr(self, "made"):
+            self.made = True
+            super().reset_parameters()
+
+
+def blobs(rows: int = 80) -> tuple[Tensor, Tensor]:
+    y = torch.arange(rows) % 4
+    x = 3 * torch.eye(4)[y] + 0.3 * torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
+    return x, y
+
+
+def trained() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+    x, y = blobs()
+    descent = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+    for _ in range(60):
+        descent.zero_grad()
+        nn.functional.cross_entropy(module(x), y).backward()
+        descent.step()
+    return module
+
+
+def test_with_data_every_candidate_is_scored_and_the_module_stays_as_it_was() -> None:
+    module, data = trained(), blobs()
+    before = copy.deepcopy(module.state_dict())
+    found = unfed.suggest(module, data, lr=0.1)
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert len(found.ranked) == 2 * 4 and {one.layer for one in found.ranked} == {"0.weight", "2.weight"}
+    scores = [one.score for one in found.ranked]
+    assert scores == sorted(scores, key=lambda s: -(s or 0.0)) and (scores[0] or 0) > 0
+    assert (found.layer, found.perturbation) == (found.ranked[0].layer, found.ranked[0].perturbation)
+    assert not any("rules alone" in doubt or "hardly more" in doubt for doubt in found.doubts)
+    again = unfed.suggest(module, data, lr=0.1)
+    assert again == found, "the same question has the same answer"
+    fresh = unfed.suggest(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4)), data, lr=1e-6)
+    assert any("train it first" in doubt or "recovery may be slow" in doubt for doubt in fresh.doubts)
+    assert json.loads(json.dumps(found.to_json()))["layer"] == found.layer
+
+
+def test_the_score_by_hand() -> None:
+    # behind ½, loss above a guess's, CKA down by 0.1 of the 0.25 that count as gone, 80 % back: ½ · 1 · 0.4 · 0.8
+    assert Candidate("x", "negate", 0.5, Probe(1.0, 0.1, 2.0, 0.8)).score == pytest.approx(0.16)
+    assert Candidate("x", "negate", 1.0, Probe(1.0, 0.5, 0.5, 3.0)).score == pytest.approx(0.5)
+    assert Candidate("x", "negate", 1.0, Probe(1.0, 0.9, 2.0, -4.0)).score == 0.0
+    assert Candidate("x", "negate", 1.0).score is None
+
+
+def test_a_probe_sees_what_is_broken_and_what_comes_back() -> None:
+    module, (x, y) = trained(), blobs()
+    params = params_of(module)
+    prober = Prober(Template(module, (4,)), params, Sample(x, y, lr=0.1))
+    same = prober(params)
+    assert same.distance == 0.0 and same.drop == pytest.approx(0.0, abs=1e-6) and same.back == 0.0
+    turned = prober({**params, "0.weight": -params["0.weight"]})
+    assert turned.loss > 1 and turned.distance > 0.1 and 0 < turned.back <= 1.2
+    dead = prober({**params, "4.weight": torch.zeros_like(params["4.weight"])})
+    assert dead.drop == 1.0, "answers that are all alike have nothing in common with the old ones"
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (blobs(30), "30 rows are too few"),
+        ((blobs()[0], blobs()[1][:70]), "as many labels as rows"),
+        (blobs()[0], "a pair of tensors"),
+        (5, "a pair of tensors"),
+    ],
+)
+def test_bad_data_is_one_sentence(data: Any, sentence: str) -> None:
+    with pytest.raises(UnfedError, match=sentence):
+        unfed.suggest(trained(), data)
+    with pytest.raises(UnfedError, match="must be a torch"):
+        unfed.suggest("model", data)  # type: ignore[arg-type]
+
+
+def given(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["unfed", *words])
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_command_scores_a_run_and_reads_the_graph_of_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    raw: dict[str, Any] = {
+        "name": "tiny",
+        "partition": {"clients": 2},
+        "model": {"name": "cnn-tiny"},
+        "training": {"rounds": 1, "batch": 64},
+        "methods": {"run": []},
+        "evaluation": {"attack": False, "samples": False},
+        "device": "cpu",
+    }
+    run = Run.create(Config.parse(raw), tmp_path / "run")
+    code, _, said = given(["suggest", "run"], monkeypatch, capsys)
+    assert code == 2 and "\n" not in said.strip(), "nothing is trained yet"
+    run.execute()
+    before = sorted(tmp_path.rglob("*"))
+    code, out, said = given(["suggest", "run", "--json"], monkeypatch, capsys)
+    found = json.loads(out)
+    assert code == 0 and {one["layer"] for one in found["ranked"]} == {"conv1.weight", "conv2.weight"}, said
+    assert all(one["score"] is not None for one in found["ranked"])
+    code, out, _ = given(["suggest", "run", "--rules"], monkeypatch, capsys)
+    assert code == 0 and "Perturb conv1.weight by reinit." in out and "In doubt: There was no data" in out
+    assert sorted(tmp_path.rglob("*")) == before, "it writes nothing"
+    code, out, _ = given(["suggest", "demo"], monkeypatch, capsys)
+    assert code == 0 and 'methods.not.layers=["conv1.weight"]' in out.replace("\n", "")
+    code, _, said = given(["suggest", "reznet18"], monkeypatch, capsys)
+    assert code == 2 and "Did you mean 'resnet18'" in said
+    code, _, said = given(["suggest", "canary:run"], monkeypatch, capsys)
+    assert code == 2 and "--allow-code" in said
