@@ -66,7 +66,7 @@ format: .venv/dev.stamp  ## let ruff put the code in order
 
 docs: .venv/dev.stamp  ## the documentation as pages in build/docs
 	$(BIN)/python tools/reference.py
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 package: .venv/dev.stamp  ## sdist and wheel into dist/, looked into, and a small demo from the wheel
 	$(BIN)/python tools/package.py

@@ -6,11 +6,12 @@ python tools/reference.py --check    fail if they are not up to date
 
 from __future__ import annotations
 
-import re
+import json
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
 import typer
@@ -22,12 +23,19 @@ from unfed.methods import METHODS
 from unfed.methods.base import NEEDS, Central
 from unfed.runs.config import Config
 from unfed.runs.config_errors import table_in
+from unfed.runs.config_meanings import MEANINGS
+from unfed.runs.config_tables import KeptList
 
 ROOT = Path(__file__).parent.parent
 
 
 def config_page() -> str:
-    lines = ["# Configuration", "", "One TOML file describes a run; `--set key.path=value` changes any key.", ""]
+    lines = [
+        "# Configuration",
+        "",
+        "One TOML file describes a run; `--set key.path=value` changes any key. What is left out has its default.",
+        "",
+    ]
     lines += _table("", Config)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -39,32 +47,44 @@ def _table(path: str, model: type[BaseModel]) -> Iterator[str]:
     rows = []
     for name, field in model.model_fields.items():
         table = table_in(field.annotation)
+        where = f"{path}.{name}" if path else name
         if table is not None:
-            inner.append((f"{path}.{name}" if path else name, table))
+            inner.append((where, table))
             continue
-        rows.append(
-            f"| `{name}` | {_kind(field.annotation)} | {_default(field.get_default(call_default_factory=True))} |"
-        )
+        default = _default(field.get_default(call_default_factory=True))
+        rows.append(f"| `{name}` | {MEANINGS[where]} | {_kind(field.annotation)} | {default} |")
     if rows:
-        yield from ("| key | type | default |", "|---|---|---|", *rows, "")
+        yield from ("| key | meaning | type | default |", "|---|---|---|---|", *rows, "")
     for where, table in inner:
         yield from _table(where, table)
 
 
 def _kind(annotation: Any) -> str:
-    text = annotation.__name__ if isinstance(annotation, type) and "[" not in str(annotation) else str(annotation)
-    text = re.sub(r"Annotated\[(\w+), .*?\]\)?\]", r"\1", text)
-    for noise in ("typing.", "pathlib.", "unfed.runs.config_tables.", "FieldInfo", "NoneType"):
-        text = text.replace(noise, "None" if noise == "NoneType" else "")
-    text = re.sub(r"Annotated\[(\w+)[^|]*", r"\1 ", text)
-    text = re.sub(r"Optional\[(\w+)\]", r"\1 or None", text)
-    return text.replace("|", "or").strip()
+    """A type in words: what may be written there."""
+    if annotation is type(None):
+        return ""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(inside[0])
+    if origin is Literal:
+        return ", ".join(f"`{value}`" if isinstance(value, str) else str(value) for value in inside)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(filter(None, map(_kind, inside))))
+    if origin is tuple:
+        return f"list of {_kind(inside[0])}s"
+    if origin is dict or annotation is dict:
+        return "table"
+    words = {int: "whole number", float: "number", str: "text", bool: "true, false", Path: "path", KeptList: ""}
+    return words[annotation]
 
 
 def _default(value: Any) -> str:
     if value is PydanticUndefined:
         return "required"
-    return "–" if value is None else f"`{value}`"
+    if value is None:
+        return "–"
+    shown = json.dumps(list(value) if isinstance(value, tuple) else value) if not isinstance(value, str) else value
+    return f"`{shown}`"
 
 
 def cli_page() -> str:

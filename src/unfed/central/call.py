@@ -73,21 +73,21 @@ def unlearn(
 ) -> Result:
     """Make a model forget, and measure whether it did. The model that is handed in is not changed.
 
-    retain, forget   what stays and what leaves: pairs of tensors (x, y) or map-style data sets of (x, y); or give the
-                     whole training set as `data` and `forget` as row numbers or a mask
-    test             data the model never saw; without it neither Test nor the attack can be measured
-    method           ft, not, randl, ga, badt, l1-sparse, ssd, salun or retrain; `options` are its hyperparameters
-    epochs, lr       the budget and the first learning rate; by default the paper's: 50, and a cosine from 0.01 to
-                     1e-4 (NoT: from 0.1 to 1e-5 in 10 epochs)
-    device           by default where the model is
-    progress         True prints a line per epoch to stderr; a function gets (epoch, epochs, numbers or None)
-    checkpoint       a folder: a call that was killed and is made again goes on there, bit-equal; `unfed report` and
-                     `unfed status` read it
-    factory          builds a fresh model, for methods that need one (retrain, badt); without it every layer's
-                     `reset_parameters` is used, and a model that this does not reach is refused
-    retrain          the reference for the gap: True (200 epochs), a number of epochs, or a model you retrained; of the
-                     evaluated epochs the one with the best test accuracy counts, as in the paper
-    evaluate_every   epochs between two evaluations; by default ten in all
+    - `retain`, `forget`: what stays and what leaves: pairs of tensors (x, y) or map-style data sets of (x, y); or
+      give the whole training set as `data` and `forget` as row numbers or a mask
+    - `test`: data the model never saw; without it neither Test nor the attack can be measured
+    - `method`: ft, not, randl, ga, badt, l1-sparse, ssd, salun or retrain; `options` are its hyperparameters
+    - `epochs`, `lr`: the budget and the first learning rate; by default the paper's: 50, and a cosine from 0.01 to
+      1e-4 (NoT: from 0.1 to 1e-5 in 10 epochs)
+    - `device`: by default where the model is
+    - `progress`: True prints a line per epoch to stderr; a function gets (epoch, epochs, numbers or None)
+    - `checkpoint`: a folder: a call that was killed and is made again goes on there, bit-equal; `unfed report` and
+      `unfed status` read it
+    - `factory`: builds a fresh model, for methods that need one (retrain, badt); without it every layer's
+      `reset_parameters` is used, and a model that this does not reach is refused
+    - `retrain`: the reference for the gap: True (200 epochs), a number of epochs, or a model you retrained; of the
+      evaluated epochs the one with the best test accuracy counts, as in the paper
+    - `evaluate_every`: epochs between two evaluations; by default ten in all
     """
     given = _given(model, Handed(retain, forget, data, test), factory)
     model = given.model

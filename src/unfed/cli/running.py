@@ -188,11 +188,23 @@ def _work(
             print_results(stdout, found, "After the last round (rule: last). ★ smallest average gap to Retrain.")
         for sentence in (*story(run), *more(run)):
             stdout.print(escape(sentence), soft_wrap=True)
+        if not found and not run.config.request:
+            stdout.print(escape(_nothing_asked(run)), soft_wrap=True)
         for request in status_of(run)["requests"]:
             if request["owed"]:
                 stdout.print(request_line(request), soft_wrap=True)
         stdout.print()
         stdout.print(f"Report: [bold]{escape(str(report))}[/bold]", soft_wrap=True)
+
+
+def _nothing_asked(run: Run) -> str:
+    """Of a config without a request: methods had nothing to do, and that is said."""
+    client = next(iter(run.description["clients"]), "0")
+    who = "--class 0" if run.config.setting == "central" else f"--client {client}"
+    return (
+        "The config names no [request], so nothing was forgotten and no method ran. Take somebody out with"
+        f" `unfed forget {run.folder.path} {who}`."
+    )
 
 
 def _next_steps(run: Run) -> list[str]:

@@ -1,0 +1,91 @@
+"""Pages for people who pick it up: what they say of keys and methods is the code's, and their examples run."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from unfed.cli.main import main
+from unfed.methods import METHODS
+from unfed.runs.config import Config
+from unfed.runs.config_errors import table_in
+from unfed.runs.config_meanings import MEANINGS
+
+ROOT = Path(__file__).parent.parent
+
+
+def text(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def keys(model: type[BaseModel], path: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        inner = table_in(field.annotation)
+        yield from keys(inner, f"{path}{name}.") if inner else [f"{path}{name}"]
+
+
+def test_every_key_of_a_config_has_a_meaning_and_no_meaning_is_left_over() -> None:
+    assert sorted(MEANINGS) == sorted(keys(Config))
+    for key, meaning in MEANINGS.items():
+        assert meaning.endswith((".", "…", "?")) and "|" not in meaning, key
+
+
+def test_which_method_names_every_method_with_what_it_needs() -> None:
+    page = text("docs/how-to/which-method.md")
+    for name, method in METHODS.items():
+        assert f"[`{name}`](../methods/{name}.md)" in page
+        row = next(line for line in page.splitlines() if line.startswith(f"| [`{name}`]") or f"[`{name}`]" in line)
+        if row.startswith(f"| [`{name}`]") and row.count("](../methods/") == 1:
+            assert row.split("|")[2].strip().split(", ") == sorted(method.needs, key=_order), name
+            scopes = {"clients": "client", "classes": "class", "samples": "instance"}
+            assert {scopes[word] for word in row.split("|")[3].strip().split(", ")} == set(method.scopes), name
+
+
+def _order(need: str) -> int:
+    return ["retain", "forget", "history", "public", "init"].index(need)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    signal.signal(signal.SIGTERM, handler)
+    sys.modules.pop("my_model", None)
+
+
+def give(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["unfed", *words])
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, words
+
+
+def test_a_client_is_forgotten_in_ones_own_model_as_the_readme_says(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = text("README.md")
+    for kind, name in (("python", "my_model.py"), ("toml", "my.toml")):
+        (block,) = re.findall(rf"```{kind}\n(# {re.escape(name)}.*?)```", page, re.DOTALL)
+        (here / name).write_text(block)
+    (commands,) = re.findall(r"```\n(unfed run my\.toml.*?)```", page, re.DOTALL)
+    for line in commands.splitlines():
+        give(monkeypatch, *line.partition("#")[0].split()[1:])
+    assert (here / "without-client-3.safetensors").exists() and (here / "runs/mine/report.html").exists()
+
+
+def test_the_pages_python_on_results_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed; pip install 'unfed[tensorboard]'")
+    shown, followed = re.findall(r"```python\n(.*?)```", text("docs/how-to/results.md"), re.DOTALL)
+    space: dict[str, object] = {}
+    exec("import unfed\n" + followed, space)
+    (here / "runs/tracked").rename(here / "runs/demo")
+    exec(shown, space)
+    assert (here / "forget.pdf").exists() and list((here / "tracking/tensorboard/tracked").iterdir())
