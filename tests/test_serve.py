@@ -291,32 +291,48 @@ def test_large_bodies_strange_hosts_and_haste_are_turned_away(home: Path) -> Non
         assert [http.get("/api/requests").status_code for _ in range(5)] == [200, 200, 200, 429, 429]
 
 
+async def _nothing(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def call(guard: Guard, path: str = "/", body: bytes = b"", address: str = "1.2.3.4", **headers: str) -> int:
+    """What a guard answers to bare ASGI: whatever a client can put on the wire."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    given = {"host": "localhost:1"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in given.items()]
+    method = "POST" if body else "GET"
+    scope = {"type": "http", "method": method, "path": path, "headers": raw, "client": (address, 1)}
+    asyncio.run(guard(scope, receive, send))
+    return int(sent[0]["status"])
+
+
 def test_the_rate_comes_back_with_time() -> None:
     moment = [0.0]
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
-    guard = Guard(app, Rules(per_minute=2), lambda: moment[0])
-
-    def call(address: str = "1.2.3.4") -> int:
-        sent: list[Any] = []
-
-        async def receive() -> Any:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        headers = [(b"host", b"localhost:1")]
-        scope = {"type": "http", "method": "GET", "path": "/", "headers": headers, "client": (address, 1)}
-        asyncio.run(guard(scope, receive, send))
-        return int(sent[0]["status"])
-
-    assert [call(), call(), call(), call("5.6.7.8")] == [200, 200, 429, 200]
+    guard = Guard(_nothing, Rules(per_minute=2), lambda: moment[0])
+    assert [call(guard), call(guard), call(guard), call(guard, address="5.6.7.8")] == [200, 200, 429, 200]
     moment[0] = 31.0
-    assert [call(), call()] == [200, 429]
+    assert [call(guard), call(guard)] == [200, 429]
+
+
+def test_strange_headers_and_forms_are_refused_and_break_nothing() -> None:
+    guard = Guard(_nothing, Rules(frozenset({token_digest(TOKEN)})))
+    assert call(guard, authorization=f"Bearer {TOKEN}") == 200
+    for headers in ({"content_length": "²"}, {"content_length": "-1"}, {"content_length": "9" * 40}):
+        assert call(guard, authorization=f"Bearer {TOKEN}", **headers) == 413
+    for value in ("Bearer", "Bearer ", "Basic x", "Bearer ÿ", "\x00"):
+        assert call(guard, authorization=value) == 401
+    assert call(guard, cookie="unfed_session=\x00; =;;") == 401
+    for body in (b"a=1&b=2&c=3&d=4&e=5&token=x", b"\xff\xfe", b"token", b"token=" + b"x" * 5000):
+        assert call(guard, "/login", body) == 401
+    assert call(guard, host="") == 421 and call(guard, host="[::1]:80", authorization=f"Bearer {TOKEN}") == 200
 
 
 def test_only_loopback_is_open_without_token_and_certificate(tmp_path: Path) -> None:

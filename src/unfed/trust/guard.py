@@ -93,7 +93,7 @@ class Guard:
         if not self._within_rate(str((scope.get("client") or ("?",))[0])):
             return 429, f"At most {self._rules.per_minute} calls a minute are answered; wait a little and try again."
         declared = headers.get("content-length", "0")
-        if not declared.isdigit() or int(declared[:15]) > self._rules.largest:
+        if not (declared.isascii() and declared.isdigit()) or int(declared[:15]) > self._rules.largest:
             return 413, f"A body has at most {self._rules.largest:,} bytes; send less."
         if self._rules.tokens and scope["path"] != "/login" and not self._known(headers):
             return 401, "This service asks for a token; send it as `Authorization: Bearer TOKEN`."
@@ -124,7 +124,10 @@ class Guard:
         return any([hmac.compare_digest(found, own) for own in self._rules.tokens])
 
     async def _login(self, body: bytes, send: Send) -> None:
-        given = parse_qs(body.decode("utf-8", "replace"), max_num_fields=4).get("token", [""])[0] if body else ""
+        try:
+            given = parse_qs(body.decode("utf-8", "replace"), max_num_fields=4).get("token", [""])[0]
+        except ValueError:  # more fields than the form has
+            given = ""
         if not self._right(given.strip()):
             await _answer(send, 401, "That is not a token of this service; try again.", page=True)
             return
