@@ -16,6 +16,7 @@ from unfed.engines.base import Block, Visit
 from unfed.engines.compiled import recorded
 from unfed.engines.compiled.capture import as_traced
 from unfed.engines.side_by_side import SideBySide, Table
+from unfed.engines.visits import filled
 from unfed.errors import UnfedError
 from unfed.methods import METHODS, State
 from unfed.model.params import Params
@@ -151,3 +152,12 @@ def test_federations_that_ask_for_other_phases_are_not_mixed(small: Small) -> No
     for (one,), (other,) in zip(alone, found, strict=True):
         assert (one.clients, one.samples, one.trained) == (other.clients, other.samples, other.trained)
         assert_equal([one.params], [other.params])
+
+
+def test_stacks_are_of_equal_size_where_that_leaves_them_half_full() -> None:
+    """Every other size would be another recorded step."""
+    assert [len(stack) for stack in filled(range(32), [10] * 32, 105)] == [8] * 4
+    assert [len(stack) for stack in filled(range(128), [10] * 128, 105)] == [8] * 16
+    assert [len(stack) for stack in filled(range(7), [10] * 7, 30)] == [3, 3, 1]
+    assert filled([1, 4], [0, 9, 0, 0, 99], 50) == [[1], [4]]  # nobody is cut: who needs more is alone
+    assert filled([2], [0, 0, 3], 100) == [[2]]

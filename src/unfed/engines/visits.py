@@ -16,14 +16,15 @@ from unfed.model.params import Params
 
 
 def filled(places: Sequence[int], sizes: Sequence[int], room: int) -> list[list[int]]:
-    """The places in their order, cut where their sizes would add up to more than there is room for."""
-    found: list[list[int]] = []
-    for place in places:
-        if found and sum(sizes[i] for i in found[-1]) + sizes[place] <= room:
-            found[-1].append(place)
-        else:
-            found.append([place])
-    return found
+    """The places in their order, cut into stacks that have room for the largest of them everywhere.
+
+    Stacks of equal size share one recorded step, so they are made equal where that costs at most half of the room.
+    """
+    count, most = len(places), max(1, room // max(1, *(sizes[place] for place in places)))
+    least = -(-count // most)
+    stacks = next((n for n in range(least, 2 * least + 1) if count % n == 0), least)
+    each = -(-count // stacks)
+    return [list(places[i : i + each]) for i in range(0, count, each)]
 
 
 def spread(visits: Sequence[Visit]) -> Params:
