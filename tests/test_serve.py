@@ -325,8 +325,8 @@ def test_the_rate_comes_back_with_time() -> None:
 def test_strange_headers_and_forms_are_refused_and_break_nothing() -> None:
     guard = Guard(_nothing, Rules(frozenset({token_digest(TOKEN)})))
     assert call(guard, authorization=f"Bearer {TOKEN}") == 200
-    for headers in ({"content_length": "²"}, {"content_length": "-1"}, {"content_length": "9" * 40}):
-        assert call(guard, authorization=f"Bearer {TOKEN}", **headers) == 413
+    for length in ("²", "-1", "9" * 40):
+        assert call(guard, authorization=f"Bearer {TOKEN}", content_length=length) == 413
     for value in ("Bearer", "Bearer ", "Basic x", "Bearer ÿ", "\x00"):
         assert call(guard, authorization=value) == 401
     assert call(guard, cookie="unfed_session=\x00; =;;") == 401
