@@ -78,7 +78,7 @@ def entered(folder: RunFolder, purged: Sequence[str] = ()) -> Iterator[None]:
 
 
 def due_dates(run: Path) -> dict[str, str]:
-    """By when each signed request was promised to be dealt with, by its id; nothing where the run keeps no log."""
+    """By when each signed request was promised to be dealt with, by its id."""
     if not keeps_log(run):
         return {}
     try:

@@ -187,7 +187,7 @@ def _included(found: bytes, index: int, size: int, path: Sequence[bytes], top: b
 
 
 def _roots(size: int, peaks: list[bytes], lines: Sequence[bytes]) -> dict[int, str]:
-    """The root of the log at each of its sizes, from its full subtrees at the first and the leaves after it."""
+    """The root of the log at each size, from its full subtrees at the first and the leaves after it."""
     if size < 1 or len(peaks) != size.bit_count():
         raise NotVerified("The beginning of the log does not fit its length; ask for the bundle again.")
     found = {size: _root(peaks)}
