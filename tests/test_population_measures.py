@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from unfed.errors import UnfedError
 from unfed.measures.population import Effort, Rows, efficacy, iam, judge, klom, lira, neurips, rmia, roc, signals
 from unfed.measures.population.agreement import agreement
-from unfed.measures.population.interval import Interval, over_models, over_models_and_rows, permuted
+from unfed.measures.population.interval import Interval, auc_p, over_models, over_models_and_rows, permuted
 from unfed.measures.population.signals import Floats
 from unfed.measures.population.verdict import Apart, Attacked, share_of, verdict
 
@@ -166,7 +166,7 @@ def test_an_interval_of_one_distribution_holds_a_half_and_of_another_does_not() 
     a, b = generator.normal(size=(12, 30)), generator.normal(size=(12, 30))
     same = area_of(a, b)
     other = area_of(a + 1.0, b)
-    assert same.low < 0.5 < same.high and other.lower > 0.5
+    assert same.low < 0.5 < same.high and other.low > 0.5
     assert area_of(a, b) == same, "the same draws every time"
 
 
@@ -181,7 +181,7 @@ def test_models_that_move_as_one_widen_the_interval() -> None:
 
 def test_a_difference_of_means_has_an_interval() -> None:
     found = over_models(np.array([3.0, 3.0]), np.array([1.0, 1.0]))
-    assert found == Interval(2.0, 2.0, 2.0, 2.0, 2.0)
+    assert found == Interval(2.0, 2.0, 2.0)
 
 
 def test_a_permutation_test_by_hand() -> None:
@@ -199,6 +199,14 @@ def test_a_permutation_test_never_says_never() -> None:
     """Of 12,870 ways to part 16 models one is as large: 20 draws do not meet it, and p is 1 of 21, not 0."""
     p = permuted(np.ones(8), np.zeros(8), lambda a, b: float(a.astype(float).mean() - b.astype(float).mean()), draws=20)
     assert p == pytest.approx(1 / 21)
+
+
+def test_the_test_of_an_auc_is_a_permutation_test_of_whole_models() -> None:
+    """Rows of one model stay together: two models a side leave six ways, two of which are as far from ½."""
+    unlearned, retrained = np.array([[5.0, 6.0], [7.0, 8.0]]), np.array([[1.0, 2.0], [3.0, 4.0]])
+    assert auc_p(unlearned, retrained, draws=2_000) == pytest.approx(2 / 6, abs=0.04)
+    slow = permuted(unlearned, retrained, lambda a, b: abs(roc.auc(a, b) - 0.5), draws=2_000)  # type: ignore[arg-type]
+    assert auc_p(unlearned, retrained, draws=2_000) == pytest.approx(slow, abs=0.05)
 
 
 # --- distances --------------------------------------------------------------------------------------------------------
@@ -300,8 +308,8 @@ def test_a_verdict_says_what_told() -> None:
         "FT",
         32,
         [
-            Attacked("U-LiRA", Interval(0.7, 0.65, 0.75, 0.64, 0.76)),
-            Attacked("RMIA", Interval(0.5, 0.4, 0.6, 0.39, 0.61)),
+            Attacked("U-LiRA", Interval(0.7, 0.65, 0.75), 0.002, 0.01),
+            Attacked("RMIA", Interval(0.5, 0.4, 0.6), 0.5, 0.01),
         ],
         [Apart("KLoM", 2.0, 0.5, 0.002, 0.01), Apart("prediction agreement", 0.9, 0.9, 0.3, 0.01)],
     )
@@ -313,10 +321,10 @@ def test_a_verdict_says_what_told() -> None:
 
 
 def test_cannot_is_said_only_with_what_would_have_shown() -> None:
-    quiet = [Attacked("U-LiRA", Interval(0.505, 0.48, 0.53, 0.47, 0.54))]
+    quiet = [Attacked("U-LiRA", Interval(0.505, 0.48, 0.53), 0.4, 0.01)]
     found = verdict("NoT", 64, quiet, [])
     assert found.kind == "cannot" and "0.530 is the smallest that would have shown (95 % bound)" in found.sentence
-    wide = [Attacked("U-LiRA", Interval(0.51, 0.41, 0.61, 0.40, 0.62))]
+    wide = [Attacked("U-LiRA", Interval(0.51, 0.41, 0.61), 0.4, 0.01)]
     open_ = verdict("NoT", 8, wide, [])
     assert open_.kind == "undecided" and "not decided at N = 8" in open_.sentence
     assert "about 32 models" in open_.sentence  # the interval is twice too wide: four times as many
@@ -324,9 +332,9 @@ def test_cannot_is_said_only_with_what_would_have_shown() -> None:
 
 def test_models_that_are_less_sure_than_retrain_can_be_told_as_well() -> None:
     """A row that was pushed away shows as much as one that was kept."""
-    found = verdict("GA", 32, [Attacked("RMIA", Interval(0.3, 0.25, 0.35, 0.24, 0.36))], [])
+    found = verdict("GA", 32, [Attacked("RMIA", Interval(0.3, 0.25, 0.35), 0.002, 0.01)], [])
     assert found.kind == "told" and "less sure than Retrain" in found.sentence
-    hidden = verdict("GA", 32, [Attacked("RMIA", Interval(0.46, 0.42, 0.505, 0.41, 0.51))], [])
+    hidden = verdict("GA", 32, [Attacked("RMIA", Interval(0.46, 0.42, 0.505), 0.02, 0.01)], [])
     assert hidden.kind == "undecided" and hidden.bound == pytest.approx(0.58)
 
 

@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unfed.measures.population import efficacy, iam, lira, rmia, roc
-from unfed.measures.population.interval import DRAWS, Interval, Rates, over_models, over_models_and_rows
+from unfed.measures.population.interval import (
+    DRAWS,
+    PERMUTATIONS,
+    Interval,
+    Rates,
+    auc_p,
+    over_models,
+    over_models_and_rows,
+)
 from unfed.measures.population.seen import Seen
 from unfed.measures.population.signals import Floats
 
@@ -40,10 +48,10 @@ class Sides:
 
 @dataclass(frozen=True)
 class Care:
-    """How carefully intervals are drawn, and at which level a test speaks."""
+    """How carefully intervals and tests are drawn."""
 
-    level: float
     draws: int = DRAWS
+    permutations: int = PERMUTATIONS
     seed: int = 0
     groups: int = 2
     """Into how many groups a kind of model is cut: one to fit on and one to judge."""
@@ -70,14 +78,15 @@ def scores(sides: Sides) -> dict[str, tuple[Floats, Floats]]:
 def attacked(
     pair: tuple[Floats, Floats], slices: Mapping[str, NDArray[np.bool_]], care: Care
 ) -> tuple[Interval, dict[str, Any]]:
-    """What one attack's scores tell: AUC with its interval, TPR at low FPR, the worst slice, the curve."""
+    """What one attack's scores tell: AUC with interval and p, TPR at low FPR, the worst slice, the curve."""
     unlearned, retrained = pair
     models, rows = retrained.shape
     missing = {rate: roc.too_few(rate, models, rows, care.groups) for rate in roc.LOW}
     given = [rate for rate, why in missing.items() if why is None]
     statistics: list[Callable[[Rates], float]] = [roc.area, *(partial(roc.tpr_at, fpr=rate) for rate in given)]
-    area, *low = over_models_and_rows(unlearned, retrained, statistics, care.seed, care.level, care.draws)
-    found: dict[str, Any] = {"auc": area.to_json()}
+    area, *low = over_models_and_rows(unlearned, retrained, statistics, care.seed, care.draws)
+    p = auc_p(unlearned, retrained, care.seed, care.permutations)
+    found: dict[str, Any] = {"auc": area.to_json() | {"p": p}}
     found |= {f"tpr_{rate:g}": why for rate, why in missing.items() if why is not None}
     found |= {f"tpr_{rate:g}": one.to_json() for rate, one in zip(given, low, strict=True)}
     by_slice = roc.slices(unlearned, retrained, slices)
@@ -105,7 +114,7 @@ def singles(unlearned: Mapping[str, Floats], retrained: Mapping[str, Floats], ca
         name: {
             "value": float(values.mean()),
             "retrain": float(retrained[name].mean()),
-            "difference": over_models(values, retrained[name], care.seed, care.level, care.draws).to_json(),
+            "difference": over_models(values, retrained[name], care.seed, care.draws).to_json(),
         }
         for name, values in unlearned.items()
     }

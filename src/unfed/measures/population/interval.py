@@ -4,10 +4,10 @@ Models are drawn with replacement on each side, and rows once for both sides, be
 two-way bootstrap, which takes the rows of one model as dependent on each other, and so the models of one row.
 
     interval = the 2.5 % and 97.5 % quantiles of the statistic over the draws
-    lower, upper = the bounds of an interval at a level that several tests share, for their verdict
 
-A permutation test asks the other question: were the two kinds of model one kind, how often would so large a value be
-seen? Which models are called unlearned is drawn anew; p = (1 + draws at least as large) / (1 + draws), exact at any N.
+Of n models n − 1 are drawn, because n of few would make an interval too narrow by √((n − 1)/n). A permutation test asks
+the other question, and answers it exactly at any N: were the two kinds of model one kind, how often would so large a
+value be seen? Which models are called unlearned is drawn anew; p = (1 + draws at least as large) / (1 + draws).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unfed import rng
-from unfed.measures.population.roc import Roc
+from unfed.measures.population.roc import Roc, area
 from unfed.measures.population.signals import Floats
 
 DRAWS = 1_000
@@ -34,15 +34,12 @@ class Interval:
     low: float
     high: float
     """The 95 % interval."""
-    lower: float
-    upper: float
-    """The interval at the level that was asked for."""
 
     @staticmethod
-    def of(value: float, seen: Floats, level: float) -> Interval:
+    def of(value: float, seen: Floats) -> Interval:
         """By the quantiles of what was seen over the draws."""
-        low, high, lower, upper = np.quantile(seen, [0.025, 0.975, level / 2, 1 - level / 2])
-        return Interval(value, float(low), float(high), float(lower), float(upper))
+        low, high = np.quantile(seen, [0.025, 0.975])
+        return Interval(value, float(low), float(high))
 
     def to_json(self) -> dict[str, float]:
         return asdict(self)
@@ -56,7 +53,6 @@ def over_models_and_rows(
     retrained: Floats,
     statistics: Sequence[Callable[[Rates], float]],
     seed: int = 0,
-    level: float = 0.05,
     draws: int = DRAWS,
 ) -> list[Interval]:
     """Statistics of the ROC curve of two tables of scores [models, rows], each with its interval."""
@@ -64,16 +60,14 @@ def over_models_and_rows(
     (n, rows), m = unlearned.shape, len(retrained)
     seen = np.empty((draws, len(statistics)))
     for i in range(draws):
-        models = _counts(generator, n), _counts(generator, m)
-        rates = curve.rates(models, _counts(generator, rows))
+        models = _counts(generator, n, n - 1), _counts(generator, m, m - 1)
+        rates = curve.rates(models, _counts(generator, rows, rows))
         seen[i] = [statistic(rates) for statistic in statistics]
     whole = curve.rates()
-    return [Interval.of(statistic(whole), seen[:, k], level) for k, statistic in enumerate(statistics)]
+    return [Interval.of(statistic(whole), seen[:, k]) for k, statistic in enumerate(statistics)]
 
 
-def over_models(
-    unlearned: Floats, retrained: Floats, seed: int = 0, level: float = 0.05, draws: int = DRAWS
-) -> Interval:
+def over_models(unlearned: Floats, retrained: Floats, seed: int = 0, draws: int = DRAWS) -> Interval:
     """The difference of two means over models, [models] each, with its interval."""
     generator = np.random.default_rng(rng.key("population", "difference", seed))
     seen = np.array(
@@ -82,7 +76,7 @@ def over_models(
             for _ in range(draws)
         ]
     )
-    return Interval.of(float(unlearned.mean() - retrained.mean()), seen, level)
+    return Interval.of(float(unlearned.mean() - retrained.mean()), seen)
 
 
 def permuted(
@@ -99,10 +93,32 @@ def permuted(
     for _ in range(draws):
         drawn = generator.permutation(len(everybody))
         larger += statistic(everybody[drawn[:n]], everybody[drawn[n:]]) >= here
-    return (1 + larger) / (1 + draws)
+    return _p(larger, draws)
 
 
-def _counts(generator: np.random.Generator, n: int) -> Floats:
+def auc_p(unlearned: Floats, retrained: Floats, seed: int = 0, draws: int = PERMUTATIONS) -> float:
+    """p of an AUC being so far from ½ if the models of both tables of scores were of one kind.
+
+    The same as `permuted`, but all scores are sorted once.
+    """
+    everybody, n = np.concatenate([unlearned, retrained]), len(unlearned)
+    curve, generator = Roc(everybody, everybody), np.random.default_rng(rng.key("population", "auc", seed))
+
+    def far(chosen: NDArray[np.int64]) -> float:
+        mask = np.isin(np.arange(len(everybody)), chosen).astype(np.float64)
+        return abs(area(curve.rates((mask, 1 - mask))) - 0.5)
+
+    here = far(np.arange(n))
+    larger = sum(far(generator.permutation(len(everybody))[:n]) >= here - 1e-12 for _ in range(draws))
+    return _p(larger, draws)
+
+
+def _counts(generator: np.random.Generator, n: int, draws: int) -> Floats:
     """How often each of n was drawn."""
-    found: Floats = np.bincount(generator.integers(n, size=n), minlength=n).astype(np.float64)
+    found: Floats = np.bincount(generator.integers(n, size=draws), minlength=n).astype(np.float64)
     return found
+
+
+def _p(larger: int, draws: int) -> float:
+    """Never 0: what was seen is itself one of the ways."""
+    return (1 + larger) / (1 + draws)

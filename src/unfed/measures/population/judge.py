@@ -96,7 +96,7 @@ class _Judge:
         self._retrained, self._before, self._rows, self._effort = retrained, before, rows, effort
         self._half = len(retrained) // 2
         self._level = share_of(len(ATTACKS) + len(DISTANCES))
-        self._care = Care(self._level, effort.draws, effort.seed)
+        self._care = Care(effort.draws, effort.permutations, effort.seed)
         self._reference, self._judged = retrained[: self._half], retrained[self._half : 2 * self._half]
         self._own = _distances(self._judged, self._reference)
         self._alone = attacking.alone(self._judged, effort.seed)
@@ -142,7 +142,7 @@ class _Judge:
         tests, found = [], {}
         for name, title in ATTACKS.items():
             area, found[name] = attacking.attacked(scores[name], self._rows.slices, care)
-            tests.append(Attacked(title, area))
+            tests.append(Attacked(title, area, found[name]["auc"]["p"], self._level))
         return tests, found
 
     def _distances(self, judged: Seen) -> tuple[dict[str, float], list[Apart]]:

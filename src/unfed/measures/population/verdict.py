@@ -1,8 +1,8 @@
 """Can a method's models be told from Retrains? A verdict, which says no more than was measured.
 
-    told        something tells them apart: an attack's AUC is surely above ½ (they remember) or below it (they are less
-                sure of the rows than models that never saw them, which shows as well), or a distance is larger than
-                models of one kind would have, with p below the level. The tests share 5 % between them
+    told        something tells them apart: an attack's AUC is above ½ (they remember) or below it (they are less sure
+                of the rows than models that never saw them, which shows as well), or a distance is larger, than models
+                of one kind would show, by a permutation test with p below the level. The tests share 5 % between them
     cannot      nothing told, and no AUC farther than 0.05 from ½ could have gone unseen (the far end of the 95 %
                 intervals): the smallest difference that N models show is said with it
     undecided   nothing told, but a difference that matters could have gone unseen; how many models it takes is said
@@ -34,10 +34,12 @@ class Attacked:
 
     name: str
     auc: Interval
+    p: float
+    level: float
 
     @property
     def told(self) -> bool:
-        return self.auc.lower > 0.5 or self.auc.upper < 0.5
+        return self.p < self.level
 
     @property
     def far(self) -> float:
@@ -46,7 +48,7 @@ class Attacked:
 
     @property
     def words(self) -> str:
-        less = "; less sure than Retrain" if self.auc.upper < 0.5 else ""
+        less = "; less sure than Retrain" if self.auc.value < 0.5 else ""
         return f"{self.name} (AUC {self.auc.value:.3f}, 95 % interval {self.auc.low:.3f} to {self.auc.high:.3f}{less})"
 
 
