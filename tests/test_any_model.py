@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -18,10 +19,16 @@ from unfed.central import Result
 from unfed.client.optimiser import update
 from unfed.client.plan import Optimiser, Rule
 from unfed.errors import UnfedError, UnfedWarning
+from unfed.measures.trajectory import Line
 from unfed.model.calling import Inputs, Part, logits_in, unwrapped
 from unfed.model.functional import Template
 from unfed.model.keyed import KeyedAttention, keyed_fused
+from unfed.model.networks import build
 from unfed.model.params import Params, params_of
+from unfed.report.fall import falls
+from unfed.report.rules import rows
+from unfed.runs.config import Config
+from worlds import slow
 
 GENERATOR = torch.Generator().manual_seed(0)
 TOKENS = torch.randint(1, 30, (60, 6), generator=GENERATOR)
@@ -415,3 +422,90 @@ def test_rows_that_are_dropped_by_classes_of_other_libraries_are_keyed() -> None
 
     template = Template(nn.Sequential(nn.Linear(4, 2), DropPath()), (4,))
     assert template.keyed and not template.draws_its_own
+
+
+# --- defaults ---------------------------------------------------------------------------------------------------------
+
+
+class Reading(nn.Module):
+    """A small transformer that reads an image line by line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.place = nn.Linear(8, 32), nn.Parameter(torch.randn(8, 32) * 0.02)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.layer(self.line(x[:, 0]) + self.place).mean(1))
+
+
+NETWORKS = {
+    "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)),
+    "cnn": lambda: build("cnn-small", shape=(1, 8, 8), classes=10, seed=0),
+    "transformer": Reading,
+}
+
+
+def trained_on_digits(name: str) -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """A model of one's own loop, with Adam, as people train them."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0))
+    x, y = torch.tensor(found.images, dtype=torch.float32)[order, None] / 16, torch.tensor(found.target)[order]
+    torch.manual_seed(0)
+    model = NETWORKS[name]()
+    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(8):
+        for some in torch.randperm(1400).split(64):
+            optimiser.zero_grad()
+            F.cross_entropy(model(x[some]), y[some]).backward()
+            optimiser.step()
+    return model.eval(), (x[:1400], y[:1400]), (x[1400:], y[1400:])
+
+
+@pytest.mark.parametrize("name", ["mlp", *slow("cnn", "transformer")])
+def test_a_plain_call_gives_a_good_model(name: str) -> None:
+    model, data, test = trained_on_digits(name)
+    result = unfed.unlearn(model, data=data, forget=range(140), test=test)
+    assert float(result.after["test"]) > max(90.0, float(result.before["test"]) - 3)
+    assert result.note == "" and len(str(result).splitlines()) == 5
+
+
+def test_few_rows_get_enough_epochs_to_mend_what_was_broken() -> None:
+    model, (x, y), test = trained_on_digits("mlp")
+    result = unfed.unlearn(model, retain=(x[:100], y[:100]), forget=(x[100:110], y[100:110]), test=test)
+    assert result.epochs == 100, "two steps an epoch, two hundred steps"
+    assert float(result.after["test"]) > 60
+
+
+def test_a_model_that_is_ruined_says_so_at_the_end() -> None:
+    model, data, test = trained_on_digits("mlp")
+    result = unfed.unlearn(model, data=data, forget=range(140), test=test, epochs=1, lr=1e-5)
+    lost = float(result.before["test"]) - float(result.after["test"])
+    assert lost > 20 and str(result).splitlines()[-1] == result.note
+    assert result.note.startswith(f"Test fell by {lost:.1f} points, from {result.before['test']:.1f} to ")
+    assert result.note.endswith("; this model is hardly of use: try more epochs=, another lr=, or fewer layers=.")
+
+
+def test_methods_of_a_run_that_ruined_the_model_are_named_unless_retrain_fell_too() -> None:
+    def line(method: str, test: float, request: str = "r") -> Line:
+        told: Any = {"seed": 0, "request": request, "method": method, "round": 1, "test": test, "retain": test}
+        return cast(Line, told)
+
+    lines = [line("before", 97.0), line("retrain", 96.0), line("not", 80.0), line("ft", 96.5)]
+    (sentence,) = falls(rows(lines, "last"))
+    assert sentence.startswith(
+        "NoT: Test fell by 17.0 points, from 97.0 to 80.0; this model is hardly of use: try more"
+    )
+    assert falls(rows([line("before", 97.0), line("retrain", 82.0), line("not", 80.0)], "last")) == []
+
+
+@pytest.mark.slow
+def test_a_config_that_says_nothing_but_who_leaves_gives_good_models(tmp_path: Path) -> None:
+    config = Config.parse({"request": {"clients": ["0"]}, "evaluation": {"every": 60, "attack": False}})
+    run = unfed.Run.create(config, tmp_path / "run")
+    run.execute()
+    last = {line["method"]: float(line["test"]) for line in run.lines()}
+    assert min(last["train"], last["not"], last["ft"], last["retrain"]) > 90

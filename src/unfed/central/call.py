@@ -10,6 +10,7 @@ the same files. With a checkpoint folder a killed call goes on where it was and 
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import warnings
@@ -29,7 +30,7 @@ from unfed.data import Request
 from unfed.data.packing import taken_by
 from unfed.errors import UnfedError, UnfedWarning, listed
 from unfed.measures.trajectory import Line
-from unfed.methods import Method, admit
+from unfed.methods import Method, admit, find
 from unfed.model.calling import copied, unwrapped
 from unfed.model.params import Params, cast, check_like, load_into, params_of
 from unfed.report.rules import reference_line
@@ -44,7 +45,9 @@ from unfed.runs.world import World, process_as_before
 from unfed.values import is_measured
 
 Progress = Callable[[int, int, Mapping[str, Any] | None], None]
-RETRAIN_EPOCHS = 200  # the paper's
+EPOCHS, RETRAIN_EPOCHS = 50, 200  # the paper's
+LEAST_STEPS = 200
+"""What a perturbed model gets at least by default: on digits a hundred bring a small network back, twenty do not."""
 
 
 @process_as_before()
@@ -56,12 +59,13 @@ def unlearn(
     data: Data | None = None,
     test: Data | None = None,
     method: str = "not",
-    epochs: int = 50,
+    epochs: int | None = None,
     lr: float | None = None,
     batch: int = 64,
     momentum: float = 0.9,
     decay: float = 5e-4,
     optimiser: Rule = "sgd",
+    clip: float | None = 1.0,
     device: torch.device | str | None = None,
     seed: int = 0,
     progress: bool | Progress = False,
@@ -73,12 +77,15 @@ def unlearn(
 ) -> Result:
     """Make a model forget, and measure whether it did. The model that is handed in is not changed.
 
-    - `retain`, `forget`: what stays and what leaves: pairs of tensors (x, y) or map-style data sets of (x, y); or
-      give the whole training set as `data` and `forget` as row numbers or a mask
+    - `retain`, `forget`: what stays and what leaves: pairs of tensors (x, y), dicts of tensors with `labels`, map-style
+      data sets or a DataLoader; or give the whole training set as `data` and `forget` as row numbers or a mask
     - `test`: data the model never saw; without it neither Test nor the attack can be measured
     - `method`: ft, not, randl, ga, badt, l1-sparse, ssd, salun or retrain; `options` are its hyperparameters
     - `epochs`, `lr`: the budget and the first learning rate; by default the paper's: 50, and a cosine from 0.01 to
-      1e-4 (NoT: from 0.1 to 1e-5 in 10 epochs)
+      1e-4 (NoT: 10, from 0.1 to 1e-5; of few rows as many epochs as make 200 steps)
+    - `optimiser`: sgd, adam or adamw, with `momentum` (sgd) and `decay`
+    - `clip`: the largest l2 norm of a step's gradient, because a perturbed model's can kill the model; None is no
+      limit, as in the paper. Retrain has none
     - `device`: by default where the model is
     - `progress`: True prints a line per epoch to stderr; a function gets (epoch, epochs, numbers or None)
     - `checkpoint`: a folder: a call that was killed and is made again goes on there, bit-equal; `unfed report` and
@@ -94,7 +101,8 @@ def unlearn(
     again = (
         None if isinstance(retrain, nn.Module) or retrain is False else RETRAIN_EPOCHS if retrain is True else retrain
     )
-    wanted = Wanted(method, epochs, lr, batch, momentum, decay, optimiser, seed, again, evaluate_every, options)
+    steps = Steps(optimiser, lr, batch, momentum, decay, clip)
+    wanted = Wanted(method, epochs, len(given.retain), steps, seed, again, evaluate_every, options)
     config = _config(model, wanted, device)
     built = config.methods.build()
     world = own_world(config, given)
@@ -155,33 +163,63 @@ def _given(model: nn.Module, handed: Handed, factory: Factory | None) -> Given:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The numbers of a call, by which a folder knows that it is made again."""
+class Steps:
+    """How single steps are made."""
 
-    method: str
-    epochs: int
+    optimiser: Rule
     lr: float | None
     batch: int
     momentum: float
     decay: float
-    optimiser: Rule
+    clip: float | None
+
+    def __post_init__(self) -> None:
+        _whole(batch=self.batch)
+        if self.optimiser not in RULES:
+            raise UnfedError(f"optimiser must be {listed(RULES)}, not {self.optimiser!r}.")
+        if self.lr is not None and not 0 <= self.lr < float("inf"):
+            raise UnfedError(f"lr must be a number of at least 0, not {self.lr}.")
+        if self.clip is not None and not 0 < self.clip < float("inf"):
+            raise UnfedError(f"clip must be a number above 0, or None for no limit, not {self.clip}.")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The numbers of a call, by which a folder knows that it is made again."""
+
+    method: str
+    asked: int | None
+    """Epochs, if the caller said how many."""
+    rows: int
+    """How many stay."""
+    steps: Steps
     seed: int
     retrain: int | None
     evaluate_every: int | None
     options: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "retrain", "evaluate_every"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value >= 1):
-                raise UnfedError(f"{name} must be a whole number of at least 1, not {value!r}.")
-        if self.optimiser not in RULES:
-            raise UnfedError(f"optimiser must be {listed(RULES)}, not {self.optimiser!r}.")
-        if self.lr is not None and not 0 <= self.lr < float("inf"):
-            raise UnfedError(f"lr must be a number of at least 0, not {self.lr}.")
+        _whole(epochs=self.asked, retrain=self.retrain, evaluate_every=self.evaluate_every)
+
+    @property
+    def epochs(self) -> int:
+        """As asked, else the paper's; a method that first breaks the model gets enough steps to mend it."""
+        over = find(self.method).recipe.over
+        if self.asked is not None or over is None:
+            return EPOCHS if self.asked is None else self.asked
+        return max(over, math.ceil(LEAST_STEPS / math.ceil(self.rows / self.steps.batch)))
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "options": {name: str(value) for name, value in self.options.items()}}
+        """The arguments by their names."""
+        options = {name: str(value) for name, value in self.options.items()}
+        own = {"method": self.method, "epochs": self.epochs, "seed": self.seed, "retrain": self.retrain}
+        return {**own, **vars(self.steps), "evaluate_every": self.evaluate_every, "options": options}
+
+
+def _whole(**numbers: int | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and not (isinstance(value, int) and value >= 1):
+            raise UnfedError(f"{name} must be a whole number of at least 1, not {value!r}.")
 
 
 def _config(model: nn.Module, wanted: Wanted, device: torch.device | str | None) -> Config:
@@ -189,8 +227,13 @@ def _config(model: nn.Module, wanted: Wanted, device: torch.device | str | None)
     some = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     if some.dtype not in (torch.float32, torch.float64):
         raise UnfedError(f"The model computes in {some.dtype}; convert it with model.float() first.")
-    method, alone = wanted.method, wanted.method == "retrain" or wanted.retrain is None
-    first = wanted.lr if method == "retrain" and wanted.lr is not None else 0.01
+    method, alone, steps = wanted.method, wanted.method == "retrain" or wanted.retrain is None, wanted.steps
+    first = steps.lr if method == "retrain" and steps.lr is not None else 0.01
+    unlearning: dict[str, Any] = {"rounds": wanted.epochs, "lr": steps.lr, "clip": steps.clip}
+    recipe = find(method).recipe
+    if wanted.asked is None and recipe.over is not None:
+        least = min(recipe.minimum, recipe.lr if steps.lr is None else steps.lr)
+        unlearning["schedule"] = {"kind": "cosine", "minimum": least, "over": wanted.epochs}
     raw: dict[str, Any] = {
         "name": "unlearn",
         "setting": "central",
@@ -200,15 +243,15 @@ def _config(model: nn.Module, wanted: Wanted, device: torch.device | str | None)
         "model": {"name": type(model).__name__},
         "training": {
             "rounds": wanted.epochs if alone else wanted.retrain,
-            "batch": wanted.batch,
+            "batch": steps.batch,
             "lr": first,
-            "momentum": wanted.momentum,
-            "decay": wanted.decay,
-            "optimiser": wanted.optimiser,
+            "momentum": steps.momentum,
+            "decay": steps.decay,
+            "optimiser": steps.optimiser,
             "schedule": {"kind": "cosine", "minimum": min(1e-4, first)},
             "keep_model": "best-test",  # of Retrain, as in the paper; without test data it is the last
         },
-        "unlearning": {"rounds": wanted.epochs} | ({} if wanted.lr is None else {"lr": wanted.lr}),
+        "unlearning": unlearning,
         "methods": {"run": [method] if alone else ["retrain", method]}
         | ({method: dict(wanted.options)} if wanted.options else {}),
         "evaluation": {"every": wanted.evaluate_every or max(1, wanted.epochs // 10), "samples": False},

@@ -13,6 +13,7 @@ from unfed import storage
 from unfed.measures.columns import COLUMNS, GAP_METRICS
 from unfed.measures.metrics import average_gap, reading
 from unfed.measures.trajectory import Line
+from unfed.report.fall import fell
 from unfed.report.tables import flops_text, seconds_text
 from unfed.values import Value, is_measured, not_measured
 
@@ -51,6 +52,11 @@ class Result:
             storage.deliver(Path(path), page.encode())
         return page
 
+    @property
+    def note(self) -> str:
+        """The sentence on a model that lost too much to be of use; else nothing."""
+        return fell(self.before, self.after, "more epochs=, another lr=, or fewer layers=")
+
     def __str__(self) -> str:
         width = max(len(self.title), 8)
         header = "".join(f"{COLUMNS[name].title:>9}" for name in GAP_METRICS)
@@ -68,6 +74,7 @@ class Result:
                 f"{'after':<{width}}{_cells(self.after)}",
                 f"{'Retrain':<{width}}{retrain}",
                 f"gap: {gap} · {cost}",
+                *([self.note] if self.note else []),
             ]
         )
 

@@ -35,6 +35,7 @@ from unfed.cli.options import (
 from unfed.cli.story import story
 from unfed.errors import Refused, UnfedError
 from unfed.methods import METHODS
+from unfed.report.fall import falls
 from unfed.report.words import date_text
 from unfed.runs.config import Config, presets
 from unfed.runs.folder import RunFolder
@@ -186,7 +187,7 @@ def _work(
         stdout.print()
         if found:
             print_results(stdout, found, "After the last round (rule: last). ★ smallest average gap to Retrain.")
-        for sentence in (*story(run), *more(run)):
+        for sentence in (*falls(found), *story(run), *more(run)):
             stdout.print(escape(sentence), soft_wrap=True)
         if not found and not run.config.request:
             stdout.print(escape(_nothing_asked(run)), soft_wrap=True)

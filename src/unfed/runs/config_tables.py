@@ -129,11 +129,12 @@ class TrainingConfig(Table):
 
     rounds: Positive = 60
     epochs: Positive = 1
-    batch: Positive = 64
+    batch: Positive = 32
     optimiser: Rule = "sgd"
-    lr: Rate = 1e-3
+    lr: Rate = 0.1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     decay: Rate = 5e-4
+    clip: Annotated[float, Field(gt=0)] | None = None
     schedule: ScheduleConfig = ScheduleConfig()
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -154,6 +155,7 @@ class UnlearningConfig(Table):
     rounds: Positive = 20
     retrain_rounds: Positive | None = None
     lr: Rate | None = None
+    clip: Annotated[float, Field(gt=0)] | None = None
     schedule: ScheduleConfig | None = None
     robust: RobustConfig | None = None
     patience: Annotated[int, Field(ge=0)] = 0

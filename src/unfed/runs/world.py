@@ -245,7 +245,7 @@ class World:
 
     def training_settings(self) -> Settings:
         train = self.config.training
-        optimiser = Optimiser(train.optimiser, lr=train.lr, momentum=train.momentum, decay=train.decay)
+        optimiser = Optimiser(train.optimiser, train.lr, train.momentum, train.decay, train.clip)
         return Settings(
             phase=Phase(epochs=train.epochs, batch=train.batch, optimiser=optimiser),
             rounds=train.rounds,
@@ -279,5 +279,6 @@ class World:
                 over = None if recipe.over is None else min(recipe.over, rounds)
                 schedule = Schedule("cosine", minimum=min(recipe.minimum, lr), over=over)
         phase = settings.phase if lr is None else settings.phase.with_optimiser(lr=lr)
+        phase = phase if own.clip is None else phase.with_optimiser(clip=own.clip)
         robust = settings.robust if own.robust is None else Robust(**own.robust.model_dump())
         return replace(settings, rounds=rounds, phase=phase, schedule=schedule, robust=robust)
