@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help demo docs test test-slow test-flower coverage mutants fuzz chaos lint format package bench clean
+.PHONY: help demo docs test test-slow test-flower test-zoo coverage mutants fuzz chaos lint format package bench clean
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,9 +37,19 @@ test-slow: .venv/dev.stamp  ## the claims that take long
 test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, four SuperNodes, TLS, faults (minutes)
 	$(BIN)/python -m pytest -m flower_processes tests/test_flower_processes.py tests/test_flower_simulation.py
 
+# An environment of its own: what these libraries bring must not change what the other tests are run with.
+.venv-zoo/stamp: .venv/dev.stamp
+	@echo "Installing transformers, timm, peft and Lightning into .venv-zoo (once; minutes) ..."
+	@test -x .venv-zoo/bin/python || $(PYTHON) -m venv .venv-zoo
+	@.venv-zoo/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,zoo]'
+	@touch $@
+
+test-zoo: .venv-zoo/stamp  ## real architectures of transformers, timm, peft and Lightning, built from a config (minutes)
+	OMP_NUM_THREADS=1 .venv-zoo/bin/python -m pytest -m zoo tests/test_zoo.py
+
 coverage: .venv/dev.stamp  ## what no test runs, as a page: build/coverage/uncovered.md (long; TESTS=tests/test_run.py for less)
 	$(BIN)/coverage erase
-	OMP_NUM_THREADS=1 $(BIN)/coverage run $(ON_ALL_CORES) -m 'not flower_processes' $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/coverage run $(ON_ALL_CORES) -m 'not flower_processes and not zoo' $(TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage json --quiet
 	$(BIN)/python tools/uncovered.py
@@ -75,5 +85,5 @@ bench: .venv/dev.stamp  ## speed, as ratios in one run; writes benchmarks/record
 	$(BIN)/python benchmarks/engines.py
 
 clean:  ## remove the environment, caches and demo runs
-	rm -rf .venv build dist runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-zoo build dist runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -75,6 +75,11 @@ def follow(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert language == "sh", f"{page} has a {language} block without a file name"
 
 
+def test_the_page_on_text_and_tables_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    follow("beyond-images.md", monkeypatch)
+    assert Run.open("runs/own-text").lines()[-1]["method"] == "not"
+
+
 def test_the_page_on_data_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     follow("data.md", monkeypatch)
     assert Config.read("cifar.toml").data.flip == 0

@@ -1,7 +1,7 @@
 """Where samples come from, who holds them, and which of them must leave.
 
     load ─► Dataset(train, test)      a `Source` answers fetch(rows, draws) -> x, y
-    iid | dirichlet | shards          D = ⊎_k D^k           rows of the source, per client
+    iid | dirichlet | shards | …      D = ⊎_k D^k           rows of the source, per client
     split                             D^k = train ⊎ val     positions in the client's own order
     backdoor                          stamps and relabels some of one client's training rows
     mark                              D^k = D_r^k ⊎ D_u^k   one bool per position, united over the requests
@@ -14,7 +14,7 @@ from unfed.data.confusion import confuse
 from unfed.data.dataset_source import DatasetSource
 from unfed.data.datasets import DATASETS, Dataset, Loader, Raw, load
 from unfed.data.deny import DenyList, keep_out
-from unfed.data.partition import Deal, Partition, dirichlet, iid, shards, split
+from unfed.data.partition import Deal, Partition, dirichlet, iid, natural, shards, split
 from unfed.data.poison import Trigger, backdoor, camouflage, poison, triggered
 from unfed.data.public import Unlabelled, public
 from unfed.data.sample_list import SampleList, read_samples
@@ -47,6 +47,7 @@ __all__ = [
     "keep_out",
     "load",
     "mark",
+    "natural",
     "poison",
     "public",
     "read_samples",

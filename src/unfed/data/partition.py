@@ -3,6 +3,7 @@
     iid        a permutation of all rows, cut into equal pieces
     dirichlet  for each class c:  q_c ~ Dir(β, …, β) over clients;  client k gets the share q_{c,k} of class c
     shards     rows sorted by label, cut into clients · per_client shards;  each client is dealt per_client of them
+    natural    by who they came from: the largest groups, one client each, or cut into several where clients are more
 
 A Dirichlet draw may leave a client with next to nothing. It is drawn again a few times; then whoever still has fewer
 than `min_samples` takes rows from the largest clients, and the partition records who was topped up. Everything is
@@ -125,6 +126,26 @@ def shards(labels: Tensor, clients: int, per_client: int, seed: int) -> Partitio
     owner = np.empty(len(labels), dtype=np.int64)
     owner[by_label] = np.repeat(holder, _even(len(labels), clients * per_client))
     return Partition(_arrange(owner, clients, seed))
+
+
+def natural(owners: Tensor, clients: int, seed: int) -> Partition:
+    """Each client holds rows of one group, the largest groups first.
+
+    Of more groups than clients the smallest are left out; of fewer, those with most rows per client are cut again.
+    """
+    _check(owners, clients)
+    sizes = np.bincount(owners.cpu().numpy())
+    ranked = np.argsort(-sizes, kind="stable")[: min(clients, int((sizes > 0).sum()))]
+    pieces = np.ones(len(ranked), dtype=np.int64)
+    for _ in range(clients - len(ranked)):
+        pieces[np.argmax(sizes[ranked] / pieces)] += 1
+    owner = np.full(len(owners), clients, dtype=np.int64)  # beyond the last: left out
+    for group, first, count in zip(ranked, np.cumsum(pieces) - pieces, pieces, strict=True):
+        rows = np.flatnonzero(owners.cpu().numpy() == group)
+        mixed = rows[rng.order(_key(seed, "natural", int(group)), len(rows)).numpy()]
+        owner[mixed] = np.repeat(first + np.arange(count), _even(len(rows), int(count)))
+    deal = _arrange(owner, clients + 1, seed)
+    return Partition(Deal(deal.order[: int(deal.sizes[:clients].sum())], deal.sizes[:clients]))
 
 
 def split(n: int, key: int, fraction: float = 0.2) -> tuple[Tensor, Tensor]:

@@ -255,6 +255,12 @@ class TensorSource:
         """The same images, not copied, with other labels and stamps."""
         return self._like(self.images, labels, stamped, trigger)
 
+    def some(self, rows: Tensor) -> TensorSource:
+        """A source of these rows only."""
+        at = rows.to(self.images.device)
+        stamped = None if self.stamped is None else self.stamped[at]
+        return self._like(self.images[at], self.labels[at], stamped, self.trigger)
+
     def _like(self, images: Tensor, labels: Tensor, stamped: Tensor | None, trigger: Stamp | None) -> TensorSource:
         return TensorSource(
             images,

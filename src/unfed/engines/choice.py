@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import nn
+
 from unfed.data import Source
 from unfed.engines.batched import kept_bytes
 from unfed.errors import UnfedError
@@ -49,6 +51,9 @@ def choose_engine(wanted: str, template: Template, source: Source, batch: int, f
 def _hindrance(template: Template, source: Source) -> str:
     if template.draws_its_own:
         return "the model draws random numbers of its own"
+    if any(isinstance(part, nn.Embedding) and part.padding_idx is not None for part in template.module.modules()):
+        # PyTorch maps an embedding without its padding: in a stack that row would learn, alone it does not.
+        return "an nn.Embedding with padding_idx is not the same in a stack"
     if not source.resident:
         return "the data is not held on the device"
     return ""

@@ -31,11 +31,15 @@ ClientName = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, in
 
 
 class DataConfig(Table):
-    """Which images, and how they are augmented; what is not given is the data set's own."""
+    """Which data, how much of it, and how images are augmented.
+
+    What is not given is the data set's own. `train_size` keeps so many training rows, drawn by the seed.
+    """
 
     name: str = "digits"
     root: Path | None = None
     test_size: Positive | None = None
+    train_size: Positive | None = None
     flip: Share | None = None
     pad_crop: Annotated[int, Field(ge=0)] | None = None
     resize: Positive | None = None
@@ -43,10 +47,13 @@ class DataConfig(Table):
 
 
 class PartitionConfig(Table):
-    """How the training images are dealt to clients."""
+    """How the training rows are dealt to clients.
+
+    `natural` is by whose they are, if the data set says so.
+    """
 
     clients: Positive = 10
-    scheme: Literal["iid", "dirichlet", "shards"] = "iid"
+    scheme: Literal["iid", "dirichlet", "shards", "natural"] = "iid"
     beta: Annotated[float, Field(gt=0)] = 0.1
     shards_per_client: Positive = 2
     min_samples: Positive = 2

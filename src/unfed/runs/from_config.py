@@ -28,6 +28,7 @@ from unfed.data import (
     iid,
     keep_out,
     load,
+    natural,
     shards,
     split,
 )
@@ -93,7 +94,7 @@ def data_set(config: Config, seeds: Seeds, device: torch.device, name: str | Non
     """The data set of a config, or another of this name read in the same way."""
     data = config.data
     wanted = {n: getattr(data, n) for n in ("flip", "pad_crop", "resize", "crop")}
-    return load(
+    found = load(
         data.name if name is None else name,
         root=data.root,
         test_size=data.test_size,
@@ -102,6 +103,7 @@ def data_set(config: Config, seeds: Seeds, device: torch.device, name: str | Non
         dtype=DTYPES[config.engine.precision],
         transform={n: value for n, value in wanted.items() if value is not None},
     )
+    return found if data.train_size is None else found.thinned(data.train_size, seeds.partition)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +122,13 @@ def partitioned(config: Config, seeds: Seeds, dataset: Dataset) -> Partition:
         return iid(labels, part.clients, seed)
     if part.scheme == "dirichlet":
         return dirichlet(labels, part.clients, part.beta, seed, part.min_samples)
+    if part.scheme == "natural":
+        if dataset.owners is None:
+            raise UnfedError(
+                f"The data set {dataset.name!r} does not say whose its rows are; partition.scheme is iid, dirichlet or"
+                " shards there."
+            )
+        return natural(dataset.owners, part.clients, seed)
     return shards(labels, part.clients, part.shards_per_client, seed)
 
 

@@ -28,16 +28,19 @@ from unfed.model.networks.cnn import CNN, NORMS, PRESETS
 from unfed.model.networks.drop import StochasticDepth
 from unfed.model.networks.efficientnet import EfficientNet
 from unfed.model.networks.resnet import ResNet
+from unfed.model.networks.rows import MLP, TextTransformer
 from unfed.model.networks.vit import VisionTransformer
 
 __all__ = [
     "CNN",
+    "MLP",
     "MODELS",
     "NORMS",
     "PRESETS",
     "EfficientNet",
     "ResNet",
     "StochasticDepth",
+    "TextTransformer",
     "VisionTransformer",
     "build",
     "head_of",
@@ -53,6 +56,8 @@ MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "vit-tiny": (VisionTransformer, {"patch": 4, "depth": 2, "heads": 2, "width": 16, "mlp": 32}),
     "efficientnet-b0": (EfficientNet, {}),
     "efficientnet-tiny": (EfficientNet, {"width": 0.25, "depth": 0.5, "stages": 3}),
+    "mlp": (MLP, {}),
+    "transformer-small": (TextTransformer, {}),
 }
 
 HEADS = ("head", "fc", "classifier", "heads")
@@ -87,10 +92,12 @@ def _preset(name: str, shape: Sequence[int], classes: int, options: dict[str, An
     for option in options:
         if option not in knobs:
             raise UnfedError(f"{name} has no option {option!r}; it has {listed(knobs)}.{nearest(option, knobs)}")
-    if len(shape) != 3 or shape[1] != shape[2]:
+    of_rows = kind in (MLP, TextTransformer)
+    if not of_rows and (len(shape) != 3 or shape[1] != shape[2]):
         raise UnfedError(f"{name} takes square images (channels, side, side), not {tuple(shape)}; crop or resize them.")
+    facts = {"shape": tuple(shape)} if of_rows else {"in_channels": shape[0], "size": shape[1]}
     try:
-        return kind(**(preset | options), in_channels=shape[0], size=shape[1], classes=classes)
+        return kind(**(preset | options), **facts, classes=classes)
     except (TypeError, ValueError) as error:  # an option of the wrong type gets as far as PyTorch
         raise UnfedError(f"{name} cannot be built with {options} ({error}); correct model.options.") from error
 
