@@ -19,7 +19,7 @@ MEANINGS = {
     "data.resize": "To how many pixels the shorter side is scaled.",
     "data.crop": "The side of the square that is cut from the middle.",
     "partition.clients": "How many clients share the training images.",
-    "partition.scheme": "`iid`: at random. `dirichlet`: uneven classes. `shards`: few classes each. `natural`: by owner.",
+    "partition.scheme": "`iid`: at random. `dirichlet`: uneven classes. `shards`: few classes. `natural`: by owner.",
     "partition.beta": "With `dirichlet`: how alike clients are; small means each holds mostly a few classes.",
     "partition.shards_per_client": "With `shards`: how many blocks of one class each client gets.",
     "partition.min_samples": "How many rows every client must hold at least.",
