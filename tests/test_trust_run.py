@@ -334,6 +334,14 @@ def test_a_log_whose_beginning_was_killed_is_begun_again(home: Path, monkeypatch
         TrustFolder.begin(home / "run", home / "stranger.key")
 
 
+@pytest.mark.parametrize("name", ["log.jsonl", "checkpoints.jsonl", "participants.jsonl", "roster.json"])
+def test_a_folder_in_the_place_of_a_file_is_one_sentence(home: Path, name: str) -> None:
+    (home / "run/trust" / name).unlink()
+    (home / "run/trust" / name).mkdir()
+    (said, *_) = faults_of(home / "run")
+    assert f"{name} cannot be read (Is a directory); restore it" in said
+
+
 def test_what_a_killed_writer_left_is_swept(home: Path) -> None:
     left = home / "run/trust/.pseudonyms.json.12345.tmp"
     left.write_bytes(b"half")

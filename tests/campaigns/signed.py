@@ -126,11 +126,10 @@ def _home(here: Path) -> Path:
     return home
 
 
-def _renewed(here: Path, whole: bool = False) -> Path:
-    """The folder as it was made, where its log has grown long or was spoilt."""
+def _renewed(here: Path) -> Path:
+    """The folder as it was made, where its log has grown long."""
     home = _home(here)
-    log = home / "run/trust/log.jsonl"
-    if whole or not log.is_file() or log.stat().st_size > 60_000:
+    if (home / "run/trust/log.jsonl").stat().st_size > 60_000:
         shutil.rmtree(home)
         shutil.copytree(here / "signed whole", home)
     return home
@@ -198,7 +197,10 @@ def believe(data: st.DataObject, here: Path, changed: Changed, nested: Any) -> N
 
 def look_into(data: st.DataObject, here: Path, damage: Damage, changed: Changed, nested: Any) -> str | None:
     """A trust folder of which one file was edited, cut, emptied or deleted; looked at by the commands."""
-    home = _renewed(here, whole=True)
+    _home(here)
+    home = here / "spoilt"
+    shutil.rmtree(home, ignore_errors=True)
+    shutil.copytree(here / "signed whole", home)
     files = sorted(path for path in (home / "run/trust").rglob("*.json*") if path.is_file())
     file = data.draw(st.sampled_from(files))
     how = data.draw(st.sampled_from(["edit", "edit", "damage", "damage", "empty", "delete", "folder", "order"]))

@@ -26,7 +26,7 @@ from unfed.runs.requests import now
 from unfed.trust import envelope, keys, roster
 from unfed.trust.envelope import Envelope
 from unfed.trust.keys import PublicKey, SigningKey
-from unfed.trust.log import Log
+from unfed.trust.log import Log, read_from
 from unfed.trust.participation import Participants
 from unfed.trust.pseudonyms import Pseudonyms
 from unfed.trust.roster import Roster
@@ -112,7 +112,7 @@ class TrustFolder:
         path = self.path / ROSTER
         if not path.exists():
             return Roster(self.operator.id, self.operator, {}, "")
-        return roster.opened(envelope.read(path.read_bytes(), "roster"), self.operator)
+        return roster.opened(envelope.read(read_from(path), "roster"), self.operator)
 
     def enrol(self, clients: Mapping[str, PublicKey]) -> Roster:
         """Put clients on the roster, with those that are on it already, and sign it anew."""
@@ -148,4 +148,4 @@ class TrustFolder:
 
 
 def _envelope_at(path: Path, what: str) -> Envelope | None:
-    return envelope.read(path.read_bytes(), f"{what} at {path}") if path.exists() else None
+    return envelope.read(read_from(path), f"{what} at {path}") if path.exists() else None

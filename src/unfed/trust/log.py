@@ -151,9 +151,7 @@ class Log:
             self._forget()
         if size == self._length:
             return
-        with open(self._file, "rb") as file:
-            file.seek(self._length)
-            whole, _, _ = file.read().rpartition(b"\n")
+        whole, _, _ = read_from(self._file, self._length).rpartition(b"\n")
         if whole:
             more = whole.split(b"\n")
             hashes = [merkle.leaf_hash(line) for line in more]
@@ -270,7 +268,15 @@ def leaf_in(line: bytes, what: str) -> dict[str, Any]:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    if not path.exists():
-        return []
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    whole, _, _ = (read_from(path) if path.exists() else b"").rpartition(b"\n")
     return whole.split(b"\n") if whole else []
+
+
+def read_from(path: Path, start: int = 0) -> bytes:
+    """What a file of ours holds from a place on; one that cannot be read is a sentence."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read()
+    except OSError as error:
+        raise UnfedError(f"{path} cannot be read ({error.strerror}); restore it from a copy.") from error

@@ -24,7 +24,7 @@ from unfed import storage
 from unfed.errors import UnfedError
 from unfed.trust import envelope, merkle
 from unfed.trust.keys import PublicKey
-from unfed.trust.log import Checkpoint, Log, checkpoint_in, leaf_in
+from unfed.trust.log import Checkpoint, Log, checkpoint_in, leaf_in, read_from
 from unfed.trust.merkle import Absence, Frontier
 
 FILE = "participants.jsonl"
@@ -47,7 +47,7 @@ class Participants:
             self._last = ordered, merkle.sorted_root(ordered).hex()
         found = self._last[1]
         if found not in self._read():
-            whole = self._path.read_bytes().rfind(b"\n") + 1 if self._path.exists() else 0
+            whole = read_from(self._path).rfind(b"\n") + 1 if self._path.exists() else 0
             storage.cut(self._path, whole)  # half a line that a killed process left
             line = {"root": found, "members": merkle.hexed(ordered)}
             storage.append_line(self._path, json.dumps(line, separators=(",", ":")))
@@ -65,7 +65,7 @@ class Participants:
 
     def _read(self) -> dict[str, list[bytes]]:
         if self._known is None:
-            whole = self._path.read_bytes().rpartition(b"\n")[0] if self._path.exists() else b""
+            whole = read_from(self._path).rpartition(b"\n")[0] if self._path.exists() else b""
             try:
                 lines = [json.loads(text) for text in whole.split(b"\n")] if whole else []
                 self._known = {str(line["root"]): list(merkle.unhexed(line["members"])) for line in lines}
