@@ -137,3 +137,9 @@ def test_the_command_writes_a_page_or_a_table(tmp_path: Path, small: Any, monkey
         ["one", "two", "one"],
     ):
         assert isinstance(cli.invoke(app, ["compare", *wrong]).exception, UnfedError)
+
+
+def test_the_page_leads_with_its_table() -> None:
+    page = render([fake("a"), fake("b")])
+    assert page.index('aria-label="Results under the rule') < page.index('<h3 class="request">a</h3>')
+    assert page.index('aria-label="Results under the rule') < page.index('id="differences-title"')

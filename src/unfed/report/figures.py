@@ -69,17 +69,19 @@ def styles(methods: Sequence[str]) -> dict[str, int]:
     return {method: index for index, method in enumerate(shown)}
 
 
-def curves(methods: Mapping[str, BySeed], metric: str, *, name: str) -> Picture | None:
+def curves(methods: Mapping[str, BySeed], metric: str, *, name: str, unit: str = "round") -> Picture | None:
     """A metric over rounds, or None where it was measured nowhere.
 
     `name` keeps identifiers apart on a page.
     """
     series = [Series(name_of(m), number, number, methods[m]) for m, number in styles(list(methods)).items()]
     retrain = [Series("Retrain", 0, 0, methods["retrain"])] if "retrain" in methods else []
-    return lines(series, retrain, metric, name=name)
+    return lines(series, retrain, metric, name=name, unit=unit)
 
 
-def lines(series: Sequence[Series], references: Sequence[Series], metric: str, *, name: str) -> Picture | None:
+def lines(
+    series: Sequence[Series], references: Sequence[Series], metric: str, *, name: str, unit: str = "round"
+) -> Picture | None:
     """The same for any lines, each reference dashed at its last value."""
     drawn = [(one, points) for one in series if (points := _points(one.by_seed, metric))]
     if not drawn:
@@ -95,21 +97,21 @@ def lines(series: Sequence[Series], references: Sequence[Series], metric: str, *
             _draw_curve(axes, points, one)
         for one, value in levels:
             dashes = (4, 3) if len(levels) == 1 else (1 + 3 * (one.dash + 1), 3)
-            label = f"{one.name}, last round"
+            label = f"{one.name}, last {unit}"
             axes.axhline(value, color=REFERENCE, linewidth=1.4, dashes=dashes, zorder=1.5, label=label)
-        _finish_curves(axes, max(points[-1][0] for _, points in drawn))
+        _finish_curves(axes, max(points[-1][0] for _, points in drawn), unit)
         told = [f"{one.name} ends at {points[-1][1]:.1f}" for one, points in drawn]
         told += [f"{one.name} ends at {value:.1f}" for one, value in levels]
         shown = [
             Point(
-                t, mean, f"{one.name}, round {t}: {mean:.2f}{f' ± {std:.2f}' if std else ''}", (one.name, t, mean, std)
+                t, mean, f"{one.name}, {unit} {t}: {mean:.2f}{f' ± {std:.2f}' if std else ''}", (one.name, t, mean, std)
             )
             for one, points in drawn
             for t, mean, std in points
         ]
         title = CURVES.get(metric, metric)
-        header = ("method", "round", metric, "std")
-        return picture(figure, name, f"{title} by round", "; ".join(told) + ".", header, shown, title)
+        header = ("method", unit, metric, "std")
+        return picture(figure, name, f"{title} by {unit}", "; ".join(told) + ".", header, shown, title)
 
 
 def cost_bars(rows: Sequence[Row], cost: str, *, name: str) -> Picture | None:
@@ -284,7 +286,7 @@ def _draw_curve(axes: Axes, points: Sequence[tuple[int, float, float]], one: Ser
         axes.fill_between(rounds, low, high, color=colour, alpha=0.16, linewidth=0)
 
 
-def _finish_curves(axes: Axes, last_round: float) -> None:
+def _finish_curves(axes: Axes, last_round: float, unit: str) -> None:
     low, high = axes.get_ylim()
     # Percentages: the whole scale when the curves use much of it, otherwise at least five points, or noise looks big.
     if high - low > 45:
@@ -297,5 +299,5 @@ def _finish_curves(axes: Axes, last_round: float) -> None:
     axes.set_xlim(0, max(last_round, 1))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes.set_xlabel("round")
+    axes.set_xlabel(unit)
     axes.margins(x=0)

@@ -30,17 +30,17 @@ def pictures(run: Mapping[str, Any], lines: Sequence[Line], rule: str = "last") 
     named(rule)
     within = float(run.get("recovered_within", 0.5))
     chosen = rows(lines, rule, recovered_within=within)
-    grouped = trajectories(lines)
+    grouped, unit = trajectories(lines), html.unit_of(run)
     made: dict[str, Picture | None] = {}
     for request, methods in grouped.items():
         of = f"{request}-" if len(grouped) > 1 else ""
         own = [row for row in chosen if row.request == request]
-        made |= {f"{of}{metric}": figures.curves(methods, metric, name=f"{of}{metric}") for metric in CURVES}
+        made |= {f"{of}{metric}": figures.curves(methods, metric, name=f"{of}{metric}", unit=unit) for metric in CURVES}
         for cost in figures.COST_BARS:
             made[f"{of}cost-{cost}"] = figures.cost_bars(own, cost, name=f"{of}cost-{cost}")
         for name in TRADES:
             made[of + name] = figures.gap_by_cost(own, name.removeprefix("gap-by-"), name=of + name)
-    made["training"] = html.training_picture(lines)
+    made["training"] = html.training_picture(lines, unit)
     return {name: one for name, one in made.items() if one is not None}
 
 

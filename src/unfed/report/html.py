@@ -68,7 +68,7 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last")
     within = float(run.get("recovered_within", 0.5))
     by_rule = {name: rows(lines, name, recovered_within=within) for name in RULES}
     grouped = trajectories(lines)
-    costs = shown_costs(by_rule[rule])
+    costs = shown_costs(by_rule[rule], is_central(run))
     views = [
         request_view(
             run, index, request, {n: _of(found, key) for n, found in by_rule.items()}, grouped.get(key, {}), rule, costs
@@ -79,8 +79,12 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last")
         "report.html.j2",
         title=str(run.get("name", "run")),
         created=date_text(str(run.get("created", ""))),
+        unit=unit_of(run),
+        caveats=caveats(run, views),
         rule=rule,
-        rules=[{"name": name, "text": tables.explanation(name, within)} for name in RULES],
+        rules=[
+            {"name": name, "text": tables.explanation(name, within).replace("round", unit_of(run))} for name in RULES
+        ],
         requests=views,
         unfinished=unfinished(run, lines),
         in_force=in_force(run),
@@ -88,7 +92,7 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last")
         retrain_seeds=len({line["seed"] for line in lines if line["method"] == "retrain"}),
         refused=refusals([line for line in lines if line.get("request") is None]),
         without=[view["subject"] for view in views if not view["retrain"]],
-        training=[one.view()] if (one := training_picture(lines)) else [],
+        training=[one.view()] if (one := training_picture(lines, unit_of(run))) else [],
         facts=facts(run),
         cost_names=[COST_NAMES[cost][0] for cost in costs],
         packed="serialised_bytes" in costs,
@@ -112,6 +116,20 @@ def in_force(run: Mapping[str, Any]) -> list[str]:
 def unit_of(run: Mapping[str, Any]) -> str:
     """What a step of a run is called: where one place holds all data, nobody goes round."""
     return "epoch" if is_central(run) else "round"
+
+
+def caveats(run: Mapping[str, Any], views: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What stands below the sentences, in their size: what they do not say."""
+    if not views:
+        return []
+    said = ["This is evidence, not proof: no measurement shows that no trace is left."]
+    if not any(view["retrain"] for view in views):
+        said.append(
+            "There is no Retrain to compare with, so how close this comes to never having seen the data is open."
+        )
+    if all(view["undoing"]["reason"] for view in views):
+        said.append("Whether it can be undone was not tried.")
+    return said
 
 
 def is_central(run: Mapping[str, Any]) -> bool:
@@ -212,7 +230,7 @@ def request_view(
     shown, on_disk = by_rule[rule], by_rule["last"]
     numbers = figures.styles(list(methods))
     curves = {
-        metric: figures.curves(methods, metric, name=f"curve-{index}-{metric}")
+        metric: figures.curves(methods, metric, name=f"curve-{index}-{metric}", unit=unit_of(run))
         for metric in figures.CURVES
         if metric != "backdoor" or has(shown, metric)
     }
@@ -224,7 +242,7 @@ def request_view(
         "sentence": sentence(request, on_disk, unit_of(run)),
         "bars": bars(request, on_disk, numbers),
         "officer": officer_view(run, request, on_disk, methods),
-        "tables": {name: table_view(found) for name, found in by_rule.items()},
+        "tables": {name: table_view(found, unit=unit_of(run)) for name, found in by_rule.items()},
         "legend": [legend(name_of(method), number, number) for method, number in numbers.items()],
         "retrain": "retrain" in methods,
         "ranking": ranking.orders(shown),
@@ -250,7 +268,7 @@ def pictures(draw: Any, found: Any, costs: Any, name: str) -> list[dict[str, Any
     return [one.view() for one in made if one is not None]
 
 
-def table_view(found: Sequence[Row], by: str = "Request") -> dict[str, Any]:
+def table_view(found: Sequence[Row], by: str = "Request", unit: str = "round") -> dict[str, Any]:
     """A table for the template: headings, rows with merged cells, notes."""
     made = tables.table(found, by)
     grouped = made.header[:1] == (by,)
@@ -260,7 +278,8 @@ def table_view(found: Sequence[Row], by: str = "Request") -> dict[str, Any]:
         same = sum(other.request == row.request for other in made.rows) if grouped and first else 0
         shown = cells[1:] if grouped else cells
         body.append({"row": row, "group": row.request, "span": same, "cells": tables.merged(shown), "first": first})
-    return {"header": made.header, "body": body, "notes": tables.notes(made), "grouped": grouped}
+    header = [f"{unit.capitalize()}s" if name == "Rounds" else name for name in made.header]
+    return {"header": header, "body": body, "notes": tables.notes(made), "grouped": grouped}
 
 
 def has(found: Sequence[Row], metric: str) -> bool:
@@ -306,8 +325,10 @@ def legend(name: str, colour: int, dash: int) -> dict[str, Any]:
     return {"name": name, "colour": f"var(--series-{colour % len(drawing.SERIES)})", "dash": drawn}
 
 
-def shown_costs(found: Sequence[Row]) -> tuple[str, ...]:
-    """The columns of the ledger; whole messages only where there were any (Flower)."""
+def shown_costs(found: Sequence[Row], central: bool = False) -> tuple[str, ...]:
+    """The columns of the ledger; whole messages only where there were any (Flower), no bytes in one place."""
+    if central:
+        return ("flops", "seconds")
     spent = [row.costs["serialised_bytes"].mean for row in found if not row.is_before]
     packed = any(is_measured(value) and value > 0 for value in spent)
     return tuple(cost for cost in COSTS if packed or cost != "serialised_bytes")
@@ -320,14 +341,14 @@ def ledger(row: Row, costs: Sequence[str]) -> dict[str, Any]:
     return {"name": tables.row_name(row.method), "texts": texts, "rounds": tables.rounds_text(row.rounds)}
 
 
-def training_picture(lines: Sequence[Line]) -> Picture | None:
+def training_picture(lines: Sequence[Line], unit: str = "round") -> Picture | None:
     """θ* on its way: what there is to see of a run that has not come to unlearning yet."""
     by_seed: dict[int, list[Line]] = {}
     for line in lines:
         if line.get("request") is None:
             by_seed.setdefault(int(line["seed"]), []).append(line)
     series = [figures.Series("Training", 0, 0, by_seed)]
-    return figures.lines(series, [], "test", name="training")
+    return figures.lines(series, [], "test", name="training", unit=unit)
 
 
 def facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:

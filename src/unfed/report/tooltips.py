@@ -28,7 +28,10 @@ MEASURES = {
     ),
     "delta": Tooltip("Δ", "The distance to Retrain's value, in percentage points."),
     **{name: Tooltip(COLUMNS[name].title, COLUMNS[name].text) for name in shown_in("page") if name not in GAP_METRICS},
-    "rounds": Tooltip("Rounds", "The round that is reported, which is also how many rounds were needed to get there."),
+    "rounds": Tooltip(
+        "Rounds",
+        "The round (in one place: the epoch) that is reported, which is also how many were needed to get there.",
+    ),
     "sha256": Tooltip(
         "SHA-256",
         "A checksum of a tensor's bytes as they lie in the model file. Equal checksums mean equal tensors, bit for bit;"
@@ -42,6 +45,7 @@ HEADINGS = {
     "Avg. gap": "gap",
     **{COLUMNS[name].title: name for name in shown_in("table") if name not in GAP_METRICS},
     "Rounds": "rounds",
+    "Epochs": "rounds",
 }
 
 ATTACK = (
