@@ -2,11 +2,10 @@
 
     results/PRESET-KEY.json      config, revisions, versions, hardware, commit, and columns per job
 
-KEY is the digest of the config without the seeds and the list of methods, so that repetitions and methods that were run
-apart come together in one file, and nothing else does. What stands at its default is left out of the digest: a key that
-a later version adds changes nothing here, and a default that changes is another experiment. A result of another config,
-or one whose engine, evaluator or method has been revised since, is refused by name. Tables are made of the kept lines
-as of a run's own.
+KEY is a digest of the config without the seeds and the list of methods. Repetitions and methods that were run apart
+come together in one file, and nothing else does: a run belongs to the file whose config differs in nothing that changes
+a number, a key that was added since being at its default. A result of another config, or one whose engine, evaluator or
+method has been revised since, is refused by name. Tables are made of the kept lines as of a run's own.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Kept:
 
     @property
     def key(self) -> str:
-        """What it must share with a run or a spec to be its result."""
+        """What tells its file from those of other configs."""
         return key_of(self.config)
 
     @property
@@ -66,7 +65,7 @@ class Kept:
 
 def key_of(config: Mapping[str, Any]) -> str:
     """The digest of what a result depends on, but for its seed and its method."""
-    said = Config.kept(config).model_dump(mode="json", exclude_defaults=True)
+    said = Config.kept(config).to_json()
     rest = {name: value for name, value in said.items() if name not in ASIDE}
     for table, names in UNTOLD.items():
         rest[table] = {name: value for name, value in rest.get(table, {}).items() if name not in names}
@@ -89,8 +88,8 @@ def kept(run: Run, commit: str) -> Kept:
 
 def merged(one: Kept, other: Kept) -> Kept:
     """Both together; what the second has replaces what the first had of the same job."""
-    if one.key != other.key:
-        raise UnfedError(f"These are results of different configs ({one.key}, {other.key}); keep them apart.")
+    if different := differences(one.config, other.config):
+        raise UnfedError(f"These are results of different configs ({'; '.join(different)}); keep them apart.")
     replaced = set(other.jobs)
     made = [{**about, "jobs": [job for job in about["jobs"] if job not in replaced]} for about in one.made]
     left = tuple(about for about in made if about["jobs"])
@@ -100,8 +99,10 @@ def merged(one: Kept, other: Kept) -> Kept:
 def write(found: Kept, folder: Path) -> Path:
     """Into the file of its key, together with what is there."""
     path = folder / f"{found.preset}-{found.key}.json"
-    if path.exists():
-        found = merged(read(path), found)
+    for there in sorted(folder.glob(f"{found.preset}-*.json")):
+        if (known := read(there)).preset == found.preset and not differences(known.config, found.config):
+            path, found = there, merged(known, found)
+            break
     jobs = {name: found.jobs[name] for name in sorted(found.jobs)}
     text = {"schema": SCHEMA, "preset": found.preset, "config": found.config, "made": found.made}
     body = json.dumps(text, indent=1, ensure_ascii=False)[:-2]
