@@ -49,7 +49,7 @@ RECORD = Path(__file__).parent / "records/2026-11-15-ablations-digits-cpu.jsonl"
 TUNED = ("cnn", "mlp", "resnet-tiny", "vit-tiny")
 OTHERS = ("convnext", "efficientnet-tiny", "mixer", "text")
 NAMED = {"cnn": "cnn-small", **{n: f"small_networks:{n}" for n in ("mlp", "convnext", "mixer", "text")}}
-SLOW = {"mlp": 0.05, "convnext": 0.05, "efficientnet-tiny": 0.05, "mixer": 0.05, "text": 0.1}
+SLOW = {"mlp": 0.05, "convnext": 0.05, "efficientnet-tiny": 0.05, "mixer": 0.05, "text": 0.05}
 """Rates at which a network learns within these rounds, where the preset's is too small."""
 OPEN = ("negate", "zero", "reinit", "noise", "orthogonal", "flip-both", "rotate-90")
 SEALED = tuple(f"sealed {how}" for how in NAMES if how != "reinit")  # that one is `reinit`, by another draw

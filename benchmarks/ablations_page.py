@@ -47,7 +47,7 @@ def by_layer(rows: Sequence[Row], hows: Sequence[str]) -> str:
     found = {(r["layer"], r["how"]): r for r in rows}
     layers = list(dict.fromkeys(r["layer"] for r in rows if r["layer"] != "-"))
     known = [how for how in hows if any((layer, how) in found for layer in layers)]
-    body = [[f"`{short(x)}`" if "." in x or "_" in x else x, *(cell(found.get((x, h))) for h in known)] for x in layers]
+    body = [[f"`{short(x)}`" if " " not in x else x, *(cell(found.get((x, h))) for h in known)] for x in layers]
     return table(["layer", *known], body)
 
 
@@ -116,7 +116,7 @@ def advice_section(found: Sequence[Row]) -> Iterator[str]:
             row["network"] + (" (tuned on)" if row["tuned_on"] else ""),
             told(row["best"], False),
             *(told(row["picks"][name], near(row, name)) for name in ("score", "rules", "paper")),
-            "yes" if row["doubts"] else "no",
+            "yes" if row["doubts"] or row["picks"]["score"][:2] != row["picks"]["rules"][:2] else "no",
         ]
         for row in found
     ]

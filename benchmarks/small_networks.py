@@ -115,31 +115,26 @@ class _Attention(nn.Module):
 
 
 class TextTransformer(nn.Module):
-    """Grey values as words: an embedding, positions, two layers, a head."""
+    """Grey values of 2x2 places as words: an embedding, positions, one layer, a head."""
 
     head_name = "head"
 
     def __init__(self, length: int, classes: int) -> None:
         super().__init__()
         self.embedding, self.positions = nn.Embedding(17, WIDTH), nn.Embedding(length, WIDTH)
-        for i in (1, 2):
-            self.add_module(f"norm{i}a", nn.LayerNorm(WIDTH))
-            self.add_module(f"attention{i}", _Attention(WIDTH))
-            self.add_module(f"norm{i}b", nn.LayerNorm(WIDTH))
-            self.add_module(f"up{i}", nn.Linear(WIDTH, 2 * WIDTH))
-            self.add_module(f"down{i}", nn.Linear(2 * WIDTH, WIDTH))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, classes)
+        self.norm1, self.attention = nn.LayerNorm(WIDTH), _Attention(WIDTH)
+        self.norm2, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.norm, self.head = nn.LayerNorm(length * WIDTH), nn.Linear(length * WIDTH, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        words = ((x.flatten(1) + 0.81) * 6).round().clamp(0, 16).long()  # 17 grey values, as they come standardised
+        places = F.avg_pool2d(x, 2).flatten(1)
+        words = ((places + 0.81) * 6).round().clamp(0, 16).long()  # 17 grey values, as they come standardised
         x = self.embedding(words) + self.positions.weight
-        for i in (1, 2):
-            part = {name: self.get_submodule(f"{name}{i}") for name in ("attention", "up", "down")}
-            x = x + part["attention"](self.get_submodule(f"norm{i}a")(x))
-            x = x + part["down"](torch.relu(part["up"](self.get_submodule(f"norm{i}b")(x))))
-        found: Tensor = self.head(self.norm(x.mean(1)))
+        x = x + self.attention(self.norm1(x))
+        x = x + self.down(torch.relu(self.up(self.norm2(x))))
+        found: Tensor = self.head(self.norm(x.flatten(1)))
         return found
 
 
 def text(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return TextTransformer(shape[0] * shape[1] * shape[2], classes)
+    return TextTransformer(shape[0] * shape[1] * shape[2] // 4, classes)

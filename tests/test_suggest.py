@@ -147,11 +147,13 @@ def test_with_data_every_candidate_is_scored_and_the_module_stays_as_it_was() ->
     before = copy.deepcopy(module.state_dict())
     found = unfed.suggest(module, data, lr=0.1)
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
-    assert len(found.ranked) == 2 * 4 and {one.layer for one in found.ranked} == {"0.weight", "2.weight"}
+    assert len(found.ranked) == 2 * 3 and {one.layer for one in found.ranked} == {"0.weight", "2.weight"}
     scores = [one.score for one in found.ranked]
     assert scores == sorted(scores, key=lambda s: -(s or 0.0)) and (scores[0] or 0) > 0
     assert (found.layer, found.perturbation) == (found.ranked[0].layer, found.ranked[0].perturbation)
     assert not any("rules alone" in doubt or "hardly more" in doubt for doubt in found.doubts)
+    differs = (found.layer, found.perturbation) != ("0.weight", "reinit")
+    assert differs == any(doubt.startswith("The rules would take 0.weight and reinit") for doubt in found.doubts)
     again = unfed.suggest(module, data, lr=0.1)
     assert again == found, "the same question has the same answer"
     fresh = unfed.suggest(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4)), data, lr=1e-6)

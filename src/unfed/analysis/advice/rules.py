@@ -5,7 +5,7 @@
     first that trains            everything that learnt uses its answers, so everything must move
     frozen layers                are left out: no training brings them back
 
-With data, every candidate is perturbed in four ways and given one round (`probing`); the score is the product of
+With data, every candidate is perturbed in three ways and given one round (`probing`); the score is the product of
 
     behind          the share of the other weights that use its answers
     broken          min(1, loss / log C) · min(1, 4 · drop): is what the head knew gone?
@@ -31,7 +31,8 @@ from unfed.model.params import Params
 from unfed.model.perturb import perturb
 from unfed.model.tensor_table import REPARAMETRISED, WEIGHTS, table_of
 
-HOWS = ("reinit", "orthogonal", "negate", "zero")
+HOWS = ("reinit", "orthogonal", "negate")
+"""Not `zero`: before a normalisation it leaves no variance to divide by, and a ResNet did not survive it."""
 MOST = 24
 """Layers that are probed at most, those with most behind them first."""
 CLOSE = 0.1
@@ -110,9 +111,8 @@ def advise(
     layers, why, doubts = _admitted(module, order)
     if order.doubt:
         doubts.append(order.doubt + ".")
-    first = next(iter(layers))
+    first, how = next(iter(layers)), "reinit" if fresh is not None else "orthogonal"
     if prober is None:
-        how = "reinit" if fresh is not None else "orthogonal"
         doubts.append("There was no data, so this follows from rules alone; give data of a trained model for a score.")
         why.append(
             f"{how} rather than negate: on most small networks tried, a first layer that was drawn ended nearer to"
@@ -129,6 +129,8 @@ def advise(
         for how, after in _perturbations(module, prober, name, fresh, seed)
     ]
     ranked = tuple(sorted(found, key=lambda one: -(one.score or 0.0)))
+    if (ranked[0].layer, ranked[0].perturbation) != (first, how):
+        doubts.append(f"The rules would take {first} and {how}; where the two differ, neither was right more often.")
     return _judged(ranked, prober, why, doubts)
 
 
