@@ -157,6 +157,9 @@ def test_the_command_says_who_fails(tmp_path: Path) -> None:
     said = CliRunner().invoke(app, [*words, "--bound", "-1"])
     assert said.exit_code == 0, said.output
     assert "fail: retrain, ft." in said.output
+    assert "backdoor (a client plants a backdoor and leaves): nothing is shown" in CliRunner().invoke(
+        app, [*words, "--bound", "101"]
+    ).output.replace("\n", " ")
     again = json.loads(CliRunner().invoke(app, [*words, "--bound", "101", "--json"]).stdout)
     assert [cell["fails"] for cell in again["cells"]] == [False] * 3
     assert json.loads((tmp_path / "s" / "stress.json").read_text()) == again

@@ -79,6 +79,9 @@ def _tell(cells: list[Cell], cases: list[str], models: int, bound: float) -> Non
     for case in cases:
         failing = [cell.kind for cell in cells if cell.case == case and cell.fails and cell.kind != "before"]
         told = f"fail: {', '.join(failing)}" if failing else "nobody fails"
+        before = by_place["before", case]
+        if not (failing or before.fails):
+            told = f"nothing is shown, because the models before have no harm above the bound ({before.mean:.1f} %)"
         stdout.print(f"{escape(case)} ({CASES[case].title}): {escape(told)}.", soft_wrap=True)
 
 
