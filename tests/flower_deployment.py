@@ -62,6 +62,7 @@ class Deployment:
             "WHERE": str(where),
             "PORT": str(free_ports(nodes + 3)),
             "NODES": str(nodes),
+            "ALLOW": "",  # nobody gives leave to be asked after it has left
             "FLWR_HOME": str(where / "flwr"),
             "OMP_NUM_THREADS": "1",  # five federations' worth of processes share two cores
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",

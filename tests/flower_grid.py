@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,6 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 from unfed.flower.client import app as client_app
 from unfed.flower.messages import Messenger
@@ -27,12 +28,15 @@ Reply = Callable[[Message, Message], Message | None]
 
 EVERYTHING = "forget,gradients,samples"
 
+NAMES = "name" in NodeInfo.DESCRIPTOR.fields_by_name
+"""Whether the installed Flower tells a server what its nodes are registered as."""
+
 
 class InProcessGrid(Grid):
     """Nodes with configs; node ids are 1000, 1001, … unless said otherwise, and connect or leave at will."""
 
     def __init__(self, configs: Iterable[Mapping[str, Any]], app: ClientApp = client_app, first: int = 1000) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as a running ServerApp has
+        _as_in_a_running_server_app()
         self.app = app
         self.nodes: dict[int, dict[str, Any]] = {first + i: dict(c) for i, c in enumerate(configs)}
         self.names: dict[int, str] = {}
@@ -94,6 +98,32 @@ class InProcessGrid(Grid):
         """The messages a node got, of these kinds of Flower's."""
         mine = [m for m in self.sent if m.metadata.dst_node_id == node]
         return [m for m in mine if not kinds or m.metadata.message_type in kinds]
+
+
+def _as_in_a_running_server_app() -> None:
+    """Say which run and node this process is; before Flower 1.41 nobody asks."""
+    try:
+        identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
+    except ModuleNotFoundError:
+        return
+    identity.run_id, identity.node_id, identity.task_id = 1, 1, 1
+
+
+class Separate(InProcessGrid):
+    """Nodes get copies, as they do over a wire: SecAgg+ empties the messages it reads."""
+
+    def _call(self, node: int, message: Message) -> Message:
+        copy = Message(deepcopy(message.content), node, message.metadata.message_type)
+        copy.metadata.__dict__.update(deepcopy(message.metadata.__dict__))
+        return super()._call(node, copy)
+
+
+class Nameless(InProcessGrid):
+    """A grid of an older Flower, which lists node ids alone."""
+
+    @property
+    def get_nodes(self) -> Any:
+        raise AttributeError
 
 
 def grid_of(config: Config, allow: str = EVERYTHING) -> InProcessGrid:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from flower_grid import InProcessGrid
+from flower_grid import InProcessGrid, Separate
 from unfed.errors import UnfedError
 from unfed.flower import SubsetGrid, Unlearn, introduce, introduce_mod, negate, negate_arrays, node_with
 
@@ -201,15 +200,6 @@ def secagg(grid: Any, weights: np.ndarray[Any, Any], rounds: int) -> list[np.nda
     workflow(grid, context)
     found: list[np.ndarray[Any, Any]] = parameters_to_ndarrays(ends[-1]) if not isinstance(ends[-1], list) else ends[-1]
     return found
-
-
-class Separate(InProcessGrid):
-    """Nodes get copies, as they do over a wire: SecAgg+ empties the messages it reads."""
-
-    def _call(self, node: int, message: Message) -> Message:
-        copy = Message(deepcopy(message.content), node, message.metadata.message_type)
-        copy.metadata.__dict__.update(deepcopy(message.metadata.__dict__))
-        return super()._call(node, copy)
 
 
 def test_secure_aggregation_goes_on_over_a_grid_without_the_leaver() -> None:

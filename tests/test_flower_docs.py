@@ -95,6 +95,18 @@ def test_every_flwr_run_of_the_page_does_what_the_page_says(page: Page) -> None:
     assert state(page.where / "run")["state"] == "finished"
 
 
+def test_the_tutorial_ends_with_a_measured_forget_accuracy(page: Page) -> None:
+    settings, started = ((SCRIPTS / name).read_text() for name in ("settings.sh", "3-supernodes.sh"))
+    assert 'export ALLOW="${ALLOW-forget}"' in settings and 'allow=\\"$ALLOW\\"' in started
+    grid = nodes(allow="forget")
+    page.run("4-train", grid)
+    trained = len(grid.asked(1000, "train"))
+    run = page.run("5-forget", grid)
+    lines = [line for line in run.lines() if line["method"] == "not"]
+    assert lines and all(isinstance(line["forget"], float) for line in lines)
+    assert len(grid.asked(1000, "train")) == trained  # its leave is to count, and it is not asked to train
+
+
 def test_the_pages_way_to_resume_ends_where_an_uninterrupted_run_does(page: Page, tmp_path_factory: Any) -> None:
     other = Page(tmp_path_factory.mktemp("whole"))
     other.run("4-train", nodes())

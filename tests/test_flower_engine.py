@@ -204,6 +204,50 @@ def test_a_leaver_gets_no_message_at_all(config: Config, local: World) -> None:
     assert is_measured(found["validation"]) and is_measured(found["test"])
 
 
+SECOND = Request("r2", clients=("2",))
+
+
+def test_a_leaver_measures_with_its_leave_and_never_trains(config: Config, local: World) -> None:
+    grid = grid_of(config, allow="")
+    grid.nodes[1000]["allow"] = "forget"
+    world = flower_world(config, grid, local=local)
+    grid.sent.clear()
+    state = unlearn(NoT(), serve(world, (LEAVES,)), 2)
+    found = world.evaluator([LEAVES])(state.params).numbers
+    assert found["forget"] == pytest.approx(local.evaluator([LEAVES])(state.params).numbers["forget"])
+    assert (len(grid.asked(1000, "train")), len(grid.asked(1000, "evaluate"))) == (0, 1)
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_request_is_measured_by_its_own_owners_only(deleted: bool, config: Config, local: World) -> None:
+    grid, params = grid_of(config, allow=""), local.fresh(1)
+    grid.nodes[1002]["allow"] = "forget"
+    world = flower_world(config, grid, local=local)
+    first = replace(LEAVES, deleted=deleted)
+    grid.sent.clear()
+    found = world.evaluator([first, SECOND])
+    seen = found(params)
+    assert seen.numbers["forget"] == pytest.approx(local.evaluator([SECOND])(params).numbers["forget"])
+    why = "data deleted" if deleted else "client 0 does not allow it"
+    assert seen.earlier == {"r1": f"not measured: {why}"}
+    right = found.evidence(params).right
+    assert not isinstance(right, str) and 100 * right.mean() == pytest.approx(seen.numbers["forget"])
+    assert grid.asked(1000) == [] and grid.asked(1002, "train") == []
+    reverse = world.evaluator([SECOND, first])(params)
+    assert reverse.numbers["forget"] == f"not measured: {why}"
+    assert reverse.earlier["r2"] == pytest.approx(seen.numbers["forget"])
+
+
+def test_where_all_owners_allow_it_two_requests_read_as_in_a_simulation(config: Config, local: World) -> None:
+    world, params = flower_world(config, grid_of(config), local=local), local.fresh(1)
+    for requests in ([LEAVES, SECOND], [Request("c", classes=(3,)), SECOND], [LEAVES, Request("c", classes=(3,))]):
+        here, there = (w.evaluator(requests)(params) for w in (local, world))
+        assert there.numbers["forget"] == pytest.approx(here.numbers["forget"], abs=1e-9)
+        for name, value in here.earlier.items():
+            assert not is_measured(there.earlier[name]) or there.earlier[name] == pytest.approx(value, abs=1e-9)
+    assert is_measured(world.evaluator([LEAVES, SECOND])(params).earlier["r1"])
+
+
 def test_sample_ids_go_to_their_owner_only(config: Config) -> None:
     grid = grid_of(config)
     server = serve(flower_world(config, grid), (SCOPES["instance"],))

@@ -5,6 +5,9 @@
     Forget                    counted by its owners, while they are there and allow it
     MIA                       only where the owners also give the losses of single rows
 
+A request is measured by its own owners: one who left by an earlier request and does not allow it keeps nobody else's
+from being measured. As in a simulation Forget is over all requests, but for those that cannot be asked for.
+
 The same columns as in a simulation, and the same numbers; what could not be measured says why. A client that stays but
 did not answer is named in the column `unheard`, for then the sums are over the others.
 """
@@ -37,6 +40,7 @@ from unfed.values import Value, not_measured
 
 NO_TEST = not_measured("the server holds no test data")
 DELETED = not_measured("data deleted")
+TOGETHER = not_measured("its owners count the rows of all requests together")
 NO_SCORES = Scores(*(torch.empty(0) for _ in range(5)))
 Sums = Mapping[str, Tensor]
 Heard = Mapping[str, Mapping[View, Sums | Failure]]
@@ -70,28 +74,50 @@ class RemoteEvaluator:
         self._staying = [name for name, c in roster.items() if len(c.view("retain"))]
         self._owners = [name for name, c in roster.items() if len(c.view("forget"))]
         self.forgotten_rows = sum(len(roster[name].view("forget")) for name in self._owners)
+        self._silent = {name: why for name in self._owners if (why := self._objection(name))}
+        """Owners who are not asked, and why."""
+        self._counting = [name for name in self._owners if name not in self._silent]
         self._no_forget = self._why_not(self._requests)
         self._held_out = HeldOut(yardstick, self._requests)
 
     def _why_not(self, requests: Sequence[Request]) -> str:
-        """Why D_u cannot be measured; empty if it can. The leaver is not even asked where it would say no."""
+        """Why the last request cannot be measured; empty if it can."""
         if not requests:
             return not_measured("nothing was forgotten yet")
-        if any(request.deleted for request in requests) or not self._owners:
+        if requests[-1].deleted or any(request.deleted and not request.clients for request in requests):
             return DELETED
-        for name in self._owners:
-            if self._nodes.directory.node(name) is None:
-                return not_measured(f"client {name}: {self._nodes.directory.why_not(name)}")
-            if not self._nodes.allows(name, "forget"):
-                return not_measured(f"client {name} does not allow it")
-        return ""
+        return self._why_not_alone(requests[-1])
+
+    def _why_not_alone(self, request: Request) -> str:
+        """Why a request's own owners do not count its rows; empty if they do."""
+        own = self._own(request)
+        if request.deleted or not own:
+            return DELETED
+        return next((self._silent[name] for name in own if name in self._silent), "")
+
+    def _own(self, request: Request) -> list[str]:
+        """Whose rows a request takes out; of classes, whoever did not leave as a whole."""
+        if request.clients:
+            return [name for name in self._owners if name in request.clients]
+        left = {name for other in self._requests for name in other.clients}
+        named = {name for name, _ in request.samples}
+        return [name for name in self._owners if name not in left and (not named or name in named)]
+
+    def _objection(self, name: str) -> str:
+        """Why an owner is not even asked; empty if it is."""
+        if self._nodes.directory.node(name) is None:
+            return not_measured(f"client {name}: {self._nodes.directory.why_not(name)}")
+        return "" if self._nodes.allows(name, "forget") else not_measured(f"client {name} does not allow it")
+
+    def _alone(self, names: Sequence[str]) -> bool:
+        """Whether no owner among these counts the rows of two requests together."""
+        return all(len(own_part(self._requests, name)) == 1 for name in names)
 
     def __call__(self, params: Params) -> Evaluation:
         """All columns that can be had."""
         views: dict[str, list[View]] = {name: ["retain", "val"] for name in self._staying}
-        if not self._no_forget:
-            for name in self._owners:
-                views.setdefault(name, []).append("forget")
+        for name in self._counting:
+            views.setdefault(name, []).append("forget")
         heard = self._survey(params, views)
         retain, forget = self._total(heard, "retain", self._staying), self._forgotten(heard)
         test = self._held_out.scores(params)
@@ -127,10 +153,10 @@ class RemoteEvaluator:
         Its owners give no labels of single rows, so losses cannot be compared within labels.
         """
         found: Tally | str = self._no_forget
-        if len(self._requests) > 1:
-            found = not_measured("its owners count the rows of all requests together")
         if not found:
-            found = self._forgotten(self._survey(params, {name: ["forget"] for name in self._owners}))
+            own = self._own(self._requests[-1])
+            asked: dict[str, list[View]] = {name: ["forget"] for name in own}
+            found = self._whole(self._survey(params, asked), own) if self._alone(own) else TOGETHER
         right = found if isinstance(found, str) else np.arange(int(found.count)) < int(found.correct)
         single = self._no_forget or not_measured("the clients give no labels of single rows")
         stamped = NO_TEST if self._yardstick.held_out is None else self._held_out.stamped(params)
@@ -165,36 +191,36 @@ class RemoteEvaluator:
         return heard
 
     def _forgotten(self, heard: Heard) -> Tally | str:
-        """D_u is measured whole or not at all."""
-        if self._no_forget:
-            return self._no_forget
-        for name in self._owners:
+        """D_u, as far as it can be asked for, if the last request is in it."""
+        return self._no_forget or self._whole(heard, self._counting)
+
+    def _whole(self, heard: Heard, names: Sequence[str]) -> Tally | str:
+        """The rows of some owners, measured whole or not at all."""
+        for name in names:
             found = heard[name]["forget"]
             if isinstance(found, Failure):
                 return not_measured(f"client {name}: {found.reason}")
-        return self._total(heard, "forget", self._owners)
+        return self._total(heard, "forget", names)
 
     def _earlier(self, request: Request, heard: Heard) -> Value:
         """How a model does on what an earlier request took out.
 
         It is known where its owners counted nothing else beside it.
         """
-        if self._no_forget:
-            return self._no_forget
-        if not request.clients:
-            return not_measured("its owners count the rows of all requests together")
-        found = self._total(heard, "forget", [name for name in request.clients if name in heard])
+        whole = request.clients or self._alone(self._owners)  # all that a client holds is what its request takes out
+        why = self._why_not_alone(request) or ("" if whole else TOGETHER)
+        found = why or self._whole(heard, self._own(request))
         return found if isinstance(found, str) else found.accuracy
 
     def _forget_scores(self, params: Params, test: Scores | None) -> Scores | str:
         """One score per row of D_u, if there is somebody to compare them with and everybody gives them."""
         if self._no_forget or test is None:
             return self._no_forget or NO_TEST
-        for name in self._owners:
+        for name in self._counting:
             if not self._nodes.allows(name, "samples"):
                 return not_measured(f"client {name} does not give losses of single rows")
         parts = []
-        for name, found in self._engine.scores("forget", params, self._owners):
+        for name, found in self._engine.scores("forget", params, self._counting):
             if isinstance(found, Failure):
                 return not_measured(f"client {name}: {found.reason}")
             parts.append(found)

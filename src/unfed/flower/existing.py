@@ -41,6 +41,7 @@ from unfed.flower.evidence import Evidence, Recovered
 from unfed.flower.leaving import Exclude, SubsetGrid
 from unfed.flower.negating import Perturb
 from unfed.flower.replies import Declared, Failure, Unreadable, attempt, finite, said, tensors
+from unfed.flower.sentences import speak_plainly
 from unfed.flower.wire import from_arrays
 
 log = logging.getLogger("flwr")
@@ -92,6 +93,7 @@ class Unlearn(Strategy):
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *args: Any, **kwargs: Any) -> Result:
         """As your strategy's own start, with the trained model's arrays."""
+        speak_plainly()
         inner = self._built()
         least = max((int(getattr(s, name, 0) or 0) for s in _layers(inner) for name in MINIMUMS), default=0)
         subset = SubsetGrid(grid, self._exclude, self._gone, least, self._wait, self._deny)
@@ -289,7 +291,7 @@ class Unlearn(Strategy):
         if reply.has_error():
             raise Unreadable(f"it failed: {said((reply.error.reason or 'no reason given').strip().splitlines()[-1])}")
         for record in self._aggregated(reply):
-            finite(tensors(record, {name: _whole_again(known, record.get(name)) for name, known in self._like.items()}))
+            finite(tensors(record, {name: _as_trained(known, record.get(name)) for name, known in self._like.items()}))
         weight_key = self._setting("weighted_by_key")
         if weight_key is None:
             return
@@ -306,10 +308,10 @@ class Unlearn(Strategy):
         return [record for name, record in records.items() if name == key or len(records) == 1]
 
     def _learn_types(self, replies: Iterable[Message]) -> None:
-        """A stock strategy's training leaves counters as floats; clients know that they are whole numbers."""
+        """A stock strategy's training may leave float64 everywhere; clients know what their tensors are."""
         records = [record for reply in replies for record in self._aggregated(reply)]
         for name, known in self._like.items() if records else ():
-            found = {_whole_again(known, record[name]) for record in records}
+            found = {_as_trained(known, record[name]) for record in records}
             self._like[name] = found.pop() if len(found) == 1 else known
 
     def _setting(self, name: str) -> str | None:
@@ -336,10 +338,17 @@ def _layers(strategy: Strategy) -> Iterator[Strategy]:
         inner = getattr(inner, "strategy", None)
 
 
-def _whole_again(known: Declared, array: Array | None) -> Declared:
-    """What an array must be; an integer may come where averaging had made a float64 of it."""
-    counter = array is not None and known[1] == "float64" and array.dtype in ("int64", "int32")
-    return (known[0], array.dtype) if counter and array is not None else known
+NARROWER = ("int64", "int32", "float32", "float16")
+
+
+def _as_trained(known: Declared, array: Array | None) -> Declared:
+    """What an array must be; a narrower one may come where a strategy had made a float64 of it.
+
+    Averaging turns counters into float64, and FedAdam and its like turn everything into it; clients load such arrays
+    into their own model and answer in its types.
+    """
+    narrower = array is not None and known[1] == "float64" and array.dtype in NARROWER
+    return (known[0], array.dtype) if narrower and array is not None else known
 
 
 def _digest(arrays: ArrayRecord) -> str:

@@ -24,6 +24,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from unfed.errors import Refused, UnfedError
+from unfed.flower.connected import connected, tells_names
 from unfed.flower.denied import Denied
 from unfed.flower.identity import ANSWER, KEYS, QUESTION
 from unfed.flower.replies import attempt, said
@@ -63,7 +64,7 @@ def registered(*names: str) -> Leaver:
     """
 
     def found(grid: Grid) -> Collection[int]:
-        nodes = list(grid.get_nodes())
+        nodes = connected(grid, "exclude by node_with(partition_id=…) or by node id")
         if nodes and not any(node.name for node in nodes):
             raise UnfedError(
                 "No connected node has a registered name, so the leaver cannot be told apart; register the nodes' keys"
@@ -108,7 +109,7 @@ def denied(path: str | Path, timeout: float = 300.0) -> Leaver:
     def found(grid: Grid) -> Collection[int]:
         if not listed.names:
             return ()
-        for info in grid.get_nodes():
+        for info in grid.get_nodes() if tells_names(grid) else ():
             if info.name:
                 named.add(info.node_id)
                 listed.refuses(info.node_id, [info.name])

@@ -21,6 +21,7 @@ from flwr.app import RecordDict
 
 from unfed.errors import Refused, UnfedError
 from unfed.flower import policy
+from unfed.flower.connected import connected
 from unfed.flower.denied import Denied
 from unfed.flower.identity import KEYS
 from unfed.flower.messages import Failure, Messenger
@@ -97,7 +98,7 @@ class Directory:
 
     def look(self, shard: str) -> None:
         """See who is connected now; newcomers without a registered name are asked who they are."""
-        nodes = list(self.messenger.grid.get_nodes())
+        nodes = connected(self.messenger.grid, "take Unlearn into an app of your own")
         infos = {info.node_id: info.name for info in nodes}
         # Flower lists a node for a minute after it died. One that let a question time out is asked again only once it
         # gave a new sign of life: a dead node costs one time-out, not one per round.

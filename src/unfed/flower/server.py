@@ -35,6 +35,7 @@ from unfed.flower.nodes import Directory
 from unfed.flower.options import Options
 from unfed.flower.population import KnownClients
 from unfed.flower.runs import Maker, adopt, begun, mark, reopened, serve, settled
+from unfed.flower.sentences import speak_plainly
 from unfed.flower.world import Holdings, flower_world, nodes_of
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
@@ -52,6 +53,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """What Flower calls."""
+    speak_plainly()
     _end_with_superlink(Options.of(context.run_config).folder, context.run_id)
     run(grid, context.run_config, context.run_id)
 
@@ -90,7 +92,8 @@ def run(grid: Grid, values: Mapping[str, Any], run_id: int = 0) -> Run:
     except BaseException as error:
         if (folder / "run.json").exists():
             mark(folder, run_id, "failed", str(error) or type(error).__name__)
-        log.error("unfed: the run failed: %s", error)
+        if not isinstance(error, UnfedError):  # whose sentence Flower logs, see sentences.py
+            log.error("unfed: the run failed: %s", error)
         raise
     mark(folder, run_id, "finished")
     log.info("unfed: done; the results are in %s", folder)

@@ -1,0 +1,183 @@
+"""A PyTorch app in the shape of Flower's quickstart, under every strategy and wrapper that people put around it.
+
+One run trains with everybody; a later one, with other node ids, forgets partition 0. The leaver is asked to train zero
+times and to measure zero times; both are counted, and so is that everybody else is asked in every round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs unfed[flower]")
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
+from flwr.common import ndarrays_to_parameters
+from flwr.server import LegacyContext, ServerConfig
+from flwr.server.strategy import FedAvg as LegacyFedAvg
+from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdam,
+    FedAvg,
+    FedMedian,
+    FedProx,
+    Krum,
+    Strategy,
+)
+from sklearn.datasets import load_digits
+
+from flower_grid import InProcessGrid, Separate
+from unfed.flower import SubsetGrid, Unlearn, introduce, introduce_mod, negate, node_with
+
+NODES, ROUNDS, LEAVER = 4, 2, 61000
+STAYING = NODES - 1
+
+
+class Net(torch.nn.Module):
+    """Two layers, the first of which is negated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(64, 16), torch.nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.second(torch.relu(self.first(x)))
+        return out
+
+
+def part(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every fourth digit."""
+    digits, own = load_digits(), int(context.node_config["partition-id"])
+    x, y = digits.data[own::NODES] / 16, digits.target[own::NODES]
+    return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+
+
+def step(net: Net, x: torch.Tensor, y: torch.Tensor) -> None:
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimiser.zero_grad()
+    torch.nn.functional.cross_entropy(net(x), y).backward()
+    optimiser.step()
+
+
+def torch_app(*mods: Any) -> ClientApp:
+    app = introduce(ClientApp())
+
+    @app.train(mods=list(mods))
+    def train(message: Message, context: Context) -> Message:
+        net, (x, y) = Net(), part(context)
+        net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        step(net, x, y)
+        metrics = MetricRecord({"num-examples": len(x)})
+        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        net, (x, y) = Net(), part(context)
+        net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        right = float((net(x).argmax(1) == y).float().mean())
+        return Message(RecordDict({"m": MetricRecord({"accuracy": right, "num-examples": len(x)})}), reply_to=message)
+
+    return app
+
+
+def later_run(app: ClientApp, kind: type[InProcessGrid] = InProcessGrid) -> InProcessGrid:
+    """The federation as another run sees it, with other node ids."""
+    return kind([{"partition-id": k, "num-partitions": NODES} for k in range(NODES)], app, LEAVER)
+
+
+def asked(grid: InProcessGrid, node: int) -> Counter[str]:
+    return Counter(message.metadata.message_type.split(".")[0] for message in grid.asked(node))
+
+
+NOISE = 1e-6
+STRATEGIES: dict[str, tuple[Callable[[int], Strategy], list[Any]]] = {
+    "FedAvg": (lambda n: FedAvg(), []),
+    "FedAdam": (lambda n: FedAdam(), []),
+    "FedProx": (lambda n: FedProx(proximal_mu=0.1), []),
+    "FedMedian": (lambda n: FedMedian(), []),
+    "Krum": (lambda n: Krum(num_malicious_nodes=0), []),
+    "DP, server side, fixed": (lambda n: DifferentialPrivacyServerSideFixedClipping(FedAvg(), NOISE, 10.0, n), []),
+    "DP, server side, adaptive": (
+        lambda n: DifferentialPrivacyServerSideAdaptiveClipping(FedAvg(), NOISE, n, clipped_count_stddev=0.1),
+        [],
+    ),
+    "DP, client side, fixed": (
+        lambda n: DifferentialPrivacyClientSideFixedClipping(FedAvg(), NOISE, 10.0, n),
+        [fixedclipping_mod],
+    ),
+    "DP, client side, adaptive": (
+        lambda n: DifferentialPrivacyClientSideAdaptiveClipping(FedAvg(), NOISE, n, clipped_count_stddev=0.1),
+        [adaptiveclipping_mod],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(STRATEGIES))
+def test_the_leaver_is_asked_to_train_zero_times(name: str) -> None:
+    strategy, mods = STRATEGIES[name]
+    torch.manual_seed(0)
+    app, start = torch_app(*mods), ArrayRecord(Net().state_dict())
+    before = InProcessGrid([{"partition-id": k, "num-partitions": NODES} for k in range(NODES)], app)
+    trained = strategy(NODES).start(before, start, num_rounds=1).arrays
+    grid = later_run(app)
+    unlearn = Unlearn(lambda: strategy(STAYING), negate(Net()), node_with(partition_id=0), wait=0)
+    found = unlearn.start(grid, trained, num_rounds=ROUNDS).arrays.to_torch_state_dict()
+    assert asked(grid, LEAVER) == {"query": 1}  # who it is; not to train, not to measure
+    assert {t.dtype for t in found.values()} == {torch.float32}  # FedAdam had made float64 of them
+    for node in range(LEAVER + 1, LEAVER + NODES):
+        assert asked(grid, node) == {"query": 1, "train": ROUNDS, "evaluate": ROUNDS}
+    assert unlearn.refusals == [] and all(bool(t.isfinite().all()) for t in found.values())
+    sent = grid.asked(LEAVER + 1, "train")[0].content.array_records["arrays"].to_torch_state_dict()
+    old = trained.to_torch_state_dict()
+    assert bool((sent["first.weight"] == -old["first.weight"]).all())
+    assert not bool((found["first.weight"] == sent["first.weight"]).all())  # those who stay did train it
+
+
+# --- the older API: SecAgg+ -------------------------------------------------------------------------------------------
+
+
+class Trainer(NumPyClient):
+    """The same step, as a client of the older API."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.x, self.y = x, y
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        net = Net()
+        net.load_state_dict(dict(zip(net.state_dict(), map(torch.tensor, parameters), strict=True)))
+        step(net, self.x, self.y)
+        return [t.numpy() for t in net.state_dict().values()], len(self.x), {}
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        return 0.0, len(self.x), {}
+
+
+def test_secure_aggregation_asks_the_leaver_to_train_zero_times() -> None:
+    app = ClientApp(lambda context: Trainer(*part(context)).to_client(), mods=[introduce_mod, secaggplus_mod])
+    grid = later_run(app, Separate)
+    negated = negate(Net())(dict(Net().state_dict()))
+    strategy = LegacyFedAvg(
+        min_available_clients=STAYING,
+        min_fit_clients=STAYING,
+        min_evaluate_clients=STAYING,
+        initial_parameters=ndarrays_to_parameters([t.numpy() for t in negated.values()]),
+    )
+    context = LegacyContext(Context(1, 1, {}, RecordDict(), {}), ServerConfig(num_rounds=ROUNDS), strategy)
+    fit = SecAggPlusWorkflow(num_shares=STAYING, reconstruction_threshold=2, clipping_range=8.0, max_weight=500)
+    DefaultWorkflow(fit_workflow=fit)(SubsetGrid(grid, node_with(partition_id=0), least=STAYING, wait=0), context)
+    assert asked(grid, LEAVER) == {"query": 1}
+    stages = 4  # of every round: set up, share keys, collect masked vectors, unmask
+    for node in range(LEAVER + 1, LEAVER + NODES):
+        assert asked(grid, node) == {"query": 1, "train": stages * ROUNDS, "evaluate": ROUNDS}
