@@ -101,7 +101,7 @@ class InProcessGrid(Grid):
 
 
 def _as_in_a_running_server_app() -> None:
-    """Say which run and node this process is; before Flower 1.41 nobody asks."""
+    """Say which run and node this process is; an older Flower does not ask."""
     try:
         identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
     except ModuleNotFoundError:

@@ -6,6 +6,7 @@ import json
 import logging
 import tomllib
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -295,7 +296,7 @@ def told(caplog: pytest.LogCaptureFixture, run: Callable[[], Any]) -> str:
 def test_a_refusal_is_one_sentence_in_flowers_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for mode, sentence in (("tarin", "mode = 'tarin' is not known"), ("unlearn", "There is no run in")):
         context = Context(1, 1, {}, RecordDict(), values(tmp_path / "run", mode=mode))
-        shown = told(caplog, lambda context=context: server_app(nodes(), context))
+        shown = told(caplog, partial(server_app, nodes(), context))
         assert "ServerApp raised an exception: " in shown and "Traceback" not in shown
         assert shown.count(sentence) == 1
         caplog.clear()
@@ -304,7 +305,7 @@ def test_a_refusal_is_one_sentence_in_flowers_log(tmp_path: Path, caplog: pytest
 def test_a_mistake_of_ours_keeps_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     broken = Breaking(nodes().nodes.values(), 1)
     context = Context(1, 1, {}, RecordDict(), values(tmp_path / "run", mode="train"))
-    assert "Traceback" in told(caplog, lambda: server_app(broken, context))
+    assert "Traceback" in told(caplog, partial(server_app, broken, context))
 
 
 # --- the run config ---------------------------------------------------------------------------------------------------
