@@ -144,6 +144,7 @@ def test_two_processes_make_the_bytes_of_one(small: Small, tmp_path: Path) -> No
     assert len(two.about.cohorts) == 2 and _bytes(one.folder) == _bytes(two.folder)
 
 
+@pytest.mark.slow
 def test_a_history_that_is_gone_is_recorded_again(small: Small, tmp_path: Path) -> None:
     config = small(*DOUBLE, LEAVES, 'methods.run=["ft"]')
     populate(config, 2, tmp_path / "p")
