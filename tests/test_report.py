@@ -22,11 +22,12 @@ from unfed import storage
 from unfed.errors import UnfedError
 from unfed.model import digest
 from unfed.report import figures
-from unfed.report.html import render, unfinished
+from unfed.report.html import render
 from unfed.report.officer import officer_view
 from unfed.report.ranking import orders, words
 from unfed.report.rules import rows, trajectories
 from unfed.report.tooltips import HEADINGS, MEASURES
+from unfed.report.unfinished import unfinished
 from unfed.report.words import sentence, span_text
 
 # method: (forget, backdoor and validation at round 0; their limits; rounds to get there)

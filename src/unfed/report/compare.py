@@ -19,6 +19,7 @@ from unfed.measures.trajectory import Line
 from unfed.report import figures, html, ranking, tables
 from unfed.report.rules import RULES, Row, named, rows, trajectories
 from unfed.report.tables import name_of
+from unfed.report.unfinished import unfinished
 from unfed.report.words import date_text, sentence, subject_of
 
 
@@ -113,7 +114,7 @@ def warnings(runs: Sequence[Compared]) -> list[str]:
     without = [run.name for run in runs if not any(line["method"] == "retrain" for line in run.lines)]
     if without:
         said.append(f"No Retrain, hence no gap, in {', '.join(without)}.")
-    open_ = [run.name for run in runs if html.unfinished(run.info, run.lines)]
+    open_ = [run.name for run in runs if unfinished(run.info, run.lines)]
     if open_:
         said.append(f"Not finished: {', '.join(open_)}.")
     return said
@@ -177,7 +178,7 @@ def _run_view(run: Compared, rule: str) -> dict[str, Any]:
         "name": run.name,
         "created": date_text(str(run.info.get("created", ""))),
         "requests": views,
-        "unfinished": html.unfinished(run.info, run.lines),
+        "unfinished": unfinished(run.info, run.lines),
         "facts": html.facts(run.info),
         "config": html.config_text(run.info),
     }

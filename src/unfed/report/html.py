@@ -30,14 +30,13 @@ from unfed.report.picture import Picture
 from unfed.report.rules import COSTS, RULES, Row, named, rows, trajectories
 from unfed.report.tables import bytes_text, flops_text, name_of, seconds_text
 from unfed.report.tooltips import ATTACK, HEADINGS, MEASURES
+from unfed.report.unfinished import unfinished
 from unfed.report.words import (
     about_the_backdoor,
     date_text,
     headline,
     method_row,
-    not_taken_out,
     sentence,
-    several,
     subject_of,
 )
 from unfed.values import is_measured
@@ -156,60 +155,6 @@ def seeds_of(run: Mapping[str, Any], lines: Sequence[Line]) -> list[int]:
     return [int(seed) for seed in run.get("seeds", [])] or sorted({int(line["seed"]) for line in lines})
 
 
-def unfinished(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
-    """What is missing for this run to be whole, one short sentence each."""
-    grouped = trajectories(lines)
-    seeds = [int(seed) for seed in run.get("seeds", [])]
-    total = run.get("rounds", {}).get("unlearning")
-    missing = [
-        f"Request {item['id']}: nothing has been evaluated yet."
-        for item in run.get("requests", [])
-        if str(item["id"]) not in grouped and not not_taken_out(item)
-    ]
-    if run.get("jobs"):
-        return missing + _open_jobs(run, lines)
-    for request, methods in grouped.items():
-        for method, by_seed in methods.items():
-            states: dict[str, list[str]] = {}
-            for seed in sorted({*by_seed, *seeds}):
-                state = _state(method, by_seed.get(seed), total)
-                states.setdefault(state, []).append(str(seed))
-            for state, which in states.items():
-                if state:
-                    missing.append(f"{name_of(method)}, request {request}, {several('seed', which)[0]}: {state}.")
-    return missing
-
-
-def _open_jobs(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
-    """Every job that has not ended, with where it stands; seeds that stand alike share a line."""
-    judged = {request["id"] for request in run.get("requests", []) if request.get("until") == "recovered"}
-    let_go = {request["id"] for request in run.get("requests", []) if request.get("state") in ("revoked", "expired")}
-    last = {(line["seed"], line.get("request"), line["method"]): line for line in lines}
-    found: dict[tuple[str, str], list[str]] = {}
-    for job in run["jobs"]:
-        if job["finished"] or job["request"] in let_go:
-            continue
-        line = last.get((job["seed"], job["request"], job["method"]))
-        if line is None:
-            state = "not begun" if job["request"] is None else "not evaluated yet"
-        elif job["request"] in judged and int(line["round"]) >= int(job["rounds"]):
-            state = f"ended at round {line['round']} without having recovered"
-        else:
-            state = f"at round {line['round']} of {job['rounds']}"
-        what = name_of(str(job["method"])) + ("" if job["request"] is None else f", request {job['request']}")
-        found.setdefault((what, state), []).append(str(job["seed"]))
-    return [f"{what}, {several('seed', which)[0]}: {state}." for (what, state), which in found.items()]
-
-
-def _state(method: str, lines: Sequence[Line] | None, total: int | None) -> str:
-    """Where an unfinished trajectory stands; nothing to say of a finished one."""
-    if not lines:
-        return "not evaluated yet"
-    if method == "before" or lines[-1].get("done"):
-        return ""
-    return f"at round {lines[-1]['round']}" + (f" of {total}" if total else "")
-
-
 def _of(found: Sequence[Row], request: str) -> list[Row]:
     return [row for row in found if row.request == request]
 
@@ -326,7 +271,10 @@ def legend(name: str, colour: int, dash: int) -> dict[str, Any]:
 
 
 def shown_costs(found: Sequence[Row], central: bool = False) -> tuple[str, ...]:
-    """The columns of the ledger; whole messages only where there were any (Flower), no bytes in one place."""
+    """The columns of the ledger.
+
+    Whole messages only where there were any (Flower); no bytes where one place holds all data.
+    """
     if central:
         return ("flops", "seconds")
     spent = [row.costs["serialised_bytes"].mean for row in found if not row.is_before]
