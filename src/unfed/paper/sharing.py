@@ -21,7 +21,7 @@ from unfed.runs.config import Config
 
 @dataclass(frozen=True)
 class Shared:
-    """The run behind a spec: its folder's name, its whole config, and the methods that this spec has of it."""
+    """The run behind a spec: its folder, its whole config, and the methods that this spec has of it."""
 
     folder: str
     config: Config
