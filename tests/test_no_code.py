@@ -340,14 +340,14 @@ def test_under_every_other_key_a_name_is_a_word(key: str, canary: Path, unfed: C
 
 @pytest.mark.parametrize("key", sorted(CODE))
 def test_with_leave_it_runs(key: str, canary: Path, unfed: Callable[..., tuple[int, str]]) -> None:
-    """For a client that nobody knows, which is found out after all code was loaded."""
+    """For a client or a class that nobody knows, which is found out after all code was loaded."""
     path, shape = at(key)
     for name in ("canary:run",) if key in ("data.name", "model.name") else ("canary:Bird", "canary.py"):
         write(canary / "tiny.toml", put(put(TINY, ("request", "clients"), ["nobody"]), path, shape(name)))
         assert unfed(*CONFIGS["run"], "--allow-code")[0] == 2
         assert ran(canary)
         edit(canary / "run/run.json", lambda about: {**about, "config": put(about["config"], path, shape(name))})  # noqa: B023
-        assert unfed("forget", "run", "--client", "nobody", "--allow-code")[0] == 2
+        assert unfed("forget", "run", "--class", "99", "--allow-code")[0] == 2
         assert ran(canary)
 
 
@@ -408,10 +408,14 @@ def test_a_request_file_leads_nowhere_outside_its_run(
     edit(file, lambda entry: {**entry, "state": "open", "served": None, **change})
     there = sorted(canary.rglob("*"))
     for command, words in (WORK | READ).items():
+        if command == "index":  # it shows what it can, and says of the rest why not
+            continue
         code, said = unfed(*words, "--allow-code") if command in WORK else unfed(*words)
         if command not in ("flower costs", "prune"):  # they do not look at requests
             assert code == 2 and file.name in said.replace("\n", ""), (command, code, said)
     assert sorted(canary.rglob("*")) == there
+    assert unfed(*READ["index"])[0] == 0 and file.name in (canary / "index.html").read_text(encoding="utf-8")
+    assert sorted(canary.rglob("*")) == sorted([*there, canary / "index.html"])
 
 
 def strings(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

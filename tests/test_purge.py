@@ -112,6 +112,19 @@ def test_nothing_that_the_folder_lists_is_left_and_it_is_whole(run: Run) -> None
     assert check(run.folder).findings == []
 
 
+def test_how_exposed_single_rows_are_is_listed_and_goes(run: Run) -> None:
+    from unfed.runs import judged
+
+    file = judged.file_of(run.folder, "first")
+    storage.write_json(file, {"schema": judged.SCHEMA, "request": "first", "exposed": [["1", 7]]})
+    other = judged.file_of(run.folder, "second")
+    storage.write_json(other, {"schema": judged.SCHEMA, "request": "second"})
+    assert ("first", "population/first.json") in {(one["request"], one["file"]) for one in run.info()["influence"]}
+    purge(run, "first")
+    assert not file.exists() and other.exists()
+    assert "population/first.json" in consistency.tombstones(run.folder.path) and check(run.folder).findings == []
+
+
 def test_purging_twice_is_purging_once(run: Run) -> None:
     first = purge(run, "first")
     after = files(run.folder.path)

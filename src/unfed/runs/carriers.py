@@ -26,7 +26,7 @@ from unfed.runs.folder import BEST, PARAMS, Job, RunFolder
 from unfed.runs.histories import HISTORY, HistoryLog
 from unfed.runs.requests import Entry, in_force
 
-Kind = Literal["model", "state", "history", "part", "samples", "undo", "statistics"]
+Kind = Literal["model", "state", "history", "part", "samples", "undo", "population", "statistics"]
 MEAN = "running_mean"
 _OWN = (PARAMS, BEST, OPTIMISER)
 
@@ -125,7 +125,14 @@ class _Look:
     """Jobs that were to take it out, and whose models are not in force."""
 
     def all(self) -> list[Carrier]:
-        return [*self._models(), *self._jobs(), *self._samples(), *self._undo(), *self._statistics()]
+        return [
+            *self._models(),
+            *self._jobs(),
+            *self._samples(),
+            *self._undo(),
+            *self._population(),
+            *self._statistics(),
+        ]
 
     def _carrier(self, file: str, what: str, kind: Kind, part: str = "") -> Carrier:
         return Carrier(self.request, file, what, kind, part)
@@ -189,6 +196,12 @@ class _Look:
                 if job.parts[1] != self.request:
                     what = "a probe of a model that carries it"
                 yield self._carrier(f"undo/{job.as_posix()}.json", what, "undo")
+
+    def _population(self) -> Iterator[Carrier]:
+        """What many models say about its rows, by their numbers (`judged.py`)."""
+        file = f"population/{self.request}.json"
+        if self.request and (self.folder.path / file).exists():
+            yield self._carrier(file, "how exposed its rows are, one by one", "population")
 
     def _statistics(self) -> Iterator[Carrier]:
         """Running statistics that went on from the model before, in models without it."""

@@ -378,7 +378,7 @@ class RunFolder:
         if lock == "requests":
             storage.sweep((self.path / "requests").glob(".*.tmp"))
             return
-        for kind in ("state", "models", "samples", "undo"):
+        for kind in ("state", "models", "samples", "undo", "population"):
             storage.sweep((self.path / kind).rglob(".*.tmp"))
         for name in ("run.json", "clients.json", "progress.json", consistency.TOMBSTONES):
             storage.sweep(self.path.glob(f".{name}.*.tmp"))

@@ -7,7 +7,7 @@ The tombstones are written first, all at once: they are the intent. What they na
 SHA-256, is taken away by the same command again, or by whoever works in the folder next, so a process killed at any
 moment has done all of it or will.
 
-    models, scores, probes            deleted
+    models, scores, probes, exposure  deleted
     histories                         deleted
     states                            their tensors go; the numbers stay (rounds, costs, what they vouch for)
     states of models without it       what their methods kept beside the model goes
@@ -35,7 +35,7 @@ from unfed.runs.folder import PRUNED, Job, RunFolder
 from unfed.runs.histories import HISTORY
 from unfed.runs.requests import Entry, now
 
-KINDS = ("models", "state", "samples", "undo")
+KINDS = ("models", "state", "samples", "undo", "population")
 """The folders in which something can be purged."""
 WHOLE = "*"
 
