@@ -1,6 +1,7 @@
 """What a model does on rows, in eval mode: one score per row, or sums that clients can answer with.
 
-loss_i = −log softmax(z_i)_{y_i}     correct_i     confidence_i = max softmax     entropy_i = −Σ p log p
+    score      loss_i = −log softmax(z_i)_{y_i}    correct_i    confidence_i = max softmax    entropy_i = −Σ p log p
+    measure    Σ correct, Σ loss, Σ g (SalUn's saliency) or Σ g² (SSD's importance), g a batch's mean gradient
 """
 
 from __future__ import annotations
@@ -95,5 +96,5 @@ def measure(template: Template, what: Measure, client: ClientData, params: Param
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         for name, grad in zip(leaves, found, strict=True):
             if grad is not None:
-                sums[name] += grad if what.what == "gradient" else grad.square()
+                sums[name] += grad.square() if what.what == "squared_gradient" else grad
     return count | {"batches": torch.tensor(float(len(steps)), dtype=torch.float64)} | sums

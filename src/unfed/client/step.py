@@ -169,9 +169,12 @@ def _number(value: object) -> float | Tensor:
     return value if isinstance(value, Tensor) else float(str(value))
 
 
-PENALTIES: dict[str, Callable[[Params, Term], Tensor]] = {
-    "l1": lambda weights, rule: _number(rule["alpha"]) * torch.stack([w.abs().sum() for w in weights.values()]).sum(),
-}
+def l1(weights: Params, rule: Term) -> Tensor:
+    """α Σ|w|: the penalty of ℓ1-sparse."""
+    return _number(rule["alpha"]) * torch.stack([w.abs().sum() for w in weights.values()]).sum()
+
+
+PENALTIES: dict[str, Callable[[Params, Term], Tensor]] = {"l1": l1}
 
 
 def _ball(weights: Params, models: Models, rule: Term) -> Params:

@@ -5,7 +5,7 @@
 
 Putting the masked-out weights back after each step is all there is to it: for an elementwise optimiser that is
 bit-equal to masking the gradients and the momentum as well, and weight decay cannot move them. Norm statistics are no
-weights and move freely.
+weights and move freely. The sums of gradients are `client/scores.py:measure`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 
     where I_{D_u} > α I_D:      θ_i ← θ_i · min(λ I_D / I_{D_u}, 1)             D = D_r ∪ D_u
 
-Everything else, buffers included, stays. The batch size sets the scale of I, so both passes use the same.
+Everything else, buffers included, stays. The batch size sets the scale of I, so both passes use the same
+(`client/scores.py:measure` sums the squares).
 """
 
 from __future__ import annotations
