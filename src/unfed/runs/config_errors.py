@@ -55,7 +55,8 @@ def explained(error: ValidationError, config: type[BaseModel]) -> str:
         return f"{path} takes {kind}, not {first['input']!r}.{more}"
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "value_error" and path == "config":
-        return f"{message[0].upper() + message[1:]}.{more}"
+        key = message.split()[0] in config.model_fields  # a key is written as it is written there
+        return f"{message if key else message[0].upper() + message[1:]}.{more}"
     given = f", not {first['input']!r}" if first["type"] != "value_error" else ""
     return f"{path}: {message[0].lower() + message[1:]}{given}.{more}"
 

