@@ -85,6 +85,13 @@ SMALL = {
 }
 
 
+@pytest.fixture(autouse=True)
+def figures_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page's figures are drawn a second time, as files behind their links, only where a test is about those."""
+    if not request.node.get_closest_marker("figure_files"):
+        monkeypatch.setattr("unfed.report.picture.Picture.downloads", lambda self: [])
+
+
 @pytest.fixture
 def small() -> Small:
     """Makes a small config with `key.path=value` changes."""

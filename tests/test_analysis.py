@@ -306,6 +306,7 @@ def test_a_run_compares_it_with_retrain(small: Small, tmp_path: Path) -> None:
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_s_examples_run(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

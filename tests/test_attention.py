@@ -112,6 +112,7 @@ def test_the_bias_takes_its_gradient_from_the_kernels_sums() -> None:
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.own_process
 def test_a_transformer_trains_alike_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "compiler", capture.as_traced)

@@ -177,6 +177,7 @@ with storage.replacing(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there no file is locked while it is written")
 def test_what_a_killed_writer_left_goes_with_the_next_one_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
     page = tmp_path / "report.html"

@@ -160,6 +160,7 @@ def test_forget_serves_a_request_once(unfed: Callable[..., Any], done: Path) -> 
     assert "client-2" in unfed("status", done)[1]
 
 
+@pytest.mark.slow
 def test_forget_by_class_and_by_samples(unfed: Callable[..., Any], done: Path, here: Path) -> None:
     assert unfed("forget", done, "--class", "3", "--until", "1", "--quiet")[:2] == (0, "")
     (here / "ids.csv").write_text("client,position\n1,0\n1,5\n")
@@ -168,6 +169,7 @@ def test_forget_by_class_and_by_samples(unfed: Callable[..., Any], done: Path, h
     assert json.loads(out)["status"] == "done" and json.loads(out)["request"].startswith("samples-")
 
 
+@pytest.mark.slow
 def test_forget_by_not_ends_with_what_that_choice_means(unfed: Callable[..., Any], done: Path) -> None:
     _, out, _ = unfed("forget", done, "--client", "2", "--until", "1")
     said = out.replace("\n", " ")
@@ -177,6 +179,7 @@ def test_forget_by_not_ends_with_what_that_choice_means(unfed: Callable[..., Any
     assert told["lasting"] in said
 
 
+@pytest.mark.slow
 def test_forget_warns_of_no_way_back_where_there_is_none(unfed: Callable[..., Any], done: Path) -> None:
     drawn = ("--set", "perturbation=reinit")
     for client, how in (("1", ("--method", "retrain")), ("2", drawn), ("3", ("--method", "sealed"))):
@@ -189,6 +192,7 @@ def test_not_recovered_is_exit_code_3(unfed: Callable[..., Any], done: Path) -> 
     assert code == 3 and "is not recovered after 3 rounds" in err and "--until 6" in err
 
 
+@pytest.mark.slow
 def test_after_exit_code_3_status_names_ways_out_that_work(unfed: Callable[..., Any], done: Path) -> None:
     assert unfed("forget", done, "--client", "2")[0] == 3
     code, out, _ = unfed("status", done)
@@ -203,6 +207,7 @@ def test_after_exit_code_3_status_names_ways_out_that_work(unfed: Callable[..., 
     assert "request client-2: fulfilled" in unfed("status", done)[1]
 
 
+@pytest.mark.slow
 def test_another_request_is_served_though_the_one_before_was_not(unfed: Callable[..., Any], done: Path) -> None:
     assert unfed("forget", done, "--client", "2", "--json")[0] == 3
     code, out, err = unfed("forget", done, "--client", "3", "--until", "1", "--json")
@@ -396,7 +401,7 @@ def wait_for(condition: Callable[..., Any], process: Any, seconds: int = 60) -> 
 LONG = ("--set", "training.rounds=30", "--set", "unlearning.rounds=15")
 
 
-@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("kill", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupt_ends_with_130_and_the_command_that_resumes(here: Path, kill: Any) -> None:
     process = start(here, "run", "small.toml", *LONG)
     wait_for(lambda: (here / "runs/small/state").exists(), process)
@@ -428,6 +433,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(unfed: Callab
         assert path.read_bytes() == (here / "killed" / path.relative_to(here / "whole")).read_bytes()
 
 
+@pytest.mark.slow
 def test_status_of_a_running_run(here: Path, unfed: Callable[..., Any]) -> None:
     process = start(here, "run", "small.toml", *LONG, "--quiet")
     try:

@@ -67,6 +67,7 @@ def test_an_honest_method_of_ones_own_passes(mine: Callable[..., Any]) -> None:
     assert broken(kind) == {}
 
 
+@pytest.mark.slow
 def test_touching_forgotten_rows_without_saying_so_is_found(mine: Callable[..., Any]) -> None:
     kind = mine(
         """
@@ -143,6 +144,7 @@ def test_a_broken_model_is_found(mine: Callable[..., Any]) -> None:
     assert "NaN" in broken(kind)["runs"]
 
 
+@pytest.mark.slow
 def test_work_behind_the_ledgers_back_is_found(mine: Callable[..., Any]) -> None:
     kind = mine(
         """

@@ -95,6 +95,7 @@ def test_a_flip_that_does_nothing_would_be_noticed(attacked: Any, monkeypatch: p
     assert undo.flip(scene, models["not"], knowledge)["backdoor"] < 50
 
 
+@pytest.mark.slow
 def test_a_handful_of_retained_images_makes_the_flipped_model_usable(attacked: Any) -> None:
     scene, models, knowledge = attacked
     grid = undo.Grid(rows=(100,), budget=undo.Budget(stops=(50,)), restarts=1)

@@ -107,6 +107,7 @@ def test_the_tutorial_ends_with_a_measured_forget_accuracy(page: Page) -> None:
     assert len(grid.asked(1000, "train")) == trained  # its leave is to count, and it is not asked to train
 
 
+@pytest.mark.slow
 def test_the_pages_way_to_resume_ends_where_an_uninterrupted_run_does(page: Page, tmp_path_factory: Any) -> None:
     other = Page(tmp_path_factory.mktemp("whole"))
     other.run("4-train", nodes())

@@ -30,6 +30,7 @@ def held(lines: list[dict[str, Any]]) -> set[tuple[str, str]]:
     return {(line["kind"], line["check"]) for line in lines if line["verdict"] != "not measured"}
 
 
+@pytest.mark.slow
 def test_retrain_passes_and_the_trained_model_fails_in_one_small_federation(tmp_path: Path) -> None:
     """Eight rounds: enough to know a class, too few to plant a backdoor or to fit single rows."""
     assert held(study().case("few", "iid", True, 0, tmp_path, rounds=8)) == {("class", "forgotten")}

@@ -23,6 +23,8 @@ from unfed.report.rules import rows, trajectories
 from unfed.runs.run import Run
 from worlds import Small
 
+pytestmark = pytest.mark.figure_files
+
 
 @pytest.fixture
 def drawn() -> dict[str, Picture]:

@@ -97,6 +97,7 @@ def test_a_gradient_that_no_bias_adds_up_is_left_alone() -> None:
     assert "aten.gelu_backward.default" in {str(n.target) for n in module.graph.nodes}
 
 
+@pytest.mark.slow
 @pytest.mark.own_process
 def test_a_transformer_trains_alike_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "compiler", capture.as_traced)

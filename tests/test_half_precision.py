@@ -44,6 +44,7 @@ def test_few_weights_and_those_of_convolutions_stay_where_they_are(monkeypatch: 
     assert half_precision.rewrite(kernel) == 0
 
 
+@pytest.mark.slow
 def test_a_step_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is rounded before the step's end is what is rounded at its start: nobody writes a weight in between."""
     monkeypatch.setattr(recorded, "compiler", capture.as_traced)

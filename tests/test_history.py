@@ -137,6 +137,7 @@ def reopened(folder: Path, like: Run) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_a_training_that_records_survives_a_crash_at_every_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_training_that_records_survives_a_crash_at_every_write(
             assert again[1] == numbers and all(torch.equal(again[0][n], tensors[n]) for n in tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "scope"),
     [*(case for case in SERVED if case[1] == "client"), *slow(*(case for case in SERVED if case[1] != "client"))],

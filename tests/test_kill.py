@@ -41,6 +41,7 @@ def result(folder: Path) -> Any:
     return [{k: v for k, v in line.items() if k != "seconds"} for line in run.lines()], models
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["not", *slow("federaser", "fcu")])
 def test_a_method_killed_in_the_middle_ends_as_if_it_had_not_been(method: Any, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(CONFIG.replace("METHOD", method))

@@ -73,6 +73,7 @@ def test_every_method_and_scope_is_run_on_every_engine_in_every_precision() -> N
 # --- one row ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
     [

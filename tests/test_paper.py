@@ -55,7 +55,7 @@ def network(name: str, data: str) -> nn.Module:
     return build(name, shape=shape, classes={"cifar100": 100, "caltech101": 101}.get(data, 10), seed=0)
 
 
-@pytest.mark.parametrize("name", TABLES + FIGURES + EXTRAS)
+@pytest.mark.parametrize("name", [*TABLES, *FIGURES, pytest.param(EXTRAS[0], marks=pytest.mark.slow), EXTRAS[1]])
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_layer_that_a_method_names_is_there(name: str, scale: str) -> None:
     for spec in items()[name].runs[scale]:
@@ -161,6 +161,7 @@ def paper(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["paper", *arguments, *sets], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_one_command_makes_files_and_a_page_and_does_nothing_twice(tmp_path: Path) -> None:
     wanted = ["table-3", "table-7", "figure-1", "figure-3", "figure-4", "figure-5", "figure-6"]
     arguments = [*wanted, "-o", str(tmp_path), "--quiet", "--json", "--set", 'methods.run=["retrain","ft","not"]']
@@ -218,6 +219,7 @@ def test_where_nothing_was_attacked_there_is_no_gap_and_the_page_says_so(tmp_pat
     assert not list(tmp_path.glob("*.svg"))
 
 
+@pytest.mark.slow
 def test_the_analyses_start_where_the_configured_not_starts(tmp_path: Path) -> None:
     sets = ["--set", 'methods.not.layers=["conv2"]', "--set", 'methods.run=["retrain","ft","not"]']
     assert paper("figure-3", "-o", str(tmp_path), "--quiet", *sets).exit_code == 0
@@ -265,6 +267,7 @@ def test_an_analysis_that_fails_on_a_fresh_model_is_found_before_any_round(
     assert not list(tmp_path.glob("runs/*/trajectory.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_fresh_transformer_has_a_zero_head_and_is_analysed_all_the_same(tmp_path: Path) -> None:
     sets = ["--set", 'model.name="vit-tiny"', "--set", 'methods.run=["retrain","ft","not"]']
     assert paper("figure-3", "-o", str(tmp_path), "--quiet", *sets).exit_code == 0

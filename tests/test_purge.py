@@ -341,6 +341,7 @@ def dead_before(operation: int) -> Iterator[list[str]]:
         yield seen
 
 
+@pytest.mark.slow
 def test_killed_before_any_disk_operation_it_ends_as_if_it_had_not_been(template: Path, tmp_path: Path) -> None:
     whole = Run.open(shutil.copytree(template, tmp_path / "whole"))
     purge(whole, "first")

@@ -610,6 +610,7 @@ def described(run: Run) -> list[dict[str, Any]]:
     return [{k: v for k, v in e.to_json().items() if k not in times} for e in run.folder.requests()]
 
 
+@pytest.mark.slow
 def test_a_queue_killed_at_any_write_ends_as_if_it_had_not_been(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

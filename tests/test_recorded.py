@@ -60,11 +60,13 @@ def assert_recorded(
             torch.testing.assert_close(other.params[name], value, rtol=1e-9, atol=1e-9, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn-tiny-bn", *slow("cnn-tiny-dropout")])
 def test_ragged_clients_with_augmentation_are_the_same_replayed(name: str) -> None:
     assert_recorded(plan_of(replace(BASE, epochs=2)), federation((2, 9, 17, 24), augment=True), model(name))
 
 
+@pytest.mark.slow
 def test_marked_rows_are_counted_where_they_cost() -> None:
     phase = replace(BASE, objective=term("guided"), view="all", penalties=(term("l1", alpha=1e-3),))
     assert_recorded(plan_of(phase), federation(scheme="dirichlet"), model(), {"phi": another(3)})

@@ -138,6 +138,7 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
+@pytest.mark.figure_files
 def test_the_page_is_well_formed_and_its_identifiers_are_unique() -> None:
     page = Page(render(*fake_run()))
     identifiers = [value for _, name, value in page.attributes if name == "id"]
@@ -150,6 +151,7 @@ def test_the_page_is_well_formed_and_its_identifiers_are_unique() -> None:
             assert set(value.split()) <= known
 
 
+@pytest.mark.figure_files
 def test_the_page_loads_nothing_and_runs_nothing() -> None:
     text = render(*fake_run())
     page = Page(text)
@@ -308,6 +310,7 @@ def test_whole_messages_stand_beside_the_tensors_where_there_were_messages() -> 
     assert "7.4 MB" in page and "not measured: no messages in a simulation" in page  # 20 rounds of NoT; FT
 
 
+@pytest.mark.figure_files
 def test_the_same_run_gives_the_same_page() -> None:
     assert render(*fake_run()) == render(*fake_run())
 

@@ -29,9 +29,10 @@ CHROMIUM = shutil.which("chromium")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 # Where a browser is required (CI), its absence is a failure and not a skip.
 REQUIRED = bool(os.environ.get("UNFED_REQUIRE_BROWSER"))
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None and not REQUIRED, reason="there is no chromium here; apt-get install chromium"
-)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None and not REQUIRED, reason="there is no chromium here; apt-get install chromium"),
+    pytest.mark.figure_files,
+]
 
 
 @pytest.fixture(scope="module")

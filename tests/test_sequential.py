@@ -63,6 +63,7 @@ def test_every_objective_is_the_same_replayed(objective: str) -> None:
     assert_replayed(plan_of(phase), federation(scheme="dirichlet"), model("cnn-tiny-dropout"), context)
 
 
+@pytest.mark.slow
 # One row; a full batch; a row that joins the batch before it; a smaller last batch; three batches; two rows.
 @pytest.mark.parametrize("name", ["cnn-tiny-bn", "vit-tiny", *slow("cnn-tiny", "cnn-tiny-dropout", "resnet-tiny")])
 def test_ragged_clients_with_augmentation_are_the_same_replayed(name: str) -> None:
@@ -165,6 +166,7 @@ def test_a_wrong_plan_is_named_and_not_taken_for_a_model_that_cannot_be_traced()
         list(Sequential(template, clients, compile=True).train(plan_of(phase), params, ["0"], {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
 def test_a_recorded_step_has_no_sum_whose_factor_the_compiler_would_lose(
     rule: str, monkeypatch: pytest.MonkeyPatch

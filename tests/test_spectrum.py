@@ -127,6 +127,7 @@ def test_adding_the_same_vector_to_all_gradients_changes_nothing() -> None:
     assert np.allclose(gram_spectrum(x + torch.linspace(-1, 1, 300)), gram_spectrum(x), atol=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(st.integers(2, 120), st.integers(1, 400), st.floats(0.0, 3.0), st.integers(0, 1000))
 def test_every_curve_rises_bends_down_and_ends_at_one(n: int, size: int, decay: float, seed: int) -> None:

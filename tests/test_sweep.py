@@ -138,6 +138,7 @@ def test_every_config_is_read_before_anything_is_made(here: Path, in_process: li
     assert list(listed) == ["seed-0", "seed-1"] and not (here / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_work_is_resume_in_processes_of_their_own(here: Path) -> None:
     """One of two cannot be worked on; the other ends all the same."""
     runs = sweep.make(
