@@ -35,7 +35,7 @@ TINY: dict[str, Any] = {
     "data": {"name": "digits"},
     "partition": {"clients": 3},
     "model": {"name": "cnn-tiny"},
-    "training": {"rounds": 2, "batch": 512},
+    "training": {"rounds": 2, "batch": 512, "lr": 1e-3},
     "unlearning": {"rounds": 2},
     "request": [],
     "methods": {"run": ["not"]},

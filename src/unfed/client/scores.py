@@ -1,7 +1,7 @@
 """What a model does on rows, in eval mode: one score per row, or sums that clients can answer with.
 
-    score      loss_i = −log softmax(z_i)_{y_i}    correct_i    confidence_i = max softmax    entropy_i = −Σ p log p
-    measure    Σ correct, Σ loss, Σ g (SalUn's saliency) or Σ g² (SSD's importance), g a batch's mean gradient
+score      loss_i = −log softmax(z_i)_{y_i}    correct_i    confidence_i = max softmax    entropy_i = −Σ p log p
+measure    Σ correct, Σ loss, Σ g (SalUn's saliency) or Σ g² (SSD's importance), g a batch's mean gradient
 """
 
 from __future__ import annotations
