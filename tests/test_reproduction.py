@@ -114,6 +114,20 @@ def test_a_run_of_the_papers_own_config_stands_beside_it(first: Run, tmp_path: P
     assert "Not run: ft, federaser, fukd, pgd, mode, fcu." in text
 
 
+def test_a_result_stays_on_the_page_when_a_later_version_adds_a_key(first: Run, tmp_path: Path) -> None:
+    spec = next(s for s in paper_items()["table-1"].runs["paper"] if s.preset == "cifar10-cnn")
+    earlier = json.loads(json.dumps(spec.config().to_json()))
+    del earlier["model"]["fresh_head"], earlier["request"][0]["population"]  # as if both had come later
+    record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=earlier), tmp_path)
+    assert "| CIFAR-10, CNN | NoT | " in reproduction.page(tmp_path)
+
+
+def test_every_kept_result_stands_on_the_page() -> None:
+    text = reproduction.PAGE.read_text(encoding="utf-8")
+    for found in record.all_in(reproduction.RESULTS):
+        assert all(about["commit"][:7] in text for about in found.made), f"{found.preset} is not shown"
+
+
 def test_the_page_in_the_docs_is_what_the_results_give() -> None:
     assert reproduction.main(["page", "--check"]) == 0, "run `python tools/reproduction.py page`"
 

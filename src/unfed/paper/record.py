@@ -192,6 +192,7 @@ def fitting(found: Sequence[Kept], preset: str, wanted: Mapping[str, Any]) -> li
 
     Data, partition, model, poison and request must be the same; rounds and precision may differ, and are said.
     """
-    same = [one for one in found if one.preset == preset and all(one.config[k] == wanted[k] for k in ESSENTIAL)]
-    own = [(one, differences(one.config, wanted)) for one in same]
+    asked = Config.kept(wanted).to_json()
+    mine = [(one, Config.kept(one.config).to_json()) for one in found if one.preset == preset]
+    own = [(one, differences(said, asked)) for one, said in mine if all(said[k] == asked[k] for k in ESSENTIAL)]
     return sorted(own, key=lambda pair: len(pair[1]))
