@@ -175,13 +175,16 @@ class Case:
     """Stopped at every n-th of its operations only, where it works long between two."""
 
 
+SERVED = "logged and served"
+
 CASES = (
     Case("run", ("run", "tiny.toml", "--quiet"), "nothing"),
     Case("resume", ("resume", "run", "--quiet"), "begun"),
     Case("forget", ("forget", "run", "--client", "1", "--until", "2", "--quiet"), "trained"),
     Case("forget again", ("forget", "run", "--class", "3", "--method", "ft", "--until", "1", "--quiet"), "served"),
     Case("forget signed", ("forget", "run", "--request", "leave.json", "--until", "2", "--quiet"), "logged"),
-    Case("purge logged", ("purge", "run", "--request", "leaves"), "logged and served"),
+    Case("purge logged", ("purge", "run", "--request", "leaves"), SERVED),
+    Case("bundle", ("bundle", "run", "--request", "leaves", "-o", "evidence.json", "--page", "officer.html"), SERVED),
     Case("withdraw", ("withdraw", "run", "client-1"), "waiting"),
     Case("purge", ("purge", "run", "--request", "client-1"), "served"),
     Case("prune", ("prune", "run", "--samples", "none"), "served"),
@@ -260,6 +263,8 @@ def outcome(here: Path) -> dict[str, Any]:
             found[name] = ordered(path.read_bytes())
         elif path.suffix in (".html", ".pt", ".toml"):
             found[name] = True  # a page has the day in it
+        elif path.name == "evidence.json":
+            found[name] = signed.proven(path)
         elif "undo" in path.parts and path.suffix == ".json":
             found[name] = plain(json.loads(path.read_text()))
         elif path.suffix in (".tmp", ".part"):
@@ -314,6 +319,8 @@ class Campaign:
             for at in range(begin, end.operations + 1, step * case.every):
                 if time.monotonic() < self.deadline:
                     self.stopped(case, how, at, truth)
+                    if os.environ.get("CHAOS_SHOW") and self.tried.total() % 20 == 0:
+                        print(f"{self.tried.total()} stops so far, {len(self.faults)} kinds of fault", flush=True)
 
     def stopped(self, case: Case, how: str, at: int, truth: dict[str, Any]) -> None:
         here = self.fresh(case.template)

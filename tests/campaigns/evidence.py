@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import signed
+import forged
+from forged import Changed, Damage
 from hypothesis import strategies as st
 
 from unfed.errors import UnfedError
@@ -21,14 +21,11 @@ from unfed.trust.folder import TrustFolder
 from unfed.trust.keys import SigningKey
 from unfed.trust.verifier import BUNDLE, NotVerified
 
-Damage = Callable[[bytes], st.SearchStrategy[bytes]]
-Changed = Callable[[Any, random.Random, Any], Any]
-
 
 @functools.cache
 def _bundle(here: Path) -> tuple[bytes, SigningKey]:
     """A whole bundle, and the key that signed it."""
-    home = signed._home(here)
+    home = forged.home_of(here)
     run, key = Run.open(home / "run"), keys.signing_key(home / "operator.key")
     entry = served(run, "leaves")
     return bundle.sign(findings(run, entry), key, bundle.from_log(run, entry)).to_bytes(), key
@@ -59,12 +56,12 @@ def verify(data: st.DataObject, here: Path, damage: Damage, changed: Changed, ne
 
 @functools.cache
 def _desk(here: Path) -> Desk:
-    return Desk(Run.open(signed._home(here) / "run"))
+    return Desk(Run.open(forged.home_of(here) / "run"))
 
 
 def send(data: st.DataObject, here: Path, damage: Damage, changed: Changed, nested: Any) -> None:
     """What somebody sends to the service: a revocation or a request with mistakes."""
-    home = signed._renewed(here)
+    home = forged.renewed(here)
     desk, trust = _desk(here), TrustFolder(home / "run")
     chance = random.Random(data.draw(st.integers(0, 2**32)))
     one = keys.signing_key(home / "one.key")

@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import common
 import evidence
+import forged
 import hypothesis
-import signed
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -360,9 +360,9 @@ KINDS: dict[str, Callable[[st.DataObject, Path], str | None]] = {
     "run folders": run_folder,
     "model files": model_file,
     "sample lists": sample_list,
-    "signed requests": lambda data, here: refused(lambda: signed.hand_in(data, here, damage, changed, nested)),
-    "proofs and answers": lambda data, here: refused(lambda: signed.believe(data, here, changed, nested)),
-    "logs": lambda data, here: signed.look_into(data, here, damage, changed, nested),
+    "signed requests": lambda data, here: refused(lambda: forged.hand_in(data, here, damage, changed, nested)),
+    "proofs and answers": lambda data, here: refused(lambda: forged.believe(data, here, changed, nested)),
+    "logs": lambda data, here: forged.look_into(data, here, damage, changed, nested),
     "evidence bundles": lambda data, here: refused(lambda: evidence.verify(data, here, damage, changed, nested)),
     "calls of the service": lambda data, here: refused(lambda: evidence.send(data, here, damage, changed, nested)),
 }
@@ -394,6 +394,8 @@ def campaign(seconds: float, seed: int, most: int | None = None, kinds: Sequence
                 if budget > 0:
                     batch(name, known[name], here, budget, f"{seed}-{number}", tried, faults)
             number += 1
+            if os.environ.get("FUZZ_SHOW"):
+                print(f"{tried.total()} so far, {len(faults)} kinds of fault", flush=True)
             if most is not None and all(tried[name] >= most for name in chosen):
                 break
         took = time.monotonic() - begun
