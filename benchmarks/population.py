@@ -20,6 +20,7 @@ import platform
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,8 @@ def main() -> None:
     told = parser.parse_args()
     file = told.out or RECORDS / f"{datetime.now(UTC):%Y-%m-%d}-population-{told.device}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
-    world, short = simulated(config_of(told, told.rounds), 0), simulated(config_of(told, 2), 0)
+    world = simulated(config_of(told, told.rounds), 0)
+    short = replace(world, config=config_of(told, 2))  # the same model: recorded steps are kept with it
     images = told.rounds * sum(len(client.view("retain")) for client in world.clients)
     about = {"preset": told.preset, "hardware": hardware(world), "precision": told.precision, "rounds": told.rounds}
     done = known(file)
@@ -105,6 +107,8 @@ def main() -> None:
                 took = trained(world, count, together)
                 each = {name: round(value / count, 4) for name, value in took.items()}
                 line = {**at, "federations": count, **each, "images_per_s": round(images / each["wall_s"])}
+                if world.device.type == "cuda":
+                    line["peak_gib"] = round(torch.cuda.max_memory_allocated(world.device) / 2**30, 2)
                 line |= {"date": f"{datetime.now(UTC):%Y-%m-%d}", "command": " ".join(sys.argv)}
                 with open(file, "a", encoding="utf-8") as out:
                     out.write(json.dumps(line) + "\n")

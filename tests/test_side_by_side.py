@@ -127,6 +127,18 @@ def test_what_fails_in_one_is_raised_and_leaves_no_thread(small: Small) -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize(("asked", "used"), [("cuda", 1), ("cuda:2", 2)])
+def test_a_seat_computes_on_the_device_of_whoever_set_the_table(
+    monkeypatch: pytest.MonkeyPatch, asked: str, used: int
+) -> None:
+    """A device without a number is the current one; PyTorch refuses to make it a thread's."""
+    chosen = list[int]()
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", chosen.append, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert Table(torch.device(asked)).run([lambda: "done"]) == ["done"]
+    assert chosen == [used]
+
+
 def test_an_interruption_while_a_stack_is_computed_leaves_no_thread(small: Small) -> None:
     world, before, table = simulated(small(*DOUBLE), 0), threading.active_count(), Table()
 

@@ -31,7 +31,11 @@ class Table:
     """Where federations sit side by side, whatever engines they ask."""
 
     def __init__(self, device: torch.device | None = None) -> None:
-        self._device, self._here = device, threading.local()
+        self._here = threading.local()
+        self._cuda: int | None = None
+        if device is not None and device.type == "cuda":
+            # "cuda" is the device that is current here; every thread begins with the first one.
+            self._cuda = torch.cuda.current_device() if device.index is None else device.index
 
     @property
     def seat(self) -> _Seat[Any] | None:
@@ -40,7 +44,7 @@ class Table:
 
     def run(self, works: Sequence[Callable[[], T]]) -> list[T]:
         """What each work returns. If some fail, the first of them, in the order given, is raised here."""
-        seats = [_Seat(work, self._here, self._device) for work in works]
+        seats = [_Seat(work, self._here, self._cuda) for work in works]
         try:
             for seat in seats:
                 seat.go_on([])
@@ -102,13 +106,13 @@ class _GivenUp(BaseException):
 class _Seat(Generic[T]):
     """One federation's thread, which runs only while `go_on` waits for it."""
 
-    def __init__(self, work: Callable[[], T], here: threading.local, device: torch.device | None) -> None:
+    def __init__(self, work: Callable[[], T], here: threading.local, cuda: int | None) -> None:
         self.asked: tuple[Batched, Visit] | None = None
         self.result: list[T] = []
         self.error: Exception | None = None
         self._answer: list[Block] | None = []
         self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
-        self._work, self._here, self._device = work, here, device
+        self._work, self._here, self._cuda = work, here, cuda
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -138,8 +142,8 @@ class _Seat(Generic[T]):
         self._turn.acquire()
         try:
             if self._answer is not None:
-                if self._device is not None and self._device.type == "cuda":
-                    torch.cuda.set_device(self._device)  # a thread begins with the first one
+                if self._cuda is not None:
+                    torch.cuda.set_device(self._cuda)
                 self.result.append(self._work())
         except _GivenUp:
             pass
