@@ -15,6 +15,7 @@ from unfed.errors import UnfedError
 from unfed.measures.population import Effort
 from unfed.population import store
 from unfed.population.store import About, Population
+from unfed.report.how_sure import grid
 from unfed.runs.config import Config
 from unfed.runs.judged import FILE, of_run
 from unfed.runs.judging import judged, put_into
@@ -37,7 +38,7 @@ def made_up(config: Config, folder: Path, kinds: tuple[str, ...] = ("before", "r
         for seed in about.seeds:
             draw = torch.Generator().manual_seed(100 * place + seed)
             own = {group: 2.0 * torch.eye(3)[torch.arange(n) % 3] for group, n in groups.items()}
-            own["forget"] = own["forget"] * {"before": 2.0, "retrain": 1.0, "ft": 1.5}[kind]
+            own["forget"] = own["forget"] * {"before": 2.0, "retrain": 1.0}.get(kind, 1.5)
             store.put(made, kind, seed, {g: x + torch.randn(x.shape, generator=draw) for g, x in own.items()})
     return made
 
@@ -55,6 +56,17 @@ def test_a_population_is_judged_and_the_same_bytes_come_out(population: Populati
     first = (population.folder / FILE).read_bytes()
     judged(population, QUICK)
     assert (population.folder / FILE).read_bytes() == first
+
+
+def test_methods_that_are_whole_are_judged_and_others_named(small: Small, tmp_path: Path) -> None:
+    population = made_up(small(*SETS), tmp_path / "p", ("before", "retrain", "ft", "not"))
+    store.logits_file(population.folder, "not", 3).unlink()
+    found = judged(population, QUICK)
+    assert set(found["methods"]) == {"ft"} and found["unfinished"] == {"NoT": 5}
+    assert any("NoT is not judged: 5 of 6 models are there" in note for note in grid(found)[1])
+    store.logits_file(population.folder, "ft", 3).unlink()
+    with pytest.raises(UnfedError, match="has 5 of 6 models of 'ft'; go on with"):
+        judged(population, QUICK)
 
 
 def test_a_run_of_the_same_config_shows_it_and_one_of_another_does_not(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from populations import written
 from unfed import storage
 from unfed.cli.main import app
 from unfed.errors import UnfedError
@@ -182,6 +184,37 @@ def test_a_folder_of_another_config_is_not_gone_on_with(
     monkeypatch.setitem(revisions.METHODS, "not", 99)
     with pytest.raises(UnfedError, match="an earlier edition of not"):
         populate(config, 2, tmp_path / "p")
+
+
+def test_a_key_that_was_added_since_does_not_make_it_another_config(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A population outlives a version: what it did not say then is what the default says now."""
+    config, there = small(*TWO, "training.rounds=1", "unlearning.rounds=1"), tmp_path / "p" / "population.json"
+    with monkeypatch.context() as then:
+        then.setattr(runs_population, "digest_of", lambda config: "as it was computed then")
+        populate(config, 2, tmp_path / "p")
+    about = json.loads(there.read_text())
+    del about["stated"]["training"]["robust"]
+    there.write_text(json.dumps(about))
+    assert populate(config, 3, tmp_path / "p").logits("not", "forget").shape[0] == 3
+    elsewhere = small(*TWO, "training.rounds=1", "unlearning.rounds=1", 'data.root="elsewhere"', "methods.fcu={}")
+    assert runs_population.of_another(store.load(tmp_path / "p").about, elsewhere) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("training.lr=0.5", r"training.lr 0.3 instead of 0.5"),
+        ("seed=4", "seed 0 instead of 4"),
+        ("methods.not={layers=[1]}", "methods.not"),
+    ],
+)
+def test_what_makes_it_another_config_is_said(small: Small, tmp_path: Path, change: str, words: str) -> None:
+    there = small("training.lr=0.3", *TWO)
+    about = replace(written(tmp_path / "p").about, config=runs_population.digest_of(there), stated=there.to_json())
+    other = runs_population.of_another(about, small("training.lr=0.3", *TWO, change))
+    assert other is not None and words in other
 
 
 def test_the_command_trains_says_what_it_has_and_goes_on(small: Small, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any, cast
 from unfed import storage
 from unfed.errors import UnfedError, listed
 from unfed.measures.trajectory import Line
-from unfed.runs import revisions
+from unfed.runs import config_differences, revisions
 from unfed.runs.config import Config
 from unfed.runs.run import Run
 from unfed.values import is_measured
@@ -145,18 +145,7 @@ def differences(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
     A key that was added since is at its default in the kept one; methods are told apart by what they are called.
     """
     untold = {*ASIDE, *(f"{table}.{name}" for table, names in UNTOLD.items() for name in names)}
-    return list(_differences(Config.kept(config).to_json(), Config.kept(wanted).to_json(), "", untold))
-
-
-def _differences(config: Mapping[str, Any], wanted: Mapping[str, Any], at: str, untold: set[str]) -> Iterator[str]:
-    for name in sorted({*config, *wanted}):
-        here, there, key = config.get(name), wanted.get(name), f"{at}{name}"
-        if key in untold or (at == "methods." and None in (here, there)):
-            continue
-        if isinstance(here, Mapping) and isinstance(there, Mapping):
-            yield from _differences(here, there, f"{key}.", untold)
-        elif here != there:
-            yield f"{key} {json.dumps(here)} instead of {json.dumps(there)}"
+    return config_differences.differences(config, wanted, untold)
 
 
 def _add(columns: dict[str, Any], line: Mapping[str, Any]) -> None:

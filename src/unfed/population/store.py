@@ -1,6 +1,6 @@
 """A population folder: N models of one config, kept as what they say about the same rows.
 
-    population.json                   config digest, seeds, kinds of model, groups of rows, revisions
+    population.json                   config and its digest, seeds, kinds of model, groups of rows, revisions
     state/FIRST/KIND.safetensors      what a cohort needs to go on (`runs/cohort.py`); θ* of `before` stays
     rows.safetensors                  labels/GROUP: the label of every row, and NAME/GROUP for what else is known of it
     logits/KIND/SEED.safetensors      GROUP: float32 [rows, classes], before the softmax
@@ -60,6 +60,8 @@ class About:
     """Which seeds were trained side by side: who shares a stack changes the last bits, so it stays as it began."""
     tuned: Mapping[str, Any] = field(default_factory=dict)
     """How a kind's hyperparameters were chosen, for those that were tuned."""
+    stated: Mapping[str, Any] = field(default_factory=dict)
+    """The config itself, by which another is compared with it where digests differ."""
 
     @property
     def models(self) -> int:

@@ -87,7 +87,14 @@ def grid(judged: Judged) -> tuple[list[tuple[str, list[str]]], list[str]]:
     notes: list[str] = []
     rows = [(str(one["title"]), one) for one in judged["methods"].values()] + [(YARDSTICK, judged["yardstick"])]
     body = [(title, [_cell(one, column, notes) for column in COLUMNS]) for title, one in rows]
-    return body, [f"({number}) {reason}" for number, reason in enumerate(notes, 1)]
+    told = [f"({number}) {reason}" for number, reason in enumerate(notes, 1)]
+    short: Mapping[str, int] = judged.get("unfinished", {})
+    return body, [*told, *(unfinished_words(title, there, judged["models"]) for title, there in short.items())]
+
+
+def unfinished_words(title: str, there: int, models: int) -> str:
+    """Why a method of the population has no row."""
+    return f"{title} is not judged: {there} of {models} models are there; the same `unfed population` goes on with it."
 
 
 def _cell(one: Mapping[str, Any], column: Column, notes: list[str]) -> str:

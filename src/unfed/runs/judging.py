@@ -18,7 +18,7 @@ from unfed.measures.population import Effort, Rows, judge
 from unfed.methods import METHODS
 from unfed.population.store import BEFORE, RETRAIN, Population
 from unfed.runs.judged import FILE, SCHEMA, file_of
-from unfed.runs.population import digest_of
+from unfed.runs.population import of_another
 from unfed.runs.record import Record
 
 QUICK = Effort(draws=200, permutations=200)
@@ -27,12 +27,15 @@ QUICK = Effort(draws=200, permutations=200)
 def judged(population: Population, effort: Effort | None = None) -> dict[str, Any]:
     """Measure a population, and keep what was found in its folder."""
     about, effort = population.about, effort or Effort()
-    methods = {kind: title_of(kind) for kind in about.kinds if kind not in (BEFORE, RETRAIN)}
-    if not methods:
+    kinds = {kind: len(population.done(kind)) for kind in about.kinds if kind not in (BEFORE, RETRAIN)}
+    methods = {kind: title_of(kind) for kind, models in kinds.items() if models == about.models}
+    if not kinds:
         raise UnfedError(
             f"{population.folder} has Retrains and no method's models to compare with them; add some with"
             " `unfed population … --methods not,ft`."
         )
+    if not methods:
+        population.logits(next(iter(kinds)), "forget")  # which says how many are missing
     whole = {
         "schema": SCHEMA,
         "name": about.name,
@@ -42,6 +45,7 @@ def judged(population: Population, effort: Effort | None = None) -> dict[str, An
         "hardware": about.hardware,
         "effort": asdict(effort),
         "tuned": dict(about.tuned),
+        "unfinished": {title_of(kind): models for kind, models in kinds.items() if kind not in methods},
         **judge(population, methods, rows_of(population), effort),
     }
     storage.write_json(population.folder / FILE, whole)
@@ -66,9 +70,10 @@ def rows_of(population: Population) -> Rows:
 def put_into(run: Record, population: Population, whole: dict[str, Any]) -> None:
     """Let a run's report show it, if it is a population of the run's own config."""
     where, request = run.folder.path, population.about.request
-    if digest_of(run.config) != population.about.config or request not in run.config.request_ids():
+    other = of_another(population.about, run.config)
+    if other or request not in run.config.request_ids():
         raise UnfedError(
-            f"{population.folder} is a population of another config than {where}, so it says nothing of that run; make"
-            " one from the run's own config with `unfed population`."
+            f"{population.folder} is a population of {other or 'another request'} than {where}, so it says nothing of"
+            " that run; make one from the run's own config with `unfed population`."
         )
     storage.write_json(file_of(run.folder, request), whole)

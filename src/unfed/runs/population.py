@@ -36,6 +36,7 @@ from unfed.population.store import BEFORE, RETRAIN, About, Population
 from unfed.runs import lineage, presence, revisions
 from unfed.runs.cohort import Cohort, Said
 from unfed.runs.config import Config
+from unfed.runs.config_differences import differences
 from unfed.runs.description import hardware, versions
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World, process_as_before
@@ -46,6 +47,8 @@ TOGETHER = {"cpu": 16, "cuda": 128}
 """How many seeds a cohort has, at most: their states are in memory at once."""
 UNREAD = ("name", "device", "evaluation", "checkpoint", "gate", "seed")
 """What of a config changes no model, or is said elsewhere."""
+ASIDE = (*UNREAD, "methods.run", "data.root")
+"""The same, and where the data lies, where a config is compared with another key by key."""
 
 
 def quiet(kind: str, round: int, rounds: int) -> None:
@@ -58,6 +61,22 @@ def digest_of(config: Config) -> str:
     values["methods"] = {name: value for name, value in values["methods"].items() if name != "run"}
     values["base"] = config.seed_list[0]
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def of_another(about: About, config: Config) -> str | None:
+    """ "another config (training.lr 0.1 instead of 0.3)": what a population is of, if not of this one.
+
+    A key that was added since the population was begun is at its default in it. Of methods that it has no models of,
+    anything may be said.
+    """
+    if about.config == digest_of(config):
+        return None
+    if not about.stated:
+        return "another config"
+    told = differences(about.stated, config.to_json(), ASIDE, about.kinds)
+    base, wanted = Config.kept(about.stated).seed_list[0], config.seed_list[0]
+    told += [] if base == wanted else [f"seed {base} instead of {wanted}"]
+    return f"another config ({'; '.join(told)})" if told else None
 
 
 @dataclass(frozen=True)
@@ -124,7 +143,7 @@ def _work(config: Config, models: int, where: Path, said: Said, manner: Manner) 
     where.mkdir(parents=True, exist_ok=True, mode=0o700)
     about = _about(world, methods, rows, range(base, base + models))
     with presence.held(where, "begin", wait=-1):
-        population = _begun(where, about, rows)
+        population = _begun(where, config, about, rows)
     for seeds in population.about.cohorts:
         if any(seed in about.seeds for seed in seeds):
             place = where / "state" / str(seeds[0])
@@ -214,6 +233,7 @@ def _about(world: World, methods: Mapping[str, Method], rows: RowGroups, seeds: 
         versions=versions(),
         hardware=hardware(world.device),
         cohorts=_cut(seeds, TOGETHER.get(world.device.type, 16)),
+        stated=config.to_json(),
     )
 
 
@@ -221,7 +241,7 @@ def _cut(seeds: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(seeds[i : i + size]) for i in range(0, len(seeds), size))
 
 
-def _begun(where: Path, wanted: About, rows: RowGroups) -> Population:
+def _begun(where: Path, config: Config, wanted: About, rows: RowGroups) -> Population:
     """The population of a folder, new or gone on with.
 
     More seeds or methods may be asked for than it has.
@@ -230,8 +250,9 @@ def _begun(where: Path, wanted: About, rows: RowGroups) -> Population:
         return store.create(where, wanted, rows.columns)
     there = store.load(where)
     old = there.about
-    if old.config != wanted.config or dict(old.groups) != dict(wanted.groups):
-        raise UnfedError(f"{where} is a population of another config; choose another folder with --out.")
+    other = of_another(old, config)
+    if other or dict(old.groups) != dict(wanted.groups):
+        raise UnfedError(f"{where} is a population of {other or 'other rows'}; choose another folder with --out.")
     stale = [name for name, number in old.revisions.items() if wanted.revisions.get(name, number) != number]
     if stale:
         raise UnfedError(

@@ -32,7 +32,7 @@ from unfed.population import store
 from unfed.population.store import BEFORE, RETRAIN, Population
 from unfed.runs.cohort import Cohort, Said
 from unfed.runs.config import Config
-from unfed.runs.population import RowGroups, digest_of, quiet
+from unfed.runs.population import RowGroups, of_another, quiet
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World, process_as_before
 from unfed.values import is_measured
@@ -253,9 +253,9 @@ def tuned_label(label: str) -> str:
 
 def _check(config: Config, population: Population, label: str, budget: Budget) -> None:
     about = population.about
-    if digest_of(config) != about.config:
+    if other := of_another(about, config):
         raise UnfedError(
-            f"{population.folder} is a population of another config, so trials would be compared with other Retrains;"
+            f"{population.folder} is a population of {other}, so trials would be compared with other Retrains;"
             " make one of this config with `unfed population`."
         )
     if label in (RETRAIN, BEFORE):
