@@ -6,7 +6,7 @@ measure    Σ correct, Σ loss, Σ g (SalUn's saliency) or Σ g² (SSD's importa
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -18,8 +18,16 @@ from unfed.client.batch import bounds
 from unfed.client.plan import Measure
 from unfed.data import ClientData, Source
 from unfed.data.prefetch import ahead
-from unfed.model.functional import Template
+from unfed.model.functional import Net, Template
 from unfed.model.params import Params
+
+Way = Callable[[Net, Tensor], Tensor]
+"""How a network's logits are computed, in the type of its params (`engines/evaluating.py` knows a faster way)."""
+
+
+def called(net: Net, x: Tensor) -> Tensor:
+    """The way of `score` unless it is told another: the network as it is."""
+    return net(x)
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class Scores:
     def __len__(self) -> int:
         return len(self.loss)
 
-    def __getitem__(self, index: Tensor) -> Scores:
+    def __getitem__(self, index: Tensor | slice) -> Scores:
         return Scores(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
 
     @property
@@ -61,20 +69,40 @@ def batches(
 
 
 @torch.no_grad()
-def score(template: Template, params: Params, source: Source, rows: Tensor, batch: int = 1024) -> Scores:
+def score(
+    template: Template, params: Params, source: Source, rows: Tensor, batch: int = 1024, way: Way = called
+) -> Scores:
     """Score rows of a source, without augmentation, in large batches; the result lies on the CPU."""
     net, parts = template.bind(params), []
+    if source.resident:  # at once, not batch by batch: a copy from the host waits for the device
+        rows = rows.to(source.labels.device)
     with closing(batches(template, source, torch.split(rows, batch) if len(rows) else ())) as pairs:
         for x, y in pairs:
-            log_p = net(x).log_softmax(-1)
-            top, predicted = log_p.max(-1)
-            loss, entropy = F.nll_loss(log_p, y, reduction="none"), -(log_p.exp() * log_p).sum(-1)
-            parts.append((loss, predicted == y, top.exp(), entropy, predicted))
+            parts.append(columns(way(net, x), y))
     if not parts:
         empty = torch.empty(0)
         return Scores(empty, empty.bool(), empty, empty, empty.long())
-    # Moved once, at the end: every move waits for the device.
-    return Scores(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
+    return moved(parts)
+
+
+def columns(logits: Tensor, y: Tensor) -> Scores:
+    """The scores of a batch, where it lies."""
+    log_p = logits.log_softmax(-1)
+    top, predicted = log_p.max(-1)
+    loss, entropy = F.nll_loss(log_p, y, reduction="none"), -(log_p.exp() * log_p).sum(-1)
+    return Scores(loss, predicted == y, top.exp(), entropy, predicted)
+
+
+def moved(parts: Sequence[Scores]) -> Scores:
+    """The scores of all batches on the CPU, by one move: every move waits for the device.
+
+    On the way all columns are numbers of one type, wide enough that none of them changes: a class number below 2²⁴, yes
+    and no, and whatever a model computes in.
+    """
+    own = {name: getattr(parts[0], name).dtype for name in Scores.__dataclass_fields__}
+    wide = torch.promote_types(own["loss"], torch.float32)
+    table = torch.cat([torch.stack([getattr(part, name).to(wide) for name in own]) for part in parts], dim=1).cpu()
+    return Scores(**{name: column.to(kind) for (name, kind), column in zip(own.items(), table, strict=True)})
 
 
 def measure(template: Template, what: Measure, client: ClientData, params: Params) -> Mapping[str, Tensor]:

@@ -12,8 +12,9 @@ class must not be asked for it. What cannot be measured says why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unfed.client.scores import Scores, score
+from unfed.client.scores import Scores, Way, called, score
 from unfed.data import ClientData, Request, Source, TensorSource, triggered
 from unfed.errors import UnfedError
 from unfed.measures.attacks import try_membership_inference
@@ -34,6 +35,7 @@ from unfed.model.params import Params
 from unfed.values import Value, not_measured
 
 NOT_HELD_OUT = not_measured("no held-out data")
+NOT_YET = not_measured("the attack is still being computed")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,14 @@ class Evaluation:
     samples: dict[str, Tensor]
     earlier: dict[str, Value] = field(default_factory=dict)
     """Accuracy on what each earlier request takes out, by its id: whether it stays forgotten."""
+    attack: Callable[[], Value] | None = None
+    """Computes the MIA where that is still to be done: it needs no device, and may run beside the next round."""
+
+    def complete(self) -> Evaluation:
+        """With every number, computed now where it was not."""
+        if self.attack is None:
+            return self
+        return replace(self, numbers=self.numbers | {"mia": self.attack()}, attack=None)
 
 
 class Scorer(Protocol):
@@ -53,6 +63,10 @@ class Scorer(Protocol):
 
     def __call__(self, params: Params) -> Evaluation:
         """Every column that can be had."""
+        ...
+
+    def begun(self, params: Params) -> Evaluation:
+        """The same as soon as the device is free again: `complete` gives what may be missing."""
         ...
 
     def validation(self, params: Params) -> Value:
@@ -89,6 +103,8 @@ class Yardstick:
     """What a backdoor says, where a client was poisoned."""
     poisoned: str | None = None
     """That client."""
+    way: Way = called
+    """How logits are computed."""
 
 
 class HeldOut:
@@ -163,7 +179,7 @@ class HeldOut:
         return reactions(stick.template, params, stick.held_out, self._rows, stick.seed, stick.batch)
 
     def _score(self, params: Params, source: Source, rows: Tensor) -> Scores:
-        return score(self._yardstick.template, params, source, rows, self._yardstick.batch)
+        return score(self._yardstick.template, params, source, rows, self._yardstick.batch, self._yardstick.way)
 
 
 class Scope(Protocol):
@@ -228,10 +244,13 @@ class Evaluator:
         return torch.isin(self._forget, own).nonzero().flatten().cpu()
 
     def __call__(self, params: Params) -> Evaluation:
-        rows = torch.cat([self._retain, self._forget, self._val])
-        seen = self._score(params, rows)
-        sizes = [len(self._retain), len(self._forget), len(self._val)]
-        retain, forget, val = (seen[place] for place in torch.split_with_sizes(torch.arange(len(rows)), sizes))
+        return self.begun(params).complete()
+
+    def begun(self, params: Params) -> Evaluation:
+        """Everything but the attack, which the result knows how to compute."""
+        seen = self._score(params, torch.cat([self._retain, self._forget, self._val]))
+        kept, gone = len(self._retain), len(self._retain) + len(self._forget)
+        retain, forget, val = seen[:kept], seen[kept:gone], seen[gone:]
         test = self._held_out.scores(params)
         nothing, some = self._no_forget, len(forget) > 0
         numbers: dict[str, Value] = {
@@ -243,14 +262,15 @@ class Evaluator:
             "forget_loss": forget.mean_loss if some else nothing,
             "test_loss": NOT_HELD_OUT if test is None else test.mean_loss,
             "loss_gap": loss_gap(retain.mean_loss, forget.mean_loss) if some else nothing,
-            "mia": self._held_out.membership(forget, test) if some else nothing,
+            "mia": NOT_YET if some else nothing,
             "backdoor": self._held_out.backdoor(params),
         }
         again: dict[str, Value] = {
             name: forget[places].accuracy if len(places) else not_measured("its owners have deleted it")
             for name, places in self._places.items()
         }
-        return Evaluation(numbers, sample_columns(forget, test) if self._yardstick.samples else {}, again)
+        attack = partial(self._held_out.membership, forget, test) if some else None
+        return Evaluation(numbers, sample_columns(forget, test) if self._yardstick.samples else {}, again, attack)
 
     def views(self) -> dict[str, View | None]:
         """The rows behind Retain, Forget, Test and backdoor; None where there are none to ask for."""
@@ -272,7 +292,7 @@ class Evaluator:
         return 100.0 * float((right[count > 0] / count[count > 0]).mean())
 
     def _score(self, params: Params, rows: Tensor) -> Scores:
-        return score(self._yardstick.template, params, self._source, rows, self._yardstick.batch)
+        return score(self._yardstick.template, params, self._source, rows, self._yardstick.batch, self._yardstick.way)
 
 
 def _marked(scoped: Scope, requests: Sequence[Request]) -> Tensor:

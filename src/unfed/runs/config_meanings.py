@@ -83,6 +83,7 @@ MEANINGS = {
     "methods.run": "Which methods are compared, in this order; a table [methods.NAME] sets hyperparameters.",
     "evaluation.every": "Evaluate every so many rounds, and always the last.",
     "evaluation.batch": "Rows per step of evaluation.",
+    "evaluation.precision": "`params`: in the type of the params (float32 in a bf16 run). `engine`: as training does.",
     "evaluation.attack": "Whether the membership attack is run.",
     "evaluation.samples": "Scores of single rows that are kept: of every evaluated round, of the last, or none.",
     "evaluation.recovered_within": "Points of validation accuracy that may be missing to count as recovered.",

@@ -229,10 +229,12 @@ class EvaluationConfig(Table):
     """What is measured, and how often; `undo` probes at the end how far each model can be undone.
 
     `samples` keeps the scores of single rows of every evaluated round, of each job's "last", or (false) of none.
+    `precision` "params" computes logits in the type of the params (float32 in a bf16 run), "engine" as training does.
     """
 
     every: Positive = 1
     batch: Positive = 1024
+    precision: Literal["params", "engine"] = "params"
     attack: bool = True
     samples: bool | Literal["last"] = True
     recovered_within: Rate = 0.5

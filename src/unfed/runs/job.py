@@ -19,10 +19,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from unfed.data import ClientData, Request
-from unfed.engines.base import Engine, Refusal
+from unfed.engines.base import Engine
 from unfed.engines.observed import ObservedEngine, observed_clients
 from unfed.errors import NotRecovered, Refused, UnfedError
 from unfed.federation import algorithm
@@ -39,7 +40,8 @@ from unfed.model import digest
 from unfed.model.params import Params, cast, tensor_bytes
 from unfed.runs.folder import BEST, Job, RunFolder
 from unfed.runs.gate import Gate, NotForgotten, is_forgotten, told
-from unfed.runs.job_notes import JobNotes, began, start_on
+from unfed.runs.job_notes import JobNotes, began, noted, start_on
+from unfed.runs.late_line import LateLine
 from unfed.runs.progress import QuietWatch, Watch
 from unfed.runs.request_options import Until
 from unfed.runs.world import World
@@ -104,6 +106,7 @@ class JobRunner:
         self._keeps_best = isinstance(spec.method, Retrain) and world.config.training.keep_model == "best-test"
         self._best_params: Params | None = None
         self._saved_at, self._saved_round = time.monotonic(), 0
+        self._late = LateLine(folder)
         self.goals, self._known = Until.of(spec.until), self._evidence_before()
         if "recovered" in self.goals.goals and not is_measured(self.before):
             raise UnfedError(f"--until recovered cannot be judged here ({self.before}); use --until N.")
@@ -121,6 +124,12 @@ class JobRunner:
 
     def run(self) -> State:
         """The job's last state; what was already done is not done again."""
+        try:
+            return self._run()
+        finally:
+            self._late.close()
+
+    def _run(self) -> State:
         saved = self.folder.load_state(self.job)
         if saved is not None:
             if saved[1].get("purged") and self.spec.base is None:
@@ -151,7 +160,7 @@ class JobRunner:
             state = self._round(states, state, diary)
             line = self._evaluate(state, diary) if self._due(state) else None
             outcome = self._outcome(state, diary, line)
-            self.watch.goes_on(self.job, state.round, self.rounds, line)
+            self._late.then(partial(self.watch.goes_on, self.job, state.round, self.rounds, line))
             if outcome is None and self._save_due(state):
                 self._save(state, diary, None)
         self._save(state, diary, outcome)
@@ -193,16 +202,17 @@ class JobRunner:
         except Refused:
             for label, history in histories.items():
                 self.server.recorders[label].history = history
-            self._noted(diary, started, attempt=diary.attempt + 1)
+            self._noted(diary, time.monotonic() - started, attempt=diary.attempt + 1)
             self._save(state, diary, None)
             raise
-        asked = self._asked()
-        self._noted(diary, started, attempt=0)
+        seconds, asked = time.monotonic() - started, self._asked()
+        self._late.settle()
+        self._noted(diary, seconds, attempt=0)
         self.watch.reached(self.job, after, asked)
         return after
 
-    def _noted(self, diary: JobNotes, started: float, attempt: int) -> None:
-        diary.ledger.seconds += time.monotonic() - started
+    def _noted(self, diary: JobNotes, seconds: float, attempt: int) -> None:
+        diary.ledger.seconds += seconds
         diary.attempt = attempt
         self._take_notes(diary)
 
@@ -313,7 +323,7 @@ class JobRunner:
     def _take_notes(self, diary: JobNotes) -> None:
         for round, clients in self.server.asked.items():
             diary.asked.setdefault(round, []).extend(clients)
-        diary.refused += [_refusal(r) for r in self.server.refusals]
+        diary.refused += [noted(r) for r in self.server.refusals]
         self.server.asked, self.server.refusals = {}, []
 
     def _account(self, diary: JobNotes, recorders: Iterable[Recorder]) -> None:
@@ -327,7 +337,7 @@ class JobRunner:
     def _evaluate(self, state: State, diary: JobNotes) -> Line:
         if self.job.request is None:
             self._account(diary, self.server.recorders.values())
-        seen = self.evaluator(state.params)
+        seen = self.evaluator.begun(state.params)
         line = trajectory.line(
             trajectory.Point(self.job.seed, self.job.request, self.job.label, state.round, state.done, state.model),
             seen.numbers,
@@ -344,7 +354,7 @@ class JobRunner:
             line["watched"], diary.watched = watched, watched["said"]
         diary.missing = self._missing(state, line) if self.goals.goals else None
         self.folder.save_samples(self.job, state.round, seen.samples, self.world.config.evaluation.samples == "last")
-        diary.offset = self.folder.append(line)
+        self._late.expect(line, diary, seen.attack)
         diary.asked, diary.refused = {}, []
         value = seen.numbers["validation"]
         if is_measured(value) and value > diary.best:
@@ -363,6 +373,7 @@ class JobRunner:
         return {"verdict": is_forgotten(found), "said": told(found), "checks": {n: asdict(j) for n, j in found.items()}}
 
     def _save(self, state: State, diary: JobNotes, outcome: str | None) -> None:
+        self._late.settle()
         finished = None if outcome is not None and outcome.startswith("not ") else outcome
         numbers = {"offset": diary.offset, "diary": diary.to_json(), "finished": finished, "rounds": self.rounds}
         numbers |= began(self.spec.base, self.start)
@@ -389,7 +400,3 @@ def _scoped(world: World, requests: Sequence[Request]) -> dict[str, ClientData]:
     Of the others no row is left.
     """
     return world.scoped(requests, gone=requests[:-1])
-
-
-def _refusal(refusal: Refusal) -> trajectory.Refused:
-    return {"round": refusal.round, "client": refusal.client, "reason": refusal.reason}

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from unfed.engines.base import Refusal
 from unfed.federation.ledger import Ledger
 from unfed.measures.trajectory import Line, Refused, job_of
 
@@ -75,3 +76,8 @@ def last_starts(lines: Sequence[Line]) -> list[Line]:
     for line in lines:
         starts[job_of(line)] = max(starts.get(job_of(line), 1), line.get("start", 1))
     return [line for line in lines if line.get("start", 1) == starts[job_of(line)]]
+
+
+def noted(refusal: Refusal) -> Refused:
+    """An update that was refused, as a line holds it."""
+    return {"round": refusal.round, "client": refusal.client, "reason": refusal.reason}

@@ -21,11 +21,13 @@ from typing import Protocol
 import torch
 
 from unfed.client.plan import Optimiser, Phase
+from unfed.client.scores import called
 from unfed.data import ClientData, Dataset, Request, Source, mark
 from unfed.data import public as validation_images
 from unfed.engines import Batched, Engine, Sequential
 from unfed.engines.choice import EngineChoice
 from unfed.engines.determinism import fixed_order
+from unfed.engines.evaluating import as_trained
 from unfed.errors import UnfedError
 from unfed.federation.robust import Robust
 from unfed.federation.schedule import Schedule, Settings
@@ -207,6 +209,7 @@ class World:
             bool(how.samples),
             None if poison is None else poison.trigger_class,
             None if poison is None else poison.client,
+            as_trained(self.template) if how.precision == "engine" else called,
         )
 
     def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:
