@@ -8,8 +8,9 @@ engine rows      three federations of four clients, each from its own model unde
                  transformer whose dropout sits inside its attention
 population rows  the same through servers, threads and methods: θ* and what methods make of it, three training seeds
 
-float64 must agree to 1e-9, float32 (without TF32) to 1e-5; bf16 is reported. A row is printed, and appended to FILE,
-when it is done. Exits with 1 if anything that must be equal is not.
+float64 must agree to 1e-9, recorded float32 (without TF32) to 1e-5. Float32 operation by operation is reported: there a
+library picks another kernel for another number of groups, and a near-tie of a max-pool may fall otherwise.
+So is bf16. A row is printed, and appended to FILE, when it is done. Exits with 1 if anything that must be equal is not.
 """
 
 from __future__ import annotations
@@ -103,27 +104,38 @@ def judged(found: float, moved: float, dtype: torch.dtype | None) -> dict[str, o
     return said
 
 
+def one_round(device: torch.device, model: str, dtype: torch.dtype, way: str, half: bool) -> tuple[list[Params], ...]:
+    """What three federations make of a round together and alone, and where they began."""
+    beta = 0.3 if dtype == torch.float64 else None
+    known = "cnn" if model == "dropout in attention" else model
+    work = synthetic(device, clients=4, images=700, side=16, model=known, batch=16, beta=beta, dtype=dtype)
+    work = replace(work, model=model)
+    template = Template(network(work, 0), work.train.shape).to(device, dtype)
+    template.autocast = torch.bfloat16 if half else None
+    engine = Batched(template, work.clients, compile=way != "eager")
+    phase = Phase(batch=work.batch, optimiser=Optimiser(lr=RATES[dtype]))
+    visits = [
+        Visit(Plan(seed, 1, (phase,)), cast(params_of(network(work, seed)), dtype, device), tuple(work.clients), {})
+        for seed in SEEDS
+    ]
+    with exactly(recorded.inductor if way == "compiled" else as_traced):
+        together = [block.params for (block,) in engine.train_together(visits)]
+        alone = [next(iter(engine.train(v.plan, v.params, v.clients, v.context))).params for v in visits]
+    return together, alone, [{n: t[None] for n, t in visit.params.items()} for visit in visits]
+
+
 def engine_row(device: torch.device, model: str, dtype: torch.dtype, way: str, half: bool = False) -> Row:
-    """One round of three federations."""
+    """One round of three federations. Operation by operation in float32 it is only reported, with how much differs."""
 
     def row() -> dict[str, object]:
-        beta = 0.3 if dtype == torch.float64 else None
-        known = "cnn" if model == "dropout in attention" else model
-        work = synthetic(device, clients=4, images=700, side=16, model=known, batch=16, beta=beta, dtype=dtype)
-        work = replace(work, model=model)
-        template = Template(network(work, 0), work.train.shape).to(device, dtype)
-        template.autocast = torch.bfloat16 if half else None
-        engine = Batched(template, work.clients, compile=way != "eager")
-        phase = Phase(batch=work.batch, optimiser=Optimiser(lr=RATES[dtype]))
-        visits = [
-            Visit(Plan(seed, 1, (phase,)), cast(params_of(network(work, seed)), dtype, device), tuple(work.clients), {})
-            for seed in SEEDS
-        ]
-        with exactly(recorded.inductor if way == "compiled" else as_traced):
-            together = [block.params for (block,) in engine.train_together(visits)]
-            alone = [next(iter(engine.train(v.plan, v.params, v.clients, v.context))).params for v in visits]
-        starts = [{n: t[None] for n, t in visit.params.items()} for visit in visits]
-        return judged(apart(alone, together), apart(alone, starts), None if half else dtype)
+        together, alone, starts = one_round(device, model, dtype, way, half)
+        loose = half or (way == "eager" and dtype == torch.float32)
+        found = judged(apart(alone, together), apart(alone, starts), None if loose else dtype)
+        if loose:
+            pairs = [(one[n], other[n]) for one, other in zip(alone, together, strict=True) for n in one]
+            entries = sum(t.numel() for t, _ in pairs)
+            found["share beyond 1e-5"] = sum(int(((a - b).abs() > 1e-5).sum()) for a, b in pairs) / entries
+        return found
 
     return row
 
