@@ -85,7 +85,7 @@ def test_without_a_poisoned_client_there_is_no_backdoor(small: Small) -> None:
 
 def test_without_validation_rows_it_is_said(small: Small) -> None:
     world = simulated(small("partition.validation=0.0"), 0)
-    assert evaluator(world)(world.fresh(1)).numbers["validation"] == "not measured: no client holds validation rows"
+    assert evaluator(world)(world.fresh(1)).numbers["validation"] == "not measured: no validation rows are held out"
 
 
 def test_the_attack_can_be_left_out(small: Small) -> None:

@@ -197,7 +197,7 @@ def test_status_and_report_show_every_check_and_who_accepted(
 def test_utility_by_hand() -> None:
     assert utility(95.0, 90.0, 5.0).verdict == "passed" and utility(95.0, 89.9, 5.0).verdict == "failed"
     assert utility(90.0, 97.0, 0.0) == Judgement(utility(1, 1, 1).what, -7.0, 0.0, "passed")
-    why = not_measured("no client holds validation rows")
+    why = not_measured("no validation rows are held out")
     assert utility(why, why, 5.0).value == why and utility(why, why, 5.0).verdict == "not measured"
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from unfed.errors import UnfedError
 from unfed.report.rules import Row, rows
-from unfed.report.tables import bytes_text, flops_text, latex, markdown, plain, seconds_text
+from unfed.report.tables import latex, markdown, plain
+from unfed.report.units import bytes_text, flops_text, seconds_text
 
 METRICS = ("retain", "forget", "test", "mia", "backdoor", "validation", "validation_before")
 

@@ -14,7 +14,7 @@ from unfed.measures.columns import COLUMNS, GAP_METRICS
 from unfed.measures.metrics import average_gap, reading
 from unfed.measures.trajectory import Line
 from unfed.report.fall import fell
-from unfed.report.tables import flops_text, seconds_text
+from unfed.report.units import flops_text, seconds_text
 from unfed.values import Value, is_measured, not_measured
 
 NO_RETRAIN = not_measured("no Retrain")

@@ -15,9 +15,10 @@ from rich.text import Text
 
 from unfed.cli.console import Console
 from unfed.measures.columns import COLUMNS
-from unfed.report import tables
+from unfed.report import tables, wording
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
+from unfed.report.wording import CENTRAL, FEDERATED, Wording
 from unfed.report.words import gate_words
 from unfed.runs.folder import Job
 from unfed.runs.progress import Clock, QuietWatch
@@ -52,6 +53,7 @@ class Display(QuietWatch):
 
     def __init__(self, run: Run, console: Console) -> None:
         self._console = console
+        self._words = wording.of(run.description)
         jobs = run.ahead()
         self._several_seeds = len(run.config.seed_list) > 1
         self._several_requests = len({job.request for job, _ in jobs} - {None}) > 1
@@ -65,7 +67,7 @@ class Display(QuietWatch):
         self._progress = Progress(
             TextColumn(f"{{task.description:<{self._width}}}"),
             BarColumn(bar_width=8 if self._narrow else 24),
-            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn(f"{self._words.unit} {{task.completed:.0f}}/{{task.total:.0f}}"),
             TextColumn("{task.fields[seen]}", style="green"),
             _TimeLeft(self._clock),
             console=console,
@@ -99,11 +101,11 @@ class Display(QuietWatch):
 
     def ends(self, job: Job, outcome: str) -> None:
         self._clock.ended(job)
-        done = {"all rounds": "", "done": ""}.get(outcome, f", {outcome}")
+        done = {"all rounds": "", "done": ""}.get(outcome, f", {self._words.said(outcome)}")
         took = clock_text(time.monotonic() - self._began)
         self._console.print(
-            f"[green]✓[/green] {escape(self._name(job)):<{self._width}} {self._round:>3} rounds in {took}{done} "
-            f" {self._summary()}"
+            f"[green]✓[/green] {escape(self._name(job)):<{self._width}} {self._round:>3} {self._words.unit}s"
+            f" in {took}{done}  {self._summary()}"
         )
 
     def _summary(self, short: bool = False) -> str:
@@ -122,13 +124,15 @@ class Display(QuietWatch):
         return " · ".join(parts)
 
 
-def print_results(console: Console, rows: Sequence[Row], title: str, by: str = "Request") -> None:
+def print_results(
+    console: Console, rows: Sequence[Row], title: str, by: str = "Request", words: Wording = FEDERATED
+) -> None:
     """The results as tables that fit the terminal.
 
     Gaps stand beside the values where there is room, costs below where there is little. Why a number is missing stands
     in a note, once.
     """
-    content = tables.table(rows, by)
+    content = tables.table(rows, by, words)
     notes: list[str] = []
     for wide in (True, False):
         notes = []
@@ -148,7 +152,7 @@ def print_results(console: Console, rows: Sequence[Row], title: str, by: str = "
         console.print(escape(f"({number}) {note}"))
 
 
-_COSTS = (COLUMNS["comm_bytes"].title, COLUMNS["flops"].title, "Rounds")
+_COSTS = (COLUMNS["comm_bytes"].title, COLUMNS["flops"].title, FEDERATED.units, CENTRAL.units)
 
 
 def _table(content: tables.Table, places: Sequence[int], title: str, wide: bool, notes: list[str]) -> Table:

@@ -19,7 +19,7 @@ from unfed import storage
 from unfed.cli.console import Console
 from unfed.cli.options import Json
 from unfed.errors import UnfedError
-from unfed.report.tables import bytes_text
+from unfed.report.units import bytes_text
 from unfed.runs.folder import RunFolder
 
 stdout = Console(highlight=False)

@@ -17,6 +17,7 @@ from unfed.cli.logged import due_dates
 from unfed.cli.options import AllowCode, Json, RunArgument, Seed
 from unfed.measures import columns
 from unfed.model.params import cast, check_like
+from unfed.report import wording
 from unfed.runs.in_force import in_force
 from unfed.runs.run import Run
 from unfed.runs.status import status as status_of
@@ -35,16 +36,16 @@ def status(run: RunArgument, as_json: Json = False) -> None:
         typer.echo(json.dumps(found))
         return
     stdout.print(f"[bold]{escape(opened.config.name)}[/bold] in {escape(str(run))}: {found['state']}")
-    table = Table(box=None, pad_edge=False)
-    for column in ("job", "round", "test", "forget", "state"):
-        table.add_column(column, justify="right" if column in ("round", "test", "forget") else "left")
+    table, words = Table(box=None, pad_edge=False), wording.of(opened.description)
+    for column in ("job", words.unit, "test", "forget", "state"):
+        table.add_column(column, justify="left" if column in ("job", "state") else "right")
     for job in found["jobs"]:
         table.add_row(
             escape(job["job"]),
             f"{job['round']}/{job['rounds']}",
             percent(job["test"]),
             percent(job["forget"]),
-            job["state"],
+            words.said(job["state"]),
         )
     stdout.print(table)
     for request in found["requests"]:

@@ -14,7 +14,7 @@ from unfed.api import results, write_report
 from unfed.cli.console import Console, echo
 from unfed.cli.options import RunArgument
 from unfed.errors import UnfedError, nearest
-from unfed.report import tables
+from unfed.report import tables, wording
 from unfed.report.rules import named
 from unfed.runs.handed_out import hand_out
 from unfed.runs.run import Run
@@ -74,7 +74,7 @@ def report(
 def _text(run: Run, kind: str, rule: str, rounds: bool) -> str:
     found = results(run, rule)
     if kind in ("md", "latex"):
-        return (tables.markdown if kind == "md" else tables.latex)(found)
+        return (tables.markdown if kind == "md" else tables.latex)(found, words=wording.of(run.description))
     from unfed.report import gallery  # it can draw, and drawing is slow to import
 
     if kind == "csv":

@@ -35,6 +35,7 @@ from unfed.cli.options import (
 from unfed.cli.story import story
 from unfed.errors import Refused, UnfedError
 from unfed.methods import METHODS
+from unfed.report import wording
 from unfed.report.fall import falls
 from unfed.report.words import date_text
 from unfed.runs.config import Config, presets
@@ -186,7 +187,9 @@ def _work(
     elif not quiet:
         stdout.print()
         if found:
-            print_results(stdout, found, "After the last round (rule: last). ★ smallest average gap to Retrain.")
+            words = wording.of(run.description)
+            title = f"After the last {words.unit} (rule: last). ★ smallest average gap to Retrain."
+            print_results(stdout, found, title, words=words)
         for sentence in (*falls(found), *story(run), *more(run)):
             stdout.print(escape(sentence), soft_wrap=True)
         if not found and not run.config.request:

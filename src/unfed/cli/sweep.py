@@ -93,7 +93,7 @@ def _work(runs: Sequence[Run], jobs: int | None, arguments: list[str], silent: b
 def _compare(groups: dict[str, list[Run]], page: Path, rule: str, silent: bool) -> Path | None:
     """One page of all runs that have something to show, and the table on the terminal."""
     from unfed import storage
-    from unfed.report.compare import Compared, compared_rows, render  # drawing is slow to import
+    from unfed.report.compare import Compared, compared_rows, render, words_of  # drawing is slow to import
 
     told = [Compared(name, *sweeping.merged(runs)) for name, runs in groups.items()]
     told = [one for one in told if one.lines]
@@ -103,7 +103,8 @@ def _compare(groups: dict[str, list[Run]], page: Path, rule: str, silent: bool) 
     enter_comparison([run.folder.path for runs in groups.values() for run in runs], page, data)
     storage.deliver(page, data)
     if not silent:
-        print_results(stdout, compared_rows(told, rule), f"All runs (rule: {rule}). ★ smallest average gap.", "Run")
+        title = f"All runs (rule: {rule}). ★ smallest average gap."
+        print_results(stdout, compared_rows(told, rule), title, "Run", words_of(told))
         stdout.print(f"Report: [bold]{escape(str(page))}[/bold]")
     return page
 

@@ -286,7 +286,7 @@ class Evaluator:
 
     def _mean_validation(self, val: Scores) -> Value:
         if len(val) == 0:
-            return not_measured("no client holds validation rows")
+            return not_measured("no validation rows are held out")
         right = torch.bincount(self._owner, weights=val.correct.double())
         count = torch.bincount(self._owner, minlength=len(right))
         return 100.0 * float((right[count > 0] / count[count > 0]).mean())

@@ -18,7 +18,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from unfed.measures.columns import COLUMNS, GAP_METRICS
 from unfed.report.drawing import DASHES, MARKERS, REFERENCE, SERIES, STYLE, svg_text
 from unfed.report.rules import Row
-from unfed.report.tables import bytes_text, flops_text, name_of
+from unfed.report.tables import name_of
+from unfed.report.units import bytes_text, flops_text
 from unfed.values import is_measured
 
 OURS = "NoT"

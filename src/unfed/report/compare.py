@@ -16,10 +16,11 @@ from typing import Any
 
 from unfed.errors import UnfedError
 from unfed.measures.trajectory import Line
-from unfed.report import figures, html, ranking, tables
+from unfed.report import figures, html, ranking, tables, wording
 from unfed.report.rules import RULES, Row, named, rows, trajectories
 from unfed.report.tables import name_of
 from unfed.report.unfinished import unfinished
+from unfed.report.wording import Wording
 from unfed.report.words import date_text, sentence, subject_of
 
 
@@ -54,6 +55,11 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     raise AssertionError("different paths differ somewhere")
 
 
+def words_of(runs: Sequence[Compared]) -> Wording:
+    """The words that fit all of these runs."""
+    return wording.shared(run.info for run in runs)
+
+
 def compared_rows(runs: Sequence[Compared], rule: str = "best-gap") -> list[Row]:
     """The rows of all runs; what was their request says which run, too."""
     found = []
@@ -65,7 +71,7 @@ def compared_rows(runs: Sequence[Compared], rule: str = "best-gap") -> list[Row]
 
 def markdown(runs: Sequence[Compared], rule: str = "best-gap") -> str:
     """One table of all runs, and what they differ in."""
-    text = tables.markdown(compared_rows(runs, rule), "Run")
+    text = tables.markdown(compared_rows(runs, rule), "Run", words_of(runs))
     differing = [[key, *values] for key, values in differences(runs)]
     if not differing:
         return text
@@ -75,7 +81,7 @@ def markdown(runs: Sequence[Compared], rule: str = "best-gap") -> str:
 
 def latex(runs: Sequence[Compared], rule: str = "best-gap") -> str:
     """One booktabs table of all runs."""
-    return tables.latex(compared_rows(runs, rule), "Run")
+    return tables.latex(compared_rows(runs, rule), "Run", words_of(runs))
 
 
 def differences(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
@@ -122,7 +128,7 @@ def warnings(runs: Sequence[Compared]) -> list[str]:
 
 def _asked(run: Compared) -> str:
     known = html.asked_for(run.info, trajectories(run.lines))
-    return ", ".join(subject_of(request)[0].rstrip(",") for request in known.values())
+    return ", ".join(subject_of(request, wording.of(run.info))[0].rstrip(",") for request in known.values())
 
 
 def render(runs: Sequence[Compared], *, rule: str = "best-gap") -> str:
@@ -130,27 +136,31 @@ def render(runs: Sequence[Compared], *, rule: str = "best-gap") -> str:
     named(rule)
     if len(runs) < 2:
         raise UnfedError(f"A comparison needs at least two runs, not {len(runs)}; `unfed report` shows a single one.")
-    shown = compared_rows(runs, rule)
+    shown, words = compared_rows(runs, rule), words_of(runs)
     within = sorted({run.within for run in runs})
     marks = _marks(runs)
     series, references = _series(runs, marks)
     metrics = [metric for metric in figures.CURVES if metric != "backdoor" or html.has(shown, metric)]
-    drawn = {metric: figures.lines(series, references, metric, name=f"curve-{metric}") for metric in metrics}
+    drawn = {
+        metric: figures.lines(series, references, metric, name=f"curve-{metric}", unit=words.unit) for metric in metrics
+    }
     return html.page(
         "compare.html.j2",
+        words,
         title=_title(runs),
         rule=rule,
-        rules=[{"name": name, "text": tables.explanation(name, within[0])} for name in RULES],
+        rules=[{"name": name, "text": words.said(tables.explanation(name, within[0]))} for name in RULES],
         warnings=warnings(runs),
+        caveats=[html.NOT_PROOF] if any(run.lines for run in runs) else [],
         runs=[_run_view(run, rule) for run in runs],
-        tables={name: html.table_view(compared_rows(runs, name), "Run") for name in RULES},
+        tables={name: html.table_view(compared_rows(runs, name), "Run", words) for name in RULES},
         shortcomings=_shortcomings(runs, rule),
         differences=differences(runs),
         legend=[html.legend(one.name, one.colour, one.dash) for one in series],
         marks=[(mark, label) for label, mark in marks.items()],
         references=bool(references),
         curves=[one.view() for one in drawn.values() if one is not None],
-        trade=html.pictures(figures.scatter, _dots(runs, shown, marks), ("comm_bytes", "flops"), "trade"),
+        trade=html.pictures(figures.scatter, _dots(runs, shown, marks), words.columns, "trade", words),
         seeds=[seed for run in runs for seed in html.seeds_of(run.info, run.lines)],
         retrain_seeds=len(
             {(run.name, line["seed"]) for run in runs for line in run.lines if line["method"] == "retrain"}
@@ -169,9 +179,9 @@ def _run_view(run: Compared, rule: str) -> dict[str, Any]:
         bars = html.bars(request, own, numbers) if own else []
         views.append(
             {
-                "sentence": sentence(request, own, html.unit_of(run.info)),
+                "sentence": sentence(request, own, wording.of(run.info)),
                 "bars": bars,
-                "subject": subject_of(request)[0].rstrip(","),
+                "subject": subject_of(request, wording.of(run.info))[0].rstrip(","),
             }
         )
     return {

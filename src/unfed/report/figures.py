@@ -24,7 +24,8 @@ from unfed.measures.metrics import mean_std, reading
 from unfed.report.drawing import DASHES, INK, MARKERS, PAPER, REFERENCE, SERIES, STYLE
 from unfed.report.picture import Picture, Point, picture
 from unfed.report.rules import Row, Trajectory, is_model, results
-from unfed.report.tables import bytes_text, flops_text, name_of, seconds_text
+from unfed.report.tables import name_of
+from unfed.report.wording import FEDERATED, Wording
 from unfed.values import is_measured
 
 BySeed = Mapping[int, Trajectory]
@@ -35,11 +36,7 @@ CURVES = {
     "backdoor": "Backdoor success (%)",
     "mia": "Membership inference (%)",
 }
-COST_BARS = {
-    "comm_bytes": ("Bytes exchanged", bytes_text),
-    "flops": ("Computation", flops_text),
-    "seconds": ("Time", seconds_text),
-}
+COST_BARS = ("comm_bytes", "flops", "seconds")
 
 
 @dataclass(frozen=True)
@@ -114,13 +111,13 @@ def lines(
         return picture(figure, name, f"{title} by {unit}", "; ".join(told) + ".", header, shown, title)
 
 
-def cost_bars(rows: Sequence[Row], cost: str, *, name: str) -> Picture | None:
+def cost_bars(rows: Sequence[Row], cost: str, *, name: str, words: Wording = FEDERATED) -> Picture | None:
     """One bar per method, up to the round its rule reports; None where nothing was measured."""
     spent = [(row, row.costs[cost].mean) for row in rows if not row.is_before]
     bars = [(name_of(row.method), value, row) for row, value in spent if is_measured(value)]
     if not bars or not any(value for _, value, _ in bars):
         return None
-    title, write = COST_BARS[cost]
+    title, write = words.cost(cost)
     number = styles([row.method for row in rows])
     with matplotlib.rc_context({**STYLE, "axes.grid": False, "axes.spines.bottom": False}):
         figure = Figure(figsize=(3.4, 0.12 + 0.34 * len(bars)), layout="constrained")
@@ -139,10 +136,10 @@ def cost_bars(rows: Sequence[Row], cost: str, *, name: str) -> Picture | None:
             Point(value, place, f"{label}: {write(value)}", (label, value))
             for place, (label, value, _) in enumerate(bars)
         ]
-        return picture(figure, name, f"{title} up to the reported round", told, ("method", cost), shown, title)
+        return picture(figure, name, f"{title} up to the reported {words.unit}", told, ("method", cost), shown, title)
 
 
-def gap_by_cost(rows: Sequence[Row], cost: str, *, name: str) -> Picture | None:
+def gap_by_cost(rows: Sequence[Row], cost: str, *, name: str, words: Wording = FEDERATED) -> Picture | None:
     """Average gap over cost, one point per method; None where fewer than two methods have both."""
     number = styles([row.method for row in rows])
     dots = [
@@ -150,10 +147,10 @@ def gap_by_cost(rows: Sequence[Row], cost: str, *, name: str) -> Picture | None:
         for row in rows
         if not row.is_before
     ]
-    return scatter(dots, cost, name=name)
+    return scatter(dots, cost, name=name, words=words)
 
 
-def scatter(dots: Sequence[Dot], cost: str, *, name: str) -> Picture | None:
+def scatter(dots: Sequence[Dot], cost: str, *, name: str, words: Wording = FEDERATED) -> Picture | None:
     """The same for any points. Retrain has no gap to itself and stands hollow on the ground line."""
     placed = []
     for dot in dots:
@@ -162,7 +159,7 @@ def scatter(dots: Sequence[Dot], cost: str, *, name: str) -> Picture | None:
             placed.append((dot, spent, gap))
     if sum(not dot.row.is_reference for dot, _, _ in placed) < 2:
         return None
-    title, write = COST_BARS[cost]
+    title, write = words.cost(cost)
     low, high = min(x for _, x, _ in placed), max(x for _, x, _ in placed)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.4, 2.8), layout="constrained")

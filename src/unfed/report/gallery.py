@@ -10,7 +10,7 @@ from typing import Any
 from unfed.errors import UnfedError, listed, nearest
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
-from unfed.report import figures, html
+from unfed.report import figures, html, wording
 from unfed.report.picture import Picture, safe
 from unfed.report.rules import COSTS, METRICS, Row, named, rows, trajectories
 from unfed.values import is_measured
@@ -30,17 +30,19 @@ def pictures(run: Mapping[str, Any], lines: Sequence[Line], rule: str = "last") 
     named(rule)
     within = float(run.get("recovered_within", 0.5))
     chosen = rows(lines, rule, recovered_within=within)
-    grouped, unit = trajectories(lines), html.unit_of(run)
+    grouped, words = trajectories(lines), wording.of(run)
     made: dict[str, Picture | None] = {}
     for request, methods in grouped.items():
         of = f"{request}-" if len(grouped) > 1 else ""
         own = [row for row in chosen if row.request == request]
-        made |= {f"{of}{metric}": figures.curves(methods, metric, name=f"{of}{metric}", unit=unit) for metric in CURVES}
+        made |= {
+            f"{of}{metric}": figures.curves(methods, metric, name=f"{of}{metric}", unit=words.unit) for metric in CURVES
+        }
         for cost in figures.COST_BARS:
-            made[f"{of}cost-{cost}"] = figures.cost_bars(own, cost, name=f"{of}cost-{cost}")
+            made[f"{of}cost-{cost}"] = figures.cost_bars(own, cost, name=f"{of}cost-{cost}", words=words)
         for name in TRADES:
-            made[of + name] = figures.gap_by_cost(own, name.removeprefix("gap-by-"), name=of + name)
-    made["training"] = html.training_picture(lines, unit)
+            made[of + name] = figures.gap_by_cost(own, name.removeprefix("gap-by-"), name=of + name, words=words)
+    made["training"] = html.training_picture(lines, words.unit)
     return {name: one for name, one in made.items() if one is not None}
 
 

@@ -21,16 +21,18 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
-from unfed.report import drawing, figures, how_sure, ranking, tables, undo_section
+from unfed.report import drawing, figures, how_sure, ranking, tables, tooltips, undo_section, wording
 from unfed.report.officer import officer_view, refusals
 from unfed.report.picture import Picture
-from unfed.report.rules import COSTS, RULES, Row, named, rows, trajectories
-from unfed.report.tables import bytes_text, flops_text, name_of, seconds_text
-from unfed.report.tooltips import ATTACK, HEADINGS, MEASURES
+from unfed.report.rules import RULES, Row, named, rows, trajectories
+from unfed.report.tables import name_of
 from unfed.report.unfinished import unfinished
+from unfed.report.units import flops_text
+from unfed.report.wording import FEDERATED, Wording
 from unfed.report.words import (
     about_the_backdoor,
     date_text,
@@ -41,20 +43,14 @@ from unfed.report.words import (
 )
 from unfed.values import is_measured
 
-COST_NAMES = {
-    "comm_bytes": ("Bytes exchanged", bytes_text),
-    "wire_bytes": ("Bytes on the wire", bytes_text),
-    "serialised_bytes": ("Messages as packed", bytes_text),
-    "flops": ("Computation", flops_text),
-    "stored_server_bytes": ("Kept by the server", bytes_text),
-    "stored_original_bytes": ("The original would keep", bytes_text),
-    "seconds": ("Time", seconds_text),
-}
 BARS = {
     "backdoor": "Backdoor success",
     "forget": "Accuracy on the forgotten data",
     "test": "Accuracy on test data",
 }
+
+
+NOT_PROOF = "This is evidence, not proof: no measurement shows that no trace is left."
 
 
 def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last") -> str:
@@ -67,7 +63,8 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last")
     within = float(run.get("recovered_within", 0.5))
     by_rule = {name: rows(lines, name, recovered_within=within) for name in RULES}
     grouped = trajectories(lines)
-    costs = shown_costs(by_rule[rule], is_central(run))
+    words = wording.of(run)
+    costs = shown_costs(by_rule[rule], words)
     views = [
         request_view(
             run, index, request, {n: _of(found, key) for n, found in by_rule.items()}, grouped.get(key, {}), rule, costs
@@ -78,12 +75,10 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last")
         "report.html.j2",
         title=str(run.get("name", "run")),
         created=date_text(str(run.get("created", ""))),
-        unit=unit_of(run),
+        words=words,
         caveats=caveats(run, views),
         rule=rule,
-        rules=[
-            {"name": name, "text": tables.explanation(name, within).replace("round", unit_of(run))} for name in RULES
-        ],
+        rules=[{"name": name, "text": words.said(tables.explanation(name, within))} for name in RULES],
         requests=views,
         unfinished=unfinished(run, lines),
         in_force=in_force(run),
@@ -91,17 +86,18 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last")
         retrain_seeds=len({line["seed"] for line in lines if line["method"] == "retrain"}),
         refused=refusals([line for line in lines if line.get("request") is None]),
         without=[view["subject"] for view in views if not view["retrain"]],
-        training=[one.view()] if (one := training_picture(lines, unit_of(run))) else [],
+        training=[one.view()] if (one := training_picture(lines, words.unit)) else [],
         facts=facts(run),
-        cost_names=[COST_NAMES[cost][0] for cost in costs],
+        cost_names=[words.cost(cost)[0] for cost in costs],
         packed="serialised_bytes" in costs,
         config=config_text(run),
     )
 
 
-def page(template: str, **values: Any) -> str:
-    """A template of this folder, filled in."""
-    return _environment().get_template(template).render(measures=MEASURES, headings=HEADINGS, attack=ATTACK, **values)
+def page(template: str, words: Wording = FEDERATED, **values: Any) -> str:
+    """A template of this folder, filled in; what measures mean is said in the setting's words."""
+    told = {"measures": tooltips.measures(words), "headings": tooltips.HEADINGS, "attack": tooltips.ATTACK}
+    return _environment().get_template(template).render(words=words, unit=words.unit, **told, **values)
 
 
 def in_force(run: Mapping[str, Any]) -> list[str]:
@@ -112,16 +108,11 @@ def in_force(run: Mapping[str, Any]) -> list[str]:
     return [f"In force (seed {seed}): {told}." for seed, told in found]
 
 
-def unit_of(run: Mapping[str, Any]) -> str:
-    """What a step of a run is called: where one place holds all data, nobody goes round."""
-    return "epoch" if is_central(run) else "round"
-
-
 def caveats(run: Mapping[str, Any], views: Sequence[Mapping[str, Any]]) -> list[str]:
     """What stands below the sentences, in their size: what they do not say."""
     if not views:
         return []
-    said = ["This is evidence, not proof: no measurement shows that no trace is left."]
+    said = [NOT_PROOF]
     if not any(view["retrain"] for view in views):
         said.append(
             "There is no Retrain to compare with, so how close this comes to never having seen the data is open."
@@ -129,11 +120,6 @@ def caveats(run: Mapping[str, Any], views: Sequence[Mapping[str, Any]]) -> list[
     if all(view["undoing"]["reason"] for view in views):
         said.append("Whether it can be undone was not tried.")
     return said
-
-
-def is_central(run: Mapping[str, Any]) -> bool:
-    """Whether one place held all data."""
-    return bool(run.get("call")) or (run.get("config") or {}).get("setting") == "central"
 
 
 def asked_for(run: Mapping[str, Any], grouped: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -166,40 +152,40 @@ def request_view(
     by_rule: Mapping[str, Sequence[Row]],
     methods: Mapping[str, figures.BySeed],
     rule: str,
-    costs: Sequence[str] = COSTS,
+    costs: Sequence[str] = FEDERATED.ledger,
 ) -> dict[str, Any]:
     """Everything the template shows of one request.
 
     Identifiers carry its index, never a string from the run.
     """
-    shown, on_disk = by_rule[rule], by_rule["last"]
+    shown, on_disk, words = by_rule[rule], by_rule["last"], wording.of(run)
     numbers = figures.styles(list(methods))
     curves = {
-        metric: figures.curves(methods, metric, name=f"curve-{index}-{metric}", unit=unit_of(run))
+        metric: figures.curves(methods, metric, name=f"curve-{index}-{metric}", unit=words.unit)
         for metric in figures.CURVES
         if metric != "backdoor" or has(shown, metric)
     }
     return {
         "index": index,
         "id": str(request["id"]),
-        "subject": subject_of(request)[0].rstrip(","),
+        "subject": subject_of(request, words)[0].rstrip(","),
         "rows_forgotten": request.get("forgotten_rows"),
-        "sentence": sentence(request, on_disk, unit_of(run)),
+        "sentence": sentence(request, on_disk, words),
         "bars": bars(request, on_disk, numbers),
-        "officer": officer_view(run, request, on_disk, methods),
-        "tables": {name: table_view(found, unit=unit_of(run)) for name, found in by_rule.items()},
+        "officer": officer_view(run, request, on_disk, methods, words),
+        "tables": {name: table_view(found, words=words) for name, found in by_rule.items()},
         "legend": [legend(name_of(method), number, number) for method, number in numbers.items()],
         "retrain": "retrain" in methods,
-        "ranking": ranking.orders(shown),
-        "ranked": ranking.words(shown),
+        "ranking": ranking.orders(shown, words),
+        "ranked": ranking.words(shown, words),
         "shortcomings": ranking.shortcomings(shown),
         "curves": [
             {"title": figures.CURVES[m], "svg": None, "reason": _reason(shown, m)} if one is None else one.view()
             for m, one in curves.items()
         ],
-        "trade": pictures(figures.gap_by_cost, shown, ("comm_bytes", "flops"), f"trade-{index}"),
-        "costs": pictures(figures.cost_bars, shown, figures.COST_BARS, f"cost-{index}"),
-        "ledger": [ledger(row, costs) for row in shown if not row.is_before],
+        "trade": pictures(figures.gap_by_cost, shown, words.columns, f"trade-{index}", words),
+        "costs": pictures(figures.cost_bars, shown, figures.COST_BARS, f"cost-{index}", words),
+        "ledger": [ledger(row, costs, words) for row in shown if not row.is_before],
         "undoing": undo_section.view(
             [f for f in run.get("undo", []) if f["request"] == request["id"]], f"undo-{index}"
         ),
@@ -207,15 +193,15 @@ def request_view(
     }
 
 
-def pictures(draw: Any, found: Any, costs: Any, name: str) -> list[dict[str, Any]]:
+def pictures(draw: Any, found: Any, costs: Any, name: str, words: Wording = FEDERATED) -> list[dict[str, Any]]:
     """One picture per cost, those that have something to show."""
-    made = [draw(found, cost, name=f"{name}-{cost}") for cost in costs]
+    made = [draw(found, cost, name=f"{name}-{cost}", words=words) for cost in costs]
     return [one.view() for one in made if one is not None]
 
 
-def table_view(found: Sequence[Row], by: str = "Request", unit: str = "round") -> dict[str, Any]:
+def table_view(found: Sequence[Row], by: str = "Request", words: Wording = FEDERATED) -> dict[str, Any]:
     """A table for the template: headings, rows with merged cells, notes."""
-    made = tables.table(found, by)
+    made = tables.table(found, by, words)
     grouped = made.header[:1] == (by,)
     body = []
     for place, (row, cells) in enumerate(zip(made.rows, made.body, strict=True)):
@@ -223,8 +209,7 @@ def table_view(found: Sequence[Row], by: str = "Request", unit: str = "round") -
         same = sum(other.request == row.request for other in made.rows) if grouped and first else 0
         shown = cells[1:] if grouped else cells
         body.append({"row": row, "group": row.request, "span": same, "cells": tables.merged(shown), "first": first})
-    header = [f"{unit.capitalize()}s" if name == "Rounds" else name for name in made.header]
-    return {"header": header, "body": body, "notes": tables.notes(made), "grouped": grouped}
+    return {"header": list(made.header), "body": body, "notes": tables.notes(made), "grouped": grouped}
 
 
 def has(found: Sequence[Row], metric: str) -> bool:
@@ -270,22 +255,17 @@ def legend(name: str, colour: int, dash: int) -> dict[str, Any]:
     return {"name": name, "colour": f"var(--series-{colour % len(drawing.SERIES)})", "dash": drawn}
 
 
-def shown_costs(found: Sequence[Row], central: bool = False) -> tuple[str, ...]:
-    """The columns of the ledger.
-
-    Whole messages only where there were any (Flower); no bytes where one place holds all data.
-    """
-    if central:
-        return ("flops", "seconds")
+def shown_costs(found: Sequence[Row], words: Wording = FEDERATED) -> tuple[str, ...]:
+    """The columns of the ledger: the setting's, whole messages only where there were any."""
     spent = [row.costs["serialised_bytes"].mean for row in found if not row.is_before]
     packed = any(is_measured(value) and value > 0 for value in spent)
-    return tuple(cost for cost in COSTS if packed or cost != "serialised_bytes")
+    return tuple(cost for cost in words.ledger if packed or cost != "serialised_bytes")
 
 
-def ledger(row: Row, costs: Sequence[str]) -> dict[str, Any]:
+def ledger(row: Row, costs: Sequence[str], words: Wording = FEDERATED) -> dict[str, Any]:
     """All costs of a row as text."""
     spent = [row.costs[cost].mean for cost in costs]
-    texts = [COST_NAMES[c][1](v) if is_measured(v) else str(v) for c, v in zip(costs, spent, strict=True)]
+    texts = [words.cost(c)[1](v) if is_measured(v) else str(v) for c, v in zip(costs, spent, strict=True)]
     return {"name": tables.row_name(row.method), "texts": texts, "rounds": tables.rounds_text(row.rounds)}
 
 
@@ -301,17 +281,18 @@ def training_picture(lines: Sequence[Line], unit: str = "round") -> Picture | No
 
 def facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What somebody needs who wants to run it again."""
-    versions = run.get("versions") or {}
+    versions, words = run.get("versions") or {}, wording.of(run)
+    at = " of the server" if words.setting == "flower" else ""
     forward, parameters, clients = run.get("forward_flops"), run.get("parameters"), run.get("clients") or []
     rounds = ", ".join(f"{count} {name}" for name, count in (run.get("rounds") or {}).items() if count)
     found = [
         ("Seeds", ", ".join(str(seed) for seed in run.get("seeds", []))),
-        *([] if is_central(run) else [("Clients", _named_clients(clients))]),
-        ("Epochs" if is_central(run) else "Rounds", rounds),
+        *([] if words.setting == "central" else [(f"{words.holder.capitalize()}s", _named_clients(clients))]),
+        (words.units, rounds),
         ("Parameters", f"{parameters:,}" if isinstance(parameters, int) else ""),
         ("One forward pass", flops_text(forward) if is_measured(forward) else str(forward or "")),
-        ("Hardware", str(run.get("hardware", ""))),
-        ("Device, engine", ", ".join(str(run[key]) for key in ("device", "engine") if run.get(key))),
+        (f"Hardware{at}", str(run.get("hardware", ""))),
+        (f"Device{at}, engine", ", ".join(str(run[key]) for key in ("device", "engine") if run.get(key))),
         ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("Run layout", f"schema {run['schema']}" if "schema" in run else ""),
     ]
@@ -357,4 +338,6 @@ def _environment() -> Environment:
     )
     # A line may end anywhere but between a number and its unit.
     made.filters["units"] = lambda text: re.sub(r"(?<=\d) (?=%|[kMGTP]?B\b)", "\u00a0", text)
+    # A command in backticks is shown as one; everything else stays escaped text.
+    made.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
     return made

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unfed.measures.trajectory import Line
-from unfed.report import html
+from unfed.report import html, wording
 from unfed.report.rules import Row, rows, trajectories
 from unfed.report.tables import name_of, number_text
 from unfed.report.words import date_text, headline, not_taken_out, sentence, subject_of
@@ -54,7 +54,7 @@ def _run(one: Listed) -> dict[str, Any]:
         "state": one.state,
         "data": str((config.get("data") or {}).get("name", MISSING)),
         "model": str((config.get("model") or {}).get("name", MISSING)),
-        "holders": "one place" if html.is_central(one.info) else f"{len(one.info.get('clients') or [])} clients",
+        "holders": _holders(one.info),
         "methods": ", ".join(dict.fromkeys(name_of(row.method) for row in found if not row.is_before)) or MISSING,
         "best": name_of(best.method) if best else MISSING,
         "test": _number(best, "test"),
@@ -62,6 +62,13 @@ def _run(one: Listed) -> dict[str, Any]:
         "gap": number_text(best.average_gap) if best else MISSING,
         "in_force": list(one.in_force),
     }
+
+
+def _holders(run: Mapping[str, Any]) -> str:
+    words, count = wording.of(run), len(run.get("clients") or [])
+    if words.setting == "central":
+        return "one place"
+    return f"{count} {'Flower ' if words.setting == 'flower' else ''}{words.holder}{'' if count == 1 else 's'}"
 
 
 def _number(row: Row | None, metric: str) -> str:
@@ -81,10 +88,10 @@ def _requests(one: Listed) -> list[dict[str, Any]]:
                 "run": one.name,
                 "report": one.report,
                 "id": key,
-                "subject": subject_of(request)[0].rstrip(","),
+                "subject": subject_of(request, wording.of(one.info))[0].rstrip(","),
                 "standing": str(request.get("standing") or request.get("state")) if served else "compared",
                 "owed": bool(not_taken_out(request)) and request.get("state") != "revoked",
-                "sentence": sentence(request, own, html.unit_of(one.info)),
+                "sentence": sentence(request, own, wording.of(one.info)),
             }
         )
     return told

@@ -19,6 +19,7 @@ from unfed.model.digest import fingerprint, listing
 from unfed.report.figures import BySeed
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
+from unfed.report.wording import FEDERATED, Wording
 from unfed.report.words import date_text, gate_words, headline, not_taken_out, span_text, subject_of
 
 SHOWN_CLIENTS = 40
@@ -26,7 +27,11 @@ CELLS = 48  # of a strip; more rounds share a cell
 
 
 def officer_view(
-    run: Mapping[str, Any], request: Mapping[str, Any], found: Sequence[Row], methods: Mapping[str, BySeed]
+    run: Mapping[str, Any],
+    request: Mapping[str, Any],
+    found: Sequence[Row],
+    methods: Mapping[str, BySeed],
+    words: Wording = FEDERATED,
 ) -> dict[str, Any]:
     """Everything the officer's layer shows of one request."""
     jobs = [job for job in run.get("jobs") or [] if str(job.get("request")) == str(request["id"])]
@@ -38,13 +43,13 @@ def officer_view(
     return {
         "method": name_of(method) if method else "",
         "seed": seed if len({int(j["seed"]) for j in jobs}) > 1 else None,
-        "facts": _facts(run, request, method, job, bool(lines)),
+        "facts": _facts(run, request, method, job, bool(lines), words),
         "change": _change(name_of(method), job, bool(lines)),
         "tensors": _tensors(job),
         "listings": _listings(job),
         "file": job.get("file"),
         "models": _models(jobs),
-        "asked": _asked(run, request, method, job, lines),
+        "asked": _asked(run, request, method, job, lines, words),
         "refused": refusals([line for by_seed in methods.values() for own in by_seed.values() for line in own]),
         "influence": _influence(run, request),
     }
@@ -62,19 +67,24 @@ def _method(request: Mapping[str, Any], found: Sequence[Row], jobs: Sequence[Map
 
 
 def _facts(
-    run: Mapping[str, Any], request: Mapping[str, Any], method: str, job: Mapping[str, Any], begun: bool
+    run: Mapping[str, Any],
+    request: Mapping[str, Any],
+    method: str,
+    job: Mapping[str, Any],
+    begun: bool,
+    words: Wording,
 ) -> list[tuple[str, str]]:
     served = bool(request.get("method"))
     created = str(request.get("created") or run.get("created") or "")
     count = request.get("forgotten_rows")
     went_in, came_out = (job.get("beginning") or {}).get("went_in"), job.get("came_out")
     state = {None: "not finished" if begun else "not begun"}.get(
-        job.get("finished"), f"finished ({job.get('finished')})"
+        job.get("finished"), f"finished ({words.said(str(job.get('finished')))})"
     )
     facts = [
         ("Request", str(request["id"])),
         ("Asked", (date_text(created) or "not recorded") + ("" if served else ", with the run itself")),
-        ("Takes out", subject_of(request)[0].rstrip(",") + (f", {count:,} training samples" if count else "")),
+        ("Takes out", subject_of(request, words)[0].rstrip(",") + (f", {count:,} training samples" if count else "")),
         ("Method", name_of(method) + ("" if served else ", one of those compared") if method else "none yet"),
         ("State", (str(request.get("standing") or "") if not_taken_out(request) else state) if job else "not recorded"),
         *_standing(request),
@@ -189,7 +199,12 @@ def _models(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def _asked(
-    run: Mapping[str, Any], request: Mapping[str, Any], method: str, job: Mapping[str, Any], lines: Sequence[Line]
+    run: Mapping[str, Any],
+    request: Mapping[str, Any],
+    method: str,
+    job: Mapping[str, Any],
+    lines: Sequence[Line],
+    words: Wording,
 ) -> dict[str, Any]:
     """Who was asked in which round, the leavers first."""
     by_client: dict[str, list[int]] = {str(client): [] for client in run.get("clients") or []}
@@ -204,13 +219,15 @@ def _asked(
     reached = max((int(line["round"]) for line in lines), default=0)
     last = max(rounds, default=0)
     first = min(rounds, default=1)
-    central = bool(run.get("call")) or (run.get("config") or {}).get("setting") == "central"
+    central = words.setting == "central"
     if central:
         told = _told_centrally(name_of(method), job, bool(lines))
+    elif not rounds:
+        told = ["The rounds of this run do not say who was asked." if reached else _NOBODY]
     else:
-        told = _told(request, name_of(method), job, by_client, leavers, rounds, reached)
+        told = _told(name_of(method), job, by_client, leavers, rounds, words)
     return {
-        "title": "Which rows were read" if central else "Who was asked",
+        "title": words.asked,
         "told": told,
         "first": first,
         "last": last,
@@ -229,6 +246,9 @@ def _asked(
     }
 
 
+_NOBODY = "Nobody has been asked for anything yet."
+
+
 def _told_centrally(method: str, job: Mapping[str, Any], begun: bool) -> list[str]:
     """Which rows were read, where one place holds all data and nobody is asked."""
     if not begun:
@@ -241,34 +261,30 @@ def _told_centrally(method: str, job: Mapping[str, Any], begun: bool) -> list[st
 
 
 def _told(
-    request: Mapping[str, Any],
     method: str,
     job: Mapping[str, Any],
     by_client: Mapping[str, Sequence[int]],
     leavers: Sequence[str],
     rounds: set[int],
-    reached: int,
+    words: Wording,
 ) -> list[str]:
     """Who was asked, in words; the leaver first."""
-    if not rounds:
-        if reached:
-            return ["The rounds of this run do not say who was asked."]
-        return ["Nobody has been asked for anything yet."]
     needs = job.get("needs", [])
     uses_forgotten = "forget" in (needs or [])
     total = f"{len(rounds)} rounds" if len(rounds) != 1 else "one round"
     said = []
     for leaver in leavers[:6]:
         own = by_client.get(leaver, [])
+        who = f"The node of client {leaver}" if words.setting == "flower" else f"Client {leaver}"
         if not own:
-            said.append(f"Client {leaver} was asked in none of the {total}: nothing was trained on its data.")
+            said.append(f"{who} was asked in none of the {total}: nothing was trained on its data.")
         elif uses_forgotten:
             said.append(
-                f"Client {leaver} was asked in {span_text(own)}, because {method} works with the data that is to be"
+                f"{who} was asked in {span_text(own)}, because {method} works with the data that is to be"
                 " forgotten; it needs the leaver's help."
             )
         else:
-            said.append(f"Client {leaver} was asked in {span_text(own)}, although it was to leave.")
+            said.append(f"{who} was asked in {span_text(own)}, although it was to leave.")
     if not leavers and job and needs is None:
         said.append(f"This run does not say whether {method} works with the rows that are to be forgotten.")
     elif not leavers and job:
@@ -278,7 +294,7 @@ def _told(
             else f"Nobody was asked to train on a row that is to be forgotten: {method} asks for the data that stays."
         )
     staying = [client for client, own in by_client.items() if own and client not in leavers]
-    others = "other client" if leavers else "client"
+    others = f"other {words.holder}" if leavers else words.holder
     who = f"{len(staying)} {others}{'' if len(staying) == 1 else 's'}"
     return [*said, f"{who} took part, in {span_text(sorted(rounds))}."]
 

@@ -13,7 +13,8 @@ from typing import Literal
 
 from unfed.measures.metrics import Spread
 from unfed.report.rules import Row
-from unfed.report.tables import bytes_text, flops_text, name_of
+from unfed.report.tables import name_of
+from unfed.report.wording import FEDERATED, Wording
 from unfed.values import is_measured
 
 LOST = 5.0
@@ -22,7 +23,7 @@ MANY = 4  # methods; fewer are read off the table at a glance
 Orders = list[tuple[str, list[tuple[int, str, str]]]]
 
 
-def orders(found: Sequence[Row]) -> Orders:
+def orders(found: Sequence[Row], words: Wording = FEDERATED) -> Orders:
     """(title, [(place, method, value)…]) for each way to rank, once there are enough methods to rank."""
     own = [row for row in found if not (row.is_before or row.is_reference or row.verdict)]
     if len(own) < MANY:
@@ -30,10 +31,17 @@ def orders(found: Sequence[Row]) -> Orders:
     everyone = [row for row in found if not (row.is_before or row.verdict)]
     ranked = [
         ("Smallest average gap to Retrain", _sorted(own, lambda row: row.average_gap, "{:.2f}".format)),
-        ("Fewest bytes exchanged", _sorted(everyone, lambda row: row.costs["comm_bytes"], bytes_text)),
-        ("Least computation", _sorted(everyone, lambda row: row.costs["flops"], flops_text)),
+        *((_FEWEST[cost], _spent(everyone, cost, words)) for cost in words.columns),
     ]
     return [(title, _placed(places)) for title, places in ranked if len(places) > 1]
+
+
+_FEWEST = {"comm_bytes": "Fewest bytes exchanged", "flops": "Least computation"}
+_SPENT = {"comm_bytes": "exchanged the fewest bytes", "flops": "computed least"}
+
+
+def _spent(found: Sequence[Row], cost: str, words: Wording) -> list[tuple[str, str]]:
+    return _sorted(found, lambda row: row.costs[cost], words.cost(cost)[1])
 
 
 def _placed(places: Sequence[tuple[str, str]]) -> list[tuple[int, str, str]]:
@@ -101,7 +109,7 @@ def _way(metric: str, row: Row, before: Row, retrain: Row) -> tuple[float, float
     return now, start, goal
 
 
-def words(found: Sequence[Row]) -> list[str]:
+def words(found: Sequence[Row], setting: Wording = FEDERATED) -> list[str]:
     """The same rankings as sentences, once there are enough methods for a ranking to be news."""
     own = [row for row in found if not (row.is_before or row.is_reference or row.verdict)]
     if len(own) < MANY:
@@ -113,13 +121,10 @@ def words(found: Sequence[Row]) -> list[str]:
             f"{_first(gaps)} came closest to Retrain, with an average gap of {gaps[0][1]};"
             f" {gaps[-1][0]} stayed farthest away, with {gaps[-1][1]}."
         )
-    for cost, what, write in (
-        ("comm_bytes", "exchanged the fewest bytes", bytes_text),
-        ("flops", "computed least", flops_text),
-    ):
-        spent = _sorted(own, lambda row, cost=cost: row.costs[cost], write)  # type: ignore[misc]
+    for cost in setting.columns:
+        spent = _spent(own, cost, setting)
         if len(spent) > 1 and spent[0][1] != spent[-1][1]:
-            said.append(f"{_first(spent)} {what} ({spent[0][1]}), {spent[-1][0]} most ({spent[-1][1]}).")
+            said.append(f"{_first(spent)} {_SPENT[cost]} ({spent[0][1]}), {spent[-1][0]} most ({spent[-1][1]}).")
     return said
 
 

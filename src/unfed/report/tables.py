@@ -2,7 +2,8 @@
 
     Method | Retain (Δ) | Forget (Δ) | Test (Δ) | MIA (Δ) | Avg. gap | [Backdoor] | Bytes | FLOPs | Rounds
 
-One `Table` of cells is laid out once and only its writing differs. Δ is the gap to Retrain; the smallest average gap
+One `Table` of cells is laid out once and only its writing differs; which costs it shows, and what it calls a round, is
+the setting's (`wording`). Δ is the gap to Retrain; the smallest average gap
 of a request is marked. A cell whose value was not measured holds the reason.
 """
 
@@ -16,6 +17,7 @@ from unfed.errors import UnfedError
 from unfed.measures.columns import COLUMNS, GAP_METRICS
 from unfed.measures.metrics import Spread
 from unfed.report.rules import RULES, Row
+from unfed.report.wording import FEDERATED, Wording
 from unfed.values import is_measured
 
 NAMES = {
@@ -73,6 +75,7 @@ class Table:
     header: tuple[str, ...]
     body: tuple[tuple[Cell, ...], ...]
     rows: tuple[Row, ...]
+    words: Wording = FEDERATED
 
 
 def name_of(method: str) -> str:
@@ -86,7 +89,7 @@ def row_name(method: str) -> str:
     return name_of(method) + (" (fitted)" if method in FITTED else "")
 
 
-def table(rows: Sequence[Row], by: str = "Request") -> Table:
+def table(rows: Sequence[Row], by: str = "Request", words: Wording = FEDERATED) -> Table:
     """The cells of some rows of one rule.
 
     If they belong to several requests (or runs: `by`), a column says which.
@@ -97,37 +100,39 @@ def table(rows: Sequence[Row], by: str = "Request") -> Table:
     several = by != "Request" or len({row.request for row in rows}) > 1
     backdoor = any(is_measured(row.metrics["backdoor"].mean) for row in rows)
     header = ["Method", *(f"{COLUMNS[name].title} (Δ)" for name in GAP_METRICS), "Avg. gap"]
-    counted = [*(COLUMNS[name].title for name in ("comm_bytes", "flops")), "Rounds"]
+    counted = [*(COLUMNS[name].title for name in words.columns), words.units]
     header += [COLUMNS["backdoor"].title, *counted] if backdoor else counted
     body = []
     for row in rows:
         name = row_name(row.method) + (" (turns back)" if row.undoes else "")
-        cells = [Cell(name), *_metric_cells(row), _gap_cell(row, rows)]
+        cells = [Cell(name), *_metric_cells(row, words), _gap_cell(row, rows)]
         if backdoor:
             cells.append(_verdict_or(row, _spread_cell(row.metrics["backdoor"], 2)))
-        cells += _cost_cells(row)
+        cells += _cost_cells(row, words)
         body.append(tuple([Cell(row.request), *cells] if several else cells))
-    return Table(rules[0] if rules else "", tuple([by, *header] if several else header), tuple(body), tuple(rows))
+    return Table(
+        rules[0] if rules else "", tuple([by, *header] if several else header), tuple(body), tuple(rows), words
+    )
 
 
-def plain(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+def plain(rows: Sequence[Row], words: Wording = FEDERATED) -> tuple[list[str], list[list[str]]]:
     """Header and rows of strings; the best average gap of a request carries a star."""
-    made = table(rows)
+    made = table(rows, words=words)
     return list(made.header), [[f"{cell} ★" if cell.best else str(cell) for cell in cells] for cells in made.body]
 
 
-def markdown(rows: Sequence[Row], by: str = "Request") -> str:
+def markdown(rows: Sequence[Row], by: str = "Request", words: Wording = FEDERATED) -> str:
     """A GitHub table; the best average gap is bold."""
-    made = table(rows, by)
+    made = table(rows, by, words)
     lines = [made.header, ["---"] + ["---:"] * (len(made.header) - 1)]
     lines += [[f"**{cell}**" if cell.best else str(cell) for cell in cells] for cells in made.body]
     text = [markdown_line(line) for line in lines]
     return "\n".join([f"Rule: `{made.rule}`. Δ = gap to Retrain.", "", *text, *_markdown_notes(made)]) + "\n"
 
 
-def latex(rows: Sequence[Row], by: str = "Request") -> str:
+def latex(rows: Sequence[Row], by: str = "Request", words: Wording = FEDERATED) -> str:
     r"""A booktabs tabular (`\usepackage{booktabs}`); the best average gap is bold."""
-    made = table(rows, by)
+    made = table(rows, by, words)
     first = made.header.index("Method") + 1
     lines = [
         f"% rule: {made.rule}; Delta = gap to Retrain",
@@ -163,34 +168,16 @@ def notes(made: Table) -> list[str]:
     for row in made.rows:
         who = name_of(row.method) + (f" ({row.request})" if several else "")
         if row.note:
-            found.append(f"{who}: {row.note}.")
+            found.append(f"{who}: {made.words.said(row.note)}.")
         if row.undoes:
             found.append(
                 f"{who}: as published, it turns {', '.join(row.undoes)} back to what it was before an earlier request;"
                 " `unfed forget` refuses that."
             )
         if not row.finished:
-            found.append(f"{who}: not finished; what there is up to round {max(row.rounds)}.")
+            found.append(f"{who}: not finished; what there is up to {made.words.unit} {max(row.rounds)}.")
     fitted = [method for method in dict.fromkeys(row.method for row in made.rows) if method in FITTED]
     return found + [f"{name_of(method)}: {FITTED[method]}." for method in fitted]
-
-
-def bytes_text(value: float) -> str:
-    """Bytes in decimal units: 7.1 MB."""
-    return _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB"))
-
-
-def flops_text(value: float) -> str:
-    """Floating-point operations: 3.4 GFLOP."""
-    return _scaled(value, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP"))
-
-
-def seconds_text(value: float) -> str:
-    """A duration: 12.3 s, 4 min 5 s, 2 h 3 min."""
-    if value < 60:
-        return f"{value:.1f} s"
-    minutes, seconds = divmod(round(value), 60)
-    return f"{minutes} min {seconds} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def number_text(spread: Spread, decimals: int = 2) -> str:
@@ -204,18 +191,9 @@ def rounds_text(rounds: Sequence[int]) -> str:
     return str(low) if low == high else f"{low}–{high}"
 
 
-def _scaled(value: float, units: Sequence[str]) -> str:
-    for power, unit in enumerate(units):
-        scaled = value / 1000**power
-        # 999.95 would be printed as 1000.0; the next unit says it better.
-        if scaled < 999.95 or power == len(units) - 1:
-            return f"{scaled:.0f} {unit}" if power == 0 else f"{scaled:.1f} {unit}"
-    raise AssertionError("the last unit takes everything")
-
-
-def _metric_cells(row: Row) -> Iterator[Cell]:
+def _metric_cells(row: Row, words: Wording) -> Iterator[Cell]:
     if row.verdict:
-        yield Cell(row.verdict, missing=True)
+        yield Cell(words.said(row.verdict), missing=True)
         yield from (Cell(DASH) for _ in GAP_METRICS[1:])
         return
     for name in GAP_METRICS:
@@ -244,12 +222,12 @@ def _is_best(row: Row, rows: Sequence[Row]) -> bool:
     return row in rivals and is_measured(mine) and round(mine, 2) == round(min(gaps), 2)
 
 
-def _cost_cells(row: Row) -> Iterator[Cell]:
+def _cost_cells(row: Row, words: Wording) -> Iterator[Cell]:
     if row.is_before:
-        yield from (Cell(DASH), Cell(DASH), Cell(DASH))
+        yield from (Cell(DASH) for _ in (*words.columns, words.units))
         return
-    for name, write in (("comm_bytes", bytes_text), ("flops", flops_text)):
-        value = row.costs[name].mean
+    for name in words.columns:
+        value, (_, write) = row.costs[name].mean, words.cost(name)
         yield Cell(write(value)) if is_measured(value) else Cell(str(value), missing=True)
     yield Cell(rounds_text(row.rounds))
 

@@ -6,9 +6,11 @@ through. What an attack did is part of its number, so it is said in full.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from unfed.measures.columns import COLUMNS, GAP_METRICS, shown_in
+from unfed.measures.columns import COLUMNS, COSTS, GAP_METRICS, shown_in
+from unfed.report.wording import Wording
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ MEASURES = {
     **{name: Tooltip(COLUMNS[name].title, COLUMNS[name].text) for name in shown_in("page") if name not in GAP_METRICS},
     "rounds": Tooltip(
         "Rounds",
-        "The round (in one place: the epoch) that is reported, which is also how many were needed to get there.",
+        "The round that is reported, which is also how many were needed to get there.",
     ),
     "sha256": Tooltip(
         "SHA-256",
@@ -38,6 +40,14 @@ MEASURES = {
         " it says that something changed, not what was forgotten.",
     ),
 }
+
+
+def measures(words: Wording) -> Mapping[str, Tooltip]:
+    """What a setting's page explains, in its words: a cost that it does not have is left out."""
+    costs = {column.name for column in COSTS} - set(words.columns)
+    found = {name: replace(one, text=words.said(one.text)) for name, one in MEASURES.items() if name not in costs}
+    return found | {"rounds": replace(found["rounds"], name=words.units)}
+
 
 # Which explanation belongs to which heading of the results table.
 HEADINGS = {

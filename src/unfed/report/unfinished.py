@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unfed.measures.trajectory import Line
+from unfed.report import wording
 from unfed.report.rules import trajectories
 from unfed.report.tables import name_of
+from unfed.report.wording import Wording
 from unfed.report.words import not_taken_out, several
 
 
@@ -22,12 +24,12 @@ def unfinished(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
         if str(item["id"]) not in grouped and not not_taken_out(item)
     ]
     if run.get("jobs"):
-        return missing + _open_jobs(run, lines)
+        return missing + _open_jobs(run, lines, wording.of(run))
     for request, methods in grouped.items():
         for method, by_seed in methods.items():
             states: dict[str, list[str]] = {}
             for seed in sorted({*by_seed, *seeds}):
-                state = _state(method, by_seed.get(seed), total)
+                state = _state(method, by_seed.get(seed), total, wording.of(run))
                 states.setdefault(state, []).append(str(seed))
             for state, which in states.items():
                 if state:
@@ -35,7 +37,7 @@ def unfinished(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
     return missing
 
 
-def _open_jobs(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
+def _open_jobs(run: Mapping[str, Any], lines: Sequence[Line], words: Wording) -> list[str]:
     """Every job that has not ended, with where it stands; seeds that stand alike share a line."""
     judged = {request["id"] for request in run.get("requests", []) if request.get("until") == "recovered"}
     let_go = {request["id"] for request in run.get("requests", []) if request.get("state") in ("revoked", "expired")}
@@ -48,18 +50,18 @@ def _open_jobs(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
         if line is None:
             state = "not begun" if job["request"] is None else "not evaluated yet"
         elif job["request"] in judged and int(line["round"]) >= int(job["rounds"]):
-            state = f"ended at round {line['round']} without having recovered"
+            state = f"ended at {words.unit} {line['round']} without having recovered"
         else:
-            state = f"at round {line['round']} of {job['rounds']}"
+            state = f"at {words.unit} {line['round']} of {job['rounds']}"
         what = name_of(str(job["method"])) + ("" if job["request"] is None else f", request {job['request']}")
         found.setdefault((what, state), []).append(str(job["seed"]))
     return [f"{what}, {several('seed', which)[0]}: {state}." for (what, state), which in found.items()]
 
 
-def _state(method: str, lines: Sequence[Line] | None, total: int | None) -> str:
+def _state(method: str, lines: Sequence[Line] | None, total: int | None, words: Wording) -> str:
     """Where an unfinished trajectory stands; nothing to say of a finished one."""
     if not lines:
         return "not evaluated yet"
     if method == "before" or lines[-1].get("done"):
         return ""
-    return f"at round {lines[-1]['round']}" + (f" of {total}" if total else "")
+    return f"at {words.unit} {lines[-1]['round']}" + (f" of {total}" if total else "")

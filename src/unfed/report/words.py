@@ -11,7 +11,9 @@ from typing import Any
 
 from unfed.report import ranking
 from unfed.report.rules import Row
-from unfed.report.tables import bytes_text, name_of
+from unfed.report.tables import name_of
+from unfed.report.units import bytes_text
+from unfed.report.wording import FEDERATED, Wording
 from unfed.values import is_measured
 
 # Which method the opening sentence speaks of, if there are several: NoT, then whatever unlearns, then plain FT.
@@ -37,13 +39,13 @@ def gate_words(request: Mapping[str, Any]) -> list[tuple[str, str]]:
     return told
 
 
-def sentence(request: Mapping[str, Any], found: Sequence[Row], unit: str = "round") -> str:
+def sentence(request: Mapping[str, Any], found: Sequence[Row], words: Wording = FEDERATED) -> str:
     """What happened, in one sentence that needs no knowledge of the field.
 
     "Taken out" is said only where something measured it: Retrain, or the check for forgetting. Without either the
     sentence says what moved, and that it was not measured.
     """
-    subject, plural = subject_of(request)
+    subject, plural = subject_of(request, words)
     row, before, retrain = headline(found), method_row(found, "before"), method_row(found, "retrain")
     if not_taken_out(request):
         verb = "were" if plural else "was"
@@ -51,8 +53,8 @@ def sentence(request: Mapping[str, Any], found: Sequence[Row], unit: str = "roun
     if row is None:
         return f"{subject} {'are' if plural else 'is'} to be taken out; no unlearning method has been evaluated yet."
     if row.verdict:
-        return f"{subject}: {name_of(row.method)} has no result under the rule {row.rule} ({row.verdict})."
-    effort = f"{name_of(row.method)}{_effort(row, unit)}"
+        return f"{subject}: {name_of(row.method)} has no result under the rule {row.rule} ({words.said(row.verdict)})."
+    effort = f"{name_of(row.method)}{_effort(row, words)}"
     outcome = ", ".join((_forgetting(request, row, before, plural), _utility(row, before)))
     if not row.finished:
         return f"{subject} {'are' if plural else 'is'} being taken out by {effort}: {outcome}."
@@ -101,7 +103,7 @@ def method_row(found: Sequence[Row], method: str) -> Row | None:
     return next((row for row in found if row.method == method), None)
 
 
-def subject_of(request: Mapping[str, Any]) -> tuple[str, bool]:
+def subject_of(request: Mapping[str, Any], words: Wording = FEDERATED) -> tuple[str, bool]:
     """Who or what leaves, and whether that is plural."""
     clients, classes = ([str(item) for item in request.get(key) or []] for key in ("clients", "classes"))
     count = request.get("forgotten_rows") or request.get("samples")
@@ -113,7 +115,7 @@ def subject_of(request: Mapping[str, Any]) -> tuple[str, bool]:
     owner = f" of {several('client', clients)[0]}" if clients else ""
     fraction = request.get("fraction")
     if is_measured(fraction) and count:
-        return f"{count} samples, {100 * fraction:g} % of the data{owner or ' of every client'},", True
+        return f"{count} samples, {100 * fraction:g} % of the data{owner or words.whose},", True
     if not count:
         return f"Request {request.get('id')}", False
     return (f"{count} samples{owner}", True) if count != 1 else (f"1 sample{owner}", False)
@@ -137,13 +139,13 @@ def several(noun: str, names: Sequence[str]) -> tuple[str, bool]:
     return f"{many} {', '.join(names[:-1])} and {names[-1]}", True
 
 
-def _effort(row: Row, unit: str) -> str:
+def _effort(row: Row, words: Wording) -> str:
     rounds = sum(row.rounds) / len(row.rounds)
-    text = " in one step" if rounds == 0 else f" in {rounds:.3g} {unit}{'' if rounds == 1 else 's'}"
+    text = " in one step" if rounds == 0 else f" in {words.several(rounds)}"
     if not row.finished:
         text = ", so far" + text
     sent = row.costs["comm_bytes"].mean
-    if is_measured(sent) and sent > 0:
+    if "comm_bytes" in words.columns and is_measured(sent) and sent > 0:
         text += f" and {bytes_text(sent)}"
     return text + (f" (means over {len(row.seeds)} seeds)" if len(row.seeds) > 1 else "")
 

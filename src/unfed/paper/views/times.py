@@ -17,6 +17,7 @@ from unfed.paper.views import printed
 from unfed.paper.views.base import BY, Grid, Runs, Section, first_seed
 from unfed.paper.views.models import LONG, NEGATED, ORIGINAL, last_round, models_of, sets_of, start_of_retrain
 from unfed.report import tables
+from unfed.report.units import flops_text
 from unfed.values import Value
 
 STARTS = {"ft": ORIGINAL, "not": NEGATED}
@@ -40,9 +41,7 @@ def make(item: Item, runs: Runs) -> Section:
             clients = sum(len(c.view("retain")) > 0 for c in world.scoped(config.requests()).values())
             flops = found.flops(lr, clients, config.training.batch, world.forward_flops)
             name = tables.name_of(method)
-            body.append(
-                (spec.name, name, f"{found.time:.2g}", flops if isinstance(flops, str) else tables.flops_text(flops))
-            )
+            body.append((spec.name, name, f"{found.time:.2g}", flops if isinstance(flops, str) else flops_text(flops)))
             data[f"{spec.name}, {name}"] = vars(found) | {"time": _finite(found.time), "flops": _finite(flops)}
             ours[spec.name, name] = Costs(tables.DASH, _finite(flops))
     grid = Grid((BY, "Method", "t at least (learning rate × steps)", "FLOPs for that time"), tuple(body))
