@@ -14,12 +14,11 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from unfed.flower.client import app as client_app
-from unfed.flower.messages import Messenger
-from unfed.flower.node_data import describe
-from unfed.flower.nodes import Directory
-from unfed.flower.population import KnownClients
-from unfed.flower.world import Holdings
-from unfed.flower.world import flower_world as built
+from unfed.flower.transport import directory_of
+from unfed.remote.node_data import describe
+from unfed.remote.population import KnownClients
+from unfed.remote.world import Holdings
+from unfed.remote.world import remote_world as built
 from unfed.runs.config import Config
 from unfed.runs.world import World
 
@@ -134,7 +133,7 @@ def grid_of(config: Config, allow: str = EVERYTHING) -> InProcessGrid:
 
 def flower_world(config: Config, grid: Grid, timeout: float = 5.0, local: World | None = None, **more: Any) -> World:
     """A world over a grid; with a local one, the server holds its test data and the same public images."""
-    directory = Directory(Messenger(grid, timeout), more.pop("bound", None))
+    directory = directory_of(grid, timeout, more.pop("bound", None))
     directory.look(describe(config, config.seed_list[0]))
     held = Holdings(None if local is None else local.dataset, more.pop("public", None))
     return built(config, config.seed_list[0], directory, held, KnownClients(more.pop("order", ())))

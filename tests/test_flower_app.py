@@ -25,9 +25,9 @@ from unfed.api import write_report
 from unfed.cli.main import app as cli
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
-from unfed.flower.options import Options
 from unfed.flower.server import app as server_app
 from unfed.flower.server import run as serve
+from unfed.remote.options import Options
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
 from unfed.runs.run import Run

@@ -21,8 +21,8 @@ from flower_grid import EVERYTHING, InProcessGrid
 from test_flower_app import nodes, values
 from unfed.errors import UnfedError
 from unfed.flower import SubsetGrid, Unlearn, introduce, node_with
-from unfed.flower.options import Options
 from unfed.flower.server import run as serve
+from unfed.remote.options import Options
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 

@@ -21,12 +21,14 @@ from unfed.client.plan import Measure
 from unfed.data import Request
 from unfed.data.scope import own_marks
 from unfed.errors import Refused, UnfedError
-from unfed.flower.messages import Failure, Messenger
-from unfed.flower.node_data import describe, node_data_of
-from unfed.flower.nodes import Directory, in_order, parse_bound
-from unfed.flower.wire import MEASURE, TRAIN, Ask, drawn_models, own_part
-from unfed.flower.world import nodes_of
+from unfed.flower.transport import directory_of
 from unfed.methods import METHODS, Central, FineTune, Method, NoT, find
+from unfed.remote.messages import MEASURE, TRAIN, Ask, drawn_models, own_part
+from unfed.remote.naming import in_order, parse_bound
+from unfed.remote.node_data import describe, node_data_of
+from unfed.remote.nodes import Directory
+from unfed.remote.replies import Failure
+from unfed.remote.world import nodes_of
 from unfed.runs.config import Config
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World
@@ -472,7 +474,7 @@ def test_a_misspelt_permission_is_answered_with_the_known_ones(config: Config) -
 
 
 def waiting(config: Config, grid: InProcessGrid, minimum: int, **more: Any) -> Directory:
-    directory = Directory(Messenger(grid, 5.0), **more)
+    directory = directory_of(grid, 5.0, **more)
     directory.wait(minimum, describe(config, 0), seconds=0.01, sleep=lambda s: None)
     return directory
 

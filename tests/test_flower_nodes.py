@@ -22,10 +22,10 @@ from flower_grid import EVERYTHING, InProcessGrid, flower_world, grid_of, lost
 from test_flower_app import assert_same, nodes, values
 from unfed.data import Request
 from unfed.federation.server import JobServer, Members, Setup
-from unfed.flower.options import Options
 from unfed.flower.server import run as serve
-from unfed.flower.world import nodes_of
 from unfed.methods import FineTune, Retrain
+from unfed.remote.options import Options
+from unfed.remote.world import nodes_of
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from worlds import serve as server_of
@@ -219,24 +219,25 @@ sys.path.insert(0, sys.argv[1])
 from flower_grid import InProcessGrid
 import unfed.flower.client
 started = set(sys.modules)
-from unfed.flower.options import Options
-from unfed.flower.messages import Messenger
-from unfed.flower.node_data import describe
-from unfed.flower.wire import CENSUS, MEASURE, TRAIN, Ask
+from unfed.flower.transport import GridTransport
+from unfed.remote.options import Options
+from unfed.remote.transport import Messenger
+from unfed.remote.node_data import describe
+from unfed.remote.messages import CENSUS, MEASURE, TRAIN, Ask
 from unfed.model.networks import build
 from unfed.model.params import cast, params_of
 from unfed.client.plan import Phase, Plan
 import torch
 config = Options.of({"run-folder": "/x", "set": "model.name=cnn-small; partition.clients=4"}).config()
 shard = describe(config, 0, (1, 8, 8), 10, 1)
-messenger = Messenger(InProcessGrid([{"partition-id": 0, "device": "cpu"}]), 5.0)
+messenger = Messenger(GridTransport(InProcessGrid([{"partition-id": 0, "device": "cpu"}])), 5.0)
 params = cast(params_of(build("cnn-small", shape=(1, 8, 8), classes=10, seed=0)), torch.float32, torch.device("cpu"))
 tensors = {"params": params}
 plan, measures = Plan(1, 1, (Phase(),)).to_json(), '[{"what": "correct", "view": "val", "batch": 64}]'
 for ask in (Ask(CENSUS, "0", shard), Ask(TRAIN, "0", shard, body=plan, tensors=tensors),
             Ask(MEASURE, "0", shard, body=measures, tensors=tensors)):
     (found,) = messenger.send({1000: ask}).answers.values()
-    assert hasattr(found, "metric_records"), found
+    assert hasattr(found, "numbers"), found
 print(*sorted({name.partition(".")[0] for name in sys.modules} | {n for n in sys.modules if n.count(".") == 1}))
 """
 

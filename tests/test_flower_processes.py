@@ -25,9 +25,9 @@ from flower_deployment import Deployment, end
 from flower_grid import InProcessGrid
 from unfed.data import Request
 from unfed.federation.server import JobServer, Members, Setup
-from unfed.flower.options import Options
 from unfed.flower.server import run as serve
 from unfed.methods import NoT
+from unfed.remote.options import Options
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated

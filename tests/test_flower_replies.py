@@ -19,9 +19,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flower_grid import InProcessGrid, Reply, flower_world, grid_of
 from test_flower_engine import DOUBLE, waiting
 from unfed.errors import Refused
-from unfed.flower import node_data
-from unfed.flower.replies import Failure, attempt, decoded, said
+from unfed.flower.replies import decoded
 from unfed.methods.finetune import FineTune
+from unfed.remote import node_data
+from unfed.remote.replies import Failure, attempt, said
 from unfed.runs.config import Config
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World

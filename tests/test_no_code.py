@@ -23,12 +23,14 @@ from unfed.cli.main import app, main
 from unfed.client.plan import Phase, Plan
 from unfed.data import datasets
 from unfed.errors import UnfedError
-from unfed.flower.messages import Failure, Messenger
-from unfed.flower.node_data import describe
-from unfed.flower.wire import CENSUS, TRAIN, Ask
+from unfed.flower.transport import GridTransport
 from unfed.methods import METHODS
 from unfed.model import networks
 from unfed.model.params import params_of
+from unfed.remote.messages import CENSUS, TRAIN, Ask
+from unfed.remote.node_data import describe
+from unfed.remote.replies import Failure
+from unfed.remote.transport import Messenger
 from unfed.runs.config import Config
 from unfed.runs.config_errors import table_in
 from unfed.runs.run import Run
@@ -489,7 +491,7 @@ def test_no_message_of_a_server_runs_anything_that_the_node_does_not_name(
         text = json.dumps({**plain, "config": config})
         train = Ask(TRAIN, "0", text, body=Plan(0, 1, (Phase(),)).to_json(), tensors={"params": params})
         for ask in (Ask(CENSUS, "0", text), train):
-            (answer,) = Messenger(InProcessGrid([node]), 5).send({1000: ask}).answers.values()
+            (answer,) = Messenger(GridTransport(InProcessGrid([node])), 5).send({1000: ask}).answers.values()
             assert not ran(canary), (what, ask.kind)
             if what == "the rest":
                 assert not isinstance(answer, Failure), answer
@@ -498,7 +500,6 @@ def test_no_message_of_a_server_runs_anything_that_the_node_does_not_name(
 def test_a_node_runs_what_it_names_itself(canary: Path) -> None:
     text = describe(Config.kept({**TINY, "data": {"name": "canary:run"}}), 0)
     ask = Ask(CENSUS, "0", text)
-    (answer,) = (
-        Messenger(InProcessGrid([{"partition-id": 0, "data": "canary:run"}]), 5).send({1000: ask}).answers.values()
-    )
+    grid = InProcessGrid([{"partition-id": 0, "data": "canary:run"}])
+    (answer,) = Messenger(GridTransport(grid), 5).send({1000: ask}).answers.values()
     assert ran(canary) and isinstance(answer, Failure) and "must return (train, test)" in answer.reason

@@ -2,8 +2,8 @@
 
     unfed flower init DIR; flwr run DIR        unfed's own app: train, unlearn, evaluate, resume (server.py, client.py)
     Unlearn(factory, perturb, exclude)         forget a client in an app you already have (existing.py, leaving.py)
-    introduce(ClientApp())                     let its clients say who they are (who.py)
-    unfed.engines.flower.Flower                the engine contract over Flower's grid
+    introduce(ClientApp())                     let its clients say who they are (identity.py)
+    GridTransport                              Flower's grid as a transport; what it carries is unfed.remote's
 
 Needs `pip install unfed[flower]`.
 """

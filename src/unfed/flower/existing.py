@@ -40,9 +40,11 @@ from unfed.federation.aggregate import all_finite
 from unfed.flower.evidence import Evidence, Recovered
 from unfed.flower.leaving import Exclude, SubsetGrid
 from unfed.flower.negating import Perturb
-from unfed.flower.replies import Declared, Failure, Unreadable, attempt, finite, said, tensors
+from unfed.flower.replies import tensors
 from unfed.flower.sentences import speak_plainly
 from unfed.flower.wire import from_arrays
+from unfed.remote.packed import Declared
+from unfed.remote.replies import Failure, Unreadable, attempt, finite, said
 
 log = logging.getLogger("flwr")
 

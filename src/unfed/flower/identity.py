@@ -15,10 +15,11 @@ from collections.abc import Callable
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from unfed.remote.naming import KEYS
+
 ACTION = "unfed"
 QUESTION = f"query.{ACTION}"
 ANSWER = "who"
-KEYS = ("client", "client-name", "partition-id")
 
 
 def introduce(app: ClientApp) -> ClientApp:

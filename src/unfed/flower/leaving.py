@@ -25,9 +25,11 @@ from flwr.serverapp import Grid
 
 from unfed.errors import Refused, UnfedError
 from unfed.flower.connected import connected, tells_names
-from unfed.flower.denied import Denied
-from unfed.flower.identity import ANSWER, KEYS, QUESTION
-from unfed.flower.replies import attempt, said
+from unfed.flower.identity import ANSWER, QUESTION
+from unfed.flower.speech import SPEECH
+from unfed.remote.denied import Denied
+from unfed.remote.naming import KEYS
+from unfed.remote.replies import attempt, said
 from unfed.runs.deny import clients_on
 
 log = logging.getLogger("flwr")
@@ -103,7 +105,7 @@ def denied(path: str | Path, timeout: float = 300.0) -> Leaver:
     The clients on the deny list of a run or evidence folder, or in a file with one name per line. They are known by a
     registered name or by what their node config says; a node that has neither might be one of them, and is left out.
     """
-    listed, roll = Denied(clients_on(path)), _Roll(timeout)
+    listed, roll = Denied(clients_on(path), SPEECH), _Roll(timeout)
     named: set[int] = set()
 
     def found(grid: Grid) -> Collection[int]:

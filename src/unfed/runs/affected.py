@@ -16,6 +16,7 @@ from unfed import storage
 from unfed.errors import UnfedError, listed
 from unfed.runs import carriers, consistency, handed_out
 from unfed.runs.carriers import Carrier
+from unfed.runs.elsewhere import elsewhere
 from unfed.runs.folder import Job
 from unfed.runs.record import Record
 from unfed.runs.requests import Entry, in_force
@@ -54,7 +55,7 @@ def affected(run: Record, client: str) -> list[Affected]:
     for seen in seeds:
         found += _in_folder(run, client, seen)
     found += _handed_out(run, client, seeds)
-    if run.description["engine"] == "flower":
+    if elsewhere(run.description):
         for seen in seeds:
             found += _crossed(run, client, seen)
     return found

@@ -20,6 +20,7 @@ from unfed.data import Request
 from unfed.data.deny import KEY_BYTES, row_digests
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
+from unfed.runs.elsewhere import elsewhere
 from unfed.runs.folder import KEY, RunFolder
 from unfed.runs.world import World
 
@@ -97,9 +98,9 @@ def rows_of(request: Request, world: World, folder: RunFolder) -> tuple[str, ...
 
     Clients and classes are known by their names.
 
-    The key is made when it is first needed. Rows that lie at Flower nodes are not seen here, so they have none.
+    The key is made when it is first needed. Rows that lie elsewhere are not seen here, so they have none.
     """
-    if request.kind != "instance" or folder.description()["engine"] == "flower":
+    if request.kind != "instance" or elsewhere(folder.description()):
         return ()
     key = _read(folder.path)
     if key is None:

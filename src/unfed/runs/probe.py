@@ -23,6 +23,8 @@ from unfed.measures.undo import Budget, Effort, Grid, Knowledge, Models, Scene, 
 from unfed.model.params import Params
 from unfed.runs import consistency
 from unfed.runs.config import Config
+from unfed.runs.elsewhere import NODES
+from unfed.runs.elsewhere import elsewhere as is_elsewhere
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.undo_results import SCHEMA, Target, file_of, model_digest, read, targets
 from unfed.runs.world import World, process_as_before
@@ -101,9 +103,10 @@ def effort_of(run: Probed, quick: bool = False) -> Effort:
 
 def elsewhere(run: Probed) -> str | None:
     """Why a run cannot be probed here, if its data lies with somebody else."""
-    if run.description["engine"] == "flower":
+    if is_elsewhere(run.description):
+        nodes = NODES[run.description["engine"]]
         return (
-            "The clients of this run are Flower nodes, which keep their data, so it cannot be probed here; probe a"
+            f"The clients of this run are {nodes}, which keep their data, so it cannot be probed here; probe a"
             " simulation of the same config (`unfed run`)."
         )
     if run.description.get("call"):

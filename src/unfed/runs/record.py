@@ -10,6 +10,7 @@ from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
 from unfed.runs import carriers, deny, description, judged, undo_results
 from unfed.runs.config import Config
+from unfed.runs.elsewhere import elsewhere
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.job_notes import last_starts
 from unfed.runs.request_options import Until
@@ -115,10 +116,10 @@ class Record:
         where, name = self.folder.path, entry.request.id
         rounds = self.config.unlearning.retrain_rounds or self.config.training.rounds
         again = f"`unfed forget {where} --id {name} --method retrain --until {rounds}`"
-        if self.description["engine"] == "flower":
+        if elsewhere(self.description):
             again = f'the same run config with mode="unlearn" methods="retrain" until="{rounds}"'
         accept = ""
-        if entry.gate is not None and self.description["engine"] != "flower":
+        if entry.gate is not None and not elsewhere(self.description):
             accept = f"`unfed forget {where} --id {name} --accept` puts its model in force all the same, "
         return f"{accept}{again} settles it for certain, `unfed withdraw {where} {name}` lets it go"
 

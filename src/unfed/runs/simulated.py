@@ -21,6 +21,7 @@ from unfed.errors import UnfedError
 from unfed.model.flops import Flops, forward_flops
 from unfed.model.functional import Template
 from unfed.runs.config import Config
+from unfed.runs.elsewhere import NODES, elsewhere, how_to_go_on
 from unfed.runs.folder import RunFolder
 from unfed.runs.from_config import DTYPES, Network, cpu_threads, data_set, deal, pick_device
 from unfed.runs.seeds import Seeds
@@ -66,10 +67,10 @@ def simulated(config: Config, seed: int, kept: Mapping[str, Any] | None = None) 
 def as_it_began(folder: RunFolder, config: Config, seed: int) -> World:
     """The world of a run folder, as it was when the run began."""
     about = folder.description()
-    if about["engine"] == "flower":
+    if elsewhere(about):
         raise UnfedError(
-            "The clients of this run are Flower nodes, so it cannot go on here; go on with `flwr run DIR --run-config"
-            f" 'resume-from=\"{folder.path.resolve()}\"'`."
+            f"The clients of this run are {NODES[about['engine']]}, so it cannot go on here; go on with"
+            f" {how_to_go_on(about, folder.path.resolve())}."
         )
     if about.get("call"):
         raise UnfedError(

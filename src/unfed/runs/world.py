@@ -3,7 +3,7 @@
     who builds it                          whose rows                          who trains on them
     runs/simulated.py:simulated            a config's, dealt to clients        this process
     central/world.py:own_world             the caller's own, in one place      this process
-    flower/world.py:flower_world           the nodes', never seen here         the nodes
+    remote/world.py:remote_world           the nodes', never seen here         the nodes
 
 Everything above (jobs, runs, folders, reports) is written over this value alone, whatever built it. Another setting is
 another builder: it says who holds what (a population), what the model is, and, where that differs, who runs plans and

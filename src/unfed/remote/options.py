@@ -1,11 +1,11 @@
-"""What `flwr run` says: the run config of the app, checked, as one value.
+"""What a server is told to do: its run config, checked, as one value.
 
     mode            train, unlearn (an existing run or checkpoint), or both
-    run-folder      where results go, an absolute path on the machine of the SuperLink
+    run-folder      where results go, an absolute path on the server's machine
     experiment.*    any key of an experiment config: experiment.training.rounds = 20
     forget-*        who or what leaves: forget-clients = "3", forget-classes = "1,2", forget-samples = "/path.csv"
 
-Flower's run config holds single values only, so lists are written with commas.
+It holds single values only, as Flower's run config does, so lists are written with commas.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from unfed.data import Request, SampleList
 from unfed.errors import UnfedError, listed, nearest
-from unfed.flower.nodes import parse_bound
+from unfed.remote.naming import parse_bound
 from unfed.runs.config import Config, presets
 from unfed.runs.description import request_id
 
@@ -36,7 +36,7 @@ class Options:
     checkpoint: str = ""
     """mode unlearn, a new folder: the model file to start from."""
     preset: str = ""
-    """A preset, or the absolute path of a TOML file on the SuperLink's machine, that experiment.* then changes."""
+    """A preset, or the absolute path of a TOML file on the server's machine, that experiment.* then changes."""
     forget_clients: str = ""
     forget_classes: str = ""
     forget_samples: str = ""
@@ -85,11 +85,11 @@ class Options:
             path = getattr(self, key)
             if path and not Path(path).is_absolute():
                 raise UnfedError(
-                    f"{key.replace('_', '-')} = {path!r} is relative, and the server app runs in a folder of Flower's;"
+                    f"{key.replace('_', '-')} = {path!r} is relative, and the server may run in another folder;"
                     " give the whole path."
                 )
         if not self.resume_from and not self.run_folder:
-            raise UnfedError("Say where results go: run-folder = '/a/whole/path', on the machine of the SuperLink.")
+            raise UnfedError("Say where results go: run-folder = '/a/whole/path', on the server's machine.")
         if self.min_nodes < 1:
             raise UnfedError(f"min-nodes must be at least 1, not {self.min_nodes}.")
         if not self.wait_seconds > 0:

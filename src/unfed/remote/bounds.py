@@ -12,7 +12,7 @@ from unfed.client import objectives
 from unfed.client.plan import Phase, Plan
 from unfed.data import ClientData
 from unfed.data.scope import VIEWS, View
-from unfed.flower.replies import MOST_ROWS
+from unfed.remote.replies import MOST_ROWS
 
 
 @dataclass(frozen=True)

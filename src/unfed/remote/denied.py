@@ -2,24 +2,21 @@
 
 A node is known by every name it goes by: what its key was registered under, and `client`, `client-name` and
 `partition-id` of its node config. One of them on the list is enough, under whatever node id. Each node that is found is
-named in Flower's log, second keys of one name too, so that its key can be taken out of the federation for good:
-
-    flwr supernode unregister NODE_ID FEDERATION
+named in the log, second keys of one name too, with what can be done to keep it out for good.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Mapping
 
-log = logging.getLogger("flwr")
+from unfed.remote.transport import Speech
 
 
 class Denied:
     """The names on a deny list, and the nodes that were found to go by one of them."""
 
-    def __init__(self, names: Collection[str] = ()) -> None:
-        self.names = frozenset(names)
+    def __init__(self, names: Collection[str] = (), speech: Speech | None = None) -> None:
+        self.names, self._speech = frozenset(names), speech or Speech()
         self._nodes: dict[int, str] = {}
 
     @property
@@ -33,13 +30,8 @@ class Denied:
         if node in self._nodes or name is None:
             return node in self._nodes
         self._nodes[node] = name
-        log.warning(
-            "unfed: node %s goes by %r, which was forgotten, so it is not asked; take its key out for good with"
-            " `flwr supernode unregister %s FEDERATION`",
-            node,
-            name,
-            node,
-        )
+        log, expel = self._speech.log, self._speech.expel.format(node=node)
+        log.warning("unfed: node %s goes by %r, which was forgotten, so it is not asked; %s", node, name, expel)
         same = [str(other) for other, own in self._nodes.items() if own == name]
         if len(same) > 1:
             log.warning("unfed: %d nodes went by the forgotten name %r: %s", len(same), name, ", ".join(same))

@@ -11,7 +11,6 @@ request for a client nobody is asked, for it concerns everything that client hol
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +20,10 @@ from torch import Tensor
 
 from unfed.data import ClientData, Request
 from unfed.errors import Refused, UnfedError
-from unfed.flower.messages import Failure
-from unfed.flower.nodes import Census, Directory
-from unfed.flower.wire import CENSUS, Ask, own_part
 from unfed.model.calling import Inputs
-
-log = logging.getLogger("flwr")
+from unfed.remote.messages import CENSUS, Ask, own_part
+from unfed.remote.nodes import Census, Directory
+from unfed.remote.replies import Failure
 
 NOTHING = Census(0, 0, 0, 0, (), 0)
 
@@ -106,7 +103,9 @@ def meet(
     if own is not None:
         shape, classes = own
     elif not told:
-        raise Refused("No node says what its samples look like, so no model can be built; start SuperNodes.")
+        raise Refused(
+            f"No node says what its samples look like, so no model can be built; start {directory.speech.nodes}."
+        )
     else:
         shape = Counter(census.shape for census in told.values()).most_common(1)[0][0]
         classes = max(census.classes for census in told.values() if census.shape == shape)
@@ -132,7 +131,7 @@ def ask_census(directory: Directory, asks: Mapping[str, Ask], met: set[int]) -> 
 
 
 class Nodes:
-    """Clients that live on Flower nodes: a population that can be asked, and never read."""
+    """Clients that live on nodes: a population that can be asked, and never read."""
 
     def __init__(
         self, directory: Directory, shard: str, meeting: Meeting, note: Callable[[KnownClients], None]
@@ -178,7 +177,7 @@ class Nodes:
             reason = census.reason if isinstance(census, Failure) else _misfit(census, self.shape, self.classes)
             if isinstance(census, Failure) or reason:
                 self.refused[name] = reason
-                log.warning("unfed: client %s takes no part: %s", name, reason)
+                self.directory.speech.log.warning("unfed: client %s takes no part: %s", name, reason)
                 continue
             self.refused.pop(name, None)
             self._known[name] = census
@@ -187,7 +186,7 @@ class Nodes:
             self._order = (*self._order, *(name for name in joined if name not in self._order))
             self._clients = self._outlines()
             self._note(self.past)
-            log.info("unfed: client %s takes part from now on", ", ".join(joined))
+            self.directory.speech.log.info("unfed: client %s takes part from now on", ", ".join(joined))
         return bool(joined) or recounted
 
     def _recount(self, requests: Sequence[Request]) -> bool:
@@ -201,7 +200,7 @@ class Nodes:
         for name, census in ask_census(self.directory, asks, self._met).items() if asks else ():
             if isinstance(census, Failure) or census == self._known.get(name):
                 continue
-            log.warning(
+            self.directory.speech.log.warning(
                 "unfed: client %s now says it holds %d rows (%d before)", name, census.all, self._base(name).all
             )
             self._known[name], changed = census, True

@@ -1,8 +1,8 @@
 """What a node holds: its rows, and the model it is asked to train on them.
 
-    --node-config 'partition-id=0'                    a part of a data set that is dealt to the nodes (trying out)
-    --node-config 'client="north" data-root="/data"'  a whole data set that lies here (the experiment's, or data=…)
-    --node-config 'loader="mine.data:load"'           what your own function returns: (x, y), or a map-style data set
+    partition-id=0                     a part of a data set that is dealt to the nodes (trying out)
+    client="north" data-root="/data"   a whole data set that lies here (the experiment's, or data=…)
+    loader="mine.data:load"            what your own function returns: (x, y), or a map-style data set
 
 The server says which experiment this is (data set, partition, model, seed); where data lies is the node's own affair.
 A model or data set from a user's `package.module:factory` is made only where the node config names the same factory,
@@ -31,7 +31,7 @@ from unfed.runs.from_config import DTYPES, Network, data_set, deal, pick_device
 from unfed.runs.seeds import Seeds
 
 Node = Mapping[str, Any]
-"""Flower's node config: what the one who runs a SuperNode wrote."""
+"""A node config: what the one who runs a node wrote."""
 
 
 DATA = ("name", "test_size", "flip", "pad_crop", "resize", "crop")

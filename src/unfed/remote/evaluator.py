@@ -26,16 +26,16 @@ from unfed.client.plan import Measure
 from unfed.client.scores import Scores
 from unfed.data import Request
 from unfed.data.scope import View
-from unfed.flower.engine import Flower
-from unfed.flower.messages import Failure
-from unfed.flower.population import Nodes, Roster
-from unfed.flower.wire import own_part
 from unfed.measures.camouflage import Reactions
 from unfed.measures.evaluator import Evaluation, HeldOut, Yardstick, sample_columns
 from unfed.measures.forgotten import Evidence
 from unfed.measures.metrics import loss_gap
 from unfed.model.digest import digests, fingerprint
 from unfed.model.params import Params
+from unfed.remote.engine import Remote
+from unfed.remote.messages import own_part
+from unfed.remote.population import Nodes, Roster
+from unfed.remote.replies import Failure
 from unfed.values import Value, not_measured
 
 NO_TEST = not_measured("the server holds no test data")
@@ -68,7 +68,7 @@ class Memory:
 class RemoteEvaluator:
     """Scores models by asking those who hold the rows."""
 
-    def __init__(self, yardstick: Yardstick, nodes: Nodes, roster: Roster, engine: Flower, memory: Memory) -> None:
+    def __init__(self, yardstick: Yardstick, nodes: Nodes, roster: Roster, engine: Remote, memory: Memory) -> None:
         self._yardstick, self._nodes, self._roster = yardstick, nodes, roster
         self._engine, self._memory, self._requests = engine, memory, roster.requests
         self._staying = [name for name, c in roster.items() if len(c.view("retain"))]

@@ -1,4 +1,4 @@
-"""The world of a Flower server: a federation whose data is elsewhere.
+"""The world of a server whose clients are elsewhere.
 
 Methods and jobs see the same world as in a simulation; the only difference is that a client's outline cannot be read
 (`population.py`), that plans travel (`engine.py`) and that models are scored by those who hold the rows
@@ -13,12 +13,12 @@ from functools import partial
 
 from unfed.data import ClientData, Dataset, Request
 from unfed.errors import UnfedError
-from unfed.flower.engine import Flower
-from unfed.flower.evaluator import Memory, RemoteEvaluator
-from unfed.flower.node_data import describe
-from unfed.flower.nodes import Directory
-from unfed.flower.population import KnownClients, Nodes, Roster, meet
 from unfed.model.flops import forward_flops
+from unfed.remote.engine import Remote
+from unfed.remote.evaluator import Memory, RemoteEvaluator
+from unfed.remote.node_data import describe
+from unfed.remote.nodes import Directory
+from unfed.remote.population import KnownClients, Nodes, Roster, meet
 from unfed.runs.config import Config
 from unfed.runs.from_config import Network, data_set, pick_device, small_step
 from unfed.runs.seeds import Seeds
@@ -37,10 +37,10 @@ class Holdings:
     """Whether it loads the data set that the config names."""
 
 
-def flower_world(
+def remote_world(
     config: Config, seed: int, directory: Directory, server: Holdings | None = None, past: KnownClients | None = None
 ) -> World:
-    """The world as a Flower server can know it, over the nodes that a directory knows."""
+    """The world as a server can know it, over the nodes that a directory knows."""
     if config.setting == "central":
         raise UnfedError("A centralised setting has no clients elsewhere; use unfed.unlearn, or drop `setting`.")
     server, past = server or Holdings(), past or KnownClients()
@@ -72,17 +72,17 @@ def flower_world(
 
 
 def nodes_of(world: World) -> Nodes:
-    """The clients of a Flower server's world."""
+    """The clients of a world that is elsewhere."""
     assert isinstance(world.population, Nodes)
     return world.population
 
 
-def _engine(world: World, clients: Mapping[str, ClientData]) -> Flower:
+def _engine(world: World, clients: Mapping[str, ClientData]) -> Remote:
     nodes, like = nodes_of(world), world.template.like
     if isinstance(clients, Roster):
         known = {name: count for name, count in clients.dropped.items() if nodes.present(name)}
-        return Flower(nodes.directory, nodes.shard, like, clients.requests, clients.gone, known, clients)
-    return Flower(nodes.directory, nodes.shard, like, clients=clients)
+        return Remote(nodes.directory, nodes.shard, like, clients.requests, clients.gone, known, clients)
+    return Remote(nodes.directory, nodes.shard, like, clients=clients)
 
 
 def _evaluator(memory: Memory, world: World, requests: Sequence[Request]) -> RemoteEvaluator:

@@ -1,8 +1,7 @@
-"""A run folder whose clients are Flower nodes: the same layout, the same jobs, another world.
+"""A run folder whose clients are elsewhere: the same layout, the same jobs, another world.
 
 Beside the documented files it holds `clients.json` (everybody who took part, in the order in which answers are
-averaged, and what each holds, so that one which is away when a run is resumed is still known) and `flower.json` (which
-Flower runs worked here, and how the last one ended).
+averaged, and what each holds, so that one which is away when a run is resumed is still known).
 """
 
 from __future__ import annotations
@@ -11,19 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from unfed import storage
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.flower.nodes import Census
-from unfed.flower.population import KnownClients, Nodes
-from unfed.flower.world import nodes_of
 from unfed.methods import Method, State
 from unfed.model.params import cast, check_like
+from unfed.remote.nodes import Census
+from unfed.remote.population import KnownClients, Nodes
+from unfed.remote.world import nodes_of
 from unfed.runs import deny
 from unfed.runs.config import Config
-from unfed.runs.description import now
 from unfed.runs.folder import RunFolder
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
@@ -34,7 +31,7 @@ Maker = Callable[[Config, int, KnownClients], World]
 
 
 def reopened(folder: RunFolder, make: Maker) -> Run:
-    """A run folder at a Flower server."""
+    """A run folder whose clients a server can reach."""
     return Run(folder, partial(_build, make))
 
 
@@ -116,19 +113,7 @@ def serve(run: Run, request: Request, method: str, until: str, watch: Watch) -> 
     able(world, method, run.config.method(method), [*run.queue.besides(world.seed, [request.id]), request])
     outcome = run.forget(request, method, until, watch=watch)
     if outcome.status == "queued":
-        raise UnfedError(f"Another server app is at work in {run.folder.path}; stop it, or wait for it.")
-
-
-# --- how it ended -----------------------------------------------------------------------------------------------------
-
-
-def mark(folder: Path, run_id: int, state: str, error: str = "") -> None:
-    """Note which Flower run worked in a folder and how it ended: running, finished or failed."""
-    path = folder / "flower.json"
-    before: dict[str, Any] = storage.read_json(path, "list of Flower runs") if path.exists() else {"runs": []}
-    runs = [run for run in before["runs"] if run["run"] != str(run_id)]
-    found = {"run": str(run_id), "state": state, "at": now()} | ({"error": error} if error else {})
-    storage.write_json(path, {"state": state, "runs": [*runs, found]})
+        raise UnfedError(f"Another server is at work in {run.folder.path}; stop it, or wait for it.")
 
 
 def settled(nodes: Nodes, request: Request) -> Request:

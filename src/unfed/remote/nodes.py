@@ -1,8 +1,8 @@
-"""Who is who: Flower's node ids are random numbers, requests speak of clients by name.
+"""Who is who: node ids are numbers that a transport draws, requests speak of clients by name.
 
     the run's own table (`nodes`)     name -> node id, where somebody wrote it down
-    the registered name               `flwr supernode register KEY FEDERATION --name NAME`: bound to the node's key
-    what the node says                `client` or `partition-id` of its node config, asked once by a query
+    the registered name               where the transport vouches for it: in Flower it is bound to the node's key
+    what the node says                `client` or `partition-id` of its node config, asked once
 
 A name that two nodes claim belongs to neither of them, and who goes by a forgotten name is not asked (`denied.py`).
 Nodes may come and go: whoever is connected when a round begins is found by its name, under whatever id.
@@ -11,22 +11,28 @@ Nodes may come and go: whoever is connected when a round begins is found by its 
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flwr.app import RecordDict
-
-from unfed.errors import Refused, UnfedError
-from unfed.flower import policy
-from unfed.flower.connected import connected
-from unfed.flower.denied import Denied
-from unfed.flower.identity import KEYS
-from unfed.flower.messages import Failure, Messenger
-from unfed.flower.replies import MOST_CLASSES, MOST_PIXELS, MOST_ROWS, Unreadable, attempt, count, name_of, said
-from unfed.flower.wire import CENSUS, Ask
+from unfed.errors import Refused
+from unfed.remote import policy
+from unfed.remote.denied import Denied
+from unfed.remote.messages import CENSUS, Ask, Reply
+from unfed.remote.naming import KEYS, in_order
+from unfed.remote.replies import (
+    MOST_CLASSES,
+    MOST_PIXELS,
+    MOST_ROWS,
+    Failure,
+    Unreadable,
+    attempt,
+    count,
+    name_of,
+    said,
+)
+from unfed.remote.transport import Messenger, Speech
 
 
 @dataclass(frozen=True)
@@ -49,13 +55,13 @@ class Census:
         return Census(**{**raw, "shape": tuple(raw["shape"]), "allow": frozenset(raw["allow"])})
 
     @staticmethod
-    def of(records: RecordDict) -> Census | Failure:
-        """A client's answer to a query, if it makes sense."""
-        return attempt(lambda: Census._read(records))
+    def of(reply: Reply) -> Census | Failure:
+        """A client's answer to a census, if it makes sense."""
+        return attempt(lambda: Census._read(reply))
 
     @staticmethod
-    def _read(records: RecordDict) -> Census:
-        counts, words = records.metric_records["counts"], records.config_records["answer"]
+    def _read(reply: Reply) -> Census:
+        counts, words = reply.numbers["counts"], reply.said
         rows = {name: count(counts, name) for name in ("all", "retain", "forget", "val")}
         shape, classes = counts["shape"], count(counts, "classes")
         if not isinstance(shape, list) or not 1 <= len(shape) <= 8 or any(size < 1 for size in shape):
@@ -76,15 +82,17 @@ class Census:
 class Directory:
     """The nodes that are connected, by client name."""
 
-    def __init__(self, messenger: Messenger, bound: Mapping[str, int] | None = None) -> None:
-        self.messenger = messenger
+    def __init__(
+        self, messenger: Messenger, bound: Mapping[str, int] | None = None, speech: Speech | None = None
+    ) -> None:
+        self.messenger, self.speech = messenger, speech or Speech()
         self._bound = {node: name for name, node in (bound or {}).items()}
         self._names: dict[int, str] = {}
         self._online: tuple[int, ...] = ()
         self._lives: dict[int, float] = {}
         self._silent: dict[int, float] = {}
         self._heard: set[int] = set()
-        self.denied = Denied()
+        self.denied = Denied((), self.speech)
         self.seen: dict[str, Census] = {}
         """What a node told when it was asked who it is."""
         self.failures: dict[int, str] = {}
@@ -94,15 +102,15 @@ class Directory:
 
     def keep_out(self, names: Iterable[str]) -> None:
         """Refuse whoever goes by one of these names; registered nodes are then asked who they are, too."""
-        self.denied = Denied(frozenset(names))
+        self.denied = Denied(frozenset(names), self.speech)
 
     def look(self, shard: str) -> None:
         """See who is connected now; newcomers without a registered name are asked who they are."""
-        nodes = connected(self.messenger.grid, "take Unlearn into an app of your own")
-        infos = {info.node_id: info.name for info in nodes}
-        # Flower lists a node for a minute after it died. One that let a question time out is asked again only once it
-        # gave a new sign of life: a dead node costs one time-out, not one per round.
-        self._lives = {info.node_id: info.online_until for info in nodes}
+        nodes = self.messenger.transport.nodes()
+        infos = {node.id: node.name for node in nodes}
+        # A transport may list a node for a while after it died. One that let a question time out is asked again only
+        # once it gave a new sign of life: a dead node costs one time-out, not one per round.
+        self._lives = {node.id: node.alive for node in nodes}
         silent = {n: at for n, at in self._silent.items() if at and self._lives.get(n) == at}
         awake, self._silent = self._silent.keys() - silent.keys(), silent
         for node, registered in infos.items():
@@ -128,12 +136,12 @@ class Directory:
         """Whether a node must say who it is; a named one too, if it might go by a forgotten name."""
         return node not in self._names or (bool(self.denied.names) and node not in self._heard)
 
-    def _meet(self, node: int, found: RecordDict | Failure) -> None:
+    def _meet(self, node: int, found: Reply | Failure) -> None:
         if isinstance(found, Failure):
             if node not in self._names:
                 self.failures[node] = found.reason
             return
-        words = found.config_records["answer"]
+        words = found.said
         if self.denied.refuses(node, [str(words[key]) for key in ("name", *KEYS) if key in words]):
             return
         bound = self._names.get(node)
@@ -176,14 +184,14 @@ class Directory:
         found = self.nodes(name)
         if len(found) > 1:
             raise Refused(
-                f"Client {name!r} cannot be told apart: {len(found)} nodes call themselves that; give each SuperNode"
-                " its own client=… in --node-config, or register their keys with --name."
+                f"Client {name!r} cannot be told apart: {len(found)} nodes call themselves that; give each of them"
+                f" {self.speech.naming}{self.speech.or_else}."
             )
         if not found and self.failures:
             node, reason = next(iter(self.failures.items()))
             raise Refused(
                 f"Client {name!r} cannot be told apart: it did not show up under its name, but node {node} is connected"
-                f" and {reason}; give every SuperNode its own client=… in --node-config, or end that one."
+                f" and {reason}; give every node {self.speech.naming}, or end that one."
             )
 
     def wait(self, minimum: int, shard: str, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -200,34 +208,11 @@ class Directory:
 
 def _too_few(directory: Directory, minimum: int, seconds: float) -> str:
     if not directory.names and not directory.failures:
-        return f"No node connected within {seconds:g} s; start at least {minimum} SuperNodes and run again."
+        return (
+            f"No node connected within {seconds:g} s; start at least {minimum} {directory.speech.nodes} and run again."
+        )
     silent = "".join(f"; node {node}: {reason}" for node, reason in list(directory.failures.items())[:3])
     return (
         f"Only {len(directory.names)} of {minimum} clients are there after {seconds:g} s{silent}; start more"
-        " SuperNodes, or lower min-nodes."
+        f" {directory.speech.nodes}, or lower min-nodes."
     )
-
-
-def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Names sorted as a person would: numbers in them by their value."""
-
-    def key(name: str) -> list[tuple[int, int, str]]:
-        parts = re.findall(r"\d+|\D+", name)
-        return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
-
-    return tuple(sorted(names, key=key))
-
-
-def parse_bound(text: str) -> dict[str, int]:
-    """`name=node id` pairs, separated by commas or spaces."""
-    found: dict[str, int] = {}
-    for pair in re.split(r"[,\s]+", text.strip()):
-        name, separator, node = pair.partition("=")
-        if not pair:
-            continue
-        if not separator or not name or not node.isdigit():
-            raise UnfedError(f"nodes takes name=node-id pairs such as '0=123,1=456', not {pair!r}.")
-        if name in found or int(node) in found.values():
-            raise UnfedError(f"nodes names {pair!r} twice; give every client its own node.")
-        found[name] = int(node)
-    return found

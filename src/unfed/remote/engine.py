@@ -1,4 +1,4 @@
-"""Plans on real, separate machines: the engine contract over Flower's grid.
+"""Plans at clients elsewhere: the engine contract over any transport.
 
     train     plan, params, context  ──►  every client that is asked  ──►  update, sample counts, dropped samples
     measure   the same, summed counts or gradients back
@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from unfed.client.plan import Measure, Plan
@@ -25,20 +24,19 @@ from unfed.client.scores import Scores
 from unfed.data import ClientData, Request
 from unfed.data.scope import View
 from unfed.engines.base import Block, Context, Drawn, PerClient, Refusal, Traffic, context_of
-from unfed.flower.bounds import Held
-from unfed.flower.nodes import Directory
-from unfed.flower.replies import Exceeds, Failure, Unreadable, attempt, count, declared, finite, said, tensors
-from unfed.flower.wire import MEASURE, SCORES, TRAIN, Ask, context_names, from_arrays, own_part, seeds_of, to_arrays
 from unfed.model.params import Params, tensor_bytes
+from unfed.remote.bounds import Held
+from unfed.remote.messages import MEASURE, SCORES, TRAIN, Ask, Reply, context_names, own_part, seeds_of
+from unfed.remote.nodes import Directory
+from unfed.remote.packed import Packed, declared, tensors, unpacked
+from unfed.remote.replies import Exceeds, Failure, Unreadable, attempt, count, finite, said
 
 T = TypeVar("T")
 Sums = Mapping[str, Tensor]
 
 
-class Flower:
-    """Sends plans to Flower nodes; every block holds one client."""
-
-    name = "flower"
+class Remote:
+    """Sends plans to nodes; every block holds one client."""
 
     def __init__(
         self,
@@ -54,6 +52,7 @@ class Flower:
         self._scope, self._gone, self._dropped = tuple(scope), tuple(gone), dict(dropped or {})
         self._clients, self._known = clients or {}, declared(like)
         self._traffic = Traffic()
+        self.name = directory.speech.engine
 
     # --- the contract ---------------------------------------------------------------------------------------------
 
@@ -75,8 +74,8 @@ class Flower:
             groups = {**shared, **context_names(own)}
             if optimiser is not None and name in optimiser:
                 groups["optimiser"] = optimiser[name]
-            asks[name] = replace(self._ask(TRAIN, name, plan.to_json(), groups), drawn=drawn)
-        for name, found in self._send(asks, str(plan.round), shared):
+            asks[name] = replace(self._ask(TRAIN, name, plan.to_json(), groups), drawn=drawn, group=str(plan.round))
+        for name, found in self._send(asks):
             block = self._read(name, found, partial(self._block, name, plan))
             yield Refusal(plan.round, name, block.reason) if isinstance(block, Failure) else block
 
@@ -100,7 +99,7 @@ class Flower:
             name: self._ask(MEASURE, name, json.dumps([asdict(what) for what in measures]), shared)
             for name, measures in asked.items()
         }
-        for name, found in self._send(asks, "", shared, counted):
+        for name, found in self._send(asks, counted):
             readers = [partial(self._sums, name, place, what) for place, what in enumerate(asked[name])]
             yield name, [self._read(name, found, reader) for reader in readers]
 
@@ -108,7 +107,7 @@ class Flower:
         """One score per row, from those who give them."""
         shared = {"params": params}
         asks = {name: self._ask(SCORES, name, json.dumps(view), shared) for name in clients}
-        for name, found in self._send(asks, "", shared, counted=False):
+        for name, found in self._send(asks, counted=False):
             yield name, self._read(name, found, partial(self._scores, name, view))
 
     # --- messages -------------------------------------------------------------------------------------------------
@@ -117,14 +116,11 @@ class Flower:
         scope, gone = own_part(self._scope, client), own_part(self._gone, client)
         return Ask(kind, client, self._shard, scope, gone, body, tensors)
 
-    def _send(
-        self, asks: Mapping[str, Ask], group: str, shared: Mapping[str, Params], counted: bool = True
-    ) -> Iterator[tuple[str, RecordDict | Failure]]:
+    def _send(self, asks: Mapping[str, Ask], counted: bool = True) -> Iterator[tuple[str, Reply | Failure]]:
         """The answers in the order of the asks."""
         self._directory.look(self._shard)
         nodes = {name: node for name in asks if (node := self._directory.node(name)) is not None}
-        packed = {name: to_arrays(tensors) for name, tensors in shared.items()} if nodes else {}
-        delivery = self._directory.messenger.send({node: asks[name] for name, node in nodes.items()}, group, packed)
+        delivery = self._directory.messenger.send({node: asks[name] for name, node in nodes.items()})
         self._directory.silent(delivery.silent)
         if counted:
             before, now = self._traffic, delivery.traffic
@@ -137,7 +133,7 @@ class Flower:
 
     # --- reading answers ------------------------------------------------------------------------------------------
 
-    def _read(self, name: str, found: RecordDict | Failure, read: Callable[[RecordDict], T]) -> T | Failure:
+    def _read(self, name: str, found: Reply | Failure, read: Callable[[Reply], T]) -> T | Failure:
         """What a reader makes of an answer.
 
         Who counts more than it said it holds is counted again: data may grow.
@@ -157,39 +153,39 @@ class Flower:
     def _held(self, name: str) -> Held:
         return Held.of(self._clients.get(name), name in self._dropped)
 
-    def _block(self, name: str, plan: Plan, records: RecordDict) -> Block:
+    def _block(self, name: str, plan: Plan, reply: Reply) -> Block:
         """An update as a block of one.
 
         Whether its numbers are finite is looked at where updates are averaged.
         """
-        counts, held = records.metric_records["counts"], self._held(name)
+        counts, held = reply.numbers["counts"], self._held(name)
         dropped, expected = count(counts, "dropped"), self._dropped.get(name)
         if expected is not None and dropped != expected:
             raise Unreadable(f"it left out {dropped} rows, where the requests in force take out {expected}")
         samples = count(counts, "samples", held.covered(plan))
         trained = count(counts, "trained", held.trained(plan))
         forwarded = count(counts, "forwarded", held.forwarded(plan))
-        params = tensors(records.array_records["params"], self._known)
-        kept = self._optimiser(records.array_records.get("optimiser")) if plan.keep else None
+        params = tensors(reply.arrays["params"], self._known)
+        kept = self._optimiser(reply.arrays.get("optimiser")) if plan.keep else None
         return Block((name,), self._stacked(params), (samples,), (trained,), (forwarded,), kept)
 
-    def _optimiser(self, record: ArrayRecord | None) -> Params:
+    def _optimiser(self, group: Mapping[str, Packed] | None) -> Params:
         """An optimiser's state: some tensors per parameter, so no more bytes than a few models have."""
-        if record is None:
+        if group is None:
             raise Unreadable("it did not hand its optimiser back")
-        if sum(len(array.data) for array in record.values()) > 4 * tensor_bytes(self._like) + 4096 * (len(record) + 1):
+        if sum(len(packed.data) for packed in group.values()) > 4 * tensor_bytes(self._like) + 4096 * (len(group) + 1):
             raise Unreadable("its optimiser is larger than that of the model can be")
-        return self._stacked(finite(from_arrays(record), "optimiser"))
+        return self._stacked(finite(unpacked(group), "optimiser"))
 
     def _stacked(self, found: Mapping[str, Tensor]) -> Params:
         device = next(iter(self._like.values())).device
         return {name: tensor.to(device).unsqueeze(0) for name, tensor in found.items()}
 
-    def _sums(self, name: str, place: int, what: Measure, records: RecordDict) -> Sums:
-        refused = records.config_records["answer"].get(f"refused.{place}")
+    def _sums(self, name: str, place: int, what: Measure, reply: Reply) -> Sums:
+        refused = reply.said.get(f"refused.{place}")
         if refused:
             raise Unreadable(said(refused))
-        numbers = records.metric_records.get(f"sums.{place}")
+        numbers = reply.numbers.get(f"sums.{place}")
         needed = ("count", "correct", "loss") if what.what == "correct" else ("count", "batches")
         if numbers is None or any(not isinstance(numbers.get(key), int | float) for key in needed):
             raise Unreadable("its answer lacks a measure it was asked for")
@@ -207,22 +203,22 @@ class Flower:
             return sums
         if sums["batches"] > sums["count"]:
             raise Unreadable("it counts more batches than rows")
-        record = records.array_records[f"tensors.{place}"]
-        known = {tensor: self._known[tensor] for tensor in record if tensor in self._known}
-        found = finite(tensors(record, known, what.what), what.what)
+        group = reply.arrays[f"tensors.{place}"]
+        known = {tensor: self._known[tensor] for tensor in group if tensor in self._known}
+        found = finite(tensors(group, known, what.what), what.what)
         device = next(iter(self._like.values())).device
         return sums | {tensor: value.to(device) for tensor, value in found.items()}
 
-    def _scores(self, name: str, view: View, records: RecordDict) -> Scores:
+    def _scores(self, name: str, view: View, reply: Reply) -> Scores:
         """One score per row, no more rows than the client holds."""
-        record, most = records.array_records["scores"], self._held(name).rows[view]
-        rows = {tuple(array.shape) for array in record.values()}
-        if set(record) != set(Scores.__dataclass_fields__) or len(rows) != 1 or len(*rows) != 1:
+        group, most = reply.arrays["scores"], self._held(name).rows[view]
+        rows = {tuple(packed.shape) for packed in group.values()}
+        if set(group) != set(Scores.__dataclass_fields__) or len(rows) != 1 or len(*rows) != 1:
             raise Unreadable("its scores are not one per row")
         ((length,),) = rows
         if length > most:
             raise Exceeds(f"it scores {length} rows of {view!r}, where by its census there are {most}")
-        scores = Scores(**from_arrays(record))
+        scores = Scores(**unpacked(group))
         for column, kind in {"correct": torch.bool, "predicted": torch.int64}.items():
             if getattr(scores, column).dtype != kind:
                 raise Unreadable(f"its scores have {column!r} as {getattr(scores, column).dtype}, not {kind}")

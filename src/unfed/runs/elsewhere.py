@@ -1,0 +1,21 @@
+"""Runs whose clients are elsewhere: only who reaches the clients can go on with one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NODES = {"flower": "Flower nodes", "remote": "nodes elsewhere"}
+"""What carried a run's plans, and what its clients are called then."""
+
+
+def elsewhere(description: Mapping[str, Any]) -> bool:
+    """Whether a run's clients keep their data with them."""
+    return description["engine"] in NODES
+
+
+def how_to_go_on(description: Mapping[str, Any], folder: object) -> str:
+    """What goes on with such a run, after 'go on with '."""
+    if description["engine"] == "flower":
+        return f"`flwr run DIR --run-config 'resume-from=\"{folder}\"'`"
+    return f'the server that reaches them and the run config resume-from="{folder}"'
