@@ -1,16 +1,17 @@
 """Forgetting that holds, measured: requests one after another, undoing, and whether it is cheaper than starting over.
 
     python benchmarks/lasting.py --data digits --model cnn,resnet-tiny,vit-tiny,mlp --scope client,class,instance \
-        --k 5 --at 1,5 --seeds 0,1,2
+        --k 5 --at 1,5 --seeds 0,1,2 --undo all
     python benchmarks/lasting.py --data cifar10 --model cnn --device cuda --precision bf16 \
-        --k 5 --at 1,2,5 --seeds 0,1,2
+        --k 2 --seeds 0 --rounds 250 --every 2 --undo all --rows 1000 --steps 100 --passes 2
     python benchmarks/lasting_tables.py                       the tables of the records, into docs/methods/sealed.md
 
 Ten clients, the first one poisoned. θ* is trained with everybody; then k requests come, and each variant serves them in
 turn, every request from the model that the one before it left. Beside the variants stand two controls that start over
 at every request, under the same learning rate and rounds: `retrain`, and `reinit`, all tensors drawn anew under another
 seed. Rounds are counted until the test accuracy is within some points of θ*'s. One line per cell goes into the record
-as soon as it is known; what stands there is not done again.
+as soon as it is known, all variants of the first request before those of the second; what stands there is not done
+again.
 
 A variant is a method's name, or a perturbation of Sealed: `permute`, `fade:0.5` (λ), `reinit/late` (which layers).
 """
@@ -36,7 +37,9 @@ from unfed.client.scores import score
 from unfed.data import Request, triggered
 from unfed.federation.server import JobServer, Members, Setup
 from unfed.federation.state import State
-from unfed.measures.undo import Budget, Grid, Knowledge, Scene, View, realign
+from unfed.measures import undo
+from unfed.measures.undo import Budget, Grid, Knowledge, Scene, View
+from unfed.measures.undo.measure import perturbed_before
 from unfed.methods import METHODS, Method, Retrain, Sealed
 from unfed.methods.sealed import drawn_from
 from unfed.model.layers import choose
@@ -86,9 +89,15 @@ class Told:
     reference: int
     every: int
     steps: int
+    undo: str = "realign"
+    undo_at: tuple[int, ...] = ()
+    rows: int = 143
+    passes: int = 10
     train_rounds: int | None = None
     lr: float | None = None
     root: str | None = None
+    size: int | None = None
+    engine: str = "auto"
 
 
 class Bench:
@@ -99,15 +108,17 @@ class Bench:
         recipe = RECIPES[data]
         training = dict(recipe["training"])
         training["lr"] = told.lr or RATES.get((data, model), training["lr"])
-        training["rounds"] = told.train_rounds or training["rounds"]
+        self.trained = training["rounds"] = told.train_rounds or training["rounds"]
         raw = {
             "name": "lasting",
             "seed": seed,
-            "data": recipe["data"] | ({"root": told.root} if told.root else {}),
+            "data": recipe["data"]
+            | ({"root": told.root} if told.root else {})
+            | ({"resize": told.size} if told.size else {}),
             "model": {"name": NAMES.get((data, model), model)},
             "poison": {"client": "0", "target_class": 0},
             "training": training,
-            "engine": {"precision": told.precision},
+            "engine": {"precision": told.precision, "name": told.engine},
             "device": told.device,
         }
         self.world = simulated(Config.parse(raw), seed)
@@ -202,8 +213,34 @@ class Sight:
         names = ("retain", "forget", "test", "mia", "backdoor")
         return {n: seen.numbers[n] for n in names} | {"earlier": seen.earlier}
 
-    def undone(self, params: Params, method: Method, steps: int) -> dict[str, Any]:
-        """The worst that a small grid of `realign` brings back among usable models."""
+    def undone(self, params: Params, method: Method) -> dict[str, Any]:
+        """The worst that a small grid of `realign` brings back among usable models; with `--undo all` the rest too."""
+        told, scene = self.bench.told, self.scene()
+        known = Knowledge(method.title, method.perturbed(scene.template.module))
+        grid = Grid(rows=(told.rows,), budget=Budget(stops=(told.steps,), batch=64), singles=3, restarts=1)
+        best = undo.realign(scene, params, known, grid)
+        names = ("usable", "tried", "forget", "backdoor", "forget_at", "backdoor_at")
+        found = {name: best.get(name) for name in names} | {"rates": grid.rates, "rows": told.rows, "steps": told.steps}
+        if told.undo != "all":
+            return found
+        theta, lr = self.bench.theta, self.bench.world.config.training.lr
+        back, passes = undo.flip(scene, params, known), {"rounds": told.passes}
+        up = undo.resurface(scene, params, lr, **passes)
+        again = undo.relearn(scene, params, float(scene.forgotten(theta)), lr / 10, **passes)
+        way = undo.path(scene, params, theta)
+        apart = undo.difference(scene, params, theta, perturbed_before(theta, known))
+        return found | {
+            "flip": {name: back.get(name) for name in ("forget", "test", "backdoor")},
+            "resurface": {name: up[name] for name in ("rounds", "forget_rise", "backdoor_rise")},
+            "relearn": {name: again[name] for name in ("rounds", "areas", "area")},
+            "path": {name: way[name] for name in ("relative_l2", "cosine", "peak")},
+            "difference": {
+                name: apart[name] for name in ("cosine", "variation", "variation_of_equal_shares") if name in apart
+            },
+        }
+
+    def scene(self) -> Scene:
+        """What an attacker and a judge have, with the backdoor's trigger on test rows that are still counted."""
         world = self.bench.world
         clients = list(world.scoped(self.requests).values())
         views = {
@@ -212,7 +249,7 @@ class Sight:
         assert self.held_out is not None
         stamped, source = triggered(self.held_out, 0)
         armed = View(source, stamped.cpu()[torch.isin(stamped.cpu(), self.rows)])
-        scene = Scene(
+        return Scene(
             world.template,
             views["retain"],
             views["forget"],
@@ -222,10 +259,6 @@ class Sight:
             world.seeds.evaluation,
             stack=world.choice.name == "batched",
         )
-        known = Knowledge(method.title, method.perturbed(world.template.module))
-        grid = Grid(rows=(143,), budget=Budget(stops=(steps,), batch=64), singles=3, restarts=1)
-        found = realign(scene, params, known, grid)
-        return {name: found[name] for name in ("usable", "tried", "forget", "backdoor")} | {"rates": grid.rates}
 
 
 def recovered(
@@ -244,26 +277,28 @@ def recovered(
 
 
 def cells(bench: Bench, scope: str, variants: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The lines of one kind of request; a variant's k requests are one sequence, and are made together."""
+    """The lines of one kind of request: all variants after the first one, then after the second, and so on."""
     told, requests = bench.told, requests_of(scope, bench.told.k)
-    sights: dict[int, Sight] = {}
-    for variant in variants:
-        method, params = method_of(variant, bench.world.template.module), bench.theta
-        for k in range(1, told.k + 1):
-            if variant in CONTROLS and k not in told.at:
+    left = dict.fromkeys(variants, bench.theta)
+    for k in range(1, told.k + 1):
+        sight = Sight(bench, requests[:k]) if k in told.at else None
+        for variant in variants:
+            method = method_of(variant, bench.world.template.module)
+            if variant in CONTROLS and sight is None:
                 continue  # a control owes nothing to the request before
             started = time.monotonic()
-            server = bench.server(requests[:k], params, told.rounds)
+            server = bench.server(requests[:k], left[variant], told.rounds)
             begin = begun(variant, method, server)
-            if k not in told.at:
-                params = _after(server, begin, told.rounds)
+            if sight is None:
+                left[variant] = _after(server, begin, told.rounds)
                 continue
-            sight = sights.setdefault(k, Sight(bench, requests[:k]))
             params, curve = recovered(server, begin, sight, told.rounds, told.every)
+            left[variant] = params
             line = bench.key(scope, variant, k) | {"rounds": told.rounds, "lr": server.base.optimiser.lr}
             line |= {"before": sight.before, "after": sight.everything(params), "curve": curve}
-            if told.steps:
-                line["undo"] = sight.undone(params, method, told.steps)
+            line["recovery_seconds"] = round(time.monotonic() - started, 1)
+            if told.steps and k in told.undo_at:
+                line["undo"] = sight.undone(params, method)
             yield line | {"seconds": round(time.monotonic() - started, 1)}
             if variant == "retrain" and told.reference > told.rounds:
                 # Retrain's rounds go on to as many as θ* had: what the gap is measured against.
@@ -280,10 +315,14 @@ def said(line: dict[str, Any]) -> str:
     numbers = [f"{n} {after[n]:.1f}" for n in ("retain", "forget", "test", "backdoor") if isinstance(after[n], float)]
     goal = line["before"]["test"] - 2.0 if curve else None
     reached = next((r for r, test in curve if r and test >= goal), f"over {line['rounds']}") if curve else "—"
-    undo = line.get("undo", {})
-    worst = f", undone at worst {undo['forget']:.1f} / {undo['backdoor']:.1f}" if undo.get("usable") else ""
+    back = line.get("undo", {})
+    worst = f", undone at worst {back['forget']:.1f} / {back['backdoor']:.1f}" if back.get("usable") else ""
     what = f"{line['data']} {line['model']} {line['scope']} seed {line['seed']} k {line['k']} {line['variant']}"
     return f"{what}: {' '.join(numbers)}; within 2 points after {reached}{worst} ({line.get('seconds', 0)} s)"
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part)
 
 
 def main() -> None:
@@ -303,23 +342,36 @@ def main() -> None:
     parser.add_argument("--train-rounds", type=int, default=None)
     parser.add_argument("--lr", type=float, default=None)
     parser.add_argument("--steps", type=int, default=200, help="of each fit that tries to undo; 0 leaves undoing out")
+    parser.add_argument("--rows", type=int, default=143, help="retained rows that each of these fits has")
+    parser.add_argument("--undo", choices=("realign", "all"), default="realign", help="which attempts to undo")
+    parser.add_argument("--undo-at", default="", help="after which requests; as --at if not given")
+    parser.add_argument("--passes", type=int, default=10, help="of resurface and relearn")
+    parser.add_argument("--size", type=int, default=None, help="images are stretched to so many pixels")
+    parser.add_argument("--engine", choices=("auto", "sequential", "batched"), default="auto")
     parser.add_argument("--root", default=None, help="where the data sets lie, if UNFED_DATA does not say so")
     parser.add_argument("--record", type=Path, default=None)
     options = parser.parse_args()
     sys.modules.setdefault("lasting", sys.modules[__name__])  # where a config finds the network of this file
     usual = LENGTHS[options.data]
+    at = numbers(options.at) or tuple(range(1, options.k + 1))
     told = Told(
         options.device,
         options.precision,
         options.k,
-        tuple(int(k) for k in options.at.split(",")) if options.at else tuple(range(1, options.k + 1)),
+        at,
         options.rounds or usual[0],
         options.reference or usual[1],
         options.every or usual[2],
         options.steps,
+        options.undo,
+        numbers(options.undo_at) or at,
+        options.rows,
+        options.passes,
         options.train_rounds,
         options.lr,
         options.root,
+        options.size,
+        options.engine,
     )
     record = options.record or RECORDS / f"{datetime.now(UTC):%Y-%m-%d}-lasting-{options.data}-{options.device}.jsonl"
     lines = [json.loads(text) for text in record.read_text().splitlines()] if record.exists() else []
@@ -337,7 +389,10 @@ def main() -> None:
                     continue
                 bench = bench or Bench(options.data, model, seed, told)
                 for line in cells(bench, scope, missing):
-                    line |= {"hardware": where, "precision": told.precision}
+                    if tuple(line[n] for n in KEY) in known:
+                        continue
+                    line |= {"hardware": where, "precision": told.precision, "trained": bench.trained}
+                    line |= {"size": told.size} if told.size else {}
                     with record.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(line) + "\n")
                     print(said(line), flush=True)
