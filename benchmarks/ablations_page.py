@@ -19,6 +19,7 @@ from unfed.paper.pictures import Line, curves
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/explanation/ablations.md"
+ADVICE = ROOT / "benchmarks/records/2026-11-15-advice-digits-cpu.json"
 BEGIN, END = "<!-- {}: benchmarks/ablations_page.py -->", "<!-- end of {} -->"
 Row = Mapping[str, Any]
 
@@ -170,7 +171,7 @@ def draw(lines: Sequence[Row]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     lines = ablations.read(ablations.RECORD)
-    found = json.loads(advice.RECORD.read_text(encoding="utf-8")) if advice.RECORD.exists() else []
+    found = json.loads(ADVICE.read_text(encoding="utf-8"))
     text = PAGE.read_text(encoding="utf-8")
     wanted = filled(text, lines, found)
     if "--check" in arguments:

@@ -14,7 +14,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import ablations
 import ablations_page
-import advice
 
 
 def test_a_cell_that_is_known_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +49,7 @@ def test_a_convolution_and_its_norm_are_the_identity_and_the_page_says_what_the_
     both, plain = found["cnn", "sets", "convolution and its norm", "negate"], found["cnn", "sets", "-", "none"]
     assert both["gap"] == pytest.approx(plain["gap"], abs=0.05) and both["curve"] == plain["curve"]
     assert ablations_page.main(["--check"]) == 0
-    kept = json.loads(advice.RECORD.read_text(encoding="utf-8"))
+    kept = json.loads(ablations_page.ADVICE.read_text(encoding="utf-8"))
     page = ablations_page.PAGE.read_text(encoding="utf-8")
     assert ablations_page.filled(page, lines, kept[:1]) != page
     for network in {r["network"] for r in lines if r["part"] == "layers"}:

@@ -71,6 +71,9 @@ class Scene:
     options: tuple[tuple[str, Any], ...] = ()
     changes: tuple[str, ...] = ()
     """Further changes of the preset, as the command line takes them."""
+    preset: str = PRESET
+    request: Request = LEAVER
+    """Who or what leaves."""
 
     def of(self, model: str, **options: Any) -> Scene:
         """The same with another network."""
@@ -83,7 +86,7 @@ class Scene:
         sets += [f"model.options.{name}={json.dumps(value)}" for name, value in self.options]
         if self.model in RATES:
             sets.append(f"training.lr={RATES[self.model]}")
-        return Config.preset(PRESET, [*sets, *self.changes])
+        return Config.preset(self.preset, [*sets, *self.changes])
 
     @cached_property
     def world(self) -> World:
@@ -103,7 +106,7 @@ class Scene:
     @cached_property
     def sets(self) -> Sets:
         """D_r and D_u."""
-        holders = list(self.world.scoped([LEAVER]).values())
+        holders = list(self.world.scoped([self.request]).values())
         rows = {view: torch.cat([c.rows[c.view(view)] for c in holders]) for view in ("retain", "forget")}
         return Sets(holders[0].source, rows["retain"], rows["forget"])
 
@@ -128,7 +131,7 @@ class Scene:
     @cached_property
     def retrained(self) -> Params:
         """Retrain, without the leaver."""
-        return self.train("retrained", [LEAVER], rounds=self.effort.rounds)
+        return self.train("retrained", [self.request], rounds=self.effort.rounds)
 
     @cached_property
     def negated(self) -> Params:
@@ -137,7 +140,7 @@ class Scene:
 
     def recovered(self, name: str, start: Params, rounds: int | None = None) -> Params:
         """A model after rounds of fine-tuning on what stays."""
-        return self.train(name, [LEAVER], start=lambda: start, rounds=rounds or self.effort.recovery)
+        return self.train(name, [self.request], start=lambda: start, rounds=rounds or self.effort.recovery)
 
     def train(
         self,
@@ -175,7 +178,8 @@ class Scene:
         return JobServer(setup, Members(clients, world.engine(clients)), world.template.like, settings, key)
 
     def _key(self, name: str, rounds: int) -> str:
-        told = json.dumps([self.config.to_json(), name, rounds], sort_keys=True)
+        other = [] if self.request == LEAVER else [self.request.to_json()]  # what is kept under the usual one stays
+        told = json.dumps([self.config.to_json(), name, rounds, *other], sort_keys=True)
         return f"{self.model}-{name}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
 
     # --- looking ------------------------------------------------------------------------------------------------------
@@ -190,7 +194,7 @@ class Scene:
 
     def numbers(self, params: Params) -> dict[str, float]:
         """Retain, Forget, Test and MIA, in percent."""
-        found = self.world.evaluator([LEAVER])(params).numbers
+        found = self.world.evaluator([self.request])(params).numbers
         return {name: float(value) for name, value in found.items() if is_measured(value)}
 
     def answers(self, params: Params, layer: str) -> Tensor:
