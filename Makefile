@@ -17,7 +17,7 @@ help:  ## what can be made here
 
 .venv/dev.stamp: .venv/core.stamp
 	@echo "Installing the tools for tests and checks (once) ..."
-	@$(PIP) -e '.[dev,flower,serve]'
+	@$(PIP) -e '.[dev,flower,simulation,serve]'
 	@touch $@
 
 demo: .venv/core.stamp  ## ten clients, one backdoor, three ways to forget; ends with a table and an HTML report
@@ -35,7 +35,7 @@ test-slow: .venv/dev.stamp  ## the claims that take long
 	$(PYTEST) -m slow
 
 test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, four SuperNodes, TLS, faults (minutes)
-	$(BIN)/python -m pytest -m flower_processes tests/test_flower_processes.py tests/test_flower_simulation.py
+	$(BIN)/python -m pytest -m flower_processes tests/test_flower_processes.py tests/test_flower_quickstarts.py tests/test_flower_simulation.py
 
 # An environment of its own: what these libraries bring must not change what the other tests are run with.
 .venv-zoo/stamp: .venv/dev.stamp

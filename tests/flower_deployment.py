@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,7 +68,11 @@ class Deployment:
             "FLWR_HOME": str(where / "flwr"),
             "OMP_NUM_THREADS": "1",  # five federations' worth of processes share two cores
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         }
+        self.federation: list[str] = []
         self._more: list[subprocess.Popen[bytes]] = []
 
     def script(self, name: str, *arguments: str, timeout: float = 200) -> str:
@@ -104,6 +110,13 @@ class Deployment:
         command += ["--superlink", f"127.0.0.1:{port}", "--auth-supernode-private-key", f"{where}/{key}"]
         command += ["--host", "127.0.0.1", "--port", str(port + 1 + place), "--node-config", config]
         return self.start(command, f"{key}.log")
+
+    def run(self, app: Path, **said: str | int) -> str:
+        """What `flwr run --stream` shows of an app; `said` is its run config."""
+        config = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in said.items())
+        command = ["flwr", "run", str(app), "local", "--stream", "--run-config", config, *self.federation]
+        done = subprocess.run(command, env=self.env, check=True, timeout=600, capture_output=True)
+        return done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
 
     def flwr(self, *arguments: str) -> Any:
         done = subprocess.run(["flwr", *arguments, "--format", "json"], env=self.env, capture_output=True, timeout=60)
@@ -145,3 +158,71 @@ class Deployment:
                 os.kill(pid, signal.SIGKILL)
         for process in self._more:
             process.wait()
+
+
+class Simulator(Deployment):
+    """A SuperLink whose nodes are tasks of ray, as `simulation.sh` starts it."""
+
+    def __init__(self, where: Path, nodes: int = 4) -> None:
+        super().__init__(where, nodes)
+        self.env["RAY_USAGE_STATS_ENABLED"] = "0"
+        self.federation = ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
+
+    def up(self) -> None:
+        for folder in ("flwr", "logs", "pids"):
+            (self.where / folder).mkdir(parents=True, exist_ok=True)
+        home, port = self.where / "flwr", self.env["PORT"]
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        )
+        command = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", port]
+        command += ["--database", str(home / "state.db"), "--disable-runtime-dependency-installation"]
+        self.start(command, "superlink.log")
+        self.wait(self._listens, "the SuperLink", 60)
+
+    def _listens(self) -> bool:
+        asked = ["flwr", "ls", "local"]
+        return subprocess.run(asked, env=self.env, capture_output=True, timeout=60).returncode == 0
+
+
+QUICKSTARTS = Path(__file__).parent / "quickstarts"
+
+
+def quickstart(where: Path, name: str) -> Path:
+    """One of the apps in `quickstarts` as a folder that `flwr run` takes."""
+    app = where / f"{name}-app"
+    shutil.copytree(QUICKSTARTS, app / "quickstarts", ignore=shutil.ignore_patterns("__pycache__"))
+    components = f'serverapp = "quickstarts.{name}_app:server"\nclientapp = "quickstarts.{name}_app:client"'
+    (app / "pyproject.toml").write_text(
+        f"""[project]
+name = "quickstart-{name}"
+version = "1.0.0"
+description = "In the shape of a quickstart"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "tests"
+
+[tool.flwr.app.components]
+{components}
+
+[tool.flwr.app.config]
+rounds = 1
+forget = -1
+model = ""
+asked = ""
+evidence = ""
+"""
+    )
+    return app
+
+
+def asked(file: Path) -> dict[str, Counter[str]]:
+    """How often each partition was asked to train and to evaluate, as the clients noted it; the note is taken away."""
+    found: dict[str, Counter[str]] = {}
+    for line in file.read_text().splitlines() if file.exists() else []:
+        partition, kind = line.split()
+        found.setdefault(partition, Counter())[kind] += 1
+    file.unlink(missing_ok=True)
+    return found

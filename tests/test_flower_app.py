@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import tomllib
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -280,32 +279,6 @@ def test_flower_hears_of_a_failure(tmp_path: Path) -> None:
     context = Context(1, 1, {}, RecordDict(), values(tmp_path / "run", mode="tarin"))
     with pytest.raises(UnfedError, match="mode = 'tarin' is not known.*Did you mean 'train'"):
         server_app(nodes(), context)
-
-
-def told(caplog: pytest.LogCaptureFixture, run: Callable[[], Any]) -> str:
-    """What `flwr run --stream` shows of a run that raises: Flower logs it so."""
-    logging.getLogger("flwr").propagate = True
-    with caplog.at_level("INFO", "flwr"):
-        try:
-            run()
-        except Exception as error:
-            logging.getLogger("flwr").error("%s raised an exception", "ServerApp", exc_info=error)
-    return caplog.text
-
-
-def test_a_refusal_is_one_sentence_in_flowers_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for mode, sentence in (("tarin", "mode = 'tarin' is not known"), ("unlearn", "There is no run in")):
-        context = Context(1, 1, {}, RecordDict(), values(tmp_path / "run", mode=mode))
-        shown = told(caplog, partial(server_app, nodes(), context))
-        assert "ServerApp raised an exception: " in shown and "Traceback" not in shown
-        assert shown.count(sentence) == 1
-        caplog.clear()
-
-
-def test_a_mistake_of_ours_keeps_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    broken = Breaking(nodes().nodes.values(), 1)
-    context = Context(1, 1, {}, RecordDict(), values(tmp_path / "run", mode="train"))
-    assert "Traceback" in told(caplog, partial(server_app, broken, context))
 
 
 # --- the run config ---------------------------------------------------------------------------------------------------

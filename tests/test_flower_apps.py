@@ -6,7 +6,6 @@ asked to train zero times and to measure zero times; who it is it is asked once.
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs unfed[flower]")
 
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
@@ -27,19 +26,12 @@ from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp.strategy import FedAvg, Strategy
 from sklearn.datasets import load_digits
-from sklearn.linear_model import LogisticRegression
 
 from flower_grid import InProcessGrid, Separate
+from quickstarts import lora_app, sklearn_app
+from quickstarts.shared import NODES, part
 from unfed.errors import UnfedError
-from unfed.flower import SubsetGrid, Unlearn, introduce, introduce_mod, negate, negate_arrays, node_with
-
-NODES = 4
-
-
-def part(context: Context) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Every fourth digit."""
-    digits, own = load_digits(), int(context.node_config["partition-id"])
-    return digits.data[own::NODES] / 16, digits.target[own::NODES]
+from unfed.flower import SubsetGrid, Unlearn, introduce_mod, negate, negate_arrays, node_with
 
 
 def run(app: ClientApp, first: int) -> InProcessGrid:
@@ -66,38 +58,8 @@ def forgotten(app: ClientApp, strategy: Callable[[], Strategy], arrays: ArrayRec
 # --- NumPy and scikit-learn: arrays without names, '0' and '1' --------------------------------------------------------
 
 
-def sklearn_app() -> ClientApp:
-    app = introduce(ClientApp())
-
-    def model(message: Message) -> LogisticRegression:
-        made = LogisticRegression(max_iter=5, warm_start=True)
-        made.classes_ = np.arange(10)
-        made.coef_, made.intercept_ = message.content.array_records["arrays"].to_numpy_ndarrays()
-        return made
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        (x, y), made = part(context), model(message)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # five steps are all that it shall do
-            made.fit(x, y)
-        arrays = ArrayRecord([made.coef_, made.intercept_])
-        return Message(
-            RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": len(x)})}), reply_to=message
-        )
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        (x, y), made = part(context), model(message)
-        metrics = MetricRecord({"accuracy": float(made.score(x, y)), "num-examples": len(x)})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    return app
-
-
 def test_a_scikit_learn_app_forgets_by_the_names_of_its_arrays() -> None:
-    start = ArrayRecord([np.zeros((10, 64)), np.zeros(10)])
-    found = forgotten(sklearn_app(), FedAvg, start, negate_arrays("0"))
+    found = forgotten(sklearn_app.client, FedAvg, sklearn_app.start(), negate_arrays("0"))
     assert list(found) == ["0", "1"] and found["0"].dtype == "float64"
     x, y = load_digits(return_X_y=True)
     coef, intercept = found.to_numpy_ndarrays()
@@ -113,46 +75,15 @@ def test_numbered_arrays_are_taken_for_the_modules_own_if_they_fit() -> None:
         negate(module)(dict(list(numbered.items())[:3]))
     with pytest.raises(UnfedError, match="There is no array '7' to negate; there are '0', '1', '2', '3'"):
         negate_arrays("7")(numbered)
+    with pytest.raises(UnfedError, match="negate_arrays takes the names of the arrays to negate"):
+        negate_arrays()
 
 
 # --- LoRA: adapters under the strategy's key, a second record beside them ---------------------------------------------
 
 
-class Adapters(FedAvg):
-    """Averages the adapters; the head's record stays what it is, a client's own affair."""
-
-    def aggregate_train(self, server_round: int, replies: Any) -> Any:
-        kept = []
-        for reply in replies:
-            alone = RecordDict({"adapters": reply.content["adapters"], "metrics": reply.content["metrics"]})
-            kept.append(Message(alone, reply_to=reply))
-        return super().aggregate_train(server_round, kept)
-
-
-def lora_app() -> ClientApp:
-    app = introduce(ClientApp())
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        adapters = message.content.array_records["adapters"].to_torch_state_dict()
-        torch.manual_seed(int(context.node_config["partition-id"]))
-        moved: Any = {name: t + 0.01 * torch.randn_like(t) for name, t in adapters.items()}
-        head: Any = {"head.weight": torch.full((2, 2), float("nan"))}  # nobody aggregates it, so nobody looks at it
-        metrics = MetricRecord({"num-examples": 10})
-        content = RecordDict({"adapters": ArrayRecord(moved), "head": ArrayRecord(head), "metrics": metrics})
-        return Message(content, reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"metrics": MetricRecord({"loss": 1.0, "num-examples": 10})}), reply_to=message)
-
-    return app
-
-
 def test_a_second_record_that_the_strategy_does_not_aggregate_is_not_judged() -> None:
-    start: Any = {"layer.lora_A": torch.randn(4, 2), "layer.lora_B": torch.zeros(2, 4)}
-    strategy = lambda: Adapters(arrayrecord_key="adapters")  # noqa: E731
-    found = forgotten(lora_app(), strategy, ArrayRecord(start), negate_arrays("layer.lora_A"))
+    found = forgotten(lora_app.client, lora_app.strategy, lora_app.start(), negate_arrays("layer.lora_A"))
     assert list(found) == ["layer.lora_A", "layer.lora_B"]
 
 

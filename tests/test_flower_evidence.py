@@ -16,14 +16,14 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from flower_grid import InProcessGrid
+from flower_grid import InProcessGrid, lost
 from unfed.cli.main import app as cli
 from unfed.errors import UnfedError
 from unfed.flower import Evidence, SubsetGrid, Unlearn, introduce, negate_arrays, node_with
 
 
-def federation() -> InProcessGrid:
-    """Training adds one to the only weight, and accuracy is that weight."""
+def federation(**leavers_own: str) -> InProcessGrid:
+    """Training adds one to the only weight, and accuracy is that weight; node 1000 leaves."""
     app = introduce(ClientApp())
 
     @app.train()
@@ -37,7 +37,7 @@ def federation() -> InProcessGrid:
         weight = float(message.content.array_records["arrays"].to_torch_state_dict()["w"])
         return Message(RecordDict({"metrics": MetricRecord({"num-examples": 2, "acc": weight})}), reply_to=message)
 
-    return InProcessGrid([{"partition-id": k} for k in range(4)], app)
+    return InProcessGrid([{"partition-id": k, **({} if k else leavers_own)} for k in range(4)], app)
 
 
 def trained() -> ArrayRecord:
@@ -80,8 +80,43 @@ def test_the_page_says_what_a_foreign_app_cannot_give(tmp_path: Path) -> None:
     assert "a node with partition-id=0 has left: 1000" in page and "1001, 1002, 1003" in page
     assert "Messages to who left, to train or to evaluate: 0." in page
     assert (
-        "not measured: the leaver is not asked for anything" in page and kept(tmp_path / "e")["arrays"]["after"] in page
+        "not measured: the leaver gave no leave to be asked" in page and kept(tmp_path / "e")["arrays"]["after"] in page
     )
+
+
+def test_the_leaver_measures_only_with_its_leave_and_is_counted_apart(tmp_path: Path) -> None:
+    for own, measured in (({}, 0), ({"allow": "samples"}, 0), ({"allow": "samples, forget"}, 2)):
+        folder, grid = tmp_path / str(own), federation(**own)
+        unlearned(folder, grid=grid)
+        assert [len(grid.asked(1000, kind)) for kind in ("query.unfed", "train", "evaluate")] == [1, 0, measured]
+        assert all(1000 not in line[what] for line in kept(folder)["rounds"] for what in ("train", "evaluate"))
+        assert all(len(grid.asked(node, "evaluate")) == 3 for node in (1001, 1002, 1003))
+    grid = federation(allow="forget")
+    unlearned(None, grid=grid)
+    assert not grid.asked(1000, "train", "evaluate")  # nothing is written down, so nothing is measured
+
+
+def test_what_the_leaver_says_of_the_model_before_and_after_stands_on_the_page(tmp_path: Path) -> None:
+    grid = federation(allow="forget")
+    unlearned(tmp_path / "e", rounds=1, grid=grid)
+    told = {
+        when: [{"node": 1000, "metrics": {"num-examples": 2, "acc": acc}}]
+        for when, acc in (("before", 1.0), ("after", 0.0))
+    }
+    assert kept(tmp_path / "e")["leaver"] == told
+    assert [m.content.config_records["config"]["server-round"] for m in grid.asked(1000, "evaluate")] == [0, 1]
+    CliRunner().invoke(cli, ["report", str(tmp_path / "e")])
+    page = (tmp_path / "e" / "report.html").read_text()
+    assert "with its leave, to measure the model before and after: 2." in page and "Forget accuracy" not in page
+    assert "<td>node 1000, which left, with its leave</td><td>1</td><td>0</td>" in page
+
+
+def test_a_leaver_that_does_not_answer_says_so_on_the_page(tmp_path: Path) -> None:
+    grid = federation(allow="forget")
+    grid.tamper[1000] = lambda q, r: lost(q, r) if q.metadata.message_type == "evaluate" else r
+    unlearned(tmp_path / "e", grid=grid)
+    CliRunner().invoke(cli, ["report", str(tmp_path / "e")])
+    assert "not measured: it did not answer" in (tmp_path / "e" / "report.html").read_text()
 
 
 def test_the_rounds_end_when_the_named_metric_is_back(tmp_path: Path) -> None:

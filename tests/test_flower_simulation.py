@@ -1,17 +1,23 @@
-"""Flower's own simulator runs the same app, to the same end. Needs `pip install 'unfed[simulation]'`."""
+"""Flower's own simulator: unfed's app ends as it does in process, foreign apps forget, refusals are sentences.
+
+Needs `pip install 'unfed[simulation]'`.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("flwr", reason="needs unfed[flower]")
 pytest.importorskip("ray", reason="needs unfed[simulation]")
 
-from flower_deployment import Deployment
+from flower_deployment import Deployment, Simulator, asked, quickstart
 from test_flower_app import nodes
 from unfed.flower.server import run as serve
 from unfed.runs.run import Run
@@ -38,3 +44,51 @@ def test_flowers_simulator_ends_with_the_in_process_result(tmp_path: Path) -> No
     for job, _ in here.jobs():
         for name, value in here.folder.load_model(job).items():
             torch.testing.assert_close(there.load_model(job)[name], value, rtol=0, atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
+    made = Simulator(tmp_path_factory.mktemp("simulator"))
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+@pytest.mark.parametrize("name", ["torch", "sklearn", "lora"])
+def test_an_app_in_the_shape_of_a_quickstart_forgets_in_a_second_run(
+    name: str, simulator: Simulator, tmp_path: Path
+) -> None:
+    app, file = quickstart(tmp_path, name), tmp_path / "asked"
+    said = {"model": str(tmp_path / "model.npz"), "asked": str(file)}
+    out = simulator.run(app, **said)
+    assert asked(file) == {str(k): {"train": 1, "evaluate": 1} for k in range(4)}, out
+    out = simulator.run(app, forget=0, evidence=str(tmp_path / "evidence"), **said)
+    # Those who stay evaluate once more: the model before. The leaver neither trains nor measures.
+    assert asked(file) == {str(k): {"train": 1, "evaluate": 2} for k in (1, 2, 3)}, out
+    assert (tmp_path / "model.unlearned.npz").exists()
+    assert json.loads((tmp_path / "evidence" / "unlearning.json").read_text())["finished"] == "all rounds"
+
+
+REFUSALS = {
+    "nobody is meant": ("", "", 9, "A node with partition-id=9 is not among the 4 nodes that are connected"),
+    "before the start": ("node_with(partition_id=", "node_with(partition=", 0, "node_with takes client, client_name"),
+    "while it is loaded": ('negate_arrays("0")', "negate_arrays()", 0, "negate_arrays takes the names of the arrays"),
+    "clients say nothing": ("introduce(ClientApp())", "ClientApp()", 0, "4 of 4 connected nodes do not say who they"),
+}
+
+
+@pytest.mark.parametrize("case", list(REFUSALS))
+def test_a_refusal_is_one_sentence_in_the_stream(case: str, simulator: Simulator, tmp_path: Path) -> None:
+    app, (old, new, forget, sentence) = quickstart(tmp_path, "sklearn"), REFUSALS[case]
+    for source in (app / "quickstarts").glob("*.py"):
+        source.write_text(source.read_text().replace(old, new))
+    arrays: Any = {"0": np.zeros((10, 64)), "1": np.zeros(10)}
+    np.savez(tmp_path / "model.npz", **arrays)
+    out = simulator.run(app, forget=forget, model=str(tmp_path / "model.npz"), asked=str(tmp_path / "asked"))
+    assert f"Simulation raised an exception: {sentence}" in out, out
+    assert "Traceback" not in out and 'File "' not in out, out
+    assert asked(tmp_path / "asked") == {}
+    last = simulator.flwr("ls", "local")["runs"][0]
+    assert last["status"] == "finished:failed" and sentence in last["status-details"]

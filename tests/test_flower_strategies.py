@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs unfed[flower]")
 
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
@@ -36,60 +36,15 @@ from flwr.serverapp.strategy import (
     Krum,
     Strategy,
 )
-from sklearn.datasets import load_digits
 
 from flower_grid import InProcessGrid, Separate
-from unfed.flower import SubsetGrid, Unlearn, introduce, introduce_mod, negate, node_with
+from quickstarts import torch_app
+from quickstarts.shared import NODES
+from quickstarts.torch_app import Net, rows, step
+from unfed.flower import SubsetGrid, Unlearn, introduce_mod, negate, node_with
 
-NODES, ROUNDS, LEAVER = 4, 2, 61000
+ROUNDS, LEAVER = 2, 61000
 STAYING = NODES - 1
-
-
-class Net(torch.nn.Module):
-    """Two layers, the first of which is negated."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(64, 16), torch.nn.Linear(16, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.second(torch.relu(self.first(x)))
-        return out
-
-
-def part(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every fourth digit."""
-    digits, own = load_digits(), int(context.node_config["partition-id"])
-    x, y = digits.data[own::NODES] / 16, digits.target[own::NODES]
-    return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
-
-
-def step(net: Net, x: torch.Tensor, y: torch.Tensor) -> None:
-    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
-    optimiser.zero_grad()
-    torch.nn.functional.cross_entropy(net(x), y).backward()
-    optimiser.step()
-
-
-def torch_app(*mods: Any) -> ClientApp:
-    app = introduce(ClientApp())
-
-    @app.train(mods=list(mods))
-    def train(message: Message, context: Context) -> Message:
-        net, (x, y) = Net(), part(context)
-        net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-        step(net, x, y)
-        metrics = MetricRecord({"num-examples": len(x)})
-        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        net, (x, y) = Net(), part(context)
-        net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-        right = float((net(x).argmax(1) == y).float().mean())
-        return Message(RecordDict({"m": MetricRecord({"accuracy": right, "num-examples": len(x)})}), reply_to=message)
-
-    return app
 
 
 def later_run(app: ClientApp, kind: type[InProcessGrid] = InProcessGrid) -> InProcessGrid:
@@ -128,7 +83,7 @@ STRATEGIES: dict[str, tuple[Callable[[int], Strategy], list[Any]]] = {
 def test_the_leaver_is_asked_to_train_zero_times(name: str) -> None:
     strategy, mods = STRATEGIES[name]
     torch.manual_seed(0)
-    app, start = torch_app(*mods), ArrayRecord(Net().state_dict())
+    app, start = torch_app.client_app(*mods), ArrayRecord(Net().state_dict())
     before = InProcessGrid([{"partition-id": k, "num-partitions": NODES} for k in range(NODES)], app)
     trained = strategy(NODES).start(before, start, num_rounds=1).arrays
     grid = later_run(app)
@@ -165,7 +120,7 @@ class Trainer(NumPyClient):
 
 
 def test_secure_aggregation_asks_the_leaver_to_train_zero_times() -> None:
-    app = ClientApp(lambda context: Trainer(*part(context)).to_client(), mods=[introduce_mod, secaggplus_mod])
+    app = ClientApp(lambda context: Trainer(*rows(context)).to_client(), mods=[introduce_mod, secaggplus_mod])
     grid = later_run(app, Separate)
     negated = negate(Net())(dict(Net().state_dict()))
     strategy = LegacyFedAvg(

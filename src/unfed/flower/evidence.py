@@ -4,8 +4,8 @@
                             arrays before, perturbed and after each round, the app's own metrics before and after
 
 It is asked for by `Unlearn(…, evidence=DIR)`; `unfed report DIR` makes the page, and `deny=DIR` keeps the leaver out of
-later runs. The model before is evaluated once, by those who stay: the leaver is not asked. With `recover` the rounds
-end as soon as that metric is back.
+later runs. The model before is evaluated once, by those who stay; whoever left is asked only with its leave, and what
+it says stands apart (leave.py). With `recover` the rounds end as soon as that metric is back.
 """
 
 from __future__ import annotations
@@ -52,15 +52,20 @@ class Evidence:
             self._kept["rounds"] = [line for line in self._kept["rounds"] if line["round"] <= done]
             return False
         self._kept = {"schema": 1, "unfed": unfed.__version__, "created": now(), **about, "arrays": dict(digests)}
-        self._kept |= {"recover": self.recover, "before": {}, "rounds": [], "finished": None}
+        self._kept |= {"recover": self.recover, "before": {}, "rounds": [], "finished": None, "leaver": {}}
         with storage.disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return True
 
     def before(self, source: str, asked: Sequence[int], metrics: MetricRecord | None) -> None:
         """Note what the model before is worth, as clients (`evaluate`) or the server (`server`) say."""
-        found = None if metrics is None else _plain(metrics)
+        found = None if metrics is None else plain(metrics)
         self._kept["before"][source] = {"asked": sorted(asked), "metrics": found}
+        self._write()
+
+    def leaver(self, when: str, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Note what those who left, and gave leave, say of the model before or after."""
+        self._kept.setdefault("leaver", {})[when] = list(answers)
         self._write()
 
     def asked(self, round: int, what: str, messages: Iterable[Message]) -> list[Message]:
@@ -77,7 +82,7 @@ class Evidence:
         line = self._line(round)
         if metrics is not None:
             self.metrics[what][round] = metrics
-            line["metrics"][what] = _plain(metrics)
+            line["metrics"][what] = plain(metrics)
         line |= more
         self._write()
 
@@ -116,7 +121,7 @@ class Evidence:
         storage.write_json(self.folder / FILE, self._kept)
 
 
-def _plain(metrics: MetricRecord) -> dict[str, Any]:
+def plain(metrics: MetricRecord) -> dict[str, Any]:
     """Metrics as JSON has them: what is not finite stands as a word."""
     return {name: _finite(value) for name, value in metrics.items()}
 

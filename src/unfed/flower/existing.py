@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import Result, Strategy
@@ -38,10 +38,10 @@ from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError
 from unfed.federation.aggregate import all_finite
 from unfed.flower.evidence import Evidence, Recovered
+from unfed.flower.leave import answers, question
 from unfed.flower.leaving import Exclude, SubsetGrid
 from unfed.flower.negating import Perturb
 from unfed.flower.replies import tensors
-from unfed.flower.sentences import speak_plainly
 from unfed.flower.wire import from_arrays
 from unfed.remote.packed import Declared
 from unfed.remote.replies import Failure, Unreadable, attempt, finite, said
@@ -82,6 +82,7 @@ class Unlearn(Strategy):
         self._like: dict[str, Declared] = {}
         self._subset: SubsetGrid | None = None
         self._begun, self._done, self._before = "", 0, 0
+        self._asked: RecordDict | None = None
         self.refusals: list[Refusal] = []
         """Updates that were not aggregated, with the node's id for a name."""
         self.arrays: ArrayRecord | None = None
@@ -95,7 +96,6 @@ class Unlearn(Strategy):
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *args: Any, **kwargs: Any) -> Result:
         """As your strategy's own start, with the trained model's arrays."""
-        speak_plainly()
         inner = self._built()
         least = max((int(getattr(s, name, 0) or 0) for s in _layers(inner) for name in MINIMUMS), default=0)
         subset = SubsetGrid(grid, self._exclude, self._gone, least, self._wait, self._deny)
@@ -152,6 +152,7 @@ class Unlearn(Strategy):
             log.info("unfed: %r is back where it was; the rounds end", evidence.recover)
             result = Result(self.arrays, *(evidence.metrics[what] for what in ("train", "evaluate", "server")))
         if self._done > self._before:
+            self._ask_leavers(evidence, "after", self.arrays, given)
             evidence.end("all rounds", _digest(self.arrays))
         return result
 
@@ -165,6 +166,15 @@ class Unlearn(Strategy):
         evidence.before("evaluate", [message.metadata.dst_node_id for message in messages], said)
         if central is not None:
             evidence.before("server", [], central(0, initial))
+        self._asked = messages[0].content if messages else None
+        self._ask_leavers(evidence, "before", initial, given)
+
+    def _ask_leavers(self, evidence: Evidence, when: str, arrays: ArrayRecord, given: dict[str, Any]) -> None:
+        """What a model is worth to those who left and gave leave; the others get no message."""
+        willing = {node for leaver in self._subset.leavers for node in leaver.willing()} if self._subset else set()
+        if self._subset is not None and self._asked is not None and willing:
+            content = question(self._asked, arrays, self._done)
+            evidence.leaver(when, answers(self._subset.whole, willing, content, given.get("timeout", 3600)))
 
     def _built(self) -> Strategy:
         inner = self._factory()
@@ -258,7 +268,8 @@ class Unlearn(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        messages = self.inner.configure_evaluate(server_round + self._before, arrays, config, grid)
+        messages = list(self.inner.configure_evaluate(server_round + self._before, arrays, config, grid))
+        self._asked = messages[0].content if messages else self._asked
         return self._noted(server_round, "evaluate", messages)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 
 from unfed.errors import Refused, UnfedError
 from unfed.flower.connected import connected, tells_names
-from unfed.flower.identity import ANSWER, QUESTION
+from unfed.flower.identity import ALLOW, ANSWER, QUESTION
 from unfed.flower.speech import SPEECH
 from unfed.remote.denied import Denied
 from unfed.remote.naming import KEYS
@@ -50,6 +50,8 @@ class Leaver:
     """What the leaver goes by, where it was said: a later run keeps it out by these."""
     needed: bool = True
     """Whether somebody must be found: of those who were forgotten before, nobody need be there."""
+    willing: Callable[[], Collection[int]] = frozenset
+    """Who of them gave leave, in its own node config, to be asked what a model is worth on its rows."""
 
     def __call__(self, grid: Grid) -> Collection[int]:
         return self.find(grid)
@@ -93,9 +95,17 @@ def node_with(timeout: float = 300.0, **config: str | int) -> Leaver:
         roll.look(grid)
         return [node for node, own in roll.known.items() if wanted.items() <= own.items()]
 
+    def willing() -> Collection[int]:
+        return [node for node in roll.willing if wanted.items() <= roll.known[node].items()]
+
     words = " and ".join(f"{key}={value}" for key, value in wanted.items())
     return Leaver(
-        f"a node with {words}", found, lambda: roll.silent.keys(), "see what the nodes' configs say", [*wanted.values()]
+        f"a node with {words}",
+        found,
+        lambda: roll.silent.keys(),
+        "see what the nodes' configs say",
+        [*wanted.values()],
+        willing=willing,
     )
 
 
@@ -135,6 +145,7 @@ class _Roll:
     known: dict[int, dict[str, str]] = field(default_factory=dict)
     silent: dict[int, str] = field(default_factory=dict)
     tries: dict[int, int] = field(default_factory=dict)
+    willing: set[int] = field(default_factory=set)
 
     def look(self, grid: Grid, but: Collection[int] = ()) -> None:
         nodes = [node for node in grid.get_node_ids() if node not in but]
@@ -154,8 +165,10 @@ class _Roll:
                 self.silent[node], self.tries[node] = "its client app does not answer who it is", 3
                 continue
             own = attempt(lambda reply=reply: _words(reply))  # type: ignore[misc]
-            if isinstance(own, dict) and own:
-                self.known[node] = own
+            if isinstance(own, dict) and (name := {key: own[key] for key in KEYS if key in own}):
+                self.known[node] = name
+                if "forget" in (word.strip() for word in own.get(ALLOW, "").split(",")):
+                    self.willing.add(node)
                 del self.silent[node]
             else:
                 self.silent[node], self.tries[node] = "its node config does not say who it is", 3
@@ -163,7 +176,7 @@ class _Roll:
 
 def _words(reply: Message) -> dict[str, str]:
     record = reply.content.config_records[ANSWER]
-    return {key: said(record[key], 100) for key in KEYS if key in record}
+    return {key: said(record[key], 100) for key in (*KEYS, ALLOW) if key in record}
 
 
 class SubsetGrid(Grid):

@@ -55,10 +55,12 @@ def _numbered(arrays: Params, state: Params) -> bool:
 
 def negate_arrays(*names: str) -> Perturb:
     """NoT's perturbation (Eq. 3) where there is no module: these arrays, negated (`negate_arrays("0")`)."""
+    if not names:
+        raise UnfedError("negate_arrays takes the names of the arrays to negate, as in negate_arrays('0').")
 
     def changed(arrays: Params) -> Params:
         missing = next((name for name in names if name not in arrays), None)
-        if missing is not None or not names:
+        if missing is not None:
             raise UnfedError(f"There is no array {missing!r} to negate; there are {', '.join(map(repr, arrays))}.")
         return {name: -value if name in names else value for name, value in arrays.items()}
 

@@ -10,7 +10,6 @@ from unfed.report.words import date_text
 from unfed.values import not_measured
 
 MISSING = {
-    "Forget accuracy": not_measured("the leaver is not asked for anything, so nobody scores the forgotten rows"),
     "Membership inference": not_measured("a Flower app gives no losses of single rows"),
     "Distance to Retrain": not_measured("nothing was trained from scratch without the leaver"),
     "Undoing": not_measured("no attack was run on the model"),
@@ -32,12 +31,22 @@ def foreign_page(kept: Mapping[str, Any], title: str) -> str:
         strategy=kept["strategy"],
         count=len(rounds),
         wrong=wrong,
+        measured=sum(len(told) for told in kept.get("leaver", {}).values()),
         arrays=kept["arrays"],
         metrics=_metrics(kept),
         asked=asked,
         refused=[one for line in rounds for one in line["refused"]],
-        missing=MISSING,
+        missing=_forgotten_rows(kept) | MISSING,
     )
+
+
+def _forgotten_rows(kept: Mapping[str, Any]) -> dict[str, str]:
+    """Why nobody says what the model is worth on the rows of whoever left; nothing where somebody does."""
+    told = [one for answers in kept.get("leaver", {}).values() for one in answers]
+    if any("metrics" in one for one in told):
+        return {}
+    why = told[0]["why"] if told else "the leaver gave no leave to be asked, so nobody scores the forgotten rows"
+    return {"Forget accuracy": not_measured(why)}
 
 
 def _nodes(numbers: list[int]) -> str:
@@ -54,6 +63,15 @@ def _metrics(kept: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         for name in sorted({*was, *last}):
             texts = [_text(side.get(name)) for side in (was, last)]
             found.append((name, who, *texts))
+    sides = [
+        {one["node"]: one.get("metrics", {}) for one in kept.get("leaver", {}).get(w, ())} for w in ("before", "after")
+    ]
+    for node in sorted({*sides[0], *sides[1]}):
+        was, last = (side.get(node, {}) for side in sides)
+        for name in sorted({*was, *last}):
+            found.append(
+                (name, f"node {node}, which left, with its leave", _text(was.get(name)), _text(last.get(name)))
+            )
     return found
 
 

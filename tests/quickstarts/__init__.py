@@ -1,0 +1,5 @@
+"""Flower apps in the shape of Flower's quickstarts, on scikit-learn's digits; `flwr run` takes them as they are here.
+
+Of unfed a client app has one word, `introduce`; the server app trains, and with `forget` in its run config it forgets.
+Every client notes in a file what it was asked for, so that a test can count.
+"""

@@ -1,0 +1,58 @@
+"""What the apps have in common: the data, the note of what was asked, and the server app."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
+from sklearn.datasets import load_digits
+
+from unfed.flower import Evidence, Unlearn, node_with
+
+NODES = 4
+
+
+def part(context: Context) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Every fourth digit."""
+    digits, own = load_digits(), int(context.node_config["partition-id"])
+    return digits.data[own::NODES] / 16, digits.target[own::NODES]
+
+
+def note(context: Context, kind: str) -> None:
+    """Add a line to the file that the run config names."""
+    if "asked" in context.run_config:
+        with open(str(context.run_config["asked"]), "a") as file:
+            file.write(f"{context.node_config['partition-id']} {kind}\n")
+
+
+def server_app(start: Callable[[], ArrayRecord], strategy: Callable[[], Strategy], perturb: Any) -> ServerApp:
+    """Trains from scratch, or (`forget` is not -1) takes a partition out of the model that an earlier run kept."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        said = context.run_config
+        model, rounds, forget = Path(str(said["model"])), int(said["rounds"]), int(said["forget"])
+        if forget < 0:
+            result = strategy().start(grid, start(), num_rounds=rounds)
+        else:
+            evidence = Evidence(str(said["evidence"])) if said["evidence"] else None
+            unlearn = Unlearn(strategy, perturb, node_with(partition_id=forget), wait=5, evidence=evidence)
+            result = unlearn.start(grid, kept(model), num_rounds=rounds)
+            model = model.with_suffix(".unlearned.npz")
+        with open(model, "wb") as file:
+            arrays: Any = {name: array.numpy() for name, array in result.arrays.items()}
+            np.savez(file, **arrays)
+
+    return app
+
+
+def kept(model: Path) -> ArrayRecord:
+    """The arrays of a file."""
+    with np.load(model) as found:
+        return ArrayRecord({name: Array(found[name]) for name in found.files})

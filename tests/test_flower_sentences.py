@@ -1,0 +1,88 @@
+"""What Flower's log shows of a refusal: one sentence, whether or not anything had started."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs unfed[flower]")
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+
+from test_flower_app import Breaking, nodes, values
+from unfed.flower import introduce, introduce_mod
+from unfed.flower.server import app as server_app
+
+
+def told(caplog: pytest.LogCaptureFixture, run: Callable[[], Any]) -> str:
+    """What `flwr run --stream` shows of a run that raises: Flower logs it so."""
+    logging.getLogger("flwr").propagate = True
+    caplog.clear()
+    with caplog.at_level("INFO", "flwr"):
+        try:
+            run()
+        except Exception as error:
+            logging.getLogger("flwr").error("%s raised an exception", "ServerApp", exc_info=error)
+    return caplog.text
+
+
+def test_a_refusal_is_one_sentence_in_flowers_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for mode, sentence in (("tarin", "mode = 'tarin' is not known"), ("unlearn", "There is no run in")):
+        context = Context(1, 1, {}, RecordDict(), values(tmp_path / "run", mode=mode))
+        shown = told(caplog, partial(server_app, nodes(), context))
+        assert "ServerApp raised an exception: " in shown and "Traceback" not in shown
+        assert shown.count(sentence) == 1
+
+
+def test_a_refusal_before_any_strategy_starts_is_one_too() -> None:
+    refused = """
+import logging
+from unfed.flower import node_with
+logging.basicConfig()
+try:
+    node_with(partition=0)
+except Exception as error:
+    logging.getLogger("flwr").error("ServerApp raised an exception", exc_info=error)
+"""
+    shown = subprocess.run([sys.executable, "-c", refused], capture_output=True, text=True, check=True).stderr
+    assert "node_with takes client, client_name, partition_id, not partition" in shown and "Traceback" not in shown
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broken = Breaking(nodes().nodes.values(), 1)
+    context = Context(1, 1, {}, RecordDict(), values(tmp_path / "run", mode="train"))
+    assert "Traceback" in told(caplog, partial(server_app, broken, context))
+
+
+def simulated(caplog: pytest.LogCaptureFixture, app: ClientApp, kind: str) -> str:
+    """What the server's log has of a message to a client app in Flower's simulator, where they share a process."""
+    logging.getLogger("flwr").propagate = True
+    caplog.clear()
+    message = Message(RecordDict({"who": ConfigRecord({"asked": 1})}), 1, kind)
+    try:
+        app(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
+    except Exception as error:
+        logging.getLogger("flwr").error(error)
+        logging.getLogger("flwr").error(traceback.format_exc())
+    return caplog.text
+
+
+def test_a_client_app_that_cannot_say_who_it_is_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    def client(context: Context) -> Any:
+        return NumPyClient().to_client()
+
+    for app in (ClientApp(), ClientApp(client)):
+        assert simulated(caplog, app, "query.unfed") == ""  # the server says it in a sentence of its own
+        assert "Traceback" in simulated(caplog, app, "query.theirs")
+    for app in (introduce(ClientApp()), ClientApp(client, mods=[introduce_mod])):
+        assert simulated(caplog, app, "query.unfed") == ""
