@@ -3,23 +3,27 @@
     python benchmarks/population.py                                    digits, 64 federations, 60 rounds, two CPU cores
     python benchmarks/population.py --preset cifar10-cnn --device cuda --precision bf16 --models 1,8,32,128 \
         --rounds 20 --alone 4 --root DATA                              one GPU; the ratio settles after a few rounds
+    python benchmarks/population.py --processes 2                      the same, and side by side in two processes
     python benchmarks/population.py --models 2,3 --rounds 2 --pairs 1 --set model.name=cnn-tiny           a first look
 
 Each pair trains N federations as one cohort, and then A of them (`--alone`, at most N) by the readable loop; times are
 per federation, so the ratio is fair where A < N. Both ways train the same θ* from the same seeds, nothing is saved or
 evaluated in between, and the first rounds (compilation, caches) are made before the clock starts. `cpu_s` counts all
 threads: on a machine that others use too, it says more than `wall_s`. Every line goes into the record as soon as it is
-known, and what stands there is not measured again. The last lines have the ratios.
+known, and what stands there is not measured again. The last lines have the ratios. Processes share the federations out
+in cohorts as `unfed population --processes` does; the clock starts when all are warm, and stops with the last.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import platform
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +33,7 @@ import torch
 
 from unfed.runs.cohort import Cohort
 from unfed.runs.config import Config
+from unfed.runs.population import TOGETHER
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World
 
@@ -51,15 +56,41 @@ def config_of(told: argparse.Namespace, rounds: int) -> Config:
     return Config.preset(told.preset, sets)
 
 
-def trained(world: World, models: int, together: bool) -> dict[str, float]:
-    """Train so many federations, and say how long it took."""
+def trained(world: World, seeds: Sequence[int], together: bool) -> dict[str, float]:
+    """Train the federations of these seeds, and say how long it took."""
     with tempfile.TemporaryDirectory() as folder:
-        cohort = Cohort(world, range(models), Path(folder), together)
+        cohort = Cohort(world, seeds, Path(folder), together)
         wall, cpu = time.perf_counter(), time.process_time()
         cohort.trained({}, lambda kind, round, rounds: None)
         if world.device.type == "cuda":
             torch.cuda.synchronize(world.device)
         return {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
+
+
+def in_processes(told: argparse.Namespace, models: int) -> dict[str, float]:
+    """The same side by side, in several processes."""
+    spawn = multiprocessing.get_context("spawn")
+    ready, spent = spawn.Barrier(told.processes + 1), spawn.SimpleQueue()
+    each = TOGETHER["cpu"]
+    cohorts = [range(i, min(i + each, models)) for i in range(0, models, each)]
+    shares = [cohorts[i :: told.processes] for i in range(told.processes)]
+    helpers = [spawn.Process(target=_share, args=(told, share, ready, spent), daemon=True) for share in shares]
+    for helper in helpers:
+        helper.start()
+    ready.wait()
+    wall = time.perf_counter()
+    cpu = sum(spent.get() for _ in helpers)
+    took = {"wall_s": time.perf_counter() - wall, "cpu_s": cpu}
+    for helper in helpers:
+        helper.join()
+    return took
+
+
+def _share(told: argparse.Namespace, cohorts: Sequence[range], ready: Any, spent: Any) -> None:
+    world = simulated(config_of(told, told.rounds), 0)
+    trained(replace(world, config=config_of(told, 2)), cohorts[0] if cohorts else range(1), True)
+    ready.wait()
+    spent.put(sum(trained(world, seeds, True)["cpu_s"] for seeds in cohorts))
 
 
 def hardware(world: World) -> str:
@@ -82,6 +113,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--alone", type=int, default=64, help="how many of them one after another, at most")
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=1, help="and side by side in so many processes")
     parser.add_argument("--root", help="where the data set lies")
     parser.add_argument("--set", action="append", default=[], help="change a config key")
     parser.add_argument("--out", type=Path, help="a .jsonl that is gone on with")
@@ -94,17 +126,22 @@ def main() -> None:
     about = {"preset": told.preset, "hardware": hardware(world), "precision": told.precision, "rounds": told.rounds}
     done = known(file)
     for models in (int(n) for n in told.models.split(",")):
-        warm = set[bool]()
+        warm = set[str]()
+        ways = ("side by side", "one by one", *([f"{told.processes} processes"] if told.processes > 1 else []))
         for pair in range(told.pairs):
-            for together in (True, False) if pair % 2 == 0 else (False, True):
-                at = {**about, "models": models, "pair": pair, "way": "side by side" if together else "one by one"}
+            for way in ways if pair % 2 == 0 else reversed(ways):
+                at = {**about, "models": models, "pair": pair, "way": way}
                 if tuple(at[name] for name in KEY) in done:
                     continue
+                together = way != "one by one"
                 count = models if together else min(models, told.alone)
-                if together not in warm:
-                    trained(short, count if together else 1, together)
-                    warm.add(together)
-                took = trained(world, count, together)
+                if way == f"{told.processes} processes":
+                    took = in_processes(told, models)
+                else:
+                    if way not in warm:
+                        trained(short, range(count if together else 1), together)
+                        warm.add(way)
+                    took = trained(world, range(count), together)
                 each = {name: round(value / count, 4) for name, value in took.items()}
                 line = {**at, "federations": count, **each, "images_per_s": round(images / each["wall_s"])}
                 if world.device.type == "cuda":
@@ -118,21 +155,21 @@ def main() -> None:
 
 
 def ratios(file: Path) -> list[dict[str, Any]]:
-    """One by one divided by side by side, of the medians over pairs: above 1, stacking gains."""
+    """One by one divided by another way, of the medians over pairs: above 1, that way gains."""
     groups: dict[tuple[Any, ...], dict[str, list[dict[str, Any]]]] = {}
     for line in known(file).values():
         where = tuple(line[name] for name in KEY[:5])
         groups.setdefault(where, {}).setdefault(line["way"], []).append(line)
     found = []
     for where, ways in groups.items():
-        if len(ways) == 2:
-            middle = {
-                way: {n: sorted(line[n] for line in lines)[len(lines) // 2] for n in ("wall_s", "cpu_s")}
-                for way, lines in ways.items()
-            }
-            one, many = middle["one by one"], middle["side by side"]
+        middle = {
+            way: {n: sorted(line[n] for line in lines)[len(lines) // 2] for n in ("wall_s", "cpu_s")}
+            for way, lines in ways.items()
+        }
+        one = middle.pop("one by one", None)
+        for way, many in middle.items() if one else ():
             ratio = {f"ratio_{n.removesuffix('_s')}": round(one[n] / many[n], 3) for n in ("wall_s", "cpu_s")}
-            found.append({**dict(zip(KEY, where, strict=False)), **ratio})
+            found.append({**dict(zip(KEY, where, strict=False)), "way": way, **ratio})
     return found
 
 
