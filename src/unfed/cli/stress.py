@@ -67,7 +67,10 @@ def stress(
 
 
 def _tell(cells: list[Cell], cases: list[str], models: int, bound: float) -> None:
-    title = f"Harm left, in %: mean ± std over {models} training seeds. ✗ fails: more than {bound:g}."
+    title = (
+        f"Harm left, in %: mean ± std over {models} training seeds. ✗ fails: more than {bound:g}."
+        " In parentheses: accuracy on test rows."
+    )
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("")
     for case in cases:
@@ -87,7 +90,9 @@ def _tell(cells: list[Cell], cases: list[str], models: int, bound: float) -> Non
 
 def _cell(cell: Cell | None) -> str:
     """A number with its mark; a method that serves no such request has none."""
-    return "-" if cell is None else f"{cell.mean:.1f} ± {cell.std:.1f}{' ✗' if cell.fails else ''}"
+    if cell is None:
+        return "-"
+    return f"{cell.mean:.1f} ± {cell.std:.1f}{' ✗' if cell.fails else ''} ({cell.test:.0f})"
 
 
 def add_to(app: typer.Typer) -> None:

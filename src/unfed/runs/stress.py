@@ -53,6 +53,8 @@ class Cell:
     mean: float
     std: float
     fails: bool
+    test: float
+    """Accuracy on held-out rows, in percent: a model that is ruined does no harm either."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -186,7 +188,8 @@ def stress(
         for kind in (kind for kind in population.about.kinds if kind == "before" or kind in _asked(own)):
             harm = CASES[name].harm(population, kind, own.poison)
             mean, std = float(harm.mean()), float(harm.std(ddof=1))
-            found.append(Cell(name, kind, len(harm), mean, std, mean > bound))
+            test = float(correct(population, kind, "test").mean())
+            found.append(Cell(name, kind, len(harm), mean, std, mean > bound, test))
     return found
 
 
