@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from populations import written
 from unfed.cli.main import app
 from unfed.data import TensorSource, backdoor, camouflage, confuse
+from unfed.cli.options import read_with_methods
 from unfed.errors import UnfedError
 from unfed.population import store
 from unfed.population.memorised import memorisation, most_memorised
@@ -141,6 +142,7 @@ def test_every_case_gives_a_cell_for_retrain_and_the_methods_that_serve_it(
         served = ["ft"] if case in ("backdoor-half", "confusion-half", "memorised") else ["ft", "federaser"]
         assert [cell.kind for cell in cells if cell.case == case] == ["before", "retrain", *served]
     assert all(cell.fails == (cell.mean > 10.0) for cell in cells)
+    assert all(0.0 < cell.test < 100.0 for cell in cells)
     with pytest.raises(UnfedError, match="no case 'backdor'"):
         stress(config, 2, tmp_path / "s", ["backdor"])
     with pytest.raises(UnfedError, match="at least three clients"):
@@ -163,3 +165,12 @@ def test_the_command_says_who_fails(tmp_path: Path) -> None:
     again = json.loads(CliRunner().invoke(app, [*words, "--bound", "101", "--json"]).stdout)
     assert [cell["fails"] for cell in again["cells"]] == [False] * 3
     assert json.loads((tmp_path / "s" / "stress.json").read_text()) == again
+
+
+def test_all_methods_are_those_that_run_in_the_setting() -> None:
+    """Six of those that are known are made for one place that holds all data, unless they are switched on."""
+    found = read_with_methods("demo", [], "all").methods.run
+    assert {"retrain", "not", "fcu", "federaser"} <= set(found) and "badt" not in found
+    assert "badt" in read_with_methods("demo", ["methods.badt.federated=true"], "all").methods.run
+    rows = ['request={id="r", fraction=0.1}']
+    assert "federaser" not in read_with_methods("demo", rows, "all", serving=True).methods.run

@@ -17,6 +17,8 @@ from rich.markup import escape
 from unfed import plugins
 from unfed.cli.console import Console
 from unfed.errors import UnfedError
+from unfed.methods import METHODS
+from unfed.methods.base import runs_in
 from unfed.runs.config import Config, presets
 from unfed.runs.progress import Deadline, OutOfTime, Watch
 
@@ -63,6 +65,22 @@ def chosen(methods: str, every: list[str] | None = None) -> str:
     if methods == "all" and not every:
         raise UnfedError("--methods all is for `unfed demo`; name them with commas, `unfed methods` lists them.")
     return f"methods.run={json.dumps(every if every and methods == 'all' else names)}"
+
+
+def read_with_methods(name: str, sets: list[str], methods: str | None, serving: bool = False) -> Config:
+    """The config with `--methods` in the place of its own; `all` are those that run in its setting.
+
+    With `serving` they are those that can serve its request, too.
+    """
+    if methods is None:
+        return read_config(name, sets)
+    if methods != "all":
+        return read_config(name, [*sets, chosen(methods)])
+    config = read_config(name, sets)
+    kinds = [request.kind for request in config.requests()] if serving else []
+    made = {label: config.method(label) for label in METHODS}
+    suited = [label for label, m in made.items() if runs_in(m, config.setting) and all(m.serves(k) for k in kinds)]
+    return read_config(name, [*sets, f"methods.run={json.dumps(suited)}"])
 
 
 def with_device(sets: list[str], device: str | None) -> list[str]:

@@ -13,8 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from unfed.cli.console import Console, echo
-from unfed.cli.options import AllowCode, Device, Json, Quiet, Sets, chosen, read_config, with_device
-from unfed.methods import METHODS
+from unfed.cli.options import AllowCode, Device, Json, Quiet, Sets, read_with_methods, with_device
 from unfed.population.accuracy import Accuracy, accuracies
 from unfed.population.store import Population
 from unfed.runs.cohort import Said
@@ -42,10 +41,7 @@ def population(
     They are kept as what they say about the same rows. Given again, the command goes on where it was, and adds
     models or methods that were not asked for before.
     """
-    changes = with_device(sets, device)
-    if methods is not None:
-        changes.append(chosen(methods, list(METHODS)))
-    read = read_config(config, changes)
+    read = read_with_methods(config, with_device(sets, device), methods, serving=True)
     folder = out or Path("runs", f"{read.name}-population")
     try:
         with _Bar(stderr, silent or as_json) as bar:

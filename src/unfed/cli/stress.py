@@ -13,8 +13,7 @@ from rich.table import Table
 
 from unfed import storage
 from unfed.cli.console import Console, echo
-from unfed.cli.options import AllowCode, Device, Json, Quiet, Sets, chosen, read_config, with_device
-from unfed.methods import METHODS
+from unfed.cli.options import AllowCode, Device, Json, Quiet, Sets, read_with_methods, with_device
 from unfed.runs.stress import BOUND, CASES, Cell
 from unfed.runs.stress import stress as measure
 
@@ -40,10 +39,7 @@ def stress(
     Poisoned rows of which half are named, one of two colluders, swapped classes, a hidden backdoor that a departure
     arms, the most memorised rows. Each case is a population; given again, the command goes on where it was.
     """
-    changes = with_device(sets, device)
-    if methods is not None:
-        changes.append(chosen(methods, list(METHODS)))
-    read = read_config(config, changes)
+    read = read_with_methods(config, with_device(sets, device), methods)
     folder = out or Path("runs", f"{read.name}-stress")
     names = list(CASES) if cases is None else [name.strip() for name in cases.split(",") if name.strip()]
     last = [""]

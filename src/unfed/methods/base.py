@@ -251,6 +251,13 @@ def admit(
         raise UnfedError(f"{name} needs {what}; {why}. Use {_able(scope, provided - {'history'}, provided)}.")
 
 
+def runs_in(method: Method, setting: str) -> bool:
+    """Whether a method is made for, or switched on in, a setting: "central", or a federation."""
+    if setting == "central":
+        return not method.federation_only
+    return not isinstance(method, Central) or method.federated
+
+
 def _able(scope: str, provides: frozenset[str], provided: frozenset[str]) -> str:
     """The methods that serve a scope with what is there, in a sentence."""
     central = "central" in provided
