@@ -17,11 +17,15 @@ import pytest
 from unfed.cli.main import main
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.runs.config import Config
+from unfed.runs.folder import RunFolder
 from unfed.runs.progress import QuietWatch
+from unfed.runs.record import Record
+from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
-from unfed.trust import acknowledgement, index, intake, keys, participation, request, watching
+from unfed.trust import acknowledgement, bundle, index, intake, keys, participation, request, verifier, watching
 from unfed.trust.checking import faults_of
 from unfed.trust.envelope import Envelope
+from unfed.trust.findings import findings, served
 from unfed.trust.folder import TrustFolder
 from unfed.trust.intake import Handling
 from unfed.trust.log import LOG
@@ -441,3 +445,29 @@ def test_without_the_extra_a_command_says_how_to_get_it(
     code, _, err = unfed("keys", "new", tmp_path / "mine")
     assert code == 2 and "pip install 'unfed[trust]'" in err
     assert not list(tmp_path.iterdir())
+
+
+# --- several share one recovery ---------------------------------------------------------------------------------------
+
+
+def test_two_that_share_a_recovery_have_each_its_answer_leaves_and_bundle_about_one_model(home: Path) -> None:
+    run = Run.open(home / "run")
+    together = Handling(until="2", how=RequestOptions(together=True))
+    for who, agent in (("zero", "0"), ("one", "1")):
+        intake.receive(run, signed(home, who, agent=agent, name=f"r{agent}").to_bytes(), None, together)
+    serve(home)
+    trust, record = TrustFolder(home / "run"), Record(RunFolder(home / "run"))
+    leaves = trust.log.leaves
+    rounds = [leaf for leaf in leaves if leaf["type"] == "round" and leaf["request"] is not None]
+    assert [(leaf["request"], leaf["round"]) for leaf in rounds] == [("together-1", n) for n in (0, 1, 2)]
+    in_force = {leaf["request"]: leaf["model"] for leaf in leaves if leaf["type"] == "in-force"}
+    assert in_force == {"r0": rounds[-1]["model"], "r1": rounds[-1]["model"]}
+    for name in ("r0", "r1"):
+        assert {leaf["type"] for leaf in leaves if leaf.get("request") == name} >= {"acknowledgement", "gate", "state"}
+        entry = served(record, name)
+        whole = bundle.sign(findings(record, entry), trust.key, bundle.from_log(record, entry))
+        shown = verifier.verify(whole.to_bytes(), [trust.operator.pem])
+        assert any("was asked to train in none of the 2 rounds" in one for one in shown.proven)
+        assert any("came into force" in one for one in shown.proven)
+    assert [row.phase for row in index.rows(record.folder, trust)] == ["published", "published"]
+    assert faults_of(home / "run") == []

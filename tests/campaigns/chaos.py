@@ -184,6 +184,7 @@ CASES = (
     Case("forget again", ("forget", "run", "--class", "3", "--method", "ft", "--until", "1", "--quiet"), "served"),
     Case("forget signed", ("forget", "run", "--request", "leave.json", "--until", "2", "--quiet"), "logged"),
     Case("purge logged", ("purge", "run", "--request", "leaves"), SERVED),
+    Case("serve together", ("resume", "run", "--quiet"), "two wait"),
     Case("bundle", ("bundle", "run", "--request", "leaves", "-o", "evidence.json", "--page", "officer.html"), SERVED),
     Case("withdraw", ("withdraw", "run", "client-1"), "waiting"),
     Case("purge", ("purge", "run", "--request", "client-1"), "served"),

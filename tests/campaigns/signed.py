@@ -11,11 +11,13 @@ import common
 
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
+from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
 from unfed.trust import acknowledgement, bundle, intake, keys, request, watching
 from unfed.trust.checking import faults_of
 from unfed.trust.folder import TrustFolder
 from unfed.trust.request import Opening
+from unfed.trust.roster import OPERATOR
 
 ANSWERED = "it is served once"
 """What a request that is handed in again is told, once it was answered."""
@@ -45,6 +47,17 @@ def templates(root: Path) -> None:
     shutil.copytree(root / "logged", root / "logged and served")
     with common.inside(root / "logged and served"):
         common.give("forget", "run", "--request", "leave.json", "--until", "1", "--quiet")
+    waiting_together(root)
+
+
+def waiting_together(root: Path) -> None:
+    """A folder in which two signed requests wait that are to share one recovery."""
+    home = logged(root / "two wait", clients=3)
+    run, operator = Run.open(home / "run"), keys.signing_key(home / "operator.key")
+    asked = request.value({"clients": ["0"]}, OPERATOR, operator.public.id, name="goes")
+    handling = intake.Handling("not", "2", how=RequestOptions(together=True))
+    for data in ((home / "leave.json").read_bytes(), request.sign(asked, operator).to_bytes()):
+        intake.receive(run, data, None, handling)
 
 
 def outcome(path: Path, name: str) -> dict[str, Any]:

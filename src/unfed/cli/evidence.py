@@ -120,6 +120,9 @@ def serve(
     largest: Annotated[int, typer.Option(min=1024, help="Bytes that a call may send.")] = 1 << 20,
     method: Annotated[str, typer.Option(help="By which method what comes in is served.")] = "sealed",
     until: Annotated[str, typer.Option(help="`recovered`, `forgotten`, both with a comma, or rounds.")] = "recovered",
+    together: Annotated[
+        bool, typer.Option("--together", help="What waits at the same time shares one recovery, where it can.")
+    ] = False,
     work: Annotated[bool, typer.Option("--work", help="Also serve what comes in; else `unfed resume` does.")] = False,
     allow_code: AllowCode = False,
 ) -> None:
@@ -127,6 +130,7 @@ def serve(
 
     Loopback only, unless told otherwise. What comes in counts by its signature.
     """
+    from unfed.runs.request_options import RequestOptions
     from unfed.trust.desk import Desk
     from unfed.trust.intake import Handling
     from unfed.trust.listening import Address, Listener, tokens_in
@@ -135,7 +139,9 @@ def serve(
     opened.permit()
     address = Address(host, port, tuple(names), certificate, certificate_key)
     rules = address.rules(frozenset() if token is None else tokens_in(token), largest, per_minute)
-    listener = Listener(Desk(opened, Handling(method, until)), address, rules, work, allow_code)
+    listener = Listener(
+        Desk(opened, Handling(method, until, how=RequestOptions(together=together))), address, rules, work, allow_code
+    )
     if token is not None:
         say(f"Whoever calls needs a token of {token}.")
     say(f"Serving {run} at {listener.url}; Ctrl-C ends it.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import getpass
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,6 +72,10 @@ def forget(
     opening: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What opens a signed request's commitment to samples.")
     ] = None,
+    together: Annotated[
+        bool,
+        typer.Option("--together", help="Share one recovery with others that say so and wait when it is taken up."),
+    ] = False,
     seed: Seed = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
@@ -93,7 +98,7 @@ def forget(
     opened = Run.open(run)
     _known_clients(client, [str(one) for one in opened.description.get("clients") or ()])
     if signed is not None:
-        asked = _how(RequestOptions(), within, layers, sets, max_drop, accept)
+        asked = replace(_how(RequestOptions(), within, layers, sets, max_drop, accept), together=together)
         name, sentence = received(opened, signed, opening, (method or "not", until or "recovered", seed, asked))
         if not (as_json or quiet):
             stdout.print(escape(sentence), soft_wrap=True)
@@ -110,6 +115,7 @@ def forget(
     method = method or (known.method if known else "not")
     until = until or (known.until if known else "recovered")
     how = _how(known.how if known else RequestOptions(), within, layers, sets, max_drop, accept)
+    how = replace(how, together=together or (known is not None and known.how.together))
     try:
         with resumable(run), shown(opened, stdout, as_json or quiet) as display, logged(opened, display) as watch:
             outcome = opened.forget(request, method, until, seed, watch, expires, how)

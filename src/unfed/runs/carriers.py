@@ -61,7 +61,8 @@ def influence(folder: RunFolder, config: Config) -> list[dict[str, str]]:
 def carriers(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> list[Carrier]:
     """What still carries one request that was accepted."""
     clean = without(folder, config, entry, entries)
-    tried = {Job(entry.seed, entry.request.id, label).path for label in entry.methods} - clean
+    names = [name for name in (entry.request.id, entry.shared) if name]
+    tried = {Job(entry.seed, name, label).path for label in entry.methods for name in names} - clean
     return _Look(folder, entry.seed, entry.request.id, entry.request.clients, clean, tried).all()
 
 
@@ -72,20 +73,26 @@ def look(folder: RunFolder, seed: int, clients: Sequence[str], clean: Collection
 
 def without(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> set[Path]:
     """The jobs, by their paths, whose models are without what a request takes out."""
-    seed, name = entry.seed, entry.request.id
+    seed = entry.seed
     line = in_force(e for e in entries if e.seed == seed)
-    after = line[line.index(entry) :] if entry in line else []
-    clean = {Job(seed, e.request.id, e.method).path for e in after}
+    after = [e for e in line if (e.served or 0) >= (entry.served or 0)] if entry in line else []
+    clean = {Job(seed, name, e.method).path for e in after for name in (e.request.id, e.shared) if name}
     clean |= {
-        Job(seed, e.request.id, label).path
+        Job(seed, own, label).path
         for e in entries
         for label in e.methods
-        if e.seed == seed and (e is entry or name in e.earlier) and _draws_anew(config, label)
+        for own in (e.request.id, e.shared)
+        if own and e.seed == seed and _leaves_out(e, entry) and _draws_anew(config, label)
     }
     began = {job: base for job, base in _bases(folder, seed) if job not in clean}
     while more := {job for job, base in began.items() if base in clean} - clean:
         clean |= more
     return clean
+
+
+def _leaves_out(other: Entry, entry: Entry) -> bool:
+    """Whether the job of a request was begun without another's rows."""
+    return other is entry or entry.request.id in other.earlier or entry.number in other.together
 
 
 def _draws_anew(config: Config, label: str) -> bool:

@@ -21,7 +21,7 @@ from unfed.runs.config import Config
 from unfed.runs.folder import RunFolder, numbers_at
 from unfed.runs.histories import HistoryLog
 from unfed.runs.purge import pending
-from unfed.runs.requests import Entry
+from unfed.runs.requests import SHARED, Entry
 
 
 @dataclass
@@ -64,6 +64,7 @@ def check(folder: RunFolder) -> Found:
     if entries is not None:
         named = {line["request"] for line in lines} | {_request_of(folder, path) for path in states}
         known = {asked["id"] for asked in description["requests"]} | {entry.request.id for entry in entries} | {None}
+        known |= {f"{SHARED}{entry.number}" for entry in entries}
         of_graves = {grave.request for grave in buried.values()}
         for name in sorted(str(one) for one in named - known - of_graves):
             found.findings.append(

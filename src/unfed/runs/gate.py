@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from unfed import rng
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
 from unfed.measures.camouflage import camouflage
@@ -31,7 +32,11 @@ from unfed.measures.forgotten import (
     rows_forgotten,
 )
 from unfed.model.params import Params
+from unfed.runs.config import Config
 from unfed.runs.config_tables import GateConfig
+from unfed.runs.request_options import Until
+from unfed.runs.requests import Entry
+from unfed.runs.world import World
 from unfed.values import Value, is_measured, not_measured
 
 
@@ -176,6 +181,12 @@ class Gate:
         armed = camouflage(evaluator.reactions(before), evaluator.reactions(after), self.rules.max_rise)
         checks.append(Check.of("camouflage", armed, "camouflage" in self.rules.require))
         return Decision(tuple(checks))
+
+
+def gate_of(world: World, config: Config, entry: Entry) -> Gate:
+    """The gate for the model that a request leaves, by a config that holds for it."""
+    key = rng.key(world.seeds.evaluation, "forgotten", entry.request.id)
+    return Gate(entry.request, world.classes, key, config.gate, "forgotten" in Until.of(entry.until).goals)
 
 
 def passed(decision: Decision, request: str, accepted: Mapping[str, Any] | None = None) -> Decision:

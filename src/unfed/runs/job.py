@@ -40,7 +40,7 @@ from unfed.model import digest
 from unfed.model.params import Params, cast, tensor_bytes
 from unfed.runs.folder import BEST, Job, RunFolder
 from unfed.runs.gate import Gate, NotForgotten, is_forgotten, told
-from unfed.runs.job_notes import JobNotes, began, noted, start_on
+from unfed.runs.job_notes import JobNotes, began, model_notes, noted, start_on
 from unfed.runs.late_line import LateLine
 from unfed.runs.progress import QuietWatch, Watch
 from unfed.runs.request_options import Until
@@ -387,9 +387,7 @@ class JobRunner:
     def _write_model(self, state: State) -> State:
         state = state if self._best_params is None else replace(state, params=self._best_params)
         if not self.folder.model_file(self.job).exists() or self.spec.until is not None:
-            model = self.world.config.model
-            numbers = {**asdict(self.job), "round": state.round, "architecture": model.name, "options": model.options}
-            numbers["sha256"] = digest.digests(state.params)
+            numbers = model_notes(self.world.config.model, self.job, state.round, state.params)
             self.folder.save_model(self.job, state.params, numbers)
         return state
 

@@ -6,12 +6,16 @@ It says what was spent and seen so far, and at what the job began.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from unfed.engines.base import Refusal
 from unfed.federation.ledger import Ledger
 from unfed.measures.trajectory import Line, Refused, job_of
+from unfed.model import digest
+from unfed.model.params import Params
+from unfed.runs.config_tables import ModelConfig
+from unfed.runs.folder import Job
 
 
 @dataclass
@@ -68,6 +72,12 @@ def start_on(base: Mapping[str, Any] | None, saved: Mapping[str, Any]) -> int:
 def began(base: Mapping[str, Any] | None, start: int) -> dict[str, Any]:
     """What a saved state says of its beginning."""
     return ({} if base is None else {"base": dict(base)}) | ({} if start == 1 else {"start": start})
+
+
+def model_notes(model: ModelConfig, job: Job, round: int, params: Params) -> dict[str, Any]:
+    """What a model's file says of itself."""
+    about = {**asdict(job), "round": round, "architecture": model.name, "options": model.options}
+    return {**about, "sha256": digest.digests(params)}
 
 
 def last_starts(lines: Sequence[Line]) -> list[Line]:

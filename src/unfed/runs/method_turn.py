@@ -14,6 +14,7 @@ from unfed.methods import Method
 from unfed.model.params import Params
 from unfed.runs.folder import Job
 from unfed.runs.requests import Entry
+from unfed.runs.together import Batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +29,12 @@ class MethodTurn:
     """The model it begins at."""
     previous: Job | None = None
     """The job that made it, if not the training."""
-    entry: Entry | None = None
-    """The request in the queue, where it is served; a comparison has none."""
+    batch: Batch | None = None
+    """The request in the queue, or those that share a job, where they are served; a comparison has none."""
     base: Mapping[str, Any] | None = None
     """What a saved state must have begun at."""
+
+    @property
+    def entry(self) -> Entry | None:
+        """The request in the queue that says how it is served."""
+        return None if self.batch is None else self.batch.first

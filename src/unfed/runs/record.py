@@ -8,7 +8,7 @@ from unfed import plugins
 from unfed.errors import UnfedError, listed
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
-from unfed.runs import carriers, deny, description, judged, undo_results
+from unfed.runs import carriers, deny, description, judged, together, undo_results
 from unfed.runs.config import Config
 from unfed.runs.elsewhere import elsewhere
 from unfed.runs.folder import Job, RunFolder
@@ -61,6 +61,8 @@ class Record:
                     found.append((Job(seed, request["id"], label), self.about(label)["rounds"]))
         for entry in self.folder.requests():
             rounds = Until.of(entry.until).rounds or self.about(entry.method, entry)["rounds"]
+            if (shared := _shared(entry)) and (shared, rounds) not in found:
+                found.append((shared, rounds))
             found.append((Job(entry.seed, entry.request.id, entry.method), rounds))
         return found
 
@@ -79,7 +81,10 @@ class Record:
 
     def ahead(self) -> list[tuple[Job, int]]:
         """The jobs without those of requests on which nobody works any more."""
-        over = {Job(e.seed, e.request.id, e.method) for e in self.folder.requests() if e.owed or not e.accepted}
+        entries = self.folder.requests()
+        over = {Job(e.seed, e.request.id, e.method) for e in entries if e.owed or not e.accepted}
+        wanted = {_shared(e) for e in entries if e.accepted and not e.owed}
+        over |= {job for e in entries if (job := _shared(e)) is not None and job not in wanted}
         return [(job, rounds) for job, rounds in self.jobs() if job not in over]
 
     def trained(self, seed: int) -> bool:
@@ -130,6 +135,7 @@ class Record:
         for entry in entries:
             described = entry.described or description.plain_request(entry.request)
             extra.append({**described, **description.entry(entry, self.way_out)})
+        extra += [description.plain_request(one) for one in together.shared_requests(entries)]
 
         def needs(job: Job) -> list[str] | None:
             if job.request is None:
@@ -146,3 +152,8 @@ class Record:
             "population": judged.of_run(self.folder),
             "jobs": description.jobs(self.folder, self.jobs(), needs),
         }
+
+
+def _shared(entry: Entry) -> Job | None:
+    """The job that a request shares with others, if it does."""
+    return None if entry.shared is None else Job(entry.seed, entry.shared, entry.method)

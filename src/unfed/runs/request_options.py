@@ -56,6 +56,8 @@ class RequestOptions:
     """The largest drop of validation accuracy that the gate lets pass, in points."""
     accept: Mapping[str, Any] | None = None
     """Who puts its model in force though the gate says no, and since when: by, at."""
+    together: bool = False
+    """Whether it may share one recovery with others that wait when it is taken up."""
 
     def __post_init__(self) -> None:
         for name in ("within", "max_drop"):
@@ -94,7 +96,7 @@ class RequestOptions:
 
     def to_json(self) -> dict[str, Any]:
         """What was given, and nothing else."""
-        return {name: value for name, value in vars(self).items() if value not in (None, {})}
+        return {name: value for name, value in vars(self).items() if value is not False and value not in (None, {})}
 
     @staticmethod
     def from_json(raw: Any, where: str) -> RequestOptions:
@@ -105,4 +107,6 @@ class RequestOptions:
         for name in ("set", "accept"):
             if not isinstance(raw.get(name, {}), Mapping):
                 raise UnfedError(f"{where} has {raw[name]!r} as its how.{name}; restore it from a copy.")
+        if not isinstance(raw.get("together", False), bool):
+            raise UnfedError(f"{where} has {raw['together']!r} as its how.together; restore it from a copy.")
         return RequestOptions(**raw)

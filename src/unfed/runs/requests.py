@@ -24,6 +24,9 @@ from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.runs.request_options import RequestOptions, Until
 
+SHARED = "together-"
+"""What the names of jobs begin with that several requests share."""
+
 SCHEMA = 2  # 1 had no states: a request whose job had ended was served, any other was waiting
 
 Standing = Literal["open", "in_progress", "fulfilled", "denied", "revoked", "expired"]
@@ -48,6 +51,7 @@ _MAY: dict[str, Callable[[Any], bool]] = {
         isinstance(value, list) and all(isinstance(one, dict) and isinstance(one.get("method"), str) for one in value)
     ),
     "rows": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+    "together": lambda value: isinstance(value, list) and all(type(one) is int and one >= 1 for one in value),
     "gate": lambda value: (
         isinstance(value, dict)
         and isinstance(value.get("checks"), list)
@@ -109,6 +113,8 @@ class Entry:
     """What was asked besides method and until."""
     gate: Mapping[str, Any] | None = None
     """What the gate found: its checks, whether they passed, who accepted it if they did not."""
+    together: tuple[int, ...] = ()
+    """The numbers of the requests that it was taken up with, its own among them; none if alone."""
 
     @property
     def accepted(self) -> bool:
@@ -130,6 +136,11 @@ class Entry:
         """The state in words, with the reason."""
         words = {"in_progress": "in progress", "revoked": "withdrawn"}.get(self.state, self.state)
         return f"{words} ({self.reason})" if self.reason else words
+
+    @property
+    def shared(self) -> str | None:
+        """The name of the job that it shares with others, if it does."""
+        return f"{SHARED}{self.together[0]}" if self.together else None
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -171,13 +182,15 @@ class Entry:
         attempts = (*self.attempts, tried) if self.state == "denied" else self.attempts
         expires = asked.expires or (None if self.state == "expired" else self.expires)
         how: dict[str, Any] = {"method": asked.method, "until": asked.until, "how": asked.how}
-        how |= {"described": asked.described, "gate": None}
+        how |= {"described": asked.described, "gate": None, "together": ()}
         return self.stepped("open", moment, **how, expires=expires, attempts=attempts, earlier=())
 
     def to_json(self) -> dict[str, Any]:
         plain = {**vars(self), "earlier": list(self.earlier), "attempts": [dict(tried) for tried in self.attempts]}
         own = {"request": self.request.to_json(), "how": self.how.to_json(), "rows": list(self.rows)}
-        return {**plain, **own, "schema": SCHEMA}
+        plain.pop("together")
+        shared = {"together": list(self.together)} if self.together else {}
+        return {**plain, **own, **shared, "schema": SCHEMA}
 
     @staticmethod
     def from_json(raw: Any, where: str = "A request file") -> Entry:
@@ -215,14 +228,15 @@ class Entry:
             raise UnfedError(f"{where} has a request that cannot be read ({error}); restore it from a copy.") from error
         values |= {"how": RequestOptions.from_json(raw.get("how") or {}, where), "gate": raw.get("gate")}
         values["rows"] = tuple(raw.get("rows") or ())
-        earlier, attempts = tuple(raw.get("earlier") or ()), tuple(raw.get("attempts") or ())
-        return Entry(request=request, described=raw.get("described"), earlier=earlier, attempts=attempts, **values)
+        for name in ("earlier", "attempts", "together"):
+            values[name] = tuple(raw.get(name) or ())
+        return Entry(request=request, described=raw.get("described"), **values)
 
 
 def in_force(entries: Iterable[Entry]) -> list[Entry]:
     """The requests that were fulfilled, in the order in which they were.
 
-    Each began at the model of the one before.
+    Each began at the model of the one before; those that share a job have one place, and one model.
     """
     return sorted((e for e in entries if e.state == "fulfilled"), key=lambda e: (e.served or 0, e.number))
 

@@ -32,15 +32,18 @@ from unfed.model.params import Params, cast, check_like
 from unfed.runs import consistency, deny, description, lineage, probe, purge
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
+from unfed.runs.gate import gate_of
 from unfed.runs.job import JobRunner, JobSpec
 from unfed.runs.job_notes import began, start_on
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import Heartbeat, QuietWatch, Watch
 from unfed.runs.record import Record
+from unfed.runs.refusals import gone_already, left_by
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.requests import Entry
-from unfed.runs.serving import STOPS, Queue, gate_of, gone_already, left_by
+from unfed.runs.serving import STOPS, Queue
 from unfed.runs.simulated import as_it_began, simulated
+from unfed.runs.together import Batch, Handed, hand_over
 from unfed.runs.undo_results import targets
 from unfed.runs.world import World, process_as_before
 
@@ -250,7 +253,7 @@ class Run(Record):
             base=turn.base,
             history=lineage.history_of(self.folder, turn.label, method, training, previous),
             recorders=recorders,
-            pending=lambda: self.queue.besides(turn.seed) if entry is None else self.queue.aside(entry),
+            pending=lambda: self.queue.besides(turn.seed) if turn.batch is None else self.queue.aside(turn.batch),
         )
         return JobRunner(self.folder, world, spec, watch).run()
 
@@ -275,6 +278,10 @@ class Run(Record):
         self.folder.save_samples(job, 0, seen.samples)
         numbers = {"offset": self.folder.append(line), "finished": "done"} | began(base, start)
         self.folder.save_state(job, State({}, done=True), numbers)
+
+    def hand_over(self, batch: Batch, entry: Entry, turn: Handed) -> None:
+        """Give one of several requests that shared a job its model."""
+        hand_over(self.folder, self.world(entry.seed), batch, entry, turn)
 
     # --- serving --------------------------------------------------------------------------------------------------
 
@@ -322,13 +329,16 @@ class Run(Record):
 
     # --- reading --------------------------------------------------------------------------------------------------
 
-    def current_job(self, seed: int) -> Job:
-        """The job whose model is in force: that of the request that was served last, else the training."""
-        return self.queue.job_in_force(seed) or self.training_job(seed)
+    def current_job(self, seed: int, besides: Collection[str] = ()) -> Job:
+        """The job whose model is in force: that of the request that was served last, else the training.
 
-    def current(self, seed: int) -> Params:
+        `besides` are requests that do not count.
+        """
+        return self.queue.job_in_force(seed, besides) or self.training_job(seed)
+
+    def current(self, seed: int, besides: Collection[str] = ()) -> Params:
         """The model in force."""
-        return self._model(self.current_job(seed))
+        return self._model(self.current_job(seed, besides))
 
     def _model(self, job: Job) -> Params:
         world, params = self.world(job.seed), self._saved(job)

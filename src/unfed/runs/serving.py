@@ -1,4 +1,4 @@
-"""The queue of a run: deletion requests are filed, withdrawn, and served one after another.
+"""The queue of a run: deletion requests are filed, withdrawn, and served one after another, or several together.
 
     file ──► requests/NUMBER-ID.json ──► serve: what was begun, else what was asked first, at the model in force
                                             ├── served      ─► fulfilled, with its place in the order of service
@@ -10,6 +10,9 @@ A request that is refused, raises or does not recover stands in nobody's way; no
 `unfed resume` tries again, from its last save if nothing was served since. Only what stops the machine itself (a full
 disk, a lost connection) stops the queue, and decides nothing: the request is still in progress when work goes on.
 
+Those that say so (`--together`) share one recovery where they wait at the same time (`together.py`); each is judged
+and settled on its own.
+
 What a request begins at is the model in force when it is taken up, whatever its number: one that is asked again after
 later ones were served follows them. What it began without is written into its file, so a crash cannot change it.
 """
@@ -17,29 +20,30 @@ later ones were served follows them. What it began without is written into its f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from unfed import rng
 from unfed.data import Request
-from unfed.errors import Halted, NotRecovered, Refused, Unanswered, UnfedError, listed
+from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed
 from unfed.methods import Method
 from unfed.model.params import Params
 from unfed.runs import deny, lineage
 from unfed.runs.config import Config
 from unfed.runs.description import describe_request, method_facts
 from unfed.runs.folder import Job
-from unfed.runs.gate import Decision, Gate, NotForgotten, NotPassed, passed
+from unfed.runs.gate import Decision, NotForgotten, NotPassed, gate_of, passed
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.names import check_id, check_label
 from unfed.runs.progress import Watch
+from unfed.runs.refusals import gone_already, left_by, reason_of
 from unfed.runs.request_options import RequestOptions, Until
-from unfed.runs.requests import Entry, Reason, date_of, in_force, next_number, next_place, now, turn
+from unfed.runs.requests import Entry, date_of, in_force, next_number, next_place, now, turn
+from unfed.runs.together import Batch, Handed, may_share, refuse_if_alone, reserved, taken_up
 from unfed.runs.worker import Worker
-from unfed.runs.world import World
 
 # What befalls the machine, not a request: a device that is gone does not come back for the next request either.
 STOPS: tuple[type[BaseException], ...] = (Halted, OSError, getattr(torch, "AcceleratorError", Halted))
@@ -72,9 +76,12 @@ class Queue:
         """What must stay out of training though a job with these requests does not know of it."""
         return [e.request for e in self.accepted(seed) if e.request.id not in known]
 
-    def job_in_force(self, seed: int) -> Job | None:
-        """The job whose model is in force, if any request was served: the last in the order of service."""
-        served = in_force(self.accepted(seed))
+    def job_in_force(self, seed: int, besides: Collection[str] = ()) -> Job | None:
+        """The job whose model is in force, if any request was served: the last in the order of service.
+
+        `besides` are requests that do not count.
+        """
+        served = [entry for entry in in_force(self.accepted(seed)) if entry.request.id not in besides]
         return Job(seed, served[-1].request.id, served[-1].method) if served else None
 
     def still_owed(self, entry: Entry) -> str:
@@ -111,6 +118,8 @@ class Queue:
         """The request as it now stands in the queue, and whether it was fulfilled already."""
         run = self._run
         check_id(request.id, "request id")
+        if reserved(request.id):
+            raise UnfedError(f"The id {request.id!r} is kept for requests that share a job; choose another with --id.")
         check_label(method)
         Until.of(until)  # what it does not take is refused here
         config = how.on(run.config, method)
@@ -135,17 +144,19 @@ class Queue:
                     )
                     return self._asked_again(entry, asked, entries)
             accepted = [e for e in entries if e.accepted and e.seed == seed]
+            at, number = now(), next_number(entries)
+            entry = Entry(number, request, method, until, at, seed, changed=at, expires=expires, how=how)
+            refuse_if_alone(config, entry)
+            before = [e for e in accepted if not may_share(e, entry)]
             self._refuse_if_gone(request, seed, accepted)
-            self._refuse_if_unable(config, method, request, accepted)
+            self._refuse_if_unable(config, method, request, before)
             if run.trained(seed) and not any(e.waiting for e in accepted):  # what waits may begin another history
                 current = run.current_job(seed) if chosen.follows else Job(seed, None, "train")
                 lineage.not_purged(self._folder, method, chosen, current)
-            lineage.warn_of_return(chosen, self._makers(accepted))
+            lineage.warn_of_return(chosen, self._makers(before))
             described = describe_request(world, [*(e.request for e in accepted), request]) | served_by
-            at, number = now(), next_number(entries)
-            entry = Entry(number, request, method, until, at, seed, described, changed=at, expires=expires, how=how)
             self._refuse_if_blind(entry, accepted)
-            entry = replace(entry, rows=deny.rows_of(request, world, self._folder))
+            entry = replace(entry, described=described, rows=deny.rows_of(request, world, self._folder))
             self._folder.put_request(entry)
             return entry, False
 
@@ -170,8 +181,10 @@ class Queue:
                 f" {self._folder.path}`), or withdraw it and ask anew under another --id."
             )
         others = [e for e in entries if e.accepted and e.seed == entry.seed and e.number != entry.number]
+        refuse_if_alone(self._run.config, asked)
         if entry.owed or other_method:
             ahead = [e for e in others if not e.waiting or e.state == "in_progress" or e.number < entry.number]
+            ahead = [e for e in ahead if not may_share(e, asked)]
             self._refuse_if_gone(request, entry.seed, in_force(others))
             self._refuse_if_unable(asked.how.on(self._run.config, asked.method), asked.method, request, ahead)
             self._refuse_if_blind(asked, ahead)
@@ -246,97 +259,119 @@ class Queue:
         for entry in in_force(self._folder.requests()):
             self._purge(entry)  # a process may have died before it did; purging twice is purging once
         while waiting := turn(self._folder.requests(), self._ready(), self.put_off):
-            taken = self._take(waiting)
-            if taken is None:
+            batch = self._take(waiting)
+            if batch is None:
                 continue
-            entry = taken
             # What cannot be read here stands in everybody's way and is nobody's fault, so it is not in the guard below.
-            previous, params = self._run.current_job(entry.seed), self._run.current(entry.seed)
+            seed = batch.first.seed
+            previous, params = self._run.current_job(seed, batch.ids), self._run.current(seed, batch.ids)
+            refused: list[tuple[Entry, Exception]] = []
             try:
-                after = self._work(entry, params, previous, watch)
-                decision = self._judge(entry, params, after)
+                after = self._work(batch, params, previous, watch)
+                decisions = [(entry, self._judge(batch, entry, params, after)) for entry in batch.waiting]
             except Withdrawn:
                 self._folder.cut_back()
             except STOPS:
                 raise
             except Exception as error:
                 self._folder.cut_back()
-                if (settled := self._failed(entry, error)) is not None:
-                    failed.append(settled)
-                    self.errors[entry.request.id] = error
+                refused = [(entry, error) for entry in batch.waiting]
             else:
-                self._fulfil(entry, decision)
+                refused = [(entry, found) for entry, found in decisions if isinstance(found, NotPassed)]
+                for entry, found in decisions:
+                    if isinstance(found, Decision):
+                        self._fulfil(batch, entry, found)
+            for entry, why in refused:
+                if (settled := self._failed(batch, entry, why)) is not None:
+                    failed.append(settled)
+                    self.errors[entry.request.id] = why
         return failed
 
-    def _take(self, entry: Entry) -> Entry | None:
-        """The request, begun; None if somebody else has changed it meanwhile."""
+    def _take(self, entry: Entry) -> Batch | None:
+        """The request, begun, with those that share its job; None if somebody else has changed it meanwhile."""
         with self._desk() as entries:
             found = next(e for e in entries if e.number == entry.number)
             if found.state == "expired" and entry.state == "open":
                 self._folder.put_request(found)
-            if found.state != "open":
-                return found if found.state == "in_progress" else None
-            out = [e for e in entries if e.accepted and not e.waiting and e.seed == found.seed]
-            at, earlier = now(), tuple(e.request.id for e in out)
-            taken = found.stepped("in_progress", at, earlier=earlier, begun=found.begun or at)
-            self._folder.put_request(taken)
-            return taken
+            if not found.waiting:
+                return None
+            batch = taken_up(found, entries, self.put_off, self._run.world(found.seed))
+            for one in batch.waiting:
+                if one not in entries:
+                    self._folder.put_request(one)
+            return batch
 
-    def _work(self, entry: Entry, params: Params, previous: Job, watch: Watch) -> Params:
+    def _work(self, batch: Batch, params: Params, previous: Job, watch: Watch) -> Params:
+        entry = batch.first
         run, out, config = self._run, self._before(entry), entry.how.on(self._run.config, entry.method)
         # Those before it may have ended otherwise than was expected when it was filed.
-        self._refuse_if_gone(entry.request, entry.seed, out)
-        self._refuse_if_unable(config, entry.method, entry.request, out)
-        requests = [*(e.request for e in out), entry.request]
-        base = {"model": "/".join(previous.path.parts), "without": list(entry.earlier)}
+        for one in batch.waiting:
+            self._refuse_if_gone(one.request, one.seed, out)
+        self._refuse_if_unable(config, entry.method, batch.request, out)
+        requests = [*(e.request for e in out), batch.request]
+        base: dict[str, Any] = {"model": "/".join(previous.path.parts), "without": list(entry.earlier)}
+        base |= {} if batch.shared is None else {"together": list(batch.ids)}
         began_with = base | ({"set": dict(entry.how.set)} if entry.how.set else {})
         run.score_before(entry.seed, requests, params, base=base)
         method = config.method(entry.method)
-        turn = MethodTurn(entry.seed, requests, entry.method, method, params, previous, entry, began_with)
-        return run.unlearn(turn, watch).params
+        turn = MethodTurn(entry.seed, requests, entry.method, method, params, previous, batch, began_with)
+        after = run.unlearn(turn, watch).params
+        for one in () if batch.shared is None else batch.waiting:
+            own = self._scope(batch, one)
+            run.score_before(one.seed, own, params, base=base)
+            run.hand_over(batch, one, Handed(params, after, own, began_with))
+        return after
+
+    def _scope(self, batch: Batch, entry: Entry) -> list[Request]:
+        """What is out when a request is looked at, itself last."""
+        return [*(e.request for e in self._before(entry)), *batch.besides(entry), entry.request]
 
     def _before(self, entry: Entry) -> list[Entry]:
         """The requests whose rows were out when this one was taken up."""
         by_id = {e.request.id: e for e in self._folder.requests()}
         return [by_id[name] for name in entry.earlier]
 
-    def _judge(self, entry: Entry, before: Params, after: Params) -> Decision:
-        """What the gate says of the model that came out.
-
-        Where it says no, and nobody accepts that, it is raised.
-        """
+    def _judge(self, batch: Batch, entry: Entry, before: Params, after: Params) -> Decision | NotPassed:
+        """What the gate says of the model that came out; where it says no, and nobody accepts that, the refusal."""
         run, config = self._run, entry.how.on(self._run.config, entry.method)
         world = run.world(entry.seed)
-        evaluator = world.evaluator([*(e.request for e in self._before(entry)), entry.request])
-        decision = gate_of(world, config, entry).decide(evaluator, before, after)
-        return passed(decision, entry.request.id, entry.how.accept)
+        decision = gate_of(world, config, entry).decide(world.evaluator(self._scope(batch, entry)), before, after)
+        try:
+            return passed(decision, entry.request.id, entry.how.accept)
+        except NotPassed as refusal:
+            return refusal
 
-    def aside(self, entry: Entry) -> list[Request]:
-        """What came in since a request was taken up: from the next round on it takes no part either."""
-        found = self.find(entry.request.id)
-        if found is None or not found.accepted:
+    def aside(self, batch: Batch) -> list[Request]:
+        """What came in since requests were taken up: from the next round on it takes no part either."""
+        seed, ids = batch.first.seed, batch.ids
+        if not set(ids) <= {entry.request.id for entry in self.accepted(seed)}:
             raise Withdrawn
-        return self.besides(entry.seed, (*entry.earlier, entry.request.id))
+        return self.besides(seed, (*batch.first.earlier, *ids))
 
-    def _fulfil(self, entry: Entry, decision: Decision) -> None:
+    def _fulfil(self, batch: Batch, entry: Entry, decision: Decision) -> None:
         with self._desk() as entries:
             found = next(e for e in entries if e.number == entry.number)
             if found.state != "in_progress":  # withdrawn after its last round: what it left does not come into force
                 return
-            done = found.stepped("fulfilled", now(), served=next_place(entries), gate=decision.to_json())
+            shared = [e.served for e in entries if e.request.id in batch.ids and e.served is not None]
+            place = shared[0] if shared else next_place(entries)  # one model, one place
+            done = found.stepped("fulfilled", now(), served=place, gate=decision.to_json())
             self._folder.put_request(done)
         self._purge(done)
 
     def _purge(self, entry: Entry) -> None:
         self._folder.purge(entry.seed, entry.request.clients, self._run.config.recorded())
 
-    def _failed(self, entry: Entry, error: Exception) -> Entry | None:
+    def _failed(self, batch: Batch, entry: Entry, error: Exception) -> Entry | None:
         """Denied, or put off where its clients did not answer; None if it was withdrawn meanwhile."""
         with self._desk() as entries:
             found = next(e for e in entries if e.number == entry.number)
             if found.state != "in_progress":
                 return None
             why = self._why(entry, error)
+            if batch.shared is not None and not isinstance(error, NotPassed):
+                names = listed(repr(name) for name in batch.ids).replace(" or ", " and ")
+                why = f"Requests {names} shared one job, {batch.shared!r}. {why}"
             if isinstance(error, Unanswered):
                 self.put_off.add(entry.number)
                 settled = found.stepped("open", now(), why=why)
@@ -354,44 +389,10 @@ class Queue:
         return f"Request {entry.request.id!r} could not be served by {title}: {said.removesuffix('.')}."
 
 
-def gate_of(world: World, config: Config, entry: Entry) -> Gate:
-    """The gate for the model that a request leaves, by a config that holds for it."""
-    key = rng.key(world.seeds.evaluation, "forgotten", entry.request.id)
-    return Gate(entry.request, world.classes, key, config.gate, "forgotten" in Until.of(entry.until).goals)
-
-
 def _line(ahead: Sequence[Entry]) -> list[Entry]:
     """The requests, of these, that made the model in force, or will have made it.
 
-    They stand in the order of service.
+    They stand in the order of service, of those that shared a job the first.
     """
-    return [*in_force(ahead), *(e for e in ahead if e.waiting)]
-
-
-def reason_of(error: Exception) -> Reason:
-    """The reason why a request was denied.
-
-    Its rounds did not suffice, a gate said no to what came out, or it could not be served at all.
-    """
-    if isinstance(error, NotRecovered):
-        return "not recovered"
-    return "gate" if isinstance(error, Refused) else "refused"
-
-
-def left_by(world: World, request: Request, others: Sequence[Request]) -> list[Request]:
-    """The requests by which every row that a request asks for has left; none if some row is still in."""
-    if not others or world.holds(request, others):
-        return []
-    needed = list(others)
-    for other in reversed(others):  # as few as tell the whole of it, the oldest ones first
-        rest = [one for one in needed if one is not other]
-        if rest and not world.holds(request, rest):
-            needed = rest
-    return needed
-
-
-def gone_already(request: Request, by: Sequence[Request]) -> str:
-    """The sentence for a request that has nothing to take out."""
-    names = listed(repr(one.id) for one in by).replace(" or ", " and ")
-    what = f"request{'s' if len(by) > 1 else ''} {names}"
-    return f"Every training row that request {request.id!r} asks for is out already, by {what}."
+    served = {entry.served: entry for entry in reversed(in_force(ahead))}
+    return [*reversed(served.values()), *(e for e in ahead if e.waiting)]

@@ -47,11 +47,13 @@ def targets(folder: RunFolder, config: Config) -> list[Target]:
             for label in config.methods.run:
                 before = Job(one, asked[i - 1].id, label) if i else trained
                 found.append(Target(Job(one, request.id, label), asked[: i + 1], before))
-        previous = trained
+        previous, before, place = trained, trained, None
         for entry in in_force(e for e in entries.values() if e.seed == one):
             earlier = [entries[name].request for name in entry.earlier if name in entries]
             job = Job(one, entry.request.id, entry.method)
-            found.append(Target(job, (*earlier, entry.request), previous, entry))
+            mates = [e.request for e in entries.values() if e.number in entry.together and e.number != entry.number]
+            before, place = (previous, entry.served) if entry.served != place else (before, place)
+            found.append(Target(job, (*earlier, *mates, entry.request), before, entry))
             previous = job
     return found
 

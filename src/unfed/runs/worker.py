@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from unfed.data import Request
@@ -13,6 +13,7 @@ from unfed.runs.folder import Job, RunFolder
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import Watch
 from unfed.runs.requests import Entry
+from unfed.runs.together import Batch, Handed
 from unfed.runs.world import World
 
 
@@ -26,9 +27,9 @@ class Worker(Protocol):
 
     def trained(self, seed: int) -> bool: ...
 
-    def current_job(self, seed: int) -> Job: ...
+    def current_job(self, seed: int, besides: Collection[str] = ()) -> Job: ...
 
-    def current(self, seed: int) -> Params: ...
+    def current(self, seed: int, besides: Collection[str] = ()) -> Params: ...
 
     def about(self, label: str, entry: Entry | None = None) -> dict[str, Any]: ...
 
@@ -44,3 +45,5 @@ class Worker(Protocol):
     ) -> None: ...
 
     def unlearn(self, turn: MethodTurn, watch: Watch) -> State: ...
+
+    def hand_over(self, batch: Batch, entry: Entry, turn: Handed) -> None: ...

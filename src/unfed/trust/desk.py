@@ -7,7 +7,7 @@ of the network: `service.py` puts it on one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unfed.errors import UnfedError
@@ -77,7 +77,7 @@ class Desk:
         with self._one_at_a_time:
             found, entry = self.follow(name), self.run.queue.find(name)
             assert entry is not None
-            own = [leaf for leaf in self.trust.log.leaves if leaf.get("request") == name]
+            own = index.leaves_about(entry, self.trust.log.leaves)
             events = [(date_text(str(leaf["at"])), said) for leaf in _without_rounds(own) if (said := _event(leaf))]
             checks = (entry.gate or {}).get("checks") or []
             return {
@@ -129,6 +129,7 @@ def _told(row: index.Row, entry: Entry, carried: list[str]) -> dict[str, Any]:
         "expected_by": row.expected_by,
         "overdue": bool(row.expected_by and not over and row.expected_by < now()),
         "owed": entry.owed,
+        "shared_with": max(0, len(entry.together) - 1),
         "why": entry.why,
         "still_carries": [{"what": what, "files": count} for what, count in counts.items()],
     }
@@ -143,11 +144,11 @@ def _subject(entry: Entry) -> str:
     return f"{len(request.samples)} samples" if request.samples else "a share of every client's samples"
 
 
-def _without_rounds(leaves: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without_rounds(leaves: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The leaves, of a stretch of rounds only the first and the last: a story has no thousand lines."""
     kept = []
     for place, leaf in enumerate(leaves):
-        beside = leaves[place - 1 : place] + leaves[place + 1 : place + 2]
+        beside = [*leaves[place - 1 : place], *leaves[place + 1 : place + 2]]
         inside = len(beside) == 2 and all(one["type"] == "round" for one in beside)
         if leaf["type"] != "round" or not inside or leaf["round"] == 0:
             kept.append(leaf)

@@ -71,6 +71,7 @@ def findings(record: Record, entry: Entry) -> dict[str, Any]:
             "until": entry.until,
             "rounds": int(line.get("round", 0)),
             "hyperparameters": dict(entry.how.set),
+            "shared_with": max(0, len(entry.together) - 1),
         },
         "models": models(record, job),
         "views": _views(about),

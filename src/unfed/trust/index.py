@@ -114,10 +114,20 @@ def _stamp(folder: RunFolder, trust: TrustFolder) -> str:
 
 
 def _rows(folder: RunFolder, trust: TrustFolder) -> list[Row]:
+    leaves = trust.log.leaves
     about: dict[Any, list[Mapping[str, Any]]] = {}
-    for leaf in trust.log.leaves:
+    for leaf in leaves:
         about.setdefault(str(leaf.get("request")), []).append(leaf)
-    return [_row(entry, trust, about.get(entry.request.id, [])) for entry in folder.requests()]
+    return [
+        _row(entry, trust, about.get(entry.request.id, []) if entry.shared is None else leaves_about(entry, leaves))
+        for entry in folder.requests()
+    ]
+
+
+def leaves_about(entry: Entry, leaves: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The leaves that tell of a request, in their order: its own, and the rounds of a job that it shared."""
+    names = {entry.request.id, entry.shared} - {None}
+    return [leaf for leaf in leaves if leaf.get("request") in names]
 
 
 def _row(entry: Entry, trust: TrustFolder, own: Sequence[Mapping[str, Any]]) -> Row:

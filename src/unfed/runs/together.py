@@ -1,0 +1,210 @@
+"""Requests that wait at the same time and share one recovery (`forget --together`).
+
+    m_1, m_2, … ──► one request for all that they ask ──► one job, `together-N` ──► one model
+                                                                                      │
+                 m_1: scored, through the gate, in force or denied, on its own  ◄─────┤
+                 m_2: the same                                                  ◄─────┘
+
+N is the number of the first. What the job does is what one request naming all of it would have done. Who shares stands
+in each request's file before work begins, so a crash does not change it; one that is withdrawn later leaves the others,
+and their job begins anew without it. All that come into force have one place in the order of service: one model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unfed.data import Request
+from unfed.errors import UnfedError, listed
+from unfed.measures import trajectory
+from unfed.methods import State
+from unfed.model.params import Params
+from unfed.runs.config import Config
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.job_notes import JobNotes, began, model_notes, start_on
+from unfed.runs.request_options import Until
+from unfed.runs.requests import SHARED, Entry, now
+from unfed.runs.world import World
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The requests that one job works for: one, or several that share it."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def first(self) -> Entry:
+        """Whose method, end and options are those of all."""
+        return self.entries[0]
+
+    @property
+    def shared(self) -> str | None:
+        """The name of the job that they share; None of one that was taken up alone."""
+        return self.first.shared
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(entry.request.id for entry in self.entries)
+
+    @property
+    def waiting(self) -> tuple[Entry, ...]:
+        """Those that are not settled yet: a process may have died while it settled them."""
+        return tuple(entry for entry in self.entries if entry.waiting)
+
+    @property
+    def request(self) -> Request:
+        """What the job takes out."""
+        own = [entry.request for entry in self.entries]
+        return own[0] if self.shared is None else united(self.shared, own)
+
+    def besides(self, entry: Entry) -> list[Request]:
+        """What the others of them ask for."""
+        return [other.request for other in self.entries if other.number != entry.number]
+
+
+def united(name: str, requests: Sequence[Request]) -> Request:
+    """One request for all that some requests of a kind ask for."""
+    return Request(
+        name,
+        tuple(dict.fromkeys(client for one in requests for client in one.clients)),
+        tuple(dict.fromkeys(number for one in requests for number in one.classes)),
+        tuple(dict.fromkeys(sample for one in requests for sample in one.samples)),
+        deleted=requests[0].deleted,
+    )
+
+
+def alike(one: Entry, other: Entry) -> bool:
+    """Whether one job could serve both: the same method, to the same end, for requests of a kind."""
+    return _asked(one) == _asked(other)
+
+
+def _asked(entry: Entry) -> tuple[Any, ...]:
+    how, request = entry.how, entry.request
+    return entry.seed, entry.method, entry.until, dict(how.set), how.within, request.kind, request.deleted
+
+
+def may_share(one: Entry, other: Entry) -> bool:
+    """Whether a request that waits is to be served together with another, should neither be taken up before."""
+    return one.state == "open" and one.how.together and other.how.together and alike(one, other)
+
+
+def sharing(entry: Entry, entries: Sequence[Entry], world: World) -> list[Entry]:
+    """Those that are taken up with a request that is open, itself among them, in the order in which they were asked.
+
+    Each must have rows of its own beside the others: one whose rows are all another's has its turn alone.
+    """
+    found = [entry]
+    for other in entries:
+        if other.number != entry.number and may_share(other, entry):
+            more = [*(one.request for one in found), other.request]
+            if all(world.holds(one, [rest for rest in more if rest is not one]) for one in more):
+                found.append(other)
+    return sorted(found, key=lambda one: one.number)
+
+
+def taken_up(entry: Entry, entries: Sequence[Entry], put_off: Collection[int], world: World) -> Batch:
+    """A request that waits as it is begun or gone on with, and those that share its job."""
+    if entry.state == "open":
+        free = [one for one in entries if one.number not in put_off]
+        members = sharing(entry, free, world) if entry.how.together else [entry]
+        numbers = tuple(one.number for one in members) if len(members) > 1 else ()
+        out = [one for one in entries if one.accepted and not one.waiting and one.seed == entry.seed]
+        earlier = tuple(one.request.id for one in out)
+    else:  # a process may have died while it took them up, or while it settled them
+        numbers, earlier = entry.together, entry.earlier
+        there = [one for one in entries if one.number in (numbers or (entry.number,)) and alike(one, entry)]
+        members = [one for one in there if one.state not in ("revoked", "expired")]
+    at = now()
+    begun: dict[str, Any] = {"earlier": earlier, "together": numbers}
+    return Batch(
+        tuple(
+            one.stepped("in_progress", at, begun=one.begun or at, **begun) if one.state == "open" else one
+            for one in members
+        )
+    )
+
+
+def refuse_if_alone(config: Config, entry: Entry) -> None:
+    """Refuse `--together` where a request cannot share its recovery."""
+    if not entry.how.together:
+        return
+    if entry.request.fraction is not None:
+        raise UnfedError("A share of samples that is drawn by a request's id cannot be united; leave --together out.")
+    if "forgotten" in Until.of(entry.until).goals:
+        raise UnfedError(
+            "--until forgotten stops by the rows of one request, so it cannot stop for several; leave --together out,"
+            " or use --until recovered."
+        )
+    kept = [label for label, method in config.recorded().items() if method.follows]
+    if kept:
+        raise UnfedError(
+            f"This run records history for {listed(kept).replace(' or ', ' and ')}, which goes on from request to"
+            " request and cannot follow several at once; leave --together out."
+        )
+
+
+def hand_over(folder: RunFolder, world: World, batch: Batch, entry: Entry, turn: Handed) -> None:
+    """Give a request the model that was made for several: scored for it alone, under its own name.
+
+    What was handed over already is not handed over again.
+    """
+    own, shared = Job(entry.seed, entry.request.id, entry.method), Job(entry.seed, batch.shared, entry.method)
+    saved, whole = folder.numbers(own), folder.numbers(shared) or {}
+    start = 1 if saved is None else start_on(turn.base, saved)
+    if saved is None or not saved["finished"] or start != saved.get("start", 1):
+        if saved is not None:
+            folder.drop_samples(own)
+        notes, evaluator, round = JobNotes.from_json(whole["diary"]), world.evaluator(turn.requests), whole["round"]
+        seen, before = evaluator(turn.after), evaluator.validation(turn.before)
+        at = trajectory.Point(own.seed, own.request, own.label, round)
+        asked, refused = _rounds_of(folder, shared, int(whole.get("start", 1)))
+        costs = notes.ledger.to_json()
+        line = trajectory.line(
+            at, seen.numbers, before, costs, asked=asked, refused=refused, earlier=seen.earlier, start=start
+        )
+        folder.save_samples(own, round, seen.samples)
+        left = JobNotes(notes.ledger, folder.append(line), beginning=notes.beginning)
+        numbers = {"offset": left.offset, "diary": left.to_json()} | {n: whole[n] for n in ("finished", "rounds")}
+        folder.save_state(own, State(turn.after, round=round, done=True), numbers | began(turn.base, start))
+        folder.save_model(own, turn.after, model_notes(world.config.model, own, round, turn.after))
+    elif not folder.model_file(own).exists():
+        folder.save_model(own, turn.after, model_notes(world.config.model, own, whole["round"], turn.after))
+
+
+@dataclass(frozen=True, eq=False)
+class Handed:
+    """The model that came out of a shared job, and how one of its requests looks at it."""
+
+    before: Params
+    after: Params
+    requests: Sequence[Request]
+    """Those that are out, the others that share, and last the one that is looked at."""
+    base: Mapping[str, Any]
+
+
+def _rounds_of(folder: RunFolder, job: Job, start: int) -> tuple[dict[str, list[str]], list[trajectory.Refused]]:
+    """Who was asked, and whose updates were refused, in all rounds of a job's present start."""
+    asked: dict[str, list[str]] = {}
+    refused: list[trajectory.Refused] = []
+    for line in folder.lines():
+        if trajectory.job_of(line) == (job.seed, job.request, job.label) and line.get("start", 1) == start:
+            asked |= line.get("asked") or {}
+            refused += line.get("refused") or []
+    return asked, refused
+
+
+def shared_requests(entries: Sequence[Entry]) -> list[Request]:
+    """What each shared job took out, as far as nobody was withdrawn."""
+    found: dict[str, list[Request]] = {}
+    for entry in entries:
+        if entry.shared is not None and entry.accepted:
+            found.setdefault(entry.shared, []).append(entry.request)
+    return [united(name, requests) for name, requests in found.items()]
+
+
+def reserved(name: str) -> bool:
+    """Whether a name is one that shared jobs have."""
+    return name.startswith(SHARED) and name.removeprefix(SHARED).isdigit()
