@@ -92,9 +92,10 @@ def may_share(one: Entry, other: Entry) -> bool:
 
 
 def sharing(entry: Entry, entries: Sequence[Entry], world: World) -> list[Entry]:
-    """Those that are taken up with a request that is open, itself among them, in the order in which they were asked.
+    """Those that are taken up with a request that is open, itself among them.
 
-    Each must have rows of its own beside the others: one whose rows are all another's has its turn alone.
+    They stand in the order in which they were asked. Each must have rows of its own beside the others: one
+    whose rows are all another's has its turn alone.
     """
     found = [entry]
     for other in entries:
