@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from populations import written
 from unfed.cli.main import app
-from unfed.data import TensorSource, backdoor, camouflage, confuse
 from unfed.cli.options import read_with_methods
+from unfed.data import TensorSource, backdoor, camouflage, confuse
 from unfed.errors import UnfedError
 from unfed.population import store
 from unfed.population.memorised import memorisation, most_memorised
