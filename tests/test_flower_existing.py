@@ -103,6 +103,23 @@ def negated(example: Any, arrays: ArrayRecord) -> ArrayRecord:
     return ArrayRecord(negate(example.task.Net())(dict(arrays.to_torch_state_dict())))
 
 
+def test_who_is_connected_is_asked_as_often_for_many_nodes_as_for_few(example: Any) -> None:
+    def questions(count: int) -> int:
+        grid, times = nodes(example.client.app, count), [0]
+        listed = grid.get_node_ids
+
+        def counted() -> Any:
+            times[0] += 1
+            return listed()
+
+        grid.get_node_ids = counted  # type: ignore[method-assign]
+        arrays = ArrayRecord(example.task.Net().state_dict())
+        Unlearn(FedAvg, None, [LEAVER]).start(grid, arrays, num_rounds=1)
+        return times[0]
+
+    assert questions(9) == questions(4)  # each is a request to the SuperLink
+
+
 def test_a_used_strategy_is_not_used_again(example: Any) -> None:
     used, arrays = FedAvgM(server_momentum=0.9), trained(example, 1)
     again = Unlearn(lambda: used, None, [LEAVER])

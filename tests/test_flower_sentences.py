@@ -20,7 +20,7 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
 from test_flower_app import Breaking, nodes, values
-from unfed.flower import introduce, introduce_mod
+from unfed.flower import introduce, introduce_mod, node_with
 from unfed.flower.server import app as server_app
 
 
@@ -56,6 +56,19 @@ except Exception as error:
 """
     shown = subprocess.run([sys.executable, "-c", refused], capture_output=True, text=True, check=True).stderr
     assert "node_with takes client, client_name, partition_id, not partition" in shown and "Traceback" not in shown
+
+
+def test_a_refusal_that_flower_raises_on_as_its_own_error_is_one_too(caplog: pytest.LogCaptureFixture) -> None:
+    def loads() -> None:
+        try:
+            node_with(partition=0)
+        except Exception as error:
+            logging.getLogger("flwr").error("An exception occurred: %s", error)
+            logging.getLogger("flwr").error(traceback.format_exc())
+            raise RuntimeError("Ending simulation.") from error
+
+    shown = told(caplog, loads)
+    assert shown.count("node_with takes client") == 2 and "Traceback" not in shown and len(caplog.messages) == 2
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,7 +22,7 @@ import hashlib
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -246,7 +246,8 @@ class Unlearn(Strategy):
     def _aggregated_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        good = [reply for reply in replies if not self._refused(server_round, reply)]
+        out = self._out()  # once for all replies: on real nodes it is a question to the SuperLink
+        good = [reply for reply in replies if not self._refused(server_round, reply, out)]
         if not good:
             log.warning("unfed: round %d got no usable update; the arrays stay as they were", server_round)
             return None, None
@@ -289,17 +290,17 @@ class Unlearn(Strategy):
 
     # --- what may be aggregated -------------------------------------------------------------------------------------
 
-    def _refused(self, server_round: int, reply: Message) -> bool:
-        found = attempt(partial(self._judged, reply))
+    def _refused(self, server_round: int, reply: Message, out: Collection[int]) -> bool:
+        found = attempt(partial(self._judged, reply, out))
         if isinstance(found, Failure):
             node = str(reply.metadata.src_node_id)
             self.refusals.append(Refusal(server_round, node, found.reason))
             log.warning("unfed: node %s in round %d: %s", node, server_round, found.reason)
         return isinstance(found, Failure)
 
-    def _judged(self, reply: Message) -> None:
+    def _judged(self, reply: Message, out: Collection[int]) -> None:
         """Look at what the strategy aggregates of a reply: its arrays and the weight it uses."""
-        if reply.metadata.src_node_id in self._out():
+        if reply.metadata.src_node_id in out:
             raise Unreadable("it has left this federation")
         if reply.has_error():
             raise Unreadable(f"it failed: {said((reply.error.reason or 'no reason given').strip().splitlines()[-1])}")

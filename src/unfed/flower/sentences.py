@@ -19,12 +19,26 @@ UNANSWERED = ("No query function registered with name 'unfed'", "Invalid message
 
 def one_sentence(record: logging.LogRecord) -> bool:
     """A filter for Flower's log: a refusal of ours goes through without its traceback, everything else as it is."""
-    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-    if isinstance(error, UnfedError):
+    error = _refusal(record.exc_info[1] if isinstance(record.exc_info, tuple) else None)
+    if error is not None:
         record.msg, record.args = f"{record.getMessage()}: {error}", ()
         record.exc_info = record.exc_text = None
         return True
-    return not (record.levelno >= logging.ERROR and any(words in record.getMessage() for words in UNANSWERED))
+    return record.levelno < logging.ERROR or not _only_traceback(record.getMessage())
+
+
+def _refusal(error: BaseException | None) -> UnfedError | None:
+    """The refusal that Flower logs, or that was the cause of what it logs."""
+    while error is not None and not isinstance(error, UnfedError):
+        error = error.__cause__
+    return error
+
+
+def _only_traceback(text: str) -> bool:
+    """Whether this is the traceback, as text, of a refusal whose sentence stands in another line."""
+    last = text.rstrip().rpartition("\n")[2]
+    ours = text.startswith("Traceback") and last.startswith(f"{UnfedError.__module__}.")
+    return ours or any(words in text for words in UNANSWERED)
 
 
 def speak_plainly() -> None:
