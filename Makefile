@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help demo docs test test-slow test-flower test-zoo coverage mutants fuzz chaos lint format package bench clean
+.PHONY: help demo docs test test-slow test-flower test-flower-short test-zoo coverage mutants fuzz chaos lint format package bench clean
 
 help:  ## what can be made here
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 # One stamp per set of packages, so that a second call installs nothing.
 .venv/core.stamp: pyproject.toml constraints.txt
@@ -36,6 +36,9 @@ test-slow: .venv/dev.stamp  ## the claims that take long
 
 test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, four SuperNodes, TLS, faults (minutes)
 	$(BIN)/python -m pytest -m flower_processes tests/test_flower_processes.py tests/test_flower_quickstarts.py tests/test_flower_simulation.py
+
+test-flower-short: .venv/dev.stamp  ## of these, one app on a SuperLink with four SuperNodes and in Flower's simulator
+	$(BIN)/python -m pytest -m flower_processes -k sklearn tests/test_flower_quickstarts.py tests/test_flower_simulation.py
 
 # An environment of its own: what these libraries bring must not change what the other tests are run with.
 .venv-zoo/stamp: .venv/dev.stamp
