@@ -1,0 +1,185 @@
+"""Where our Retrain differs from the paper's: what could explain it, one change at a time.
+
+    PYTHONPATH=src python benchmarks/differences.py --device cuda --precision bf16 --root DATA --rounds 600 --budget 540
+    PYTHONPATH=src python benchmarks/differences.py --preset digits-cnn --rounds 4 --every 2 --variants 3
+    PYTHONPATH=src python benchmarks/differences.py --table benchmarks/records/DATE-differences-cuda.jsonl
+
+On CIFAR-10 with the CNN the paper prints Retain 91.66, Forget 83.05, Test 82.32 for Retrain; ours has more Retain and
+less Test. Each variant is Retrain from the same start for `--rounds` rounds, one thing changed. Its line has the
+evaluated rounds, and three readings of Retain at the end: over the training rows (ours), over all rows of the clients
+that stay (with the fifth that they keep for validation), and over the training rows as training sees them (augmented).
+A line is written as soon as its variant is done; no variant begins after `--budget` seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unfed import rng
+from unfed.client.plan import Plan
+from unfed.client.scores import columns, moved, score
+from unfed.engines.base import Block
+from unfed.methods import Retrain
+from unfed.model.params import Params
+from unfed.runs.config import Config
+from unfed.runs.folder import Job
+from unfed.runs.job import JobRunner, JobSpec
+from unfed.runs.run import Run
+from unfed.runs.simulated import simulated
+from unfed.runs.world import World, local_engine, process_as_before
+from workload import add_rows
+
+PAPER = {"retain": 91.66, "forget": 83.05, "test": 82.32, "mia": 50.23}
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "as the preset": (),
+    "no validation rows": ("partition.validation=0",),
+    "pad-crop 4": ("data.pad_crop=4",),
+    "weight decay 5e-3": ("training.decay=5e-3",),
+    "no dropout": ("model.options={dropout=0.0}",),
+    "momentum kept between rounds": (),
+    "no flip": ("data.flip=0",),
+    "rate falls to 0 (cosine)": ("training.schedule.kind=cosine",),
+    "batch 128": ("training.batch=128",),
+    "rate 2e-3": ("training.lr=2e-3",),
+    "weight decay 0": ("training.decay=0",),
+    "weight decay 1e-3": ("training.decay=1e-3",),
+}
+"""The most promising first: a budget cuts the last."""
+KEPT = "momentum kept between rounds"
+
+
+class Remembering:
+    """An engine whose clients go on with the momentum of their last visit; in FedAvg they begin anew."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.name, self._kept = inner, inner.name, dict[str, Params]()
+
+    def train(self, plan: Plan, params: Params, clients: Sequence[str], context: Any, optimiser: Any = None) -> Any:
+        def blocks() -> Iterator[Block]:
+            kept = dict(self._kept)
+            for block in self._inner.train(replace(plan, keep=True), params, clients, context, kept or None):
+                for place, name in enumerate(block.clients):
+                    self._kept[name] = {n: t[place].clone() for n, t in block.optimiser.items()}
+                yield replace(block, optimiser=None)
+
+        return blocks()
+
+    def measure(self, *asked: Any) -> Any:
+        return self._inner.measure(*asked)
+
+
+def variant(config: Config, name: str, rounds: int, folder: Path) -> dict[str, object]:
+    """Retrain under one change."""
+    started = time.perf_counter()
+    world = simulated(config, 0)
+    if name == KEPT:
+        world = replace(world, engines=lambda own, clients: Remembering(local_engine(own, clients)))
+    run, request = Run.create(config, folder, world), config.requests()[:1]
+    settings = replace(world.unlearning_settings(retrain=True), rounds=rounds)
+    job = Job(0, request[0].id, "retrain")
+    spec = JobSpec(job, Retrain(), settings, world.seeds.request(request[0].id), world.fresh(0), tuple(request))
+    with process_as_before():
+        world.settle()
+        params = JobRunner(run.folder, world, spec).run().params
+    shown = ("round", "retain", "forget", "test", "validation", "mia", "retain_loss", "test_loss")
+    curve = [{key: line.get(key) for key in shown} for line in run.lines()]
+    return {
+        "variant": name, "sets": list(VARIANTS[name]), "rounds": rounds, "seed": 0, "curve": curve,
+        **readings(world, params), "seconds": time.perf_counter() - started,
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def readings(world: World, params: Params) -> dict[str, object]:
+    """Retain three times: training rows, all rows, training rows as they are augmented."""
+    holders = [c for c in world.scoped(world.config.requests()[:1]).values() if len(c.view("retain"))]
+    source, batch = holders[0].source, world.config.evaluation.batch
+    train = torch.cat([c.rows[c.view("retain")] for c in holders])
+    every = torch.cat([train, *(c.rows[c.view("val")] for c in holders)])
+    net, parts = world.template.bind(params), []
+    for number, some in enumerate(torch.split(train.to(source.labels.device), batch)):
+        words = torch.randint(0, rng.WORD, some.shape, generator=rng.generator(number)).to(some.device)
+        x, y = source.fetch(some, words)
+        parts.append(columns(net(x), y))
+    return {
+        "retain_training_rows": score(world.template, params, source, train, batch).accuracy,
+        "retain_all_rows": score(world.template, params, source, every, batch).accuracy,
+        "retain_augmented": moved(parts).accuracy,
+    }
+
+
+def table(path: Path) -> str:
+    """The record as a table in Markdown."""
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    heads = (
+        "Change",
+        "Retain",
+        "Forget",
+        "Test",
+        "MIA",
+        "Retain, all rows",
+        "Retain, augmented",
+        "Test at Retain 80 %",
+    )
+    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+    for one in found:
+        last = one["curve"][-1]
+        values = [last["retain"], last["forget"], last["test"], last["mia"], one["retain_all_rows"]]
+        values += [one["retain_augmented"], test_at(one["curve"], 80.0)]
+        cells = [f"{v:.2f}" if isinstance(v, float) else "–" for v in values]
+        lines.append(f"| {one['variant']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def test_at(curve: Sequence[Mapping[str, float]], retain: float) -> float | None:
+    """Test accuracy where the curve crosses a Retain: variants that learn at other speeds, set side by side."""
+    for before, after in pairwise(curve):
+        if before["retain"] <= retain < after["retain"]:
+            share = (retain - before["retain"]) / (after["retain"] - before["retain"])
+            return before["test"] + share * (after["test"] - before["test"])
+    return None
+
+
+def main() -> None:
+    told = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    told.add_argument("--preset", default="cifar10-cnn")
+    told.add_argument("--device", default="cpu")
+    told.add_argument("--precision", default="float32")
+    told.add_argument("--root")
+    told.add_argument("--rounds", type=int, default=600)
+    told.add_argument("--every", type=int, default=50)
+    told.add_argument("--variants", type=int, default=len(VARIANTS), help="only so many of them")
+    told.add_argument("--budget", type=float, default=1e9, help="seconds after which no variant begins")
+    told.add_argument("--table", type=Path)
+    given = told.parse_args()
+    if given.table:
+        print(table(given.table))
+        return
+    began = time.monotonic()
+    for name, sets in list(VARIANTS.items())[: given.variants]:
+        if time.monotonic() - began > given.budget:
+            print(f"{name}: not tried, the budget is spent", flush=True)
+            continue
+        common = ["seed=0", f"device={given.device}", f"engine.precision={given.precision}", "methods.run=['retrain']"]
+        common += ["evaluation.batch=8192", "evaluation.samples=false", f"evaluation.every={given.every}"]
+        common += [f"training.rounds={given.rounds}", "checkpoint.seconds=100000"]
+        common += [f"data.root={given.root}"] if given.root else []
+        with tempfile.TemporaryDirectory() as folder:
+            row = variant(Config.preset(given.preset, [*common, *sets]), name, given.rounds, Path(folder) / "run")
+        row["preset"] = given.preset
+        print(json.dumps({k: v for k, v in row.items() if k != "curve"} | {"last": row["curve"][-1]}), flush=True)
+        add_rows("differences", torch.device(given.device), [row])
+
+
+if __name__ == "__main__":
+    main()
