@@ -84,7 +84,7 @@ def test_results_of_an_earlier_revision_are_not_shown(
     (sentence,) = record.outdated(found)
     assert "not revised since" in sentence and "run it again" in sentence
     record.write(found, tmp_path)
-    assert sentence in reproduction.page(tmp_path)
+    assert sentence in reproduction.page(tmp_path)[0]
 
 
 def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
 
 
 def test_the_page_has_every_item_and_the_price_of_what_was_not_run(tmp_path: Path) -> None:
-    text = reproduction.page(tmp_path)
+    text, _ = reproduction.page(tmp_path)
     assert text.count("\n## Table ") == 8 and text.count("\n## Figure ") == 7
     # θ*, Retrain and seven methods of 2,000 rounds, three seeds, 0.045 s each: 40.5 minutes
     assert "CIFAR-10, CNN (about 40 GPU minutes)" in text
@@ -108,7 +108,7 @@ def test_a_run_of_the_papers_own_config_stands_beside_it(first: Run, tmp_path: P
     wanted = spec.config().to_json()
     cut = wanted | {"training": wanted["training"] | {"rounds": 2}}
     record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=cut), tmp_path)
-    text = reproduction.page(tmp_path)
+    text, _ = reproduction.page(tmp_path)
     assert "| CIFAR-10, CNN | NoT | " in text and " ≠ |" in text, "two rounds on digits are not the paper's 2,000"
     assert "Differs from the item: training.rounds 2 instead of 2000." in text
     assert "Not run: ft, federaser, fukd, pgd, mode, fcu." in text
@@ -119,7 +119,7 @@ def test_a_result_stays_on_the_page_when_a_later_version_adds_a_key(first: Run, 
     earlier = json.loads(json.dumps(spec.config().to_json()))
     del earlier["model"]["fresh_head"], earlier["request"][0]["population"]  # as if both had come later
     record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=earlier), tmp_path)
-    assert "| CIFAR-10, CNN | NoT | " in reproduction.page(tmp_path)
+    assert "| CIFAR-10, CNN | NoT | " in reproduction.page(tmp_path)[0]
 
 
 def test_every_kept_result_stands_on_the_page() -> None:

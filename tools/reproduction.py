@@ -1,6 +1,7 @@
 """Keep the results of runs at the paper's scale, and write docs/reproduction.md from what was kept.
 
     python tools/reproduction.py add RUN ...          finished jobs of run folders into results/
+    python tools/reproduction.py analyse RUN table-7 figure-3 …     what an analysis finds, into results/analyses/
     python tools/reproduction.py page                 docs/reproduction.md from results/, never edited by hand
     python tools/reproduction.py page --check         exits with 1 if the page is not what results/ give
     python tools/reproduction.py figure RESULT.json   docs/reproduction.svg: how near each method is to Retrain
@@ -26,16 +27,18 @@ from matplotlib.figure import Figure
 from unfed.measures.columns import GAP_METRICS
 from unfed.measures.trajectory import Line
 from unfed.methods import METHODS
-from unfed.paper import record
-from unfed.paper.items import Item, Spec, items
+from unfed.paper import analyses, record
+from unfed.paper.items import Item, Spec, chosen, items
 from unfed.paper.making import markdown
-from unfed.paper.views import results
+from unfed.paper.views import VIEWS, results
+from unfed.paper.views.base import Section
 from unfed.report import rules
 from unfed.runs.run import Run
 
 OURS = "sealed"  # stands beside the paper's methods wherever it was run with them
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE, FIGURE = ROOT / "results", ROOT / "docs" / "reproduction.md", ROOT / "docs" / "reproduction.svg"
+DRAWN = ROOT / "docs" / "reproduction"
 # Seconds a round on one H200 in bf16, training and evaluation (docs/performance.md; EfficientNet's is a guess).
 ROUND = {"cnn": 0.045, "resnet18": 5.0, "vit": 2.0, "efficientnet": 10.0}
 
@@ -47,6 +50,12 @@ def main(arguments: Sequence[str]) -> int:
     adding.add_argument("runs", nargs="+", type=Path)
     adding.add_argument("--results", type=Path, default=RESULTS)
     adding.add_argument("--commit", default=None, help="the commit the runs were made by; default: the checkout's")
+    analysing = parts.add_parser("analyse")
+    analysing.add_argument("run", type=Path)
+    analysing.add_argument("items", nargs="+")
+    analysing.add_argument("--results", type=Path, default=RESULTS)
+    analysing.add_argument("--commit", default=None)
+    analysing.add_argument("--number", action="append", default=[], help="sets=20: another number for the view")
     writing = parts.add_parser("page")
     writing.add_argument("--results", type=Path, default=RESULTS)
     writing.add_argument("--check", action="store_true")
@@ -58,51 +67,110 @@ def main(arguments: Sequence[str]) -> int:
         for run in options.runs:
             print(record.write(record.kept(Run.open(run), commit), options.results))
         return 0
+    if options.part == "analyse":
+        found = Run.open(options.run)
+        told = {name: int(value) for name, _, value in (one.partition("=") for one in options.number)}
+        for item in chosen(options.items):
+            kept = analyses.measured(item, found, options.commit or _commit(), told)
+            print(analyses.write(kept, options.results), flush=True)
+        return 0
     if options.part == "figure":
         FIGURE.write_text(figure(record.read(options.result)), encoding="utf-8")
         return 0
-    text = page(options.results)
+    text, drawn = page(options.results)
     if options.check:
-        return 0 if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text else 1
+        same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
+        return 0 if same and {path.name for path in DRAWN.glob("*.svg")} == set(drawn) else 1
     PAGE.write_text(text, encoding="utf-8")
+    DRAWN.mkdir(exist_ok=True)
+    for path in DRAWN.glob("*.svg"):
+        path.unlink()
+    for name, svg in drawn.items():
+        (DRAWN / name).write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n", encoding="utf-8")
     return 0
 
 
-def page(folder: Path) -> str:
-    """The whole page."""
-    found = record.all_in(folder)
-    stale = [sentence for one in found for sentence in record.outdated(one)]
-    counted = [one for one in found if not record.outdated(one)]
-    parts = [HEAD, *(f"- {sentence}" for sentence in stale)]
+def page(folder: Path) -> tuple[str, dict[str, str]]:
+    """The whole page, and the pictures that it shows, by the names of their files."""
+    kept, looked = record.all_in(folder), analyses.all_in(folder)
+    stale = [sentence for one in kept for sentence in record.outdated(one)]
+    stale += [sentence for one in looked if (sentence := analyses.outdated(one))]
+    kept = [one for one in kept if not record.outdated(one)]
+    looked = [one for one in looked if not analyses.outdated(one)]
+    parts, drawn = [HEAD, *(f"- {sentence}" for sentence in stale)], dict[str, str]()
     for item in items().values():
-        parts += section(item, counted)
-    return "\n".join(parts).rstrip() + "\n"
+        analysed = VIEWS[item.view].analysis is not None
+        made, said, absent = of_analyses(item, looked) if analysed else of_results(item, kept)
+        parts += section(item, made, said, absent, drawn)
+    return "\n".join(parts).rstrip() + "\n", drawn
 
 
-def section(item: Item, found: Sequence[record.Kept]) -> Iterator[str]:
-    """One item: what was run of it, and what was not."""
-    if item.view != "results":
-        yield f"## {item.heading}: {item.title}\n\n{missing(item, item.runs['paper'])}\n"
-        return
-    there, said, absent = dict[str, results.ByRule](), list[str](), list[Spec]()
+Found = tuple[Section | None, list[str], list[Spec]]
+"""What an item became, where its numbers come from, and which of its runs are not there."""
+
+
+def section(
+    item: Item, made: Section | None, said: Sequence[str], absent: Sequence[Spec], drawn: dict[str, str]
+) -> Iterator[str]:
+    """One item: what was run of it, and what was not; its pictures are put into `drawn`."""
+    if made is None:
+        yield f"## {item.heading}: {item.title}\n"
+    else:
+        # The page is the comparison: the paper's rows stand in it already.
+        yield markdown(made).replace(f"# {item.heading}", f"## {item.heading}", 1)
+        for number, picture in enumerate((p for p in made.pictures if p.svg is not None), 1):
+            name = f"{item.id}-{number}.svg"
+            drawn[name] = picture.file()
+            yield f"![{item.heading}, {picture.title}]({DRAWN.name}/{name})\n"
+        yield "\n".join(f"- {sentence}" for sentence in said) + "\n"
+    if absent:
+        yield missing(item, absent) + "\n"
+
+
+def of_analyses(item: Item, looked: Sequence[analyses.Kept]) -> Found:
+    """An item that takes models, from what was measured on them."""
+    there, said, absent = dict[str, analyses.Kept](), list[str](), list[Spec]()
     for spec in item.runs["paper"]:
-        near = record.fitting(found, spec.preset, spec.config().to_json())
+        near = analyses.fitting(looked, item, spec)
+        if near is None:
+            absent.append(spec)
+            continue
+        there[spec.name], different = near
+        made = there[spec.name].made
+        when = f"{made['created'][:10]}, commit {made['commit'][:7]}"
+        told = f"{spec.name}: seed {made['seed']}; {made['hardware']}, {when}."
+        said.append(told + (f" Differs from the item: {'; '.join(different)}." if different else ""))
+    return (analyses.shown(item, there) if there else None), said, absent
+
+
+def of_results(item: Item, kept: Sequence[record.Kept]) -> Found:
+    """An item that takes lines, from those that were kept."""
+    there, within, said, absent = dict[str, list[Line]](), dict[str, float](), list[str](), list[Spec]()
+    for spec in item.runs["paper"]:
+        near = record.fitting(kept, spec.preset, spec.config().to_json())
+        if item.view != "results":  # a curve is missed in a picture, a row in a table is said
+            near = [pair for pair in near if _complete(pair[0], spec)]
         if not near:
             absent.append(spec)
             continue
-        kept, different = near[0]
-        lines = _chosen(kept, spec)
-        there[spec.name] = results.under_rules(lines, kept.config["evaluation"]["recovered_within"])
-        said.append(about(spec, kept, different, lines))
-    if there:
-        # The page is the comparison: the paper's rows stand in it already.
-        made = results.of_lines(item, there)
-        yield markdown(made).replace(f"# {item.heading}", f"## {item.heading}", 1)
-        yield "\n".join(f"- {sentence}" for sentence in said) + "\n"
-    else:
-        yield f"## {item.heading}: {item.title}\n"
-    if absent:
-        yield missing(item, absent) + "\n"
+        one, different = near[0]
+        there[spec.name] = _chosen(one, spec)
+        within[spec.name] = one.config["evaluation"]["recovered_within"]
+        said.append(about(spec, one, different, there[spec.name]))
+    if not there:
+        return None, said, absent
+    if item.view == "gaps":
+        return results.gaps_of(item, there), said, absent
+    under = {name: results.under_rules(lines, within[name]) for name, lines in there.items()}
+    if item.view == "results":
+        return results.of_lines(item, under), said, absent
+    made = results.bars_of if item.view == "bars" else results.ratios_of
+    return made(item, {name: own["best-gap"] for name, own in under.items()}), said, absent
+
+
+def _complete(kept: record.Kept, spec: Spec) -> bool:
+    """Whether every method that the item shows is there."""
+    return {*spec.config().methods.run} <= {job.rpartition("/")[2] for job in kept.jobs}
 
 
 def _chosen(kept: record.Kept, spec: Spec) -> list[Line]:

@@ -102,6 +102,21 @@ def unlearning_time(
     return Bound(time, delta_retrain, delta_start, loss_start, loss_long, lipschitz, noise, epsilon)
 
 
+def noisy_time(printed: Bound, noise: Noise) -> Bound:
+    """The printed bound with the noise's share A, which grows with the time: A = a·t, so t is a root.
+
+    Lip² · t · (|ΔL| + a·t) = (1 − ε)² (Δδ)²
+    """
+    descent, share = abs(printed.loss_start - printed.loss_long), noise.stochasticity
+    above = ((1 - printed.epsilon) * (printed.delta_retrain - printed.delta_start)) ** 2
+    if above == 0 or share == 0 or printed.lipschitz == 0:
+        return printed
+    wanted = above / printed.lipschitz**2
+    # The root without the difference of two nearly equal numbers that the usual form has where a is small.
+    time = 2 * wanted / (descent + math.sqrt(descent**2 + 4 * share * wanted))
+    return replace(printed, time=time, noise=share * time)
+
+
 def corrected_time(printed: Bound, noise: Noise) -> Bound:
     """The bound under noise with the term that the paper's proof drops (Theorem 5, Eq. 7).
 

@@ -10,7 +10,6 @@ What cannot work is refused before the first run begins.
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -23,13 +22,12 @@ from unfed.paper import views
 from unfed.paper.items import Item, Spec
 from unfed.paper.items import items as all_items
 from unfed.paper.sharing import Shared, shared
-from unfed.paper.views.base import BY, Grid, Section
+from unfed.paper.views.base import BY, Grid, Section, plain
 from unfed.report import html, tables
 from unfed.report.words import date_text
 from unfed.runs.description import now
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
-from unfed.values import not_measured
 
 Shown = Callable[[Run], AbstractContextManager[Watch]]
 """Who watches a run while it works."""
@@ -146,20 +144,8 @@ def latex(section: Section) -> str:
 
 
 def numbers(section: Section) -> str:
-    told = json.dumps(_plain(section.data), indent=1, ensure_ascii=False, allow_nan=False)
+    told = json.dumps(plain(section.data), indent=1, ensure_ascii=False, allow_nan=False)
     return told + "\n" if section.data else ""
-
-
-def _plain(value: Any) -> Any:
-    """As JSON can hold it.
-
-    A number that is none says so, instead of a bare NaN that no other reader takes.
-    """
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return not_measured(f"it is {value}") if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def render(sections: Sequence[Section], scale: str, sets: Sequence[str], about: dict[str, Any]) -> str:

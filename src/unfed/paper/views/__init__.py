@@ -22,7 +22,7 @@ VIEWS: dict[str, View] = {
     "bars": View(results.bars),
     "gaps": View(results.gaps),
     "ratios": View(results.ratios),
-    "cka": View(layers.make, ANALYSED, layers.rehearse),
-    "bound": View(times.make, ANALYSED, times.rehearse),
-    "spectrum": View(spectra.make, ANALYSED, spectra.rehearse),
+    "cka": View(layers.ANALYSIS.make, ANALYSED, layers.rehearse, layers.ANALYSIS),
+    "bound": View(times.ANALYSIS.make, ANALYSED, times.rehearse, times.ANALYSIS),
+    "spectrum": View(spectra.ANALYSIS.make, ANALYSED, spectra.rehearse, spectra.ANALYSIS),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from unfed.paper.pictures import Picture
 from unfed.report.rules import Row
 from unfed.runs.config import Config
 from unfed.runs.run import Run
+from unfed.values import not_measured
 
 BY = "Data and model"
 Runs = Mapping[Spec, Run]
@@ -45,6 +47,35 @@ def no_rehearsal(item: Item, runs: Runs) -> None:
     """Views that only read trajectories have nothing to try."""
 
 
+Numbers = Mapping[str, Any]
+"""What an analysis found in one run, as JSON can hold it."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """An item that takes models, not only lines: what is measured once can be kept, and shown without them."""
+
+    measure: Callable[[Item, Spec, Run], Numbers]
+    show: Callable[[Item, Mapping[str, Numbers]], Section]
+    """From the numbers of each run, by the name it has in the item."""
+
+    def make(self, item: Item, runs: Runs) -> Section:
+        """Both, one after the other; what is shown is what would be kept."""
+        return self.show(item, {spec.name: plain(self.measure(item, spec, run)) for spec, run in runs.items()})
+
+
+def plain(value: Any) -> Any:
+    """As JSON can hold it.
+
+    A number that is none says so, instead of a bare NaN that no other reader takes.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return not_measured(f"it is {value}") if isinstance(value, float) and not math.isfinite(value) else value
+
+
 @dataclass(frozen=True)
 class View:
     """How an item is made of its runs, and which methods it needs in each of them."""
@@ -53,6 +84,8 @@ class View:
     needs: tuple[str, ...] = ("retrain",)
     rehearse: Callable[[Item, Runs], None] = no_rehearsal
     """The same analysis in small on a fresh model, before hours are spent on a trained one."""
+    analysis: Analysis | None = None
+    """Where it takes models."""
 
     def check(self, item: Item, name: str, config: Config) -> None:
         """Raise what would only be missed after hours."""

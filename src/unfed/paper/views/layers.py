@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -22,10 +21,11 @@ from unfed.errors import UnfedError
 from unfed.model.params import Params
 from unfed.model.perturb import graft, negate
 from unfed.paper import pictures
-from unfed.paper.items import Item
+from unfed.paper.items import Item, Spec
 from unfed.paper.pictures import Line
-from unfed.paper.views.base import Runs, Section, first_seed
+from unfed.paper.views.base import Analysis, Grid, Numbers, Runs, Section, first_seed
 from unfed.paper.views.models import NEGATED, ORIGINAL, START, last_round, models_of, negated_layers, start_of_retrain
+from unfed.report.tables import DASH
 from unfed.runs.run import Run
 from unfed.values import Value, is_measured
 
@@ -42,30 +42,49 @@ TITLES = {
 Found = dict[str, dict[str, Value]]
 
 
-def make(item: Item, runs: Runs) -> Section:
-    drawn, data, said = [], dict[str, Any](), list[str]()
-    for spec, run in runs.items():
-        models = models_of(run, COMPARED)
-        found = _found(run, models, MOST)
+def measure(item: Item, spec: Spec, run: Run) -> Numbers:
+    """Every layer's CKA, and what had to be changed to have it."""
+    said = start_of_retrain(run)[1]
+    return {
+        "layers": _found(run, models_of(run, COMPARED), MOST),
+        "preset": spec.preset,
+        "said": [said] if said else [],
+    }
+
+
+def show(item: Item, measured: Mapping[str, Numbers]) -> Section:
+    """One picture and one table of each comparison."""
+    drawn, grids, said = [], list[Grid](), list[str]()
+    for run, numbers in measured.items():
+        found = numbers["layers"]
+        # The same model has the same colour in every picture, also where another is left out.
+        order = {name: i for i, name in enumerate(found["CKA"])}
         for key, by_model in found.items():
-            what = TITLES[key]
-            # The same model has the same colour in every picture, also where another is left out.
-            order = {name: i for i, name in enumerate(found["CKA"])}
+            title, bottom = f"{run}: {TITLES[key]}", None if key == "normalised" else 0.0
             lines = [Line(name, _drawn(own), colour=order.get(name)) for name, own in by_model.items()]
-            bottom = None if key == "normalised" else 0.0
-            title = f"{spec.name}: {what}"
-            drawn.append(pictures.curves(lines, title, "layer", "CKA", item=f"{item.id}-{spec.preset}", bottom=bottom))
+            name = f"{item.id}-{numbers['preset']}"
+            drawn.append(pictures.curves(lines, title, "layer", "CKA", item=name, bottom=bottom))
+            header = ("Model", *next(iter(by_model.values())))
+            body = tuple((name, *(_cell(value) for value in own.values())) for name, own in by_model.items())
+            grids.append(Grid(header, body, title))
             said += [
                 f"{title}, {name}: {layer} {value}."
                 for name, own in by_model.items()
                 for layer, value in own.items()
                 if not is_measured(value)
             ]
-        data[spec.name] = found
-        said += [sentence for sentence in (start_of_retrain(run)[1],) if sentence]
+        said += numbers["said"]
     said.append("Normalised: 0 is what Retrain's own start has in common with the original, 1 is the original itself.")
     said.append("The twin is read against its control: a random first layer in the place of the negated one.")
-    return Section(item, pictures=tuple(drawn), said=tuple(said), data=data)
+    data = {run: numbers["layers"] for run, numbers in measured.items()}
+    return Section(item, grids=tuple(grids), pictures=tuple(drawn), said=tuple(said), data=data)
+
+
+ANALYSIS = Analysis(measure, show)
+
+
+def _cell(value: Value) -> str:
+    return f"{value:.3f}" if is_measured(value) else DASH
 
 
 def rehearse(item: Item, runs: Runs) -> None:

@@ -20,7 +20,6 @@ from unfed.paper.views import printed
 from unfed.paper.views.base import BY, Grid, Runs, Section
 from unfed.report import tables
 from unfed.report.rules import RULES, Row, rows, trajectories
-from unfed.runs.run import Run
 from unfed.values import is_measured
 
 
@@ -97,35 +96,59 @@ def _gap_text(row: Row) -> str:
 
 
 def bars(item: Item, runs: Runs) -> Section:
+    return bars_of(item, {spec.name: reported(run) for spec, run in runs.items()})
+
+
+def bars_of(item: Item, found: Mapping[str, Sequence[Row]]) -> Section:
+    """A picture of each run's rows, by their names."""
     drawn, data = [], {}
-    for spec, run in runs.items():
-        found = [row for row in reported(run) if not row.is_before]
-        drawn.append(pictures.bars(found, spec.name, item=item.id))
-        data[spec.name] = {tables.name_of(row.method): _numbers(row) for row in found}
+    for name, every in found.items():
+        shown = [row for row in every if not row.is_before]
+        drawn.append(pictures.bars(shown, name, item=item.id))
+        data[name] = {tables.name_of(row.method): _numbers(row) for row in shown}
     return Section(item, pictures=tuple(drawn), data=data)
 
 
 def gaps(item: Item, runs: Runs) -> Section:
-    drawn, data = [], {}
-    for spec, run in runs.items():
-        found = gaps_by_round(run)
+    return gaps_of(item, {spec.name: run.lines() for spec, run in runs.items()})
+
+
+def gaps_of(item: Item, trajectory: Mapping[str, Sequence[Line]]) -> Section:
+    """Curves of average gaps from the lines of runs, by their names."""
+    drawn, data, body = [], {}, list[tuple[str, ...]]()
+    for name, own in trajectory.items():
+        found = gaps_by_round(own)
         lines = [
             Curve(tables.name_of(label), [(t, mean) for t, mean, _ in points], band=_band(points))
             for label, points in found.items()
         ]
-        drawn.append(pictures.curves(lines, spec.name, "round", "average gap to Retrain", item=item.id, rooted=True))
-        data[spec.name] = {tables.name_of(label): points for label, points in found.items()}
+        drawn.append(pictures.curves(lines, name, "round", "average gap to Retrain", item=item.id, rooted=True))
+        data[name] = {tables.name_of(label): points for label, points in found.items()}
+        body += [(name, tables.name_of(label), *_best_and_last(points)) for label, points in found.items()]
+    grid = Grid((BY, "Method", "Smallest average gap", "after round", "at the end"), tuple(body))
     said = (
         "Here a gap is taken within each repetition, then averaged; the tables take it between averages. A band is one"
         " standard deviation over the repetitions to either side.",
     )
-    return Section(item, pictures=tuple(drawn), said=said, data=data)
+    return Section(item, grids=(grid,), pictures=tuple(drawn), said=said, data=data)
+
+
+def _best_and_last(points: Sequence[tuple[float, float, float | None]]) -> tuple[str, str, str]:
+    if not points:
+        return tables.DASH, tables.DASH, tables.DASH
+    best = min(points, key=lambda point: point[1])
+    return f"{best[1]:.2f}", f"{best[0]:.0f}", f"{points[-1][1]:.2f}"
 
 
 def ratios(item: Item, runs: Runs) -> Section:
-    """Runs are called by the share that leaves."""
-    found = {spec.name: {row.method: row for row in reported(run)} for spec, run in runs.items()}
+    return ratios_of(item, {spec.name: reported(run) for spec, run in runs.items()})
+
+
+def ratios_of(item: Item, every: Mapping[str, Sequence[Row]]) -> Section:
+    """Bars from the rows of runs that are called by the share that leaves."""
+    found = {name: {row.method: row for row in own} for name, own in every.items()}
     methods = [m for m in next(iter(found.values())) if m not in ("before", "retrain")]
+    methods = [m for m in methods if all(m in by for by in found.values())]
     drawn = []
     for what, key in (("average gap to Retrain", "average_gap"), ("communication", "comm_bytes"), ("FLOPs", "flops")):
         series = {tables.name_of(m): [(name, _value(by[m], key)) for name, by in found.items()] for m in methods}
@@ -133,12 +156,24 @@ def ratios(item: Item, runs: Runs) -> Section:
     data = {
         name: {tables.name_of(m): _numbers(row) for m, row in by.items() if m != "before"} for name, by in found.items()
     }
-    return Section(item, pictures=tuple(drawn), data=data)
+    body = tuple(
+        (name, tables.name_of(m), _gap_text(by[m]), *(_times(by, m, cost) for cost in ("comm_bytes", "flops")))
+        for name, by in found.items()
+        for m in methods
+    )
+    grid = Grid(("Forgotten share", "Method", "Average gap", "Communication / Retrain's", "FLOPs / Retrain's"), body)
+    return Section(item, grids=(grid,), pictures=tuple(drawn), data=data)
 
 
-def gaps_by_round(run: Run) -> dict[str, list[tuple[float, float, float | None]]]:
+def _times(by: Mapping[str, Row], method: str, cost: str) -> str:
+    """A cost as a share of Retrain's."""
+    own, whole = (by[name].costs[cost].mean if name in by else tables.DASH for name in (method, "retrain"))
+    return f"{own / whole:.2f}" if is_measured(own) and is_measured(whole) and whole else tables.DASH
+
+
+def gaps_by_round(trajectory: Sequence[Line]) -> dict[str, list[tuple[float, float, float | None]]]:
     """label → (round, mean over seeds of the average gap to that seed's Retrain, its spread)."""
-    (methods,) = trajectories(run.lines()).values()
+    (methods,) = trajectories(trajectory).values()
     if "retrain" not in methods:
         raise UnfedError("A gap is taken to Retrain, which this run does not have; add it to methods.run.")
     goal = {seed: lines[-1] for seed, lines in methods["retrain"].items()}

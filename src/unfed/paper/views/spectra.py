@@ -7,6 +7,7 @@ table says so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from unfed.analysis import spectrum
@@ -14,7 +15,7 @@ from unfed.model.params import Params
 from unfed.paper import pictures
 from unfed.paper.items import Item, Spec
 from unfed.paper.pictures import Line
-from unfed.paper.views.base import BY, Grid, Runs, Section, first_seed
+from unfed.paper.views.base import BY, Analysis, Grid, Numbers, Runs, Section, first_seed
 from unfed.paper.views.models import NEGATED, ORIGINAL, models_of, sets_of, start_of_retrain
 from unfed.runs.run import Run
 
@@ -25,29 +26,42 @@ UNDECIDED = 4.0
 """Above this γ the sample cannot tell an α near 1 from one near one half."""
 
 
-def make(item: Item, runs: Runs) -> Section:
+def measure(item: Item, spec: Spec, run: Run) -> Numbers:
+    """The spectrum at each start, thinned out, with the α that hold so much of it."""
+    models, numbers = models_of(run, ()), dict[str, Any](spec.numbers)
+    fresh, said = start_of_retrain(run)
+    starts = {"FT": models[ORIGINAL], "NoT": models[NEGATED], "Retrain": fresh}
+    gamma = numbers["size"] / (numbers["batches"] - 1)
+    curves, alphas = {}, {}
+    for label, start in starts.items():
+        found = spectrum.content(_gradients(spec, run, start))
+        steps = max(1, len(found.psi) // SHOWN)
+        curves[label] = [((i + 1) / len(found.psi), float(p)) for i, p in enumerate(found.psi)][::steps]
+        alphas[label] = [_alpha_text(found, level, gamma) for level in LEVELS]
+    about = {"numbers": numbers, "gamma": gamma, "said": [said] if said else []}
+    return {"curves": curves, "alphas": alphas, **about}
+
+
+def show(item: Item, measured: Mapping[str, Numbers]) -> Section:
+    """A picture of each run, and one table of all."""
     drawn, body, data, said = [], [], {}, list[str]()
-    for spec, run in runs.items():
-        models = models_of(run, ())
-        starts = {"FT": models[ORIGINAL], "NoT": models[NEGATED], "Retrain": start_of_retrain(run)[0]}
-        lines, numbers = [], dict(spec.numbers)
-        gamma = numbers["size"] / (numbers["batches"] - 1)
-        for label, start in starts.items():
-            found = spectrum.content(_gradients(spec, run, start))
-            steps = max(1, len(found.psi) // SHOWN)
-            lines.append(Line(label, [((i + 1) / len(found.psi), float(p)) for i, p in enumerate(found.psi)][::steps]))
-            body.append((spec.name, label, *(_alpha_text(found, level, gamma) for level in LEVELS), f"{gamma:.1f}"))
+    for run, own in measured.items():
+        lines = [Line(label, [(x, y) for x, y in points]) for label, points in own["curves"].items()]
         up = "Ψ(α), share of variance"
-        drawn.append(pictures.curves(lines, spec.name, "α, share of directions", up, item=item.id, bottom=0.0))
-        data[spec.name] = {line.name: line.points for line in lines} | {"numbers": numbers}
-        told = ", ".join(f"{key} {value}" for key, value in numbers.items())
-        said.append(f"{spec.name}: {told}; batches and coordinates are the same for every model.")
-        said += [sentence for sentence in (start_of_retrain(run)[1],) if sentence]
+        drawn.append(pictures.curves(lines, run, "α, share of directions", up, item=item.id, bottom=0.0))
+        body += [(run, label, *texts, f"{own['gamma']:.1f}") for label, texts in own["alphas"].items()]
+        data[run] = {**own["curves"], "numbers": own["numbers"]}
+        told = ", ".join(f"{key} {value}" for key, value in own["numbers"].items())
+        said.append(f"{run}: {told}; batches and coordinates are the same for every model.")
+        said += own["said"]
     said.append(
         "In brackets: 95 % of bootstraps over the sets of coordinates. Compare models, do not read single values."
     )
     grid = Grid((BY, "Start of", *(f"α that holds {level:.1%}" for level in LEVELS), "γ = |K| / b"), tuple(body))
     return Section(item, grids=(grid,), pictures=tuple(drawn), said=tuple(said), data=data)
+
+
+ANALYSIS = Analysis(measure, show)
 
 
 def rehearse(item: Item, runs: Runs) -> None:

@@ -1,0 +1,149 @@
+"""Analyses that were kept: the numbers of an item that takes models, without the models.
+
+    results/analyses/ITEM-PRESET-KEY.json      numbers, config, revisions, versions, hardware, commit
+
+A model of a large run cannot be carried away from where it was trained, what was measured on it can. The page is made
+of the kept numbers as it would be of the run; what was revised since is refused by name, as for kept results.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from unfed import storage
+from unfed.errors import UnfedError, listed
+from unfed.paper import record, views
+from unfed.paper.items import SCALES, Item, Spec
+from unfed.paper.views.base import Section, plain
+from unfed.runs import revisions
+from unfed.runs.config import Config
+from unfed.runs.run import Run
+
+SCHEMA = 1
+FOLDER = "analyses"
+"""Under the folder of kept results."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an analysis found in one run."""
+
+    item: str
+    preset: str
+    config: Mapping[str, Any]
+    made: Mapping[str, Any]
+    """Date, commit, versions, hardware, revisions and seed."""
+    numbers: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Its file's name, without the ending."""
+        return f"{self.item}-{self.preset}-{record.key_of(self.config)}"
+
+
+def measured(item: Item, run: Run, commit: str, numbers: Mapping[str, Any] | None = None) -> Kept:
+    """Analyse a finished run as the item asks, but for `numbers` of its view (a spectrum over fewer sets)."""
+    view = views.VIEWS[item.view]
+    if view.analysis is None:
+        raise UnfedError(
+            f"{item.heading} is made of a run's lines alone, which are kept already; analyse another item."
+        )
+    view.check(item, str(run.folder.path), run.config)
+    needed = [job for job, _ in run.jobs() if job.label in (*view.needs, "train")]
+    if unfinished := [job.label for job in needed if not run.folder.finished(job)]:
+        where = run.folder.path
+        raise UnfedError(
+            f"{item.heading} needs {listed(unfinished)} of {where} finished; go on with `unfed resume {where}`."
+        )
+    spec = _spec(item, run.config)
+    spec = replace(spec, numbers=(*spec.numbers, *(numbers or {}).items()))
+    found = plain(view.analysis.measure(item, spec, run))
+    info = run.info()
+    about = {name: info[name] for name in ("created", "versions", "hardware", "engine")}
+    used = ("retrain", "ft", "not")
+    made = {**about, "revisions": revisions.of(used), "commit": commit, "seed": run.config.seed_list[0]}
+    return Kept(item.id, run.config.name, info["config"], made, found)
+
+
+def _spec(item: Item, config: Config) -> Spec:
+    """The run of the item that this is one of, at whatever scale."""
+    for scale in reversed(SCALES):
+        for spec in item.runs[scale]:
+            if _same_experiment(spec, config.name, config.to_json()):
+                return spec
+    raise UnfedError(f"{item.heading} has no run like {config.name} with this data, model and request.")
+
+
+def _same_experiment(spec: Spec, preset: str, config: Mapping[str, Any]) -> bool:
+    asked, said = spec.config().to_json(), Config.kept(config).to_json()
+    return spec.preset == preset and all(_but_root(said, key) == _but_root(asked, key) for key in record.ESSENTIAL)
+
+
+def _but_root(config: Mapping[str, Any], key: str) -> Any:
+    """Where a data set lies is no part of what it is."""
+    found = config[key]
+    return {name: value for name, value in found.items() if name != "root"} if isinstance(found, Mapping) else found
+
+
+def write(found: Kept, folder: Path) -> Path:
+    """Into its own file, in the place of an earlier one of the same config."""
+    path = folder / FOLDER / f"{found.name}.json"
+    body = {"schema": SCHEMA, **{name: getattr(found, name) for name in ("item", "preset", "config", "made")}}
+    head = json.dumps(body, indent=1, ensure_ascii=False)[:-2]
+    numbers = json.dumps(_rounded(found.numbers), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    storage.write_bytes(path, f'{head},\n "numbers": {numbers}\n}}\n'.encode())
+    return path
+
+
+def _rounded(value: Any) -> Any:
+    """Six digits are more than a table shows."""
+    if isinstance(value, Mapping):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def read(path: Path) -> Kept:
+    """A kept analysis, if this version can read it."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        found = Kept(raw["item"], raw["preset"], raw["config"], raw["made"], raw["numbers"])
+        schema = raw["schema"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnfedError(f"{path} holds no kept analysis ({error}); make it again.") from error
+    if schema != SCHEMA:
+        raise UnfedError(f"{path} has schema {schema}, this version reads {SCHEMA}; make it again.")
+    return found
+
+
+def all_in(folder: Path) -> list[Kept]:
+    """Every kept analysis under a folder of results, by name."""
+    return [read(path) for path in sorted((folder / FOLDER).glob("*.json"))]
+
+
+def outdated(found: Kept) -> str:
+    """What has been revised since, in a sentence; empty if nothing was."""
+    now = revisions.of(revisions.METHODS)
+    old = [name for name, number in found.made["revisions"].items() if now.get(name) != number]
+    said = f"{found.item} of {found.preset}: {listed(old)} revised since {found.made['created']}; analyse a new run."
+    return said if old else ""
+
+
+def fitting(found: Sequence[Kept], item: Item, spec: Spec) -> tuple[Kept, list[str]] | None:
+    """The kept analysis that a run of an item can show, the nearest, with what is different from what it asks for."""
+    own = [one for one in found if one.item == item.id and _same_experiment(spec, one.preset, one.config)]
+    near = [(one, record.differences(one.config, spec.config().to_json())) for one in own]
+    return min(near, key=lambda pair: len(pair[1]), default=None)
+
+
+def shown(item: Item, found: Mapping[str, Kept]) -> Section:
+    """The item from what was kept of its runs, by their names in it."""
+    analysis = views.VIEWS[item.view].analysis
+    assert analysis is not None  # only such items are kept
+    return analysis.show(item, {name: one.numbers for name, one in found.items()})
