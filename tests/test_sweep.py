@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from unfed.cli.index import folders
@@ -16,6 +17,7 @@ from unfed.errors import UnfedError
 from unfed.report.compare import Compared, compared_rows
 from unfed.runs import sweep
 from unfed.runs.config import Config
+from unfed.runs.families import Member
 from unfed.runs.run import Run
 from unfed.runs.status import status
 from unfed.runs.sweep import Axis, Ended, variants
@@ -106,13 +108,17 @@ def test_a_sweep_ends_with_one_page_and_is_not_done_again(here: Path, in_process
     words = ["sweep", "tiny.toml", "--over", "methods.not.layers=conv1,conv2", "--over", "seed=0,1"]
     done = call(*words)
     assert done.exit_code == 0, done.output
-    assert len(in_process) == 4 and "layers-conv1" in done.output and "±" in done.output
+    assert in_process == ["seed-0", "seed-1"] and "4 combinations share 2 runs" in done.output
+    assert "layers-conv1" in done.output and "±" in done.output
     page = (here / "runs/tiny-sweep/sweep.html").read_text()
     assert "layers-conv2" in page and "methods.not.layers" in page
-    config = json.loads((here / "runs/tiny-sweep/layers-conv2_seed-1/run.json").read_text())["config"]
-    assert config["methods"]["not"]["layers"] == "conv2" and config["seed"] == 1
+    config = json.loads((here / "runs/tiny-sweep/seed-1/run.json").read_text())["config"]
+    assert config["methods"]["not-layers-conv2"]["layers"] == "conv2" and config["seed"] == 1
     again = call(*words, "--json")
-    assert again.exit_code == 0 and len(in_process) == 4 and len(json.loads(again.output)["runs"]) == 4
+    assert again.exit_code == 0 and len(in_process) == 2
+    assert [one["methods"] for one in json.loads(again.output)["runs"]] == [
+        [f"not-layers-conv{layer}", "retrain"] for layer in (1, 1, 2, 2)
+    ]
     other = call(*words, "--set", "training.rounds=2")
     assert isinstance(other.exception, UnfedError) and "holds another run than this sweep would make" in str(
         other.exception
@@ -121,8 +127,10 @@ def test_a_sweep_ends_with_one_page_and_is_not_done_again(here: Path, in_process
 
 def test_repetitions_are_one_line_with_their_spread(here: Path, in_process: list[str]) -> None:
     call("sweep", "tiny.toml", "--over", "seed=0,1", "--over", "training.lr=0.01,0.02", "-q")
-    runs = [Run.open(here / "runs/tiny-sweep" / f"seed-{n}_lr-0.01") for n in (0, 1)]
-    about, lines = sweep.merged(runs)
+    found = variants([Axis.of("seed=0,1"), Axis.of("training.lr=0.01,0.02")])
+    members = sweep.make(lambda c: Config.read("tiny.toml", c), found, here / "runs/tiny-sweep")
+    runs = [members[0].run, members[2].run]
+    about, lines = sweep.merged([members[0], members[2]])
     (row,) = [row for row in compared_rows([Compared("a", about, lines)], "last") if row.method == "not"]
     alone = [[x for x in run.lines() if x["method"] == "not"][-1]["test"] for run in runs]
     assert all(isinstance(value, float) for value in alone)
@@ -141,24 +149,81 @@ def test_every_config_is_read_before_anything_is_made(here: Path, in_process: li
 @pytest.mark.slow
 def test_the_work_is_resume_in_processes_of_their_own(here: Path) -> None:
     """One of two cannot be worked on; the other ends all the same."""
-    runs = sweep.make(
+    members = sweep.make(
         lambda changes: Config.read("tiny.toml", [*changes, "methods.run=['not']"]),
         variants([Axis.of("seed=0,1")]),
         here / "out",
     )
     (here / "out/seed-1/run.json").write_text("{")
-    ended = {one.run.folder.path.name: one.error for one in sweep.work(runs[:1], 2)}
+    ended = {one.run.folder.path.name: one.error for one in sweep.work(sweep.runs_of(members)[:1], 2)}
     assert ended == {"seed-0": ""}
     assert status(Run.open(here / "out/seed-0"))["state"] == "finished"
 
 
 def test_how_many_work_at_once(here: Path) -> None:
-    runs = sweep.make(lambda c: Config.read("tiny.toml", c), variants([Axis.of("seed=0,1")]), here / "out")
+    made = sweep.make(lambda c: Config.read("tiny.toml", c), variants([Axis.of("seed=0,1")]), here / "out")
+    runs = sweep.runs_of(made)
     assert sweep.at_once(runs, 1) == 1 and sweep.at_once(runs, 9) == 2 and sweep.at_once(runs, None) >= 1
     runs[0].description["hardware"] = "CPU, 4 CPU threads"
     assert sweep.at_once(runs, None) == 1
     with pytest.raises(UnfedError, match="--jobs takes a number of processes, at least 1, not 0"):
         sweep.at_once(runs, 0)
+
+
+# --- variants that share a run ----------------------------------------------------------------------------------------
+
+
+def made(where: Path, *over: str, sets: tuple[str, ...] = ()) -> list[Member]:
+    found = variants([Axis.of(text) for text in over])
+    return sweep.make(lambda changes: Config.read("tiny.toml", [*sets, *changes]), found, where)
+
+
+def test_variants_of_a_method_share_one_training_and_equal_what_each_is_alone(here: Path) -> None:
+    double = ('methods.run=["not","ft","retrain"]', "engine.precision='float64'")
+    members = made(here / "out", "methods.not.layers=conv1,conv2", sets=double)
+    (run,) = sweep.runs_of(members)
+    run.execute()
+    assert [job.label for job, _ in run.jobs()] == ["train", "not-layers-conv1", "ft", "retrain", "not-layers-conv2"]
+    for one in members:
+        alone = Run.create(Config.read("tiny.toml", [*double, *one.variant.changes]), here / one.variant.name)
+        alone.execute()
+        for label, own in one.place.labels.items():
+            there, here_ = alone.model(method=own), run.model(method=label)
+            assert all(torch.equal(there[name], here_[name]) for name in there)
+        about, lines = one.shown()
+        key = lambda line: (str(line["request"]), line["method"], line["round"])  # noqa: E731
+        apart = sorted(alone.lines(), key=key)
+        assert [{**line, "seconds": 0} for line in sorted(lines, key=key)] == [{**x, "seconds": 0} for x in apart]
+        assert about["config"] == alone.info()["config"]
+        assert {job["method"] for job in about["jobs"]} == {job["method"] for job in alone.info()["jobs"]}
+
+
+def test_only_what_differs_in_a_method_gets_a_name_of_its_own(here: Path) -> None:
+    members = made(here / "out", "methods.not.layers=conv1,conv2", "methods.ft.unlearning.lr=0.1,0.2")
+    (run,) = sweep.runs_of(members)
+    assert run.folder.path.name == "all" and len(members) == 4
+    assert set(run.config.methods.run) == {"not-layers-conv1", "not-layers-conv2", "retrain"}, "FT is not run"
+    assert [list(one.place.labels) for one in members[:2]] == [["not-layers-conv1", "retrain"]] * 2
+
+
+def test_methods_that_differ_in_nothing_are_run_once_for_all(here: Path) -> None:
+    members = made(here / "out", 'methods.run=["not","retrain"],["ft","retrain"]')
+    (run,) = sweep.runs_of(members)
+    assert run.config.methods.run == ("not", "retrain", "ft")
+    assert [list(one.place.labels.values()) for one in members] == [["not", "retrain"], ["ft", "retrain"]]
+
+
+def test_another_training_or_another_retrain_is_another_run(here: Path) -> None:
+    members = made(here / "a", "training.lr=0.01,0.02", "methods.not.layers=conv1,conv2")
+    assert [one.place.folder for one in members] == ["lr-0.01"] * 2 + ["lr-0.02"] * 2
+    members = made(here / "b", "methods.retrain.unlearning.rounds=1,2")
+    assert [one.place.folder for one in members] == ["rounds-1", "rounds-2"]
+
+
+def test_a_sweep_that_was_begun_with_a_folder_for_each_goes_on_with_them(here: Path) -> None:
+    over = "methods.not.layers=conv1,conv2"
+    Run.create(Config.read("tiny.toml", ["methods.not.layers=conv2"]), here / "out/layers-conv2")
+    assert [one.place.folder for one in made(here / "out", over)] == ["layers-conv1", "layers-conv2"]
 
 
 # --- the list of runs -------------------------------------------------------------------------------------------------

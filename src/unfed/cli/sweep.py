@@ -41,8 +41,9 @@ def sweep(
 ) -> None:
     """Run every combination of some values, and compare them on one page.
 
-    Several run at once where that helps. Runs that differ only in the seed are one line of the table, mean ± standard
-    deviation. Interrupted at any moment, the same command goes on.
+    Several run at once where that helps. Combinations that differ in keys of methods alone share one run: what they
+    start from, and Retrain, are trained once. Runs that differ only in the seed are one line of the table, mean ±
+    standard deviation. Interrupted at any moment, the same command goes on.
     """
     named(rule)
     found = sweeping.variants([sweeping.Axis.of(text) for text in over])
@@ -56,12 +57,16 @@ def sweep(
             read(one.changes)
         typer.echo(json.dumps({one.name: list(one.changes) for one in found}, indent=None if as_json else 2))
         return
-    runs = sweeping.make(read, found, where)
+    members = sweeping.make(read, found, where)
+    runs = sweeping.runs_of(members)
+    if not (as_json or quiet) and len(runs) < len(members):
+        stdout.print(f"{len(members)} combinations share {len(runs)} runs: they differ in their methods alone.")
     failed = _work(runs, jobs, ["--allow-code"] if allow_code else [], as_json or quiet, where)
-    page = _compare(sweeping.grouped(runs, found), where / "sweep.html", rule, as_json or quiet)
+    page = _compare(sweeping.grouped(members), where / "sweep.html", rule, as_json or quiet)
     if as_json:
         told = [
-            {"run": str(run.folder.path), "changes": list(one.changes)} for run, one in zip(runs, found, strict=True)
+            {"run": str(one.run.folder.path), "changes": list(one.variant.changes), "methods": list(one.place.labels)}
+            for one in members
         ]
         typer.echo(json.dumps({"page": page and str(page), "runs": told, "failed": failed}))
     if failed:
@@ -73,7 +78,7 @@ def _work(runs: Sequence[Run], jobs: int | None, arguments: list[str], silent: b
     """Do what is not done, and tell of each; what failed, by folder."""
     at_once, failed, done = sweeping.at_once(runs, jobs), {}, 0
     if not silent:
-        stdout.print(f"{len(runs)} runs in {escape(str(where))}, {at_once} at once.")
+        stdout.print(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} in {escape(str(where))}, {at_once} at once.")
     try:
         for one in sweeping.work(runs, at_once, arguments):
             done += 1
@@ -90,17 +95,18 @@ def _work(runs: Sequence[Run], jobs: int | None, arguments: list[str], silent: b
     return failed
 
 
-def _compare(groups: dict[str, list[Run]], page: Path, rule: str, silent: bool) -> Path | None:
+def _compare(groups: dict[str, list[sweeping.Member]], page: Path, rule: str, silent: bool) -> Path | None:
     """One page of all runs that have something to show, and the table on the terminal."""
     from unfed import storage
     from unfed.report.compare import Compared, compared_rows, render, words_of  # drawing is slow to import
 
-    told = [Compared(name, *sweeping.merged(runs)) for name, runs in groups.items()]
+    told = [Compared(name, *sweeping.merged(members)) for name, members in groups.items()]
     told = [one for one in told if one.lines]
     if len(told) < 2:
         return None
     data = render(told, rule=rule).encode()
-    enter_comparison([run.folder.path for runs in groups.values() for run in runs], page, data)
+    shared = sweeping.runs_of([one for members in groups.values() for one in members])
+    enter_comparison([run.folder.path for run in shared], page, data)
     storage.deliver(page, data)
     if not silent:
         title = f"All runs (rule: {rule}). ★ smallest average gap."

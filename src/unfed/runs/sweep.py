@@ -1,6 +1,7 @@
 """Many runs that differ in a few keys: all are made first, then worked on.
 
-    sweep("demo", ["methods.not.layers=conv1,conv2", "seed=0,1,2"])     2 × 3 runs under one folder
+    --over training.lr=0.01,0.1 --over seed=0,1,2              2 × 3 runs under one folder
+    --over methods.not.layers=conv1,conv2 --over seed=0,1,2    3 runs: variants of methods share one (`families`)
 
 Every config is read and every folder made before anything is trained, so a mistake in the last is found at once. The
 work on one is `unfed resume` in a process of its own: killed at any moment, the same sweep goes on.
@@ -16,12 +17,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
+from unfed.runs.families import Member, Variant, places
 from unfed.runs.folder import RunFolder
 from unfed.runs.run import Run
 from unfed.runs.status import status
@@ -47,17 +49,6 @@ class Axis:
         if len(set(found)) < len(found):
             raise UnfedError(f"--over {key} names a value twice; every value is a run of its own.")
         return Axis(key.strip(), found)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One run of a sweep: its place among the others, and what it changes in the config."""
-
-    name: str
-    """Its folder."""
-    group: str
-    """The same without the seed: runs that differ in nothing else are repetitions of one another."""
-    changes: tuple[str, ...]
 
 
 def _parts(text: str) -> Iterator[str]:
@@ -96,7 +87,7 @@ def variants(axes: Sequence[Axis]) -> list[Variant]:
         named = [(key, f"{short[key]}-{_plain(value)}") for key, value in zip(keys, values, strict=True)]
         changes = tuple(f"{key}={value}" for key, value in zip(keys, values, strict=True))
         group = "_".join(text for key, text in named if key != "seed") or "seeds"
-        found.append(Variant("_".join(text for _, text in named), group, changes))
+        found.append(Variant("_".join(text for _, text in named), group, changes, tuple(named)))
     return _told_apart(found)
 
 
@@ -115,23 +106,32 @@ def _told_apart(found: Sequence[Variant]) -> list[Variant]:
     names = [one.name for one in found]
     if len(set(names)) == len(names):
         return list(found)
-    return [Variant(f"{n:03d}_{one.name}", f"{n:03d}_{one.group}", one.changes) for n, one in enumerate(found, 1)]
+    return [replace(one, name=f"{n:03d}_{one.name}", group=f"{n:03d}_{one.group}") for n, one in enumerate(found, 1)]
 
 
-def make(config: Callable[[Sequence[str]], Config], found: Sequence[Variant], out: Path) -> list[Run]:
-    """The folder of every run; one that is there with the same config is gone on with."""
+def make(config: Callable[[Sequence[str]], Config], found: Sequence[Variant], out: Path) -> list[Member]:
+    """The run of every variant; one that is there with the same config is gone on with."""
     read = [config(one.changes) for one in found]
-    made = []
-    for one, wanted in zip(found, read, strict=True):
-        folder = out / one.name
-        if RunFolder(folder).vacant():
-            made.append(Run.create(wanted, folder))
-            continue
-        run = Run.open(folder)
-        if run.config != wanted:
-            raise UnfedError(f"{folder} holds another run than this sweep would make; give another --out.")
-        made.append(run)
-    return made
+    there = places(found, read, lambda name: not RunFolder(out / name).vacant())
+    made: dict[str, Run] = {}
+    for place in there:
+        if place.folder not in made:
+            made[place.folder] = _run(place.config, out / place.folder)
+    return [Member(one, place, made[place.folder]) for one, place in zip(found, there, strict=True)]
+
+
+def _run(wanted: Config, folder: Path) -> Run:
+    if RunFolder(folder).vacant():
+        return Run.create(wanted, folder)
+    run = Run.open(folder)
+    if run.config != wanted:
+        raise UnfedError(f"{folder} holds another run than this sweep would make; give another --out.")
+    return run
+
+
+def runs_of(members: Sequence[Member]) -> list[Run]:
+    """The runs behind some variants, each once."""
+    return list({one.run.folder.path: one.run for one in members}.values())
 
 
 def at_once(runs: Sequence[Run], wanted: int | None) -> int:
@@ -190,22 +190,23 @@ def _ended(busy: dict[subprocess.Popen[str], tuple[Run, float]]) -> Iterable[End
         yield Ended(run, time.monotonic() - began, error)
 
 
-def grouped(runs: Sequence[Run], found: Sequence[Variant]) -> dict[str, list[Run]]:
-    """Runs that are repetitions of one another, under one name.
+def grouped(members: Sequence[Member]) -> dict[str, list[Member]]:
+    """Variants that are repetitions of one another, under one name.
 
-    Where there is only one such group, each run stands by itself.
+    Where there is only one such group, each variant stands by itself.
     """
-    groups: dict[str, list[Run]] = {}
-    for run, one in zip(runs, found, strict=True):
-        groups.setdefault(one.group, []).append(run)
-    return groups if len(groups) > 1 else {one.name: [run] for run, one in zip(runs, found, strict=True)}
+    groups: dict[str, list[Member]] = {}
+    for one in members:
+        groups.setdefault(one.variant.group, []).append(one)
+    return groups if len(groups) > 1 else {one.variant.name: [one] for one in members}
 
 
-def merged(runs: Sequence[Run]) -> tuple[dict[str, Any], list[Any]]:
+def merged(members: Sequence[Member]) -> tuple[dict[str, Any], list[Any]]:
     """Repetitions as one run: what the first says of itself, all seeds, all lines."""
-    infos = [run.info() for run in runs]
-    seeds = [seed for run in runs for seed in run.config.seed_list]
+    shown = [one.shown() for one in members]
+    infos = [info for info, _ in shown]
+    seeds = [seed for one in members for seed in one.run.config.seed_list]
     config: Mapping[str, Any] = infos[0].get("config") or {}
     jobs = [job for info in infos for job in info.get("jobs") or []]
     about = {**infos[0], "seeds": seeds, "config": {**config, "seed": seeds}, "jobs": jobs}
-    return about, [line for run in runs for line in run.lines()]
+    return about, [line for _, lines in shown for line in lines]
