@@ -1,9 +1,7 @@
-"""The example, the notebook and the how-to of centralised unlearning run as they are printed."""
+"""The how-to of centralised unlearning runs as it is printed; its notebook is in `test_notebooks`."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import re
 import sys
 import types
@@ -18,52 +16,6 @@ from torch import Tensor, nn
 from unfed.errors import UnfedWarning
 
 ROOT = Path(__file__).parent.parent
-
-
-def cells(text: str) -> list[tuple[str, str]]:
-    """(kind, text) of the cells of a script in percent format."""
-    parts = re.split(r"^# %%(.*)\n", text, flags=re.MULTILINE)[1:]
-    found = []
-    for kind, body in zip(parts[::2], parts[1::2], strict=True):
-        lines = body.strip("\n").split("\n")
-        if "markdown" in kind:
-            found.append(("markdown", "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)))
-        else:
-            found.append(("code", "\n".join(lines)))
-    return found
-
-
-def notebook() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "examples/central.ipynb").read_text(encoding="utf-8"))
-    return found
-
-
-def test_the_notebook_holds_the_cells_of_the_script() -> None:
-    own = notebook()
-    assert (own["nbformat"], own["nbformat_minor"]) == (4, 5)
-    assert len({cell["id"] for cell in own["cells"]}) == len(own["cells"])
-    held = [(cell["cell_type"], "".join(cell["source"])) for cell in own["cells"]]
-    assert held == cells((ROOT / "examples/central.py").read_text(encoding="utf-8"))
-
-
-@pytest.mark.slow
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    if all(importlib.util.find_spec(name) for name in ("nbclient", "nbformat", "ipykernel")):
-        import nbclient  # type: ignore[import-not-found, unused-ignore]
-        import nbformat  # type: ignore[import-not-found, unused-ignore]
-
-        read = nbformat.from_dict(notebook())
-        nbclient.NotebookClient(read, timeout=300).execute(cwd=str(tmp_path))
-        said = "".join(out.get("text", "") for cell in read.cells for out in cell.get("outputs", []))
-    else:
-        scope: dict[str, Any] = {"__name__": "__main__"}
-        for cell in notebook()["cells"]:
-            if cell["cell_type"] == "code":
-                exec("".join(cell["source"]), scope)
-        said = capsys.readouterr().out
-    assert said.startswith("NoT") and "gap: not measured, no Retrain" in said
-    assert (tmp_path / "central-report.html").stat().st_size > 10_000
 
 
 # --- the how-to, with stand-ins for torchvision -----------------------------------------------------------------------

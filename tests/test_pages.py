@@ -1,0 +1,139 @@
+"""What pages print can be done: commands exist with their options, configs are valid, Python is run by some test."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import torch
+import typer
+from torch import nn
+
+import unfed
+from unfed.cli.main import app
+from unfed.errors import UnfedError
+from unfed.runs.config import Config, presets
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+# Who runs the Python of a page; a page with Python that is not named here is a page that nobody has tried.
+RUN_BY = {
+    "README.md": "test_readme.py::test_the_ten_lines_run",
+    "docs/explanation/ablations.md": "test_pages.py::test_the_lines_on_suggesting_run",
+    "docs/explanation/how-sure.md": "test_population_measures.py",
+    "docs/flower.md": "test_flower_docs.py",
+    "docs/how-to/analysis.md": "test_analysis.py::test_the_page_s_examples_run",
+    "docs/how-to/beyond-images.md": "test_docs_data_models.py",
+    "docs/how-to/central.md": "test_central_docs.py",
+    "docs/how-to/data.md": "test_docs_data_models.py",
+    "docs/how-to/libraries.md": "test_zoo.py",
+    "docs/how-to/method.md": "test_docs.py::test_the_method_of_the_how_to_keeps_the_contract",
+    "docs/how-to/models.md": "test_docs_data_models.py",
+    "docs/how-to/results.md": "test_product_docs.py::test_the_pages_python_on_results_runs",
+    "docs/how-to/trust.md": "test_trust_docs.py",
+    "docs/notebooks/central.md": "test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
+    "docs/notebooks/first-run.md": "test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
+    "docs/notebooks/own-model.md": "test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
+    "docs/tutorial/ten-minutes.md": "test_pages.py::test_the_two_files_of_the_ten_minutes_are_the_readmes",
+}
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_the_python_of_every_page_is_run_by_a_test() -> None:
+    assert sorted(RUN_BY) == [name(page) for page in PAGES if blocks(page, "python")]
+    for page, who in RUN_BY.items():
+        file, _, test = who.partition("::")
+        text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert f"def {test}" in text if test else Path(page).name in text, f"{who} does not run {page}"
+
+
+def test_the_two_files_of_the_ten_minutes_are_the_readmes() -> None:
+    """Which are run as they stand in `test_product_docs`."""
+    for kind in ("python", "toml"):
+        (own,) = blocks(ROOT / "docs/tutorial/ten-minutes.md", kind)
+        assert own in blocks(ROOT / "README.md", kind)
+
+
+def test_the_lines_on_suggesting_run() -> None:
+    (block,) = blocks(ROOT / "docs/explanation/ablations.md", "python")
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(48, 4, generator=generator), torch.arange(48) % 2
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    exec(block, {"unfed": unfed, "model": model, "x": x, "y": y})
+
+
+def test_the_commands_of_pages_are_found_at_all() -> None:
+    found = [line for page in PAGES for line in commands(page)]
+    assert len(found) > 150 and {line.split()[1] for line in found} >= {"run", "forget", "sweep", "report", "negate"}
+    command, words = parsed("unfed methods show not --nonsense")
+    assert command is not None and command.name == "show" and words == ["not", "--nonsense"]
+    assert parsed("unfed frget RUN")[0] is None
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Every `unfed …` that a page prints: lines of blocks without their comments, and words in backticks."""
+    text = page.read_text(encoding="utf-8")
+    for block in re.findall(r"^```(?:sh|bash|console|)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        joined = block.replace("\\\n", " ")
+        yield from re.findall(r"^(?:\$ |[A-Z_]+=\S+ )*(unfed [a-z].*)$", joined, re.MULTILINE)
+    without = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    for words in re.findall(r"`([^`]+)`", without):
+        yield from (part.strip() for part in re.split(r"&&|;", words) if re.match(r"unfed [a-z]", part.strip()))
+
+
+def parsed(line: str) -> tuple[click.Command | None, list[str]]:
+    """The command that a line names, and its further words."""
+    words = shlex.split(line.replace("…", "X"), comments=True)[1:]
+    command: Any = typer.main.get_command(app)
+    with click.Context(command) as context:
+        while words and isinstance(command, click.Group):
+            found = command.get_command(context, words[0])
+            if found is None:
+                return None, words
+            command, words = found, words[1:]
+    return command, words
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=name(page)) for page in PAGES])
+def test_every_command_that_a_page_prints_exists_with_its_options(page: Path) -> None:
+    wrong = []
+    for line in commands(page):
+        try:
+            command, words = parsed(line)
+        except ValueError:  # a quote that a line break has cut in two
+            continue
+        if command is None:
+            wrong.append(line)
+            continue
+        known = {option for one in command.params for option in (*one.opts, *one.secondary_opts)} | {"--help", "-h"}
+        given = [word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)]
+        wrong += [f"{line}: {option}" for option in given if option not in known]
+        if command.name in ("run", "sweep") and words and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+|demo", words[0]):
+            wrong += [] if words[0] in presets() else [f"{line}: no such preset"]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=name(page)) for page in PAGES if blocks(page, "toml")])
+def test_every_config_that_a_page_prints_is_valid(page: Path) -> None:
+    for block in blocks(page, "toml"):
+        raw = tomllib.loads(block)
+        if "project" in raw or "trust" in raw:
+            continue
+        try:
+            Config.parse(raw)
+        except UnfedError as error:  # what it names is made elsewhere on the page, where a test runs it
+            assert re.search("names code|is not a population", str(error)), block
