@@ -18,6 +18,7 @@ from unfed.errors import UnfedError
 from unfed.report.rules import named
 from unfed.runs import sweep as sweeping
 from unfed.runs.config import Config
+from unfed.runs.families import Member
 from unfed.runs.run import Run
 
 stdout = Console(highlight=False)
@@ -95,7 +96,7 @@ def _work(runs: Sequence[Run], jobs: int | None, arguments: list[str], silent: b
     return failed
 
 
-def _compare(groups: dict[str, list[sweeping.Member]], page: Path, rule: str, silent: bool) -> Path | None:
+def _compare(groups: dict[str, list[Member]], page: Path, rule: str, silent: bool) -> Path | None:
     """One page of all runs that have something to show, and the table on the terminal."""
     from unfed import storage
     from unfed.report.compare import Compared, compared_rows, render, words_of  # drawing is slow to import

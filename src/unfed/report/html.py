@@ -17,11 +17,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from html import escape
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
-from markupsafe import Markup, escape
 
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
@@ -338,6 +338,6 @@ def _environment() -> Environment:
     )
     # A line may end anywhere but between a number and its unit.
     made.filters["units"] = lambda text: re.sub(r"(?<=\d) (?=%|[kMGTP]?B\b)", "\u00a0", text)
-    # A command in backticks is shown as one; everything else stays escaped text.
-    made.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    # A command in backticks is shown as one, everything else is escaped here: a template calls it `|code|safe`.
+    made.filters["code"] = lambda text: re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
     return made

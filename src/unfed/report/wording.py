@@ -1,4 +1,4 @@
-"""What things are called, in each setting: a federation on this machine, one place that holds all data, Flower.
+"""What things are called in each setting: a federation, one place that holds all data, Flower.
 
     federated   rounds, clients, bytes exchanged
     central     epochs, one place; nobody is asked and nothing is sent

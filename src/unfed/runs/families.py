@@ -1,4 +1,4 @@
-"""Variants of a sweep that differ in their methods alone are one run: θ* and Retrain are trained once for all.
+"""Variants of a sweep that differ in their methods alone share one run: one θ*, one Retrain.
 
     methods.not.layers = conv1, conv2        two variants, layers-conv1 and layers-conv2
         └► one run, `all`                    [methods.not-layers-conv1] and [methods.not-layers-conv2] that `use` not
@@ -36,7 +36,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a variant's results are made: the folder, the config of the run there, and which methods are its own."""
+    """Where a variant's results are made: the folder, the run's config, and which methods are its own."""
 
     folder: str
     config: Config
