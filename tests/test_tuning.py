@@ -17,6 +17,7 @@ from unfed.cli.main import app
 from unfed.errors import UnfedError
 from unfed.measures.population import Effort
 from unfed.population import store
+from unfed.report.how_sure import about_tuning
 from unfed.runs import tuning
 from unfed.runs.judging import judged
 from unfed.runs.population import populate
@@ -116,7 +117,7 @@ def test_the_command_says_what_was_chosen(small: Small, tmp_path: Path, monkeypa
     population = made_up(small(*SETS), tmp_path / "p")
 
     def chosen(*args: Any) -> dict[str, Any]:
-        return {"trials": 2, "on": "validation rows", "chosen": {"unlearning.lr": 0.0123456}}
+        return {"trials": 2, "models": 1, "on": "validation rows", "chosen": {"unlearning.lr": 0.0123456}}
 
     monkeypatch.setattr("unfed.cli.tune.choose", chosen)
     command = ["tune", "ft", "demo", "--trials", "2", "--population", str(population.folder)]
@@ -124,3 +125,41 @@ def test_the_command_says_what_was_chosen(small: Small, tmp_path: Path, monkeypa
     assert done.exit_code == 0, done.output
     assert "FT was tuned over 2 trials on validation rows: unlearning.lr = 0.0123." in done.output.replace("\n", " ")
     assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["trials"] == 2
+
+
+@pytest.mark.slow
+def test_from_a_population_to_a_page_that_says_what_was_tuned_with_what(small: Small, tmp_path: Path) -> None:
+    """Three commands: train, tune all alike, judge. Nobody who was tuned had more than another."""
+    file, out = tmp_path / "c.toml", str(tmp_path / "p")
+    file.write_text(
+        'name = "c"\nseed = 0\n[partition]\nclients = 3\nvalidation = 0.2\n[model]\nname = "cnn-tiny"\n[training]\n'
+        'rounds = 1\nbatch = 256\n[unlearning]\nrounds = 1\n[request]\nid = "r1"\nclients = ["0"]\n[methods]\n'
+        'run = ["retrain", "ft", "not"]\n[data]\ntest_size = 60\n'
+    )
+    for command in (
+        ["population", str(file), "--models", "6", "--out", out, "--quiet"],
+        ["tune", "all", str(file), "--trials", "2", "--models", "1", "--population", out, "--quiet"],
+        ["judge", out, "--quick"],
+    ):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+    told = done.output.replace("\n", " ")
+    assert store.load(out).about.kinds == ("before", "retrain", "ft", "not", "ft-tuned", "not-tuned")
+    assert {how["trials"] for how in store.load(out).about.tuned.values()} == {2}
+    page = (tmp_path / "p" / "report.html").read_text(encoding="utf-8")
+    for title in ("FT (tuned)", "NoT (tuned)"):
+        sentence = f"{title} was tuned over 2 trials on validation rows and 1 of the first 3 seeds of 6"
+        assert sentence in told and sentence in page
+    assert "different budgets" not in told and "Not tuned" not in told
+
+
+def test_unequal_budgets_and_who_had_none_are_said() -> None:
+    how = {"on": "validation rows", "chosen": {}}
+    judged = {
+        "methods": {kind: {"title": kind.upper()} for kind in ("ft-tuned", "not-tuned", "not", "mode")},
+        "tuned": {"ft-tuned": how | {"trials": 3, "models": 2}, "not-tuned": how | {"trials": 20, "models": 2}},
+    }
+    told = about_tuning(judged)
+    assert "different budgets (FT-TUNED 3 trials of 2 models, NOT-TUNED 20 trials of 2 models)" in told[2]
+    assert told[3] == "Not tuned, but as the config has it: MODE."
+    assert about_tuning(judged | {"tuned": {}}) == []

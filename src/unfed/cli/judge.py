@@ -54,7 +54,7 @@ def judge(
 
 
 def _tell(whole: dict[str, Any], body: list[tuple[str, list[str]]], notes: list[str]) -> None:
-    from unfed.report.how_sure import COLUMNS
+    from unfed.report.how_sure import COLUMNS, about_tuning
 
     for one in whole["methods"].values():
         stdout.print(escape(str(one["verdict"]["sentence"])), soft_wrap=True)
@@ -65,7 +65,7 @@ def _tell(whole: dict[str, Any], body: list[tuple[str, list[str]]], notes: list[
     for i, column in enumerate(COLUMNS):
         table.add_row(column.title, *(escape(cells[i]) for _, cells in body))
     stdout.print(table)
-    for note in notes:
+    for note in [*notes, *about_tuning(whole)]:
         stdout.print(escape(note), soft_wrap=True)
 
 

@@ -60,7 +60,6 @@ def view(judged: Judged | None, name: str) -> dict[str, Any]:
     if judged is None:
         return {"reason": NO_POPULATION}
     methods: Mapping[str, Any] = judged["methods"]
-    tuned: Mapping[str, Any] = judged.get("tuned") or {}
     numbers = styles(list(methods))
     drawn = [pictures.distributions(judged, numbers, f"{name}-margins"), pictures.roc(judged, numbers, f"{name}-roc")]
     body, notes = grid(judged)
@@ -78,7 +77,7 @@ def view(judged: Judged | None, name: str) -> dict[str, Any]:
         "notes": notes,
         "exposure": [exposed(one) for one in methods.values()],
         "own_exposure": _own_exposure(judged),
-        "tuned": [tuned_words(methods[kind]["title"], how) for kind, how in tuned.items() if kind in methods],
+        "tuned": about_tuning(judged),
     }
 
 
@@ -133,6 +132,23 @@ def exposed(one: Mapping[str, Any]) -> dict[str, Any]:
 def _own_exposure(judged: Judged) -> str | None:
     own: Sequence[Mapping[str, Any]] = judged["yardstick"]["exposure"]
     return f"{own[0]['auc']:.2f}" if own else None
+
+
+def about_tuning(judged: Judged) -> list[str]:
+    """What was tuned with what, whether all had the same, and who had nothing; nothing where nobody was tuned."""
+    methods: Mapping[str, Any] = judged["methods"]
+    tuned = {kind: how for kind, how in (judged.get("tuned") or {}).items() if kind in methods}
+    if not tuned:
+        return []
+    said = [tuned_words(methods[kind]["title"], how) for kind, how in tuned.items()]
+    budgets = {kind: f"{how['trials']} trials of {how['models']} models" for kind, how in tuned.items()}
+    if len(set(budgets.values())) > 1:
+        each = ", ".join(f"{methods[kind]['title']} {budget}" for kind, budget in budgets.items())
+        said.append(f"They had different budgets ({each}), so they are not compared fairly; tune them alike.")
+    alone = [str(one["title"]) for kind, one in methods.items() if kind not in tuned and f"{kind}-tuned" not in tuned]
+    if alone:
+        said.append(f"Not tuned, but as the config has it: {', '.join(alone)}.")
+    return said
 
 
 def tuned_words(title: str, how: Mapping[str, Any]) -> str:

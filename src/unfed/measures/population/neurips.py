@@ -11,7 +11,7 @@ For each row, N values of φ under unlearned models against N under Retrains. Ru
     F = mean of the points;      score = F · RA_u/RA_r · TA_u/TA_r        (accuracy on retained and on test rows)
 
 Every interval is tried, where the challenge's own code tries a grid of them. The best of some thousand rules finds a
-difference where there is none: two draws of one normal distribution score 0.130 at N = 16, 0.101 at 32 and 0.084 at 64.
+difference where there is none: two draws of one distribution score 0.130 at N = 16, 0.101 at 32 and 0.083 at 64.
 So the score is shown beside that of Retrains against other Retrains, or not at all.
 """
 
