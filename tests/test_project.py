@@ -163,6 +163,7 @@ EXEMPT = (
     "unfed/cli/evidence.py:serve",
     "unfed/cli/trust.py:request_sign",
     "unfed/cli/stress.py:stress",
+    "unfed/cli/theory.py:theory",
     "unfed/central/call.py:unlearn",  # the public call, keyword-only
 )
 

@@ -13,11 +13,13 @@ from rich.table import Table
 
 from unfed import rng
 from unfed.analysis.advice import Advice, Prober, Sample, advise
+from unfed.api import write_report
 from unfed.cli.console import Console
 from unfed.cli.options import AllowCode, Json, Seed
 from unfed.data import datasets
 from unfed.model.networks import build
 from unfed.model.params import params_of
+from unfed.runs import studies
 from unfed.runs.config import Config, presets
 from unfed.runs.run import Run
 
@@ -37,8 +39,8 @@ def suggest(
 ) -> None:
     """Name the layer to perturb and the perturbation, with reasons and what is in doubt.
 
-    Of a run, every candidate is perturbed and given one round on rows that stay; no Retrain is needed. Of a name, it
-    follows from the network's graph alone.
+    Of a run, every candidate is perturbed and given one round on rows that stay; no Retrain is needed. The advice goes
+    into its folder and its report. Of a name, it follows from the network's graph alone.
     """
     found = _of_run(Path(model), seed, rules) if (Path(model) / "run.json").exists() else _of_name(model, data)
     if as_json:
@@ -77,7 +79,11 @@ def _of_run(folder: Path, seed: int | None, rules: bool) -> Advice:
     phase = world.training_settings().phase
     sample = Sample(x, y, phase.optimiser.lr, phase.batch, one)
     prober = Prober(world.template, run.current(one), sample)
-    return advise(module, example=x[:2], prober=prober, fresh=world.fresh, seed=one)
+    found = advise(module, example=x[:2], prober=prober, fresh=world.fresh, seed=one)
+    models = studies.models_of(run.folder, {"in force": run.current_job(one)})
+    studies.keep(studies.advice_file(run.folder, one), {"seed": one, "models": models, "advice": found.to_json()})
+    write_report(run)
+    return found
 
 
 def _of_name(name: str, data: str | None) -> Advice:

@@ -25,7 +25,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
-from unfed.report import drawing, figures, how_sure, ranking, tables, tooltips, undo_section, wording
+from unfed.report import drawing, figures, how_sure, ranking, study_section, tables, tooltips, undo_section, wording
 from unfed.report.officer import officer_view, refusals
 from unfed.report.picture import Picture
 from unfed.report.rules import RULES, Row, named, rows, trajectories
@@ -82,6 +82,7 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last")
         requests=views,
         unfinished=unfinished(run, lines),
         in_force=in_force(run),
+        studied=study_section.view(run),
         seeds=seeds_of(run, lines),
         retrain_seeds=len({line["seed"] for line in lines if line["method"] == "retrain"}),
         refused=refusals([line for line in lines if line.get("request") is None]),

@@ -21,12 +21,13 @@ from typing import Any, Literal
 from unfed import storage
 from unfed.federation.server import OPTIMISER
 from unfed.methods import METHODS
+from unfed.runs import studies
 from unfed.runs.config import Config
 from unfed.runs.folder import BEST, PARAMS, Job, RunFolder
 from unfed.runs.histories import HISTORY, HistoryLog
 from unfed.runs.requests import Entry, in_force
 
-Kind = Literal["model", "state", "history", "part", "samples", "undo", "population", "statistics"]
+Kind = Literal["model", "state", "history", "part", "samples", "undo", "study", "population", "statistics"]
 MEAN = "running_mean"
 _OWN = (PARAMS, BEST, OPTIMISER)
 
@@ -137,6 +138,7 @@ class _Look:
             *self._jobs(),
             *self._samples(),
             *self._undo(),
+            *self._studies(),
             *self._population(),
             *self._statistics(),
         ]
@@ -203,6 +205,13 @@ class _Look:
                 if job.parts[1] != self.request:
                     what = "a probe of a model that carries it"
                 yield self._carrier(f"undo/{job.as_posix()}.json", what, "undo")
+
+    def _studies(self) -> Iterator[Carrier]:
+        """Verdicts and advice that were computed from a model with it."""
+        for path, jobs in studies.files(self.folder, self.seed):
+            if any(job.path not in self.clean for job in jobs):
+                what = "numbers computed from a model that carries it"
+                yield self._carrier(path.relative_to(self.folder.path).as_posix(), what, "study")
 
     def _population(self) -> Iterator[Carrier]:
         """What many models say about its rows, by their numbers (`judged.py`)."""

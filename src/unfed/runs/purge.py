@@ -35,7 +35,7 @@ from unfed.runs.folder import PRUNED, Job, RunFolder
 from unfed.runs.histories import HISTORY
 from unfed.runs.requests import Entry, now
 
-KINDS = ("models", "state", "samples", "undo", "population")
+KINDS = ("models", "state", "samples", "undo", "theory", "advice", "population")
 """The folders in which something can be purged."""
 WHOLE = "*"
 

@@ -8,7 +8,7 @@ from unfed import plugins
 from unfed.errors import UnfedError, listed
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
-from unfed.runs import carriers, deny, description, judged, together, undo_results
+from unfed.runs import carriers, deny, description, judged, studies, together, undo_results
 from unfed.runs.config import Config
 from unfed.runs.elsewhere import elsewhere
 from unfed.runs.folder import Job, RunFolder
@@ -149,6 +149,7 @@ class Record:
             "methods": self.description.get("methods", {}) | {e.method: self.about(e.method, e) for e in entries},
             "influence": carriers.influence(self.folder, self.config),
             "undo": undo_results.measured(self.folder, self.config),
+            **studies.of_run(self.folder),
             "population": judged.of_run(self.folder),
             "jobs": description.jobs(self.folder, self.jobs(), needs),
         }

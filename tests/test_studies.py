@@ -1,0 +1,147 @@
+"""The paper's claims on a run's own models: verdicts in its folder, in its report, and gone when the models are."""
+
+from __future__ import annotations
+
+import html
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from unfed.api import write_report
+from unfed.claims import of_run
+from unfed.cli.main import main
+from unfed.errors import UnfedError
+from unfed.runs.config import Config
+from unfed.runs.run import Run
+from unfed.runs.studies import THEORY
+
+RAW: dict[str, Any] = {
+    "name": "tiny",
+    "partition": {"clients": 3},
+    "model": {"name": "cnn-tiny"},
+    "training": {"rounds": 2, "batch": 64, "lr": 0.05},
+    "unlearning": {"rounds": 2},
+    "request": {"id": "leaves", "clients": ["0"]},
+    "methods": {"run": ["retrain", "not"]},
+    "evaluation": {"attack": False, "samples": False},
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("studies") / "run"
+    run = Run.create(Config.parse(RAW), folder)
+    run.execute()
+    of_run.try_on(run, of_run.CLAIMS)
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Run:
+    return Run.open(shutil.copytree(finished, tmp_path / "run"))
+
+
+def test_verdicts_are_kept_with_the_models_they_speak_of_and_shown_in_the_report(run: Run) -> None:
+    kept = json.loads((run.folder.path / "theory/0/leaves.json").read_text())
+    verdicts = {one["id"]: one["verdict"] for one in kept["claims"]}
+    assert set(verdicts) == {claim.id for claim in of_run.CLAIMS} and set(kept["models"]) == {
+        "before",
+        "retrain",
+        "not",
+    }
+    assert verdicts["distance"] == "holds", "a theorem that is right is right here too"
+    assert verdicts["compensation"] == "fails", "a ReLU has no such relation"
+    assert verdicts["cka-retrain"] == "not tried"
+    seen = {one["id"]: one["seen"] for one in kept["claims"]}
+    assert seen["cka-retrain"] == "This run has no model of ft for the request."
+    page = html.unescape(write_report(run).read_text())
+    assert "Does the theory hold here?" in page and seen["distance"] in page
+    again = (run.folder.path / "theory/0/leaves.json").read_bytes()
+    of_run.try_on(run, of_run.CLAIMS)
+    assert (run.folder.path / "theory/0/leaves.json").read_bytes() == again, "the same run gives the same bytes"
+
+
+def test_a_verdict_on_models_that_are_gone_is_not_shown_and_a_purge_takes_it_along(run: Run) -> None:
+    assert run.info()[THEORY]
+    listed = [one["file"] for one in run.info()["influence"]]
+    assert "theory/0/leaves.json" in listed, "it was computed from the model that knew the leaver"
+    run.folder.model_file(run.training_job(0)).unlink()
+    assert run.info()[THEORY] == [] and "Does the theory hold here?" not in write_report(run).read_text()
+    (run.folder.path / "theory/0/leaves.json").write_text('{"schema": 1}')
+    with pytest.raises(UnfedError, match="delete it, and ask again"):
+        run.info()
+
+
+def test_the_bound_and_the_broken_layer_by_hand(run: Run) -> None:
+    kept = {one["id"]: one["data"] for one in run.info()[THEORY][0]["claims"]}
+    # 1,437 training digits at three clients, a fifth of them for validation: 383 rows or 6 batches each, two rounds
+    assert kept["time-flow"]["taken"] == pytest.approx(2 * 6 * 0.05 / (1 - run.config.training.momentum))
+    assert 0 < kept["time-flow"]["bound"] <= kept["time-flow"]["taken"]
+    test = kept["grafting"]["test"]
+    assert set(test) == {"whole", "of Retrain", "negated", "drawn anew"}
+
+
+def test_the_layer_whose_answers_a_relu_takes() -> None:
+    normed = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    assert of_run.into_relu(normed, "1.weight") == "2" and of_run.into_relu(normed, "4.weight") is None
+    assert of_run.into_relu(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.ReLU()), "0.weight") is None
+    assert of_run.into_relu(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), "0.weight") == "0"
+    assert of_run.into_relu(nn.Linear(2, 2), "class_token") is None
+
+
+def test_an_even_network_is_told_apart_by_its_activations() -> None:
+    class Case:
+        class world:
+            class template:
+                module = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2), nn.ReLU())
+
+    found = of_run.compensation(Case())  # type: ignore[arg-type]
+    assert found.told == "holds under Tanh, with the bias negated too" and "ReLU does not" in found.seen
+    Case.world.template.module = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(of_run.Lacking, match="module of its own"):
+        of_run.compensation(Case())  # type: ignore[arg-type]
+
+
+def given(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["unfed", *words])
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_command_tries_a_run_and_says_in_one_sentence_what_cannot_be(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.chdir(tmp_path)
+    code, out, said = given(["theory", "run", "--only", "compensation", "--json"], monkeypatch, capsys)
+    found = json.loads(out)
+    assert code == 0 and [one["id"] for one in found[0]["claims"]] == ["compensation"], said
+    code, out, _ = given(["theory", "run", "--only", "compensation"], monkeypatch, capsys)
+    assert code == 0 and "Theorem 4" in out and "Report:" in out
+    code, out, _ = given(["theory", "run", "--list"], monkeypatch, capsys)
+    assert code == 0 and "time-flow" in out and "directions" not in out
+    for words, sentence in (
+        (["theory", "run", "--only", "directions"], "is not tried on a run's models"),
+        (["theory", "run", "--quick"], "leave --out and --quick out"),
+        (["theory", "nowhere"], "nowhere"),
+    ):
+        code, _, said = given(words, monkeypatch, capsys)
+        assert code == 2 and sentence in said and said.strip().count("\n") == 0, said
+    for model in (run.folder.path / "models").rglob("*.safetensors"):
+        model.unlink()
+    code, _, said = given(["theory", "run"], monkeypatch, capsys)
+    assert code == 2 and "finish the run first" in said
