@@ -8,7 +8,6 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 from xml.etree import ElementTree
 
@@ -139,16 +138,14 @@ def test_the_gap_after_each_round_is_the_mean_distance_to_the_last_retrain_of_th
         line("not", 0, seed=1, **{**goal, "forget": 58.0}),  # (2 + 8) / 4
         line("not", 1, seed=1, **{**goal, "mia": "not measured: no test data"}),
     ]
-    run: Any = SimpleNamespace(lines=lambda: lines)
-    after_0, after_1 = cast(Any, gaps_by_round(run)["not"])
+    after_0, after_1 = cast(Any, gaps_by_round(cast(Any, lines))["not"])
     assert after_0 == (0, pytest.approx(2.25), pytest.approx(math.sqrt(0.125)))
     assert after_1 == (1, pytest.approx(0.0), None), "one repetition has no spread"
 
 
 def test_without_retrain_there_is_no_gap() -> None:
-    run: Any = SimpleNamespace(lines=lambda: [line("not", 0, retain=1.0)])
     with pytest.raises(UnfedError, match="Retrain"):
-        gaps_by_round(run)
+        gaps_by_round(cast(Any, [line("not", 0, retain=1.0)]))
 
 
 # --- through the command line -----------------------------------------------------------------------------------------

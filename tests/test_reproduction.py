@@ -8,10 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from unfed.analysis.bound import noisy_time, unlearning_time
+from unfed.analysis.gradient_noise import Noise
 from unfed.errors import UnfedError
-from unfed.paper import record
+from unfed.paper import analyses, record
 from unfed.paper.items import items as paper_items
+from unfed.paper.making import markdown
+from unfed.paper.views import VIEWS
+from unfed.paper.views.models import NEGATED, models_of
+from unfed.paper.views.retraced import retraced
 from unfed.report import rows
 from unfed.runs import revisions
 from unfed.runs.config import Config
@@ -142,3 +149,92 @@ def test_a_key_that_a_later_version_adds_makes_no_other_experiment(first: Run, t
     changed = {**earlier, "training": {**earlier["training"], "decay": 0.5}}
     assert record.differences(changed, found.config) == ["training.decay 0.5 instead of 0.0005"]
     assert record.write(replace(found, config=changed), tmp_path) != path
+
+
+# --- analyses ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def analysed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run with everything that table 7 asks for."""
+    sets = ["seed=0", "training.rounds=2", "unlearning.rounds=4", "evaluation.every=4", "evaluation.attack=false"]
+    sets += ['methods.retrain-long={use="retrain", unlearning={rounds=4}}']
+    labels = 'methods.run=["retrain","ft","not","retrain-long"]'
+    run = Run.create(Config.preset("digits-cnn", [*sets, labels]), tmp_path_factory.mktemp("runs") / "c")
+    run.execute()
+    return run
+
+
+def test_a_kept_analysis_shows_what_the_run_would(analysed: Run, tmp_path: Path) -> None:
+    item = paper_items()["table-7"]
+    spec = item.runs["digits"][0]
+    kept = analyses.measured(item, analysed, "abcdef1234")
+    path = analyses.write(kept, tmp_path)
+    again = analyses.read(path)
+    assert path.parent.name == "analyses" and path.stat().st_size < 20_000
+    assert again.made["commit"] == "abcdef1234" and again.made["hardware"] and again.made["revisions"]["engine"]
+    shown = analyses.shown(item, {spec.name: again})
+    assert markdown(shown) == markdown(VIEWS["bound"].make(item, {spec: analysed}))
+    assert analyses.all_in(tmp_path) == [again] and record.all_in(tmp_path) == []
+
+
+def test_table_7_takes_lip_along_the_run_and_says_what_noise_does(analysed: Run) -> None:
+    found = analyses.measured(paper_items()["table-7"], analysed, "abc").numbers["methods"]
+    for method in ("ft", "not"):
+        own = found[method]
+        assert list(own["lipschitz_at"]) == ["start", "round 1", "round 3", "last round"]
+        assert own["lipschitz"] == pytest.approx(max(own["lipschitz_at"].values()))
+        assert 0 < own["time_corrected"] <= own["time_with_noise"] < own["time"]
+        assert own["noise"]["stochasticity"] > 0 and own["noise"]["diffusion"] > 0
+
+
+def test_the_way_that_is_retraced_is_the_one_that_was_gone(analysed: Run) -> None:
+    """After its last round NoT stands where the run left it."""
+    start = models_of(analysed, ("not",))[NEGATED]
+    way = retraced(replace_rounds(analysed, 5), "not", start, places=(4,))
+    last = analysed.model(seed=0, request=analysed.config.requests()[0].id, method="not")
+    assert all(torch.equal(way[4][name], last[name]) for name in last)
+
+
+def replace_rounds(run: Run, rounds: int) -> Run:
+    """The same run as if its methods had more rounds: a round before the last can be asked for."""
+    other = Run.open(run.folder.path)
+    world = run.world(0)
+    raw = {**run.config.to_json(), "unlearning": {**run.config.to_json()["unlearning"], "rounds": rounds}}
+    other.use(replace(world, config=Config.parse(raw)))
+    return other
+
+
+def test_the_page_shows_a_kept_analysis_with_its_figure_and_says_what_differs(analysed: Run, tmp_path: Path) -> None:
+    """Kept under the name of the paper's own run, for which no test has the time."""
+    item = paper_items()["figure-3"]
+    kept = analyses.measured(item, analysed, "abcdef1234")
+    wanted = item.runs["paper"][0].config(["training.rounds=7"]).to_json()
+    analyses.write(replace(kept, preset="cifar10-cnn", config=wanted), tmp_path)
+    text, drawn = reproduction.page(tmp_path)
+    assert "| NoT, last round |" in text and "training.rounds 7 instead of 2000" in text and "commit abcdef1" in text
+    assert "(reproduction/figure-3-1.svg)" in text and drawn["figure-3-1.svg"].startswith("<svg")
+    revised = {**kept.made["revisions"], "not": 0}
+    analyses.write(
+        replace(kept, preset="cifar10-cnn", config=wanted, made={**kept.made, "revisions": revised}), tmp_path
+    )
+    text, drawn = reproduction.page(tmp_path)
+    assert "figure-3 of cifar10-cnn: not revised since" in text and not drawn
+
+
+def test_what_cannot_be_analysed_is_said(first: Run, tmp_path: Path) -> None:
+    with pytest.raises(UnfedError, match="needs ft in"):
+        analyses.measured(paper_items()["figure-3"], first, "abc")
+    with pytest.raises(UnfedError, match="lines alone"):
+        analyses.measured(paper_items()["figure-4"], first, "abc")
+    (tmp_path / "analyses").mkdir()
+    (tmp_path / "analyses" / "x.json").write_text("{}")
+    with pytest.raises(UnfedError, match="holds no kept analysis"):
+        analyses.all_in(tmp_path)
+
+
+def test_the_bound_with_noise_solves_its_own_equation() -> None:
+    printed = unlearning_time(0.9, 0.1, 2.0, 1.5, 3.0)
+    found = noisy_time(printed, Noise(diffusion=0.0, stochasticity=0.7))
+    assert 9.0 * found.time * (0.5 + 0.7 * found.time) == pytest.approx(0.64) and found.noise == 0.7 * found.time
+    assert noisy_time(printed, Noise(0.0, 0.0)) == printed

@@ -46,7 +46,10 @@ class Kept:
 
 
 def measured(item: Item, run: Run, commit: str, numbers: Mapping[str, Any] | None = None) -> Kept:
-    """Analyse a finished run as the item asks, but for `numbers` of its view (a spectrum over fewer sets)."""
+    """Analyse a finished run as the item asks.
+
+    `numbers` change what its view takes (a spectrum over fewer sets of coordinates); they are shown with the result.
+    """
     view = views.VIEWS[item.view]
     if view.analysis is None:
         raise UnfedError(
@@ -136,7 +139,7 @@ def outdated(found: Kept) -> str:
 
 
 def fitting(found: Sequence[Kept], item: Item, spec: Spec) -> tuple[Kept, list[str]] | None:
-    """The kept analysis that a run of an item can show, the nearest, with what is different from what it asks for."""
+    """The kept analysis that is nearest to a run of an item, with what differs from what that asks for."""
     own = [one for one in found if one.item == item.id and _same_experiment(spec, one.preset, one.config)]
     near = [(one, record.differences(one.config, spec.config().to_json())) for one in own]
     return min(near, key=lambda pair: len(pair[1]), default=None)

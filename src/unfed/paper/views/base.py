@@ -53,7 +53,7 @@ Numbers = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Analysis:
-    """An item that takes models, not only lines: what is measured once can be kept, and shown without them."""
+    """An item that takes models: what is measured on them once can be kept, and shown without them."""
 
     measure: Callable[[Item, Spec, Run], Numbers]
     show: Callable[[Item, Mapping[str, Numbers]], Section]
