@@ -33,6 +33,7 @@ from unfed.trust.log import Log
 from unfed.trust.page import page
 from unfed.trust.participation import Participants, prove_absence
 from unfed.trust.pseudonyms import Pseudonyms
+from unfed.trust.verdict import Verdict, told, verdict
 from unfed.trust.verifier import BUNDLE, NotVerified
 
 KEY = SigningKey.drawn()
@@ -80,9 +81,9 @@ def signed(run: Run, log: tuple[Log, FromLog]) -> Envelope:
     return bundle.sign(findings(run, served(run, "leaves")), KEY, log[1])
 
 
-def verify(signed: Envelope | bytes, **given: Any) -> verifier.Verdict:
+def verify(signed: Envelope | bytes, **given: Any) -> Verdict:
     data = signed if isinstance(signed, bytes) else signed.to_bytes()
-    return verifier.verify(data, [KEY.public.pem], **given)
+    return verdict(data, [KEY.public.pem], **given)
 
 
 def statement(signed: Envelope) -> Any:
@@ -243,13 +244,57 @@ def test_what_somebody_signed_does_not_steer_a_terminal(signed: Envelope) -> Non
     def coloured(predicate: Any) -> None:
         predicate["findings"]["neither"].append("\x1b[2J\x1b]0;title\x07gone")
 
-    told = verifier.told(verify(resigned(signed, coloured)))
-    assert "\x1b" not in told and "\x07" not in told and "gone" in told
+    said = told(verify(resigned(signed, coloured)))
+    assert "\x1b" not in said and "\x07" not in said and "gone" in said
+
+
+def test_nor_does_it_when_the_verifier_is_run_alone(signed: Envelope, tmp_path: Path) -> None:
+    def coloured(predicate: Any) -> None:
+        predicate["made"] = "\x1b[2J\x07gone"
+        predicate["findings"]["neither"].append("\x1b[2Jgone too")
+
+    (tmp_path / "bundle").write_bytes(resigned(signed, coloured).to_bytes())
+    (tmp_path / "operator.pub").write_text(KEY.public.pem)
+    words = [sys.executable, verifier.__file__, "bundle", "--key", "operator.pub"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "\x1b" not in done.stdout and "\x07" not in done.stdout
+    assert "gone, and nothing" in done.stdout and "gone too" in done.stdout
+
+
+def test_a_member_is_not_absent_beside_its_own_neighbours() -> None:
+    members = [bytes([number]) * 32 for number in (2, 4, 6)]
+    hashes = [merkle.leaf_hash(one) for one in members]
+    tree = {"size": 3, "root": merkle.root(hashes).hex()}
+    sides = [[place, members[place].hex(), merkle.hexed(merkle.inclusion(hashes, place))] for place in range(3)]
+    between, first, last = sides[:2], sides[:1], sides[2:]
+    for stranger, beside, is_absent in (
+        (3, between, True),
+        (2, between, False),
+        (4, between, False),
+        (5, between, False),
+    ):
+        assert verifier.absent(bytes([stranger]) * 32, {"size": 3, "neighbours": beside}, tree) == is_absent
+    for stranger, beside, is_absent in ((1, first, True), (2, first, False), (7, last, True), (6, last, False)):
+        assert verifier.absent(bytes([stranger]) * 32, {"size": 3, "neighbours": beside}, tree) == is_absent
+    assert not verifier.absent(bytes([3]) * 32, {"size": 3, "neighbours": [sides[1]]}, tree), "neither first nor last"
+
+
+@pytest.mark.parametrize("size", range(1, 18))
+def test_the_verifier_climbs_every_tree_to_its_root(size: int) -> None:
+    leaves = [bytes([number]) for number in range(size)]
+    hashes = [merkle.leaf_hash(one) for one in leaves]
+    for place in range(size):
+        path = merkle.hexed(merkle.inclusion(hashes, place))
+        assert verifier.climbed(verifier.leaf(leaves[place]), place, size, path) == merkle.root(hashes)
+        for wrong in (path[:-1], [*path, "00" * 32]):
+            if wrong != path:
+                with pytest.raises(NotVerified, match="does not fit its tree"):
+                    verifier.climbed(verifier.leaf(leaves[place]), place, size, wrong)
 
 
 def test_another_key_and_another_statement_are_refused(signed: Envelope, run: Run) -> None:
     with pytest.raises(NotVerified, match="not signed by a key that you gave"):
-        verifier.verify(signed.to_bytes(), [SigningKey.drawn().public.pem])
+        verdict(signed.to_bytes(), [SigningKey.drawn().public.pem])
     with pytest.raises(NotVerified, match="is of the type"):
         verify(envelope.sign("text/plain", {}, KEY))
     with pytest.raises(NotVerified, match="no evidence of unfed"):
@@ -408,5 +453,7 @@ def test_the_pages_commands_do_what_it_says(
     assert "was asked to train in none of the 3 rounds" in told and "is the model that this evidence is about" in told
     assert "Evidence, not a guarantee" in Path("evidence.html").read_text(encoding="utf-8")
     done = subprocess.run([sys.executable, *alone.split()[1:]], capture_output=True, text=True)
-    assert done.returncode == 0 and " ".join(done.stdout.split()) == told, done.stderr
+    assert done.returncode == 0, done.stderr
+    alone_told, proven = " ".join(done.stdout.split()), told.partition("Measured, on")[0].strip()
+    assert alone_told.startswith(f"{proven} All else is the operator's word: {{"), "what is proven is the same"
     assert serves.split() == ["unfed", "serve", "ward", "--work"]

@@ -36,6 +36,7 @@ from unfed.trust.intake import Handling
 from unfed.trust.keys import SigningKey
 from unfed.trust.listening import Address, Listener, Worker, tokens_in
 from unfed.trust.log import faults
+from unfed.trust.verdict import verdict
 from worlds import slow
 
 CLIENTS = 60
@@ -119,20 +120,20 @@ def test_a_request_is_submitted_followed_served_and_its_evidence_fetched(home: P
         assert told["state"] == "fulfilled" and any("came into force" in said for _, said in told["events"])
         assert told["still_carries"], "the model before is still there"
         bundle = http.get("/api/requests/r-seven/bundle").content
-        found = verifier.verify(bundle, [OPERATOR.public.pem], model=home / "run/models/0/r-seven/ft.safetensors")
+        found = verdict(bundle, [OPERATOR.public.pem], model=home / "run/models/0/r-seven/ft.safetensors")
         said = " ".join(found.proven)
         assert "acknowledged request 'r-seven'" in said and "was asked to train in none of the 1 rounds" in said
-        grown = verifier.verify(bundle, [OPERATOR.public.pem], log=answer.content).proven
+        grown = verdict(bundle, [OPERATOR.public.pem], log=answer.content).proven
         assert any("has grown from the checkpoint that you keep" in one for one in grown), "the answer has one"
         assert "asked to train before, in the round at leaf 3" in said, said
         for name, value in (("place", 99), ("leaf", 2), ("path", []), ("inclusion", []), ("line", "{}")):
-            with pytest.raises(verifier.NotVerified, match="does not show that the leaver took part before|no bundle"):
-                verifier.verify(_with_another_past(bundle, name, value), [OPERATOR.public.pem])
+            with pytest.raises(verifier.NotVerified, match="took part before|no bundle|does not fit its tree"):
+                verdict(_with_another_past(bundle, name, value), [OPERATOR.public.pem])
         forked = _with_another_log(bundle, answer.content)
         with pytest.raises(
             verifier.NotVerified, match="acknowledgement's checkpoint was signed over: it was rewritten"
         ):
-            verifier.verify(forked, [OPERATOR.public.pem])
+            verdict(forked, [OPERATOR.public.pem])
         page = http.get("/").text
         assert "r-seven" in page and "fulfilled" in page and "/requests/r-seven" in page
         assert "came into force" in http.get("/requests/r-seven").text
@@ -167,14 +168,14 @@ def test_a_round_that_was_under_way_when_the_request_came_is_said_to_be_outside_
     trust.enter({"type": "round", "at": "2026-11-15T00:00:00Z", **told, "participants": everybody})
     with watching.logged(own.run) as watch:
         own.run.execute(watch)
-    found = verifier.verify(own.bundle("r-seven").to_bytes(), [OPERATOR.public.pem])
+    found = verdict(own.bundle("r-seven").to_bytes(), [OPERATOR.public.pem])
     said = next(one for one in found.proven if "was asked to train" in one)
     leaf = acknowledgement.verified(own.acknowledgement("r-seven"), [OPERATOR.public]).leaf
     assert "none of the 1 rounds" in said and f"(its request is leaf {leaf}; not before)" in said
 
     purge(own.run, "r-seven")
     story.enter(own.run.folder, trust, purged=["r-seven"])
-    found = verifier.verify(own.bundle("r-seven").to_bytes(), [OPERATOR.public.pem])
+    found = verdict(own.bundle("r-seven").to_bytes(), [OPERATOR.public.pem])
     assert len(found.proven) == 1, "whose pseudonym it was can no longer be said"
     assert any("destroyed by a purge" in one for one in found.neither)
 

@@ -14,7 +14,7 @@ import pytest
 from unfed.data import Request
 from unfed.runs.config import Config
 from unfed.runs.run import Run
-from unfed.trust import bundle, request, verifier, watching
+from unfed.trust import bundle, request, watching
 from unfed.trust.desk import Desk
 from unfed.trust.findings import findings, served
 from unfed.trust.folder import TrustFolder
@@ -23,6 +23,7 @@ from unfed.trust.intake import Handling
 from unfed.trust.keys import SigningKey
 from unfed.trust.listening import Address, Listener
 from unfed.trust.page import page as officers_page
+from unfed.trust.verdict import verdict
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -160,8 +161,8 @@ def test_the_officers_page_prints(browser: Browser, home: Path, tmp_path: Path) 
     run = Run.open(home / "ward")
     entry = served(run, "r-leaves")
     signed = bundle.sign(findings(run, entry), OPERATOR, bundle.from_log(run, entry))
-    verdict = verifier.verify(signed.to_bytes(), [OPERATOR.public.pem])
-    (tmp_path / "page.html").write_text(officers_page(verdict, [OPERATOR.id]), encoding="utf-8")
+    shown = verdict(signed.to_bytes(), [OPERATOR.public.pem])
+    (tmp_path / "page.html").write_text(officers_page(shown, [OPERATOR.id]), encoding="utf-8")
     page = browser.new_page(viewport={"width": 360, "height": 900})
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text))

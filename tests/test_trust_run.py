@@ -22,7 +22,7 @@ from unfed.runs.progress import QuietWatch
 from unfed.runs.record import Record
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
-from unfed.trust import acknowledgement, bundle, index, intake, keys, participation, request, verifier, watching
+from unfed.trust import acknowledgement, bundle, index, intake, keys, participation, request, watching
 from unfed.trust.checking import faults_of
 from unfed.trust.envelope import Envelope
 from unfed.trust.findings import findings, served
@@ -30,6 +30,7 @@ from unfed.trust.folder import TrustFolder
 from unfed.trust.intake import Handling
 from unfed.trust.log import LOG
 from unfed.trust.request import NotBelieved, Opening
+from unfed.trust.verdict import verdict
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -466,7 +467,7 @@ def test_two_that_share_a_recovery_have_each_its_answer_leaves_and_bundle_about_
         assert {leaf["type"] for leaf in leaves if leaf.get("request") == name} >= {"acknowledgement", "gate", "state"}
         entry = served(record, name)
         whole = bundle.sign(findings(record, entry), trust.key, bundle.from_log(record, entry))
-        shown = verifier.verify(whole.to_bytes(), [trust.operator.pem])
+        shown = verdict(whole.to_bytes(), [trust.operator.pem])
         assert any("was asked to train in none of the 2 rounds" in one for one in shown.proven)
         assert any("came into force" in one for one in shown.proven)
     assert [row.phase for row in index.rows(record.folder, trust)] == ["published", "published"]

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from unfed.errors import UnfedError
 from unfed.runs.run import Run
-from unfed.trust import bundle, envelope, keys, revocation, verifier
+from unfed.trust import bundle, envelope, keys, revocation
 from unfed.trust.desk import Desk
 from unfed.trust.findings import findings, served
 from unfed.trust.folder import TrustFolder
 from unfed.trust.keys import SigningKey
+from unfed.trust.verdict import told, verdict
 from unfed.trust.verifier import BUNDLE, NotVerified
 
 
@@ -44,8 +45,8 @@ def verify(data: st.DataObject, here: Path, damage: Damage, changed: Changed, ne
     else:
         sent = data.draw(damage(whole))
     try:
-        found = verifier.verify(sent, [key.public.pem], log, model)
-        verifier.told(found)
+        found = verdict(sent, [key.public.pem], log, model)
+        told(found)
     except NotVerified as error:
         if not str(error).strip() or "\n" in str(error):
             raise AssertionError("a refusal that is no sentence") from error

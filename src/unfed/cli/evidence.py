@@ -82,7 +82,8 @@ def verify(
     It needs the bundle and the operator's public key, and no run folder. Exit code 2 where something does not hold.
     """
     from unfed.trust import bundle as bundles
-    from unfed.trust import keys, verifier
+    from unfed.trust import keys
+    from unfed.trust.verdict import told
 
     known = [keys.public_key(path) for path in key]
     verdict = bundles.verify(bundle, known, log, model)
@@ -91,12 +92,12 @@ def verify(
     if as_json:
         echo(json.dumps({"proven": verdict.proven, "measured": verdict.measured, "neither": verdict.neither}))
         return
-    say(verifier.told(verdict))
+    say(told(verdict))
 
 
 def _write_page(path: Path, verdict: object, keys: list[str]) -> None:
     from unfed.trust.page import page
-    from unfed.trust.verifier import Verdict
+    from unfed.trust.verdict import Verdict
 
     assert isinstance(verdict, Verdict)
     storage.deliver(path, page(verdict, keys).encode())

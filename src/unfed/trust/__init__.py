@@ -13,6 +13,7 @@
     findings.py         what a run folder says of a served request, as it may be handed out
     bundle.py           that, with proofs from the log, as one signed file
     verifier.py         checks a bundle; one file that needs nothing of this library
+    verdict.py          what a checked bundle shows, in plain words
     page.py             a verified bundle as a page for the officer
     revocation.py       whoever asked takes a request back, signed
     desk.py             submit, follow, revoke, fetch: what can be done from outside

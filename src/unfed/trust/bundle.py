@@ -28,7 +28,8 @@ from unfed.trust.folder import TrustFolder, has_trust
 from unfed.trust.keys import PublicKey, SigningKey
 from unfed.trust.log import Checkpoint, leaf_in
 from unfed.trust.participation import ROUND, prove_absence
-from unfed.trust.verifier import BUNDLE, PREDICATE, STATEMENT, NotVerified, Verdict
+from unfed.trust.verdict import Verdict, verdict
+from unfed.trust.verifier import BUNDLE, PREDICATE, STATEMENT, NotVerified
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def verify(bundle: Path, keys: Sequence[PublicKey], log: Path | None = None, mod
     """What a bundle shows; where something does not hold, the sentence that says so."""
     try:
         kept = None if log is None else _read(log)
-        return verifier.verify(_read(bundle), [key.pem for key in keys], kept, model)
+        return verdict(_read(bundle), [key.pem for key in keys], kept, model)
     except NotVerified as error:
         raise UnfedError(f"Not verified: {error}") from error
 

@@ -78,7 +78,7 @@ def findings(record: Record, entry: Entry) -> dict[str, Any]:
         "measured": measured,
         "gate": gate,
         "undo": undone,
-        "earlier": {name: value for name, value in (line.get("earlier") or {}).items()},
+        "earlier": [*(line.get("earlier") or {}).values()],  # their names may be those of other clients
         "still_carries": _carries(record, entry.request.id),
         "not_measured": sorted(set(_missing({"measured": measured, "gate": gate, "undo": undone}))),
         "neither": [*NEITHER],

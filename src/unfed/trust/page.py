@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from unfed.report.words import date_text
-from unfed.trust.verifier import Verdict
+from unfed.trust.verdict import Verdict
 
 
 def page(verdict: Verdict, keys: list[str]) -> str:
@@ -23,7 +23,7 @@ def page(verdict: Verdict, keys: list[str]) -> str:
         ("Takes out", _subject(request)),
         ("Asked", _date(request["asked"])),
         ("Fulfilled", _date(request["fulfilled"])),
-        ("Method", f"{findings['method']['title']}, {findings['method']['rounds']} rounds"),
+        ("Method", _method(findings["method"])),
         ("Data read", findings["views"]["said"]),
         ("Evidence made", _date(predicate["made"])),
         ("Verified under", ", ".join(keys)),
@@ -43,6 +43,12 @@ def page(verdict: Verdict, keys: list[str]) -> str:
             carries=findings["still_carries"],
         )
     )
+
+
+def _method(method: dict[str, Any]) -> str:
+    others = method.get("shared_with") or 0
+    shared = f", shared with {others} other {'request' if others == 1 else 'requests'}" if others else ""
+    return f"{method['title']}, {method['rounds']} {'round' if method['rounds'] == 1 else 'rounds'}{shared}"
 
 
 def _subject(request: dict[str, Any]) -> str:
