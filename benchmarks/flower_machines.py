@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -69,6 +71,13 @@ def flwr_run(app: Path, env: dict[str, str], config: str = "", nodes: int | None
     if listed["runs"][0]["status"] != "finished:completed":
         raise SystemExit(f"{shown}\n{app.name} did not complete: {listed['runs'][0]['status-details']}")
     return shown
+
+
+def told() -> dict[str, str]:
+    """When, on what and with what a record was made."""
+    found = {name: importlib.metadata.version(name) for name in ("flwr", "ray", "numpy", "torch")}
+    hardware = f"{platform.machine()}, {os.cpu_count()} cores"
+    return {"date": time.strftime("%Y-%m-%d"), "hardware": hardware, "python": platform.python_version(), **found}
 
 
 LIST = ("flwr", "ls", "local", "--format", "json")

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flower_machines import flwr_run, simulator
+from flower_machines import flwr_run, simulator, told
 
 NODES = 4
 COUNTING = """
@@ -174,6 +174,8 @@ def main() -> None:
                 after = asked(note)
         records.append(
             {
+                **told(),
+                "command": "python benchmarks/flower_quickstarts.py flower",
                 "app": name,
                 "flower": commit,
                 "lines": {"client app": client, "server app": server},

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flower_machines import app_of, environment, flwr_run, free_port, simulator
+from flower_machines import app_of, environment, flwr_run, free_port, simulator, told
 
 HERE = Path(__file__).parent
 COMPONENTS = 'serverapp = "flower_scale_app.server:app"\nclientapp = "flower_scale_app.client:app"'
@@ -98,9 +98,10 @@ def main() -> None:
         else:
             lines = simulated(Path(folder), asked.nodes, asked.pairs, asked.rounds)
     record = {
+        **told(),
+        "command": "python benchmarks/flower_scale.py" + (f" --real {asked.real}" if asked.real else ""),
         "nodes": asked.real or asked.nodes,
         "kind": "SuperNodes as processes, TLS and keys" if asked.real else "Flower's simulator (ray)",
-        "cores": os.cpu_count(),
         "load before and after": [round(load[0], 1), round(os.getloadavg()[0], 1)],
         "whole seconds": round(time.perf_counter() - began, 1),
         "per round": summary(lines),

@@ -115,7 +115,7 @@ class Deployment:
         """What `flwr run --stream` shows of an app; `said` is its run config."""
         config = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in said.items())
         command = ["flwr", "run", str(app), "local", "--stream", "--run-config", config, *self.federation]
-        done = subprocess.run(command, env=self.env, check=True, timeout=600, capture_output=True)
+        done = subprocess.run(command, env=self.env, check=True, timeout=1500, capture_output=True)
         return done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
 
     def flwr(self, *arguments: str) -> Any:

@@ -107,7 +107,7 @@ def test_what_the_leaver_says_of_the_model_before_and_after_stands_on_the_page(t
     assert [m.content.config_records["config"]["server-round"] for m in grid.asked(1000, "evaluate")] == [0, 1]
     CliRunner().invoke(cli, ["report", str(tmp_path / "e")])
     page = (tmp_path / "e" / "report.html").read_text()
-    assert "with its leave, to measure the model before and after: 2." in page and "Forget accuracy" not in page
+    assert "with its leave, to measure a model before or after: 2." in page and "Forget accuracy" not in page
     assert "<td>node 1000, which left, with its leave</td><td>1</td><td>0</td>" in page
 
 
@@ -117,6 +117,31 @@ def test_a_leaver_that_does_not_answer_says_so_on_the_page(tmp_path: Path) -> No
     unlearned(tmp_path / "e", grid=grid)
     CliRunner().invoke(cli, ["report", str(tmp_path / "e")])
     assert "not measured: it did not answer" in (tmp_path / "e" / "report.html").read_text()
+
+
+def test_the_perturbation_is_taken_back_to_see_what_returns(tmp_path: Path) -> None:
+    grid = federation(allow="forget")
+    unlearned(Evidence(tmp_path / "e", undo=True), rounds=1, grid=grid)
+    # From w = 1 negation makes -1 and a round 0; turned back that is -0, and 0 to everybody.
+    told = [{"node": 1000, "metrics": {"num-examples": 2, "acc": 0.0}}]
+    undone = {"asked": [1001, 1002, 1003], "evaluate": {"acc": 0.0}, "server": None, "leaver": told}
+    assert kept(tmp_path / "e")["undo"] | {"asked": sorted(kept(tmp_path / "e")["undo"]["asked"])} == undone
+    assert [len(grid.asked(1000, kind)) for kind in ("train", "evaluate")] == [0, 3]
+    CliRunner().invoke(cli, ["report", str(tmp_path / "e")])
+    page = (tmp_path / "e" / "report.html").read_text()
+    assert page.count("of the model with the perturbation taken back") == 3 and "Undoing" not in page
+
+
+def test_a_perturbation_that_is_not_its_own_inverse_is_not_taken_back(tmp_path: Path) -> None:
+    halved = Unlearn(
+        FedAvg,
+        lambda arrays: {**arrays, "w": arrays["w"] / 2},
+        node_with(partition_id=0),
+        evidence=Evidence(tmp_path / "e", undo=True),
+    )
+    halved.start(federation(), trained(), num_rounds=1)
+    CliRunner().invoke(cli, ["report", str(tmp_path / "e")])
+    assert "not measured: the perturbation is not its own inverse" in (tmp_path / "e" / "report.html").read_text()
 
 
 def test_the_rounds_end_when_the_named_metric_is_back(tmp_path: Path) -> None:

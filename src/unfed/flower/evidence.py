@@ -5,7 +5,7 @@
 
 It is asked for by `Unlearn(…, evidence=DIR)`; `unfed report DIR` makes the page, and `deny=DIR` keeps the leaver out of
 later runs. The model before is evaluated once, by those who stay; whoever left is asked only with its leave, and what
-it says stands apart (leave.py). With `recover` the rounds end as soon as that metric is back.
+it says stands apart (worth.py). With `recover` the rounds end as soon as that metric is back.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ class Recovered(Exception):
 class Evidence:
     """A folder of evidence.
 
-    `recover` names a metric (more is better) that ends the rounds once it is `within` reach of what it was.
+    `recover` names a metric (more is better) that ends the rounds once it is `within` reach of what it was. With `undo`
+    the model after is evaluated once more with the perturbation taken back, as anybody could who holds it.
     """
 
-    def __init__(self, folder: str | Path, recover: str | None = None, within: float = 0.0) -> None:
-        self.folder, self.recover, self.within = Path(folder), recover, within
+    def __init__(
+        self, folder: str | Path, recover: str | None = None, within: float = 0.0, *, undo: bool = False
+    ) -> None:
+        self.folder, self.recover, self.within, self.undo = Path(folder), recover, within, undo
         self._kept: dict[str, Any] = {}
         self.metrics: dict[str, dict[int, MetricRecord]] = {"train": {}, "evaluate": {}, "server": {}}
 
@@ -65,7 +68,13 @@ class Evidence:
 
     def leaver(self, when: str, answers: Sequence[Mapping[str, Any]]) -> None:
         """Note what those who left, and gave leave, say of the model before or after."""
-        self._kept.setdefault("leaver", {})[when] = list(answers)
+        if answers:
+            self._kept.setdefault("leaver", {})[when] = list(answers)
+            self._write()
+
+    def undone(self, **found: Any) -> None:
+        """Note what the model after is worth with the perturbation taken back, or the reason why nobody knows."""
+        self._kept["undo"] = {key: plain(v) if isinstance(v, MetricRecord) else v for key, v in found.items()}
         self._write()
 
     def asked(self, round: int, what: str, messages: Iterable[Message]) -> list[Message]:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import Result, Strategy
@@ -38,11 +38,11 @@ from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError
 from unfed.federation.aggregate import all_finite
 from unfed.flower.evidence import Evidence, Recovered
-from unfed.flower.leave import answers, question
 from unfed.flower.leaving import Exclude, SubsetGrid
 from unfed.flower.negating import Perturb
 from unfed.flower.replies import tensors
 from unfed.flower.wire import from_arrays
+from unfed.flower.worth import Worth
 from unfed.remote.packed import Declared
 from unfed.remote.replies import Failure, Unreadable, attempt, finite, said
 
@@ -82,7 +82,7 @@ class Unlearn(Strategy):
         self._like: dict[str, Declared] = {}
         self._subset: SubsetGrid | None = None
         self._begun, self._done, self._before = "", 0, 0
-        self._asked: RecordDict | None = None
+        self._worth: Worth | None = None
         self.refusals: list[Refusal] = []
         """Updates that were not aggregated, with the node's id for a name."""
         self.arrays: ArrayRecord | None = None
@@ -135,8 +135,9 @@ class Unlearn(Strategy):
         }
         digests = {"before": self._begun, "perturbed": _digest(self.arrays)}
         altered = [name for name, own in _digests(initial).items() if own != changed.get(name)]
+        self._worth = worth = Worth(self.inner, self._subset, given, central)
         if evidence.begin(about, {**digests, "changed": altered}, self._done):
-            self._look(evidence, initial, central, given)
+            self._look(evidence, initial, worth, central is not None)
         evidence.check_metric()
 
         def told(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -152,29 +153,29 @@ class Unlearn(Strategy):
             log.info("unfed: %r is back where it was; the rounds end", evidence.recover)
             result = Result(self.arrays, *(evidence.metrics[what] for what in ("train", "evaluate", "server")))
         if self._done > self._before:
-            self._ask_leavers(evidence, "after", self.arrays, given)
+            evidence.leaver("after", worth.to_leavers(self.arrays, self._done))
+            if evidence.undo:
+                self._turned_back(evidence, initial, worth)
             evidence.end("all rounds", _digest(self.arrays))
         return result
 
-    def _look(self, evidence: Evidence, initial: ArrayRecord, central: Any, given: dict[str, Any]) -> None:
-        """What the model before is worth to those who stay, and to the server."""
-        assert self._subset is not None
-        config = given.get("evaluate_config") or ConfigRecord()
-        messages = list(self.inner.configure_evaluate(0, initial, config, self._subset))
-        replies = self._subset.send_and_receive(messages, timeout=given.get("timeout", 3600)) if messages else []
-        said = self.inner.aggregate_evaluate(0, replies) if messages else None
-        evidence.before("evaluate", [message.metadata.dst_node_id for message in messages], said)
-        if central is not None:
-            evidence.before("server", [], central(0, initial))
-        self._asked = messages[0].content if messages else None
-        self._ask_leavers(evidence, "before", initial, given)
+    def _look(self, evidence: Evidence, initial: ArrayRecord, worth: Worth, central: bool) -> None:
+        """What the model before is worth to those who stay, to the server, and to who left and gave leave."""
+        evidence.before("evaluate", *worth.to_the_staying(initial))
+        if central:
+            evidence.before("server", [], worth.to_the_server(initial))
+        evidence.leaver("before", worth.to_leavers(initial, 0))
 
-    def _ask_leavers(self, evidence: Evidence, when: str, arrays: ArrayRecord, given: dict[str, Any]) -> None:
-        """What a model is worth to those who left and gave leave; the others get no message."""
-        willing = {node for leaver in self._subset.leavers for node in leaver.willing()} if self._subset else set()
-        if self._subset is not None and self._asked is not None and willing:
-            content = question(self._asked, arrays, self._done)
-            evidence.leaver(when, answers(self._subset.whole, willing, content, given.get("timeout", 3600)))
+    def _turned_back(self, evidence: Evidence, initial: ArrayRecord, worth: Worth) -> None:
+        """What the model after is worth once the perturbation is taken back, where it is its own inverse."""
+        assert self.arrays is not None
+        if self._perturb is None or _digest(self._perturbed(self._perturbed(initial))) != _digest(initial):
+            evidence.undone(reason="the perturbation is not its own inverse, so there is nothing to turn back")
+            return
+        back = self._perturbed(self.arrays)
+        asked, said = worth.to_the_staying(back)
+        answers = worth.to_leavers(back, self._done)
+        evidence.undone(asked=asked, evaluate=said, server=worth.to_the_server(back), leaver=answers)
 
     def _built(self) -> Strategy:
         inner = self._factory()
@@ -269,8 +270,9 @@ class Unlearn(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        messages = list(self.inner.configure_evaluate(server_round + self._before, arrays, config, grid))
-        self._asked = messages[0].content if messages else self._asked
+        messages = self.inner.configure_evaluate(server_round + self._before, arrays, config, grid)
+        if self._worth is not None:
+            messages = self._worth.seen(messages)
         return self._noted(server_round, "evaluate", messages)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

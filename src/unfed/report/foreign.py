@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from unfed.report.html import page
@@ -12,7 +12,6 @@ from unfed.values import not_measured
 MISSING = {
     "Membership inference": not_measured("a Flower app gives no losses of single rows"),
     "Distance to Retrain": not_measured("nothing was trained from scratch without the leaver"),
-    "Undoing": not_measured("no attack was run on the model"),
 }
 
 
@@ -31,12 +30,12 @@ def foreign_page(kept: Mapping[str, Any], title: str) -> str:
         strategy=kept["strategy"],
         count=len(rounds),
         wrong=wrong,
-        measured=sum(len(told) for told in kept.get("leaver", {}).values()),
+        measured=sum(map(len, kept.get("leaver", {}).values())) + len(kept.get("undo", {}).get("leaver", ())),
         arrays=kept["arrays"],
         metrics=_metrics(kept),
         asked=asked,
         refused=[one for line in rounds for one in line["refused"]],
-        missing=_forgotten_rows(kept) | MISSING,
+        missing=_forgotten_rows(kept) | MISSING | _not_undone(kept),
     )
 
 
@@ -49,30 +48,44 @@ def _forgotten_rows(kept: Mapping[str, Any]) -> dict[str, str]:
     return {"Forget accuracy": not_measured(why)}
 
 
+def _not_undone(kept: Mapping[str, Any]) -> dict[str, str]:
+    """Why nobody tried to take the perturbation back; nothing where somebody did."""
+    tried = kept.get("undo", {"reason": "nobody took the perturbation back to see (undo=True of the evidence does)"})
+    return {"Undoing": not_measured(tried["reason"])} if "reason" in tried else {}
+
+
 def _nodes(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers)) or "nobody"
+
+
+LEAVER = "node {}, which left, with its leave"
+TURNED = ", of the model with the perturbation taken back"
 
 
 def _metrics(kept: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """One row per metric of the app: who says it, its name, before and after."""
     found = []
+    undone = kept.get("undo", {})
+    left = {when: _by_node(kept.get("leaver", {}).get(when, ())) for when in ("before", "after")}
     for source, who in {"evaluate": "the clients that stay", "server": "the server"}.items():
         was = (kept["before"].get(source) or {}).get("metrics") or {}
         told = [line["metrics"][source] for line in kept["rounds"] if line["metrics"].get(source)]
-        last = told[-1] if told else {}
-        for name in sorted({*was, *last}):
-            texts = [_text(side.get(name)) for side in (was, last)]
-            found.append((name, who, *texts))
-    sides = [
-        {one["node"]: one.get("metrics", {}) for one in kept.get("leaver", {}).get(w, ())} for w in ("before", "after")
-    ]
-    for node in sorted({*sides[0], *sides[1]}):
-        was, last = (side.get(node, {}) for side in sides)
-        for name in sorted({*was, *last}):
-            found.append(
-                (name, f"node {node}, which left, with its leave", _text(was.get(name)), _text(last.get(name)))
-            )
+        found += _rows(who, was, told[-1] if told else {})
+        found += _rows(who + TURNED, was, undone[source]) if undone.get(source) else []
+    for node in sorted({*left["before"], *left["after"]}):
+        was = left["before"].get(node, {})
+        found += _rows(LEAVER.format(node), was, left["after"].get(node, {}))
+        back = _by_node(undone.get("leaver", ())).get(node)
+        found += _rows(LEAVER.format(node) + TURNED, was, back) if back else []
     return found
+
+
+def _by_node(answers: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    return {one["node"]: one.get("metrics", {}) for one in answers}
+
+
+def _rows(who: str, was: Mapping[str, Any], last: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    return [(name, who, _text(was.get(name)), _text(last.get(name))) for name in sorted({*was, *last})]
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,79 @@
+"""What a model is worth beside the rounds: to those who stay, to the server, and to whoever left and gave leave.
+
+Leave is given in the node's own config (`allow="forget"`), which the node states when it says who it is. With it, and
+with `evidence`, the leaver gets the app's own evaluation of the model before and of the one after. It is never asked
+to train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from unfed.flower.evidence import plain
+from unfed.flower.leaving import SubsetGrid
+
+
+class Worth:
+    """Asks for evaluations as the strategy does, of arrays that are not a round's."""
+
+    def __init__(self, strategy: Strategy, subset: SubsetGrid, given: Mapping[str, Any], central: Any) -> None:
+        """`given`: what `start` was called with · `central`: the server's own evaluation, if the app has one."""
+        self._strategy, self._subset, self._central = strategy, subset, central
+        self._config = given.get("evaluate_config") or ConfigRecord()
+        self._timeout = float(given.get("timeout", 3600))
+        self._asked: RecordDict | None = None
+
+    def seen(self, messages: Iterable[Message]) -> list[Message]:
+        """The same messages, of which the first is remembered: a leaver is asked in the same words."""
+        found = list(messages)
+        self._asked = found[0].content if found else self._asked
+        return found
+
+    def to_the_staying(self, arrays: ArrayRecord) -> tuple[list[int], MetricRecord | None]:
+        """Who was asked, and the strategy's sum of what they say."""
+        messages = self.seen(self._strategy.configure_evaluate(0, arrays, self._config, self._subset))
+        if not messages:
+            return [], None
+        replies = self._subset.send_and_receive(messages, timeout=self._timeout)
+        return [m.metadata.dst_node_id for m in messages], self._strategy.aggregate_evaluate(0, replies)
+
+    def to_the_server(self, arrays: ArrayRecord) -> MetricRecord | None:
+        found: MetricRecord | None = None if self._central is None else self._central(0, arrays)
+        return found
+
+    def to_leavers(self, arrays: ArrayRecord, server_round: int) -> list[dict[str, Any]]:
+        """One entry for each who gave leave: its metrics, or why there are none; the others get no message."""
+        willing = {node for leaver in self._subset.leavers for node in leaver.willing()}
+        if self._asked is None or not willing:
+            return []
+        return _answers(self._subset.whole, willing, _question(self._asked, arrays, server_round), self._timeout)
+
+
+def _question(asked: RecordDict, arrays: ArrayRecord, server_round: int) -> RecordDict:
+    """What the strategy asks those who stay, about other arrays."""
+    found = RecordDict(dict(asked.items()))
+    for key in asked.array_records:
+        found[key] = arrays
+    for key, config in asked.config_records.items():
+        found[key] = ConfigRecord({**config, "server-round": server_round} if "server-round" in config else {**config})
+    return found
+
+
+def _answers(grid: Grid, nodes: Collection[int], content: RecordDict, timeout: float) -> list[dict[str, Any]]:
+    told: dict[int, dict[str, Any]] = {node: {"node": node, "why": "it did not answer"} for node in sorted(nodes)}
+    messages = [Message(content, node, "evaluate") for node in told]
+    for reply in grid.send_and_receive(messages, timeout=timeout):
+        node = reply.metadata.src_node_id
+        if node not in told:
+            continue
+        if reply.has_error():
+            told[node] = {"node": node, "why": "its evaluation failed"}
+            continue
+        records = reply.content.metric_records.values()
+        told[node] = {"node": node, "metrics": {name: v for one in records for name, v in plain(one).items()}}
+    return list(told.values())
