@@ -40,6 +40,14 @@ def test_the_page_has_verdicts_pictures_a_table_and_the_most_exposed_rows(judged
     assert f"<li>{first} " in page
 
 
+def test_verdicts_come_first_in_a_few_words_and_commands_look_like_commands(judged: dict[str, Any]) -> None:
+    run, lines = fake_run()
+    page = render({**run, "population": {"r1": judged}}, lines)
+    assert "<strong>Can be told from Retrain:</strong> FT." in page
+    assert page.index("<strong>Can be told from Retrain:") < page.index("FT can be told from Retrain, by U-LiRA")
+    assert "<code>unfed population … --models 34</code>" in page
+
+
 def test_the_table_has_a_row_for_every_method_and_for_the_yardstick(judged: dict[str, Any]) -> None:
     body, notes = grid(judged)
     assert [title for title, _ in body] == ["NoT", "FT", "Retrain against Retrain"]

@@ -69,6 +69,7 @@ def view(judged: Judged | None, name: str) -> dict[str, Any]:
         "half": judged["half"],
         "quarter": judged["yardstick"]["quarter"],
         "rows": judged["rows"]["forget"],
+        "summary": summary(judged),
         "sentences": [one["verdict"]["sentence"] for one in methods.values()],
         "pictures": [one.view() for one in drawn if one is not None],
         "legend": pictures.legend(judged, numbers),
@@ -79,6 +80,20 @@ def view(judged: Judged | None, name: str) -> dict[str, Any]:
         "own_exposure": _own_exposure(judged),
         "tuned": about_tuning(judged),
     }
+
+
+VERDICTS = {
+    "told": "Can be told from Retrain",
+    "cannot": "Cannot be told from Retrain",
+    "undecided": "Not decided",
+}
+
+
+def summary(judged: Judged) -> list[tuple[str, str]]:
+    """Each verdict that was given, and the methods that it was given of."""
+    titles = [(one["verdict"]["kind"], str(one["title"])) for one in judged["methods"].values()]
+    names = {words: ", ".join(title for own, title in titles if own == kind) for kind, words in VERDICTS.items()}
+    return [(words, found) for words, found in names.items() if found]
 
 
 def grid(judged: Judged) -> tuple[list[tuple[str, list[str]]], list[str]]:
