@@ -171,7 +171,7 @@ NAMED = {"methods show": ["methods", "show"], "methods check": ["methods", "chec
 
 OTHERS = {"negate", "convert", "data list", "data verify", "data download", "flower init", "methods"}
 OTHERS |= {"request revoke", "verify"}
-OTHERS |= {"keys new", "request sign", "judge"}
+OTHERS |= {"keys new", "request sign", "judge", "worker"}
 """Commands that read neither a config nor a run folder."""
 
 

@@ -4,6 +4,7 @@ vain. The workers here are this process with a socket in its hand; `test_transpo
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import socket
@@ -15,12 +16,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from unfed.cli.main import app as cli
 from unfed.errors import UnfedError
 from unfed.remote import frames, worker
 from unfed.remote.frames import USUAL, Limits
 from unfed.remote.messages import CENSUS, TRAIN, Answer, Ask, Reply
-from unfed.remote.replies import Failure
+from unfed.remote.replies import Failure, Unreadable
 from unfed.remote.sockets import Workers
 from unfed.remote.transport import Messenger
 
@@ -200,6 +205,22 @@ def test_who_was_never_there_is_missing(workers: Workers) -> None:
     assert workers.send({77: ASK}, 30.0).found == {}
 
 
+WHOLE = frames.answer_frame(Answer({"digest": "x"}, {"counts": {"n": 1}}, {"params": {"w": torch.arange(6.0)}}), 1)
+
+
+@given(st.data())
+def test_whatever_comes_is_an_answer_or_one_sentence(data: st.DataObject) -> None:
+    """Bytes changed, cut and put in anywhere: reading them never ends in any other way, nor in more than came."""
+    place = data.draw(st.integers(0, len(WHOLE)))
+    more = data.draw(st.binary(max_size=20))
+    came = io.BytesIO(WHOLE[:place] + more + WHOLE[place + data.draw(st.integers(0, 20)) :])
+    with contextlib.suppress(Unreadable, frames.Ended):
+        reply = frames.reply_of(frames.read(came.read, Limits(10_000, 10_000)))
+        for group in reply.arrays.values():
+            for name, packed in group.items():
+                assert packed.read(name).nbytes <= len(WHOLE) + 20
+
+
 # --- where the token is, and where the server is ----------------------------------------------------------------------
 
 
@@ -231,16 +252,16 @@ def test_a_wrong_address_is_one_sentence(address: str, sentence: str) -> None:
 
 
 def test_a_worker_that_finds_nobody_says_so_and_ends(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("UNFED_TOKEN", "secret")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UnfedError, match=f"Port {port} cannot be listened on"):
             Workers(port=port)
-    with pytest.raises(SystemExit) as ended:
-        worker.main(["--connect", f"127.0.0.1:{port}", "--wait", "0", "--node-config", "partition-id=0"])
-    assert ended.value.code == 2 and "Nobody listens at" in capsys.readouterr().err
+    words = ["worker", "--connect", f"127.0.0.1:{port}", "--wait", "0", "--node", "partition-id=0"]
+    found = CliRunner().invoke(cli, words)
+    assert isinstance(found.exception, UnfedError) and f"Nobody listens at 127.0.0.1:{port}" in str(found.exception)
     with pytest.raises(UnfedError, match="takes KEY=VALUE pairs such as partition-id=0, not 'allow'"):
         worker.node_config(["allow"])
 

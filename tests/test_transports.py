@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 import torch
 
+from unfed.api import write_report
 from unfed.data import Request
+from unfed.errors import UnfedError
 from unfed.methods import FineTune
 from unfed.remote.messages import CENSUS, MEASURE, TRAIN, Ask
 from unfed.remote.node_data import describe
@@ -172,6 +174,7 @@ def test_models_and_numbers_are_those_of_the_sequential_engine(over: Over, here:
         for column in meant.keys() - {"seconds", "serialised_bytes"}:
             value = meant[column]
             assert told[column] == (pytest.approx(value, abs=1e-9) if isinstance(value, float) else value), column
+    assert "Which nodes were asked" in write_report(Run.open(tmp_path / "run")).read_text(encoding="utf-8")
     last: Any = there.lines()[-1]
     assert last["serialised_bytes"] > last["wire_bytes"] > 0 or over.transport.__class__ is Direct
 
@@ -201,6 +204,8 @@ def test_a_request_is_measured_by_its_own_owners_only(over: Over, local: World) 
 def test_a_run_that_broke_down_is_resumed_to_the_same_end(over: Over, here: Run, tmp_path: Path) -> None:
     with pytest.raises(ConnectionError):
         run(Noted(over.transport, breaks_at=4), values(tmp_path / "run"), over.speech)
+    with pytest.raises(UnfedError, match="clients of this run are .*, so it cannot go on here; go on with"):
+        Run.open(tmp_path / "run").execute()
     again = {"resume-from": str(tmp_path / "run"), "min-nodes": 3, "wait-seconds": 120.0}
     resumed = run(over.transport, again, over.speech)
     assert_same(here.model(method="not"), resumed.model(method="not"))
@@ -234,6 +239,7 @@ def test_the_examples_on_the_page_are_files_that_run(name: str, tmp_path: Path) 
     file = ROOT / "examples" / "transport" / f"{name}.py"
     page = (ROOT / "docs" / "how-to" / "transport.md").read_text(encoding="utf-8")
     assert f"<!-- examples/transport/{name}.py -->\n```python\n{file.read_text(encoding='utf-8')}```" in page
+    (tmp_path / "safetensors.py").write_text("raise SystemExit('imported because it lies in the current folder')")
     command = [sys.executable, str(file), str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

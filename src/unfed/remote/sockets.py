@@ -1,7 +1,7 @@
 """Plain processes of this machine as a transport: frames over loopback sockets.
 
     with Workers() as workers:
-        workers.start([{"partition-id": 0}, {"partition-id": 1}])      or by hand: python -m unfed.remote.worker …
+        workers.start([{"partition-id": 0}, {"partition-id": 1}])      or by hand: unfed worker …
         run(workers, {"run-folder": "/tmp/run", "mode": "train", "min-nodes": 2})
 
 Every line has a thread that reads what comes, so an answer that comes too late is thrown away and a worker that dies is
@@ -111,8 +111,9 @@ class Workers:
         """Start one worker process for each node config; they end with this server."""
         begun = []
         for config in configs:
-            pairs = [f"{key}={value}" for key, value in config.items()]
-            command = [sys.executable, "-m", "unfed.remote.worker", "--connect", self.address, "--node-config", *pairs]
+            pairs = [word for key, value in config.items() for word in ("--node", f"{key}={value}")]
+            # -P: nothing is imported because it lies in the current folder.
+            command = [sys.executable, "-P", "-m", "unfed", "worker", "--connect", self.address, *pairs]
             begun.append(subprocess.Popen(command, env={**os.environ, TOKEN: self.token}))
         self._started += begun
         return begun

@@ -1,17 +1,15 @@
 """A client as a plain process: it connects to a server on this machine and answers questions.
 
-    python -m unfed.remote.worker --connect 127.0.0.1:9092 --token-file TOKEN --node-config partition-id=0
+    unfed worker --connect 127.0.0.1:9092 --token-file TOKEN --node partition-id=0
 
 It ends when the server does. What it accepts is said by its own node config, as on a Flower node.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -129,33 +127,12 @@ def _answer(came: Frame, node: Node) -> bytes:
         return frames.frame({"number": number, "failed": f"{type(error).__name__}: {error}"})
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """What `python -m unfed.remote.worker` does."""
-    parser = argparse.ArgumentParser(prog="python -m unfed.remote.worker", description="A client as a plain process.")
-    parser.add_argument("--connect", required=True, metavar="127.0.0.1:PORT", help="where the server listens")
-    parser.add_argument("--token-file", metavar="FILE", help=f"the server's token; without it {TOKEN} holds it")
-    parser.add_argument(
-        "--node-config", nargs="*", default=[], metavar="KEY=VALUE", help="partition-id=0, client=north, allow=forget"
-    )
-    parser.add_argument("--wait", type=float, default=30.0, metavar="SECONDS", help="how long to try to connect")
-    given = parser.parse_args(arguments)
-    try:
-        work(given.connect, token_of(given.token_file), node_config(given.node_config), wait=given.wait)
-    except UnfedError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-
-
 def node_config(pairs: Sequence[str]) -> dict[str, str]:
     """The node config that `KEY=VALUE` pairs make."""
     found: dict[str, str] = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not separator or not key:
-            raise UnfedError(f"--node-config takes KEY=VALUE pairs such as partition-id=0, not {pair!r}.")
+            raise UnfedError(f"--node takes KEY=VALUE pairs such as partition-id=0, not {pair!r}.")
         found[key] = value
     return found
-
-
-if __name__ == "__main__":
-    main()

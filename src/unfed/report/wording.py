@@ -95,7 +95,7 @@ def of(run: Mapping[str, Any]) -> Wording:
     """The words for a run, from what `run.json` says of it."""
     if run.get("call") or (run.get("config") or {}).get("setting") == "central":
         return CENTRAL
-    return FLOWER if run.get("engine") == "flower" else FEDERATED
+    return FLOWER if run.get("engine") in ("flower", "remote") else FEDERATED
 
 
 def shared(runs: Iterable[Mapping[str, Any]]) -> Wording:
