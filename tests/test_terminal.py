@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import typer
 from rich.text import Text
 from typer.testing import CliRunner
 
+from unfed.cli import completion
 from unfed.cli.commands import HOMES, PANELS, load
 from unfed.cli.console import Console, between_words
 from unfed.cli.display import Display, print_results
@@ -45,6 +47,32 @@ def test_completing_a_commands_name_imports_no_command() -> None:
     code = f"import os; os.environ.update({asked!r})\n{code}print('torch' in sys.modules, file=sys.stderr)"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert seen.stdout.split() == ["resume"] and seen.stderr.split() == ["False"]
+
+
+@pytest.mark.parametrize(
+    ("line", "offers"),
+    [
+        ("unfed run --me", ["--methods"]),
+        ("unfed run demo --set training.rounds=2 --q", ["--quiet"]),
+        ("unfed methods sh", ["show"]),
+        ("unfed sweep demo --over seed=0,1 --o", ["--over", "--out"]),
+    ],
+)
+def test_completing_an_option_imports_no_command(line: str, offers: list[str]) -> None:
+    asked = {"_UNFED_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    code = "import os, sys; from unfed.cli.main import app\ntry: app(prog_name='unfed')\nexcept SystemExit: pass\n"
+    code = f"import os; os.environ.update({asked!r})\n{code}"
+    code += f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert seen.stdout.split() == offers and seen.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_a_shell_completes_the_options_that_a_command_has(name: str) -> None:
+    """`python tools/reference.py` writes what a shell is told."""
+    assert completion._table()[name] == json.loads(json.dumps(completion.table(load(name))))
+    stand_in = completion.stand_in(name)
+    assert stand_in is not None and isinstance(stand_in, click.Group) == isinstance(load(name), click.Group)
 
 
 def test_commands_stand_in_panels_in_the_order_people_need_them() -> None:

@@ -18,6 +18,7 @@ import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from unfed.cli import completion
 from unfed.cli.main import app
 from unfed.methods import METHODS
 from unfed.methods.base import NEEDS, Central
@@ -147,12 +148,22 @@ def readme(old: str) -> str:
     return f"{before}{start}\n{method_table()}\n{end}{after}"
 
 
+def options_table() -> str:
+    """What a shell completes, one command a line."""
+    root = typer.main.get_command(app)
+    assert isinstance(root, click.Group)
+    told = {name: completion.table(command) for name, command in root.commands.items()}
+    lines = [f"{json.dumps(name)}: {json.dumps(one, ensure_ascii=False)}" for name, one in told.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 def pages() -> dict[Path, str]:
     front = ROOT / "README.md"
     return {
         ROOT / "docs/reference/config.md": config_page(),
         ROOT / "docs/reference/cli.md": cli_page(),
         ROOT / "docs/reference/methods.md": methods_page(),
+        ROOT / "src/unfed/cli" / completion.FILE: options_table(),
         front: readme(front.read_text(encoding="utf-8")),
     }
 

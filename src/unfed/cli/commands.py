@@ -1,6 +1,6 @@
 """The commands in the order in which people need them; each is imported when it is called.
 
-unfed --help, --version, completion of a command's name   ─► this table alone, in a fraction of a second
+unfed --help, --version, completion in a shell            ─► this table and `completion`, in a fraction of a second
 unfed forget …                                            ─► the table names its module, which imports PyTorch
 """
 
@@ -16,6 +16,8 @@ import click
 import typer
 from click.shell_completion import CompletionItem
 from typer.core import TyperGroup
+
+from unfed.cli import completion
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,9 @@ class Commands(TyperGroup):
         return list(self.commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return _lines().get(cmd_name) if self._listing else super().get_command(ctx, cmd_name)
+        if self._listing:
+            return _lines().get(cmd_name)
+        return completion.stand_in(cmd_name) if completion.completing() else super().get_command(ctx, cmd_name)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with self._as_list():
