@@ -115,6 +115,35 @@ def test_train_then_unlearn_is_what_forget_does_in_a_simulation(tmp_path: Path) 
     assert "client-0" in write_report(Run.open(tmp_path / "flower")).read_text()
 
 
+def test_rounds_over_flower_are_logged_with_their_model_and_who_took_part(tmp_path: Path) -> None:
+    keys = pytest.importorskip("unfed.trust.keys", reason="needs unfed[trust]")
+    from unfed.model.digest import digests, fingerprint
+    from unfed.trust import participation
+    from unfed.trust.checking import faults_of
+    from unfed.trust.folder import TrustFolder
+
+    keys.new(tmp_path / "operator")
+    grid, operator = nodes(), str(tmp_path / "operator.key")
+    serve(grid, values(tmp_path / "flower", mode="train", operator=operator))
+    there = serve(grid, values(tmp_path / "flower", mode="unlearn"))
+    trust = TrustFolder(tmp_path / "flower")
+    rounds = [leaf for leaf in trust.log.leaves if leaf["type"] == "round"]
+    told = [(leaf["request"], leaf["round"], leaf["participants"]["size"]) for leaf in rounds]
+    assert told == [
+        (None, 0, 0),
+        (None, 1, 4),
+        (None, 2, 4),
+        ("client-0", 0, 0),
+        ("client-0", 1, 3),
+        ("client-0", 2, 3),
+    ]
+    assert rounds[-1]["model"] == fingerprint(digests(there.saved()))
+    place = next(n for n, leaf in enumerate(trust.log.leaves) if leaf.get("request") == "client-0")
+    proof = participation.prove_absence(trust.log, trust.participants, trust.pseudonyms.known("0"), place)
+    assert participation.verify_absence(proof, [trust.operator]).rounds == 3
+    assert faults_of(tmp_path / "flower") == []
+
+
 def test_a_second_request_starts_from_what_the_first_left(tmp_path: Path) -> None:
     grid = nodes()
     serve(grid, values(tmp_path / "flower", mode="train"))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from unfed.cli.main import main
+from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.runs.config import Config
 from unfed.runs.folder import RunFolder
@@ -472,3 +473,19 @@ def test_two_that_share_a_recovery_have_each_its_answer_leaves_and_bundle_about_
         assert any("came into force" in one for one in shown.proven)
     assert [row.phase for row in index.rows(record.folder, trust)] == ["published", "published"]
     assert faults_of(home / "run") == []
+
+
+def test_no_way_to_work_leaves_rounds_out_of_the_log(home: Path) -> None:
+    run = Run.open(home / "run")
+    run.forget(Request("r", clients=("2",)), "ft", 2)
+    rounds = [
+        leaf["round"] for leaf in TrustFolder(home / "run").log.leaves if leaf.get("request") == "r" and "round" in leaf
+    ]
+    assert rounds == [0, 1, 2] and faults_of(home / "run") == []
+
+
+def test_without_the_key_python_does_no_work_either(home: Path) -> None:
+    (home / "operator.key").unlink()
+    with pytest.raises(UnfedError, match="not at"):
+        Run.open(home / "run").forget(Request("r", clients=("2",)), "ft", 2)
+    assert not (home / "run/models/0/r").exists()

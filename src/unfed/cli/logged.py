@@ -12,21 +12,9 @@ from pathlib import Path
 
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.runs.folder import RunFolder
-from unfed.runs.progress import Watch
+from unfed.runs.onlooker import keeps_log
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
-
-
-def keeps_log(run: Path) -> bool:
-    """Whether a run has a log."""
-    return (run / "trust" / "operator.json").exists()
-
-
-def begin_log(run: Path, key: Path) -> None:
-    """Begin the log of a run, signed by the operator's key."""
-    from unfed.trust.folder import TrustFolder
-
-    TrustFolder.begin(run, key)
 
 
 def received(
@@ -45,18 +33,6 @@ def received(
     due = acknowledgement.verified(taken.acknowledgement, [trust.operator]).expected_by
     answer = trust.acknowledgement_file(name)
     return name, f"Request {name!r} is believed and filed, to be dealt with by {due}; the signed answer is {answer}."
-
-
-@contextmanager
-def logged(run: Run, watch: Watch) -> Iterator[Watch]:
-    """The watch, with the log behind it where the run keeps one."""
-    if not keeps_log(run.folder.path):
-        yield watch
-        return
-    from unfed.trust import watching
-
-    with watching.logged(run, watch) as both:
-        yield both
 
 
 @contextmanager

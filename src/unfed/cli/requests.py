@@ -18,13 +18,14 @@ from rich.markup import escape
 from unfed.api import write_report
 from unfed.cli.console import Console
 from unfed.cli.display import percent, shown
-from unfed.cli.logged import entered, logged, received
+from unfed.cli.logged import entered, received
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
 from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError, members
 from unfed.measures.undo import INVERSES
 from unfed.methods import NoT
 from unfed.runs import description
+from unfed.runs.onlooker import logged
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.requests import now
 from unfed.runs.run import Run

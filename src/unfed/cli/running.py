@@ -15,7 +15,6 @@ from unfed.api import results, write_report
 from unfed.cli.console import Console
 from unfed.cli.display import print_results, request_line, shown
 from unfed.cli.lasting import ending
-from unfed.cli.logged import begin_log, logged
 from unfed.cli.options import (
     AllowCode,
     Budget,
@@ -40,6 +39,7 @@ from unfed.report.fall import falls
 from unfed.report.words import date_text
 from unfed.runs.config import Config, presets
 from unfed.runs.folder import RunFolder
+from unfed.runs.onlooker import begin_log, logged
 from unfed.runs.run import Run
 from unfed.runs.status import status as status_of
 from unfed.runs.tracking import known, tracked

@@ -45,6 +45,8 @@ class Options:
     """The leaver has deleted its data already; set by itself where the leaver is not connected."""
     deny: str = ""
     """An earlier run folder, or a file with one client per line: who was forgotten there is not asked in a new run."""
+    operator: str = ""
+    """The operator's private key, a file on the server's machine: the run keeps a log that it signs."""
     methods: str = "not"
     until: str = ""
     """mode unlearn: `recovered`, or a number of rounds; empty is the experiment's number of unlearning rounds."""
@@ -81,7 +83,7 @@ class Options:
     def _checked(self) -> Options:
         if self.mode not in MODES:
             raise UnfedError(f"mode = {self.mode!r} is not known; use {listed(MODES)}.{nearest(self.mode, MODES)}")
-        for key in ("run_folder", "resume_from", "checkpoint", "forget_samples", "deny"):
+        for key in ("run_folder", "resume_from", "checkpoint", "forget_samples", "deny", "operator"):
             path = getattr(self, key)
             if path and not Path(path).is_absolute():
                 raise UnfedError(

@@ -28,6 +28,7 @@ from unfed.remote.population import KnownClients
 from unfed.remote.runs import Maker, adopt, begun, reopened, serve, settled
 from unfed.remote.transport import Messenger, Speech, Transport
 from unfed.remote.world import Holdings, nodes_of, remote_world
+from unfed.runs import onlooker
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.from_config import DTYPES, pick_device
@@ -68,6 +69,7 @@ def _work(transport: Transport, options: Options, speech: Speech, running: Calla
     if options.resume_from:
         opened = reopened(RunFolder(folder), make)
         _same_list(opened, options)
+        _begin_log(opened, options)
         running()
         opened.execute(watch)
         return opened
@@ -77,6 +79,7 @@ def _work(transport: Transport, options: Options, speech: Speech, running: Calla
     if options.mode == "unlearn":
         assert request is not None
         opened = _to_unlearn_from(options, folder, make)
+        _begin_log(opened, options)
         running()
         _unlearn(opened, options, request, watch)
         return opened
@@ -89,9 +92,16 @@ def _work(transport: Transport, options: Options, speech: Speech, running: Calla
         assert request is not None
         config = _with_request(config, request, options)
     new = begun(config, folder, make)
+    _begin_log(new, options)
     running()
     new.execute(watch)
     return new
+
+
+def _begin_log(run: Run, options: Options) -> None:
+    """Where an operator is named: rounds and requests are logged from here on."""
+    if options.operator:
+        onlooker.begin_log(run.folder.path, Path(options.operator))
 
 
 def _to_unlearn_from(options: Options, folder: Path, make: Maker) -> Run:

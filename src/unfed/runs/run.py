@@ -29,14 +29,14 @@ from unfed.federation.history import Recorder
 from unfed.measures import trajectory
 from unfed.methods import Method, Retrain, State
 from unfed.model.params import Params, cast, check_like
-from unfed.runs import consistency, deny, description, lineage, probe, purge
+from unfed.runs import consistency, deny, description, lineage, onlooker, probe, purge
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.gate import gate_of
 from unfed.runs.job import JobRunner, JobSpec
 from unfed.runs.job_notes import began, start_on
 from unfed.runs.method_turn import MethodTurn
-from unfed.runs.progress import Heartbeat, QuietWatch, Watch
+from unfed.runs.progress import Heartbeat, Watch
 from unfed.runs.record import Record
 from unfed.runs.refusals import gone_already, left_by
 from unfed.runs.request_options import RequestOptions
@@ -174,6 +174,10 @@ class Run(Record):
         Whoever files a request while this works is told that it is queued, so nobody may go before it is served: what
         came in between the last look and letting go of the lock is seen here.
         """
+        with onlooker.logged(self, watch) as watch:
+            return self._first_then_serve_watched(watch, first)
+
+    def _first_then_serve_watched(self, watch: Watch, first: Callable[[Watch], None] | None) -> list[Entry] | None:
         failed: list[Entry] | None = None
         self.permit()
         self.queue.put_off.clear()
@@ -183,7 +187,7 @@ class Run(Record):
                     break
                 self.folder.cut_back()
                 purge.finish(self.folder)  # one that was killed
-                heartbeat = Heartbeat(self.folder, self.ahead(), watch or QuietWatch())
+                heartbeat = Heartbeat(self.folder, self.ahead(), watch)
                 try:
                     if first is not None:
                         first(heartbeat)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from unfed.engines.observed import Observer
@@ -34,6 +35,10 @@ class LoggedWatch(QuietWatch):
         for leaf in trust.log.leaves:
             if leaf["type"] == ROUND:
                 self._rounds[_where(leaf)] = leaf
+
+    def logs(self, run: Path) -> bool:
+        """Whether it is this run that is logged."""
+        return self._run.folder.path.absolute() == run.absolute()
 
     def observer(self, job: Job) -> Observer | None:
         """Whoever the other one lends. What was asked for is entered before the method begins."""
@@ -75,8 +80,11 @@ class LoggedWatch(QuietWatch):
 def logged(run: Run, watch: Watch | None = None) -> Iterator[Watch]:
     """A watch to work with in a run that keeps a log; what happened is entered before and after.
 
-    Without the operator's key no work is done.
+    Without the operator's key no work is done. A watch that logs this run already is as it was.
     """
+    if isinstance(watch, LoggedWatch) and watch.logs(run.folder.path):
+        yield watch
+        return
     trust = TrustFolder(run.folder.path)
     story.enter(run.folder, trust)
     try:

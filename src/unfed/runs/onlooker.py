@@ -1,0 +1,40 @@
+"""Who looks on in a run that keeps a log: the extra that keeps it, wherever the rounds run.
+
+    RUN/trust/operator.json     there is a log, begun by `unfed run --operator` or `unfed keys roster`
+
+A run asks for the onlooker itself, so no way to work leaves rounds out of the log: a command, Python, Flower. The extra
+is loaded by its name and only where there is a log, for this room imports nothing from there; without it no work is
+done.
+"""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from unfed.runs.progress import QuietWatch, Watch
+from unfed.runs.record import Record
+
+
+def keeps_log(run: Path) -> bool:
+    """Whether a run has a log."""
+    return (run / "trust" / "operator.json").exists()
+
+
+def logged(run: Record, watch: Watch | None = None) -> AbstractContextManager[Watch]:
+    """The watch, with the log behind it where the run keeps one."""
+    if not keeps_log(run.folder.path):
+        return nullcontext(watch or QuietWatch())
+    found: AbstractContextManager[Watch] = _extra("watching").logged(run, watch)
+    return found
+
+
+def begin_log(run: Path, key: Path) -> None:
+    """Begin the log of a run, signed by the operator's key; one that was begun with it goes on."""
+    _extra("folder").TrustFolder.begin(run, key)
+
+
+def _extra(part: str) -> Any:
+    return importlib.import_module(f"unfed.trust.{part}")
