@@ -13,6 +13,7 @@ import torch
 from unfed.analysis.bound import noisy_time, unlearning_time
 from unfed.analysis.gradient_noise import Noise
 from unfed.errors import UnfedError
+from unfed.model.digest import digests, fingerprint
 from unfed.paper import analyses, record
 from unfed.paper.items import items as paper_items
 from unfed.paper.making import markdown
@@ -238,3 +239,37 @@ def test_the_bound_with_noise_solves_its_own_equation() -> None:
     found = noisy_time(printed, Noise(diffusion=0.0, stochasticity=0.7))
     assert 9.0 * found.time * (0.5 + 0.7 * found.time) == pytest.approx(0.64) and found.noise == 0.7 * found.time
     assert noisy_time(printed, Noise(0.0, 0.0)) == printed
+
+
+def test_what_was_kept_on_another_machine_comes_together_with_what_is_here(
+    first: Run, analysed: Run, tmp_path: Path
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    record.write(record.kept(first, "abc"), there)
+    analyses.write(analyses.measured(paper_items()["figure-3"], analysed, "abc"), there)
+    reproduction.main(["add", str(there), "--results", str(here)])
+    assert record.all_in(here) == record.all_in(there) and analyses.all_in(here) == analyses.all_in(there)
+    with pytest.raises(UnfedError, match="no run folder"):
+        reproduction.main(["add", str(tmp_path / "nothing")])
+
+
+def test_a_model_that_was_trained_again_is_compared_by_its_fingerprint(first: Run) -> None:
+    kept = record.kept(first, "abc")
+    (about,) = kept.made
+    params = first.model(seed=0, method="train")
+    assert about["trained"] == {"0": fingerprint(digests(params))}
+    assert record.retrained_otherwise(replace(kept, made=(about, about))) == []
+    assert record.retrained_otherwise(replace(kept, made=(about, {**about, "trained": {"0": "other"}}))) == ["0"]
+
+
+def test_shares_of_clients_are_compared_after_equally_many_rounds(first: Run, tmp_path: Path) -> None:
+    """Ten percent was run at two lengths, fifty and ninety at the shorter one: that is the one that is shown."""
+    item, kept = paper_items()["figure-6"], record.kept(first, "abc")
+    jobs = {f"0/r/{label}": next(iter(kept.jobs.values())) for label in ("retrain", "ft", "mode", "fcu", "not")}
+    found = []
+    for spec in (spec for spec in item.runs["paper"] if spec.preset == "cifar10-cnn"):
+        for rounds in (7, 2000) if spec.name == "CNN, 10 %" else (7,):
+            config = spec.config([f"training.rounds={rounds}"]).to_json()
+            found.append(replace(kept, preset="cifar10-cnn", config=config, jobs=jobs))
+    said = reproduction.of_results(item, found)[1]
+    assert len(said) == 3 and all("training.rounds 7 instead of 2000" in sentence for sentence in said)

@@ -1,6 +1,7 @@
 """Keep the results of runs at the paper's scale, and write docs/reproduction.md from what was kept.
 
     python tools/reproduction.py add RUN ...          finished jobs of run folders into results/
+    python tools/reproduction.py add FOLDER ...       what was kept on another machine (--results FOLDER) as well
     python tools/reproduction.py analyse RUN table-7 figure-3 …     what an analysis finds, into results/analyses/
     python tools/reproduction.py page                 docs/reproduction.md from results/, never edited by hand
     python tools/reproduction.py page --check         exits with 1 if the page is not what results/ give
@@ -16,7 +17,8 @@ import argparse
 import io
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from unfed.errors import UnfedError
 from unfed.measures.columns import GAP_METRICS
 from unfed.measures.trajectory import Line
 from unfed.methods import METHODS
@@ -63,9 +66,9 @@ def main(arguments: Sequence[str]) -> int:
     drawing.add_argument("result", type=Path)
     options = parser.parse_args(arguments)
     if options.part == "add":
-        commit = options.commit or _commit()
         for run in options.runs:
-            print(record.write(record.kept(Run.open(run), commit), options.results))
+            for path in added(run, options.results, options.commit):
+                print(path)
         return 0
     if options.part == "analyse":
         found = Run.open(options.run)
@@ -88,6 +91,18 @@ def main(arguments: Sequence[str]) -> int:
     for name, svg in drawn.items():
         (DRAWN / name).write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n", encoding="utf-8")
     return 0
+
+
+def added(place: Path, results: Path, commit: str | None) -> Iterator[Path]:
+    """A run's finished jobs, or everything that was kept in a folder on another machine."""
+    if (place / "run.json").exists():
+        yield record.write(record.kept(Run.open(place), commit or _commit()), results)
+        return
+    found, looked = record.all_in(place), analyses.all_in(place)
+    if not found and not looked:
+        raise UnfedError(f"{place} is no run folder, and nothing was kept in it; give one that `unfed run` made.")
+    yield from (record.write(one, results) for one in found)
+    yield from (analyses.write(one, results) for one in looked)
 
 
 def page(folder: Path) -> tuple[str, dict[str, str]]:
@@ -146,14 +161,16 @@ def of_analyses(item: Item, looked: Sequence[analyses.Kept]) -> Found:
 def of_results(item: Item, kept: Sequence[record.Kept]) -> Found:
     """An item that takes lines, from those that were kept."""
     there, within, said, absent = dict[str, list[Line]](), dict[str, float](), list[str](), list[Spec]()
-    for spec in item.runs["paper"]:
-        near = record.fitting(kept, spec.preset, spec.config().to_json())
-        if item.view != "results":  # a curve is missed in a picture, a row in a table is said
-            near = [pair for pair in near if _complete(pair[0], spec)]
-        if not near:
+    near = {spec: record.fitting(kept, spec.preset, spec.config().to_json()) for spec in item.runs["paper"]}
+    if item.view != "results":  # a curve is missed in a picture, a row in a table is said
+        near = {spec: [pair for pair in found if _complete(pair[0], spec)] for spec, found in near.items()}
+    if item.view == "ratios":
+        near = _alike(near)
+    for spec, found in near.items():
+        if not found:
             absent.append(spec)
             continue
-        one, different = near[0]
+        one, different = found[0]
         there[spec.name] = _chosen(one, spec)
         within[spec.name] = one.config["evaluation"]["recovered_within"]
         said.append(about(spec, one, different, there[spec.name]))
@@ -166,6 +183,16 @@ def of_results(item: Item, kept: Sequence[record.Kept]) -> Found:
         return results.of_lines(item, under), said, absent
     made = results.bars_of if item.view == "bars" else results.ratios_of
     return made(item, {name: own["best-gap"] for name, own in under.items()}), said, absent
+
+
+def _alike(near: Mapping[Spec, list[tuple[record.Kept, list[str]]]]) -> dict[Spec, list[tuple[record.Kept, list[str]]]]:
+    """Of each preset the results that differ from the item in the same way, if most runs have such: shares of clients
+    are compared after the same number of rounds or not at all."""
+    kinds: dict[str, Counter[tuple[str, ...]]] = {}
+    for spec, found in near.items():
+        kinds.setdefault(spec.preset, Counter()).update(tuple(different) for _, different in found)
+    common = {preset: count.most_common(1)[0][0] for preset, count in kinds.items() if count}
+    return {spec: [pair for pair in found if tuple(pair[1]) == common.get(spec.preset)] for spec, found in near.items()}
 
 
 def _complete(kept: record.Kept, spec: Spec) -> bool:
@@ -188,8 +215,10 @@ def about(spec: Spec, kept: record.Kept, different: Sequence[str], lines: Sequen
     commits = ", ".join(sorted({one["commit"][:7] for one in made}))
     seeds = ", ".join(str(seed) for seed in kept.seeds)
     left = [m for m in spec.config().methods.run if m not in methods]
+    again = record.retrained_otherwise(kept)
     told = f"{spec.name}: seeds {seeds}{fewer(kept, sorted(methods))}; {where}, {when}, commit {commits}."
     told += f" Differs from the item: {'; '.join(different)}." if different else ""
+    told += f" θ* was trained more than once and is not the same for seeds {', '.join(again)}." if again else ""
     return told + (f" Not run: {', '.join(left)}." if left else "")
 
 

@@ -20,6 +20,7 @@ from typing import Any, cast
 from unfed import storage
 from unfed.errors import UnfedError, listed
 from unfed.measures.trajectory import Line
+from unfed.model.digest import fingerprint
 from unfed.runs import config_differences, revisions
 from unfed.runs.config import Config
 from unfed.runs.run import Run
@@ -83,7 +84,24 @@ def kept(run: Run, commit: str) -> Kept:
     if not jobs:
         raise UnfedError(f"No job of {run.folder.path} is finished; go on with `unfed resume {run.folder.path}`.")
     about = {name: info[name] for name in ("created", "versions", "hardware", "engine", "revisions")}
-    return Kept(run.config.name, info["config"], ({**about, "commit": commit, "jobs": sorted(jobs)},), jobs)
+    made = {**about, "commit": commit, "trained": _trained(run), "jobs": sorted(jobs)}
+    return Kept(run.config.name, info["config"], (made,), jobs)
+
+
+def _trained(run: Run) -> dict[str, str]:
+    """Seed → the fingerprint of θ*, which may be too large to carry away: trained again, it is compared by that."""
+    files = {str(seed): run.folder.model_file(run.training_job(seed)) for seed in run.config.seed_list}
+    there = {seed: storage.numbers_of(path).get("sha256") for seed, path in files.items() if path.exists()}
+    return {seed: fingerprint(found) for seed, found in there.items() if found}
+
+
+def retrained_otherwise(found: Kept) -> list[str]:
+    """The seeds whose θ* was trained more than once among the runs that were added, and came out differently."""
+    seen: dict[str, set[str]] = {}
+    for about in found.made:
+        for seed, own in about.get("trained", {}).items():
+            seen.setdefault(seed, set()).add(own)
+    return sorted(seed for seed, own in seen.items() if len(own) > 1)
 
 
 def merged(one: Kept, other: Kept) -> Kept:
