@@ -8,10 +8,12 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 import unfed
 from conftest import SMALL
 from unfed.cli.main import main
+from unfed.client.scores import score
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.methods import METHODS, FineTune, Method, NoT
@@ -163,3 +165,33 @@ def test_five_requests_in_a_row_stay_forgotten(tmp_path: Path, method: str) -> N
         again = line.get("earlier", {})
         assert list(again) == [r.id for r in FIVE[:i]], "every earlier request is measured again"
         assert all(number(again[r.id]) < 10 for r in FIVE[:i] if r.classes), "a class that left is not read any more"
+
+
+def test_every_number_of_a_request_is_about_what_it_takes_out_itself(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Forget in the trajectory counts whoever left before, too: a class that is gone would seem to be half there."""
+    run.forget(FIRST, "ft", until=1)
+    asked = ["--class", "7", "--method", "ft", "--until", "1", "--max-drop", "100"]
+    monkeypatch.setattr(sys, "argv", ["unfed", "forget", str(run.folder.path), *asked])
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end:
+        main()
+    signal.signal(signal.SIGTERM, handler)
+    assert not end.value.code
+    world, seven = run.world(0), Request("class-7", classes=(7,))
+    rows = torch.cat([c.rows[c.view("forget")] for c in world.scoped([FIRST, seven], gone=[FIRST]).values()])
+    line = [x for x in run.lines() if x["request"] == "class-7"][-1]
+    own = score(world.template, run.current(0), world.dataset.train, rows).accuracy
+    assert line["own"] == pytest.approx(own)
+    info, earlier = run.info()["requests"][-1], number(line["earlier"]["r0"])
+    assert info["forgotten_rows"] == len(rows) < info["rows_out"]
+    both = len(rows) * own + (info["rows_out"] - len(rows)) * earlier
+    assert line["forget"] == pytest.approx(both / info["rows_out"]), "those of client 0 are counted there"
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"forget {own:.1f} %" in said and "served after 1 round:" in said
+    was = [x for x in run.lines() if x["request"] == "class-7" and x["method"] == "before"][-1]["earlier"]["r0"]
+    assert f"Accuracy on what left earlier: r0 {was:.1f} % → {earlier:.1f} %." in said
+    page = " ".join((run.folder.path / "report.html").read_text(encoding="utf-8").split())
+    assert f"the model is right on {own:.1f} % of its data" in page.replace("\u00a0", " ")
+    assert "Earlier request r0" in page and f"Class 7, {len(rows)} training samples" in page

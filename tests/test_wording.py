@@ -98,3 +98,12 @@ def test_commands_stand_as_commands_and_markup_stays_text() -> None:
     page = html.render({**run, "undo": []}, lines)
     assert "<code>unfed probe</code>" in page and "<code>unfed purge</code>" in page and "`unfed" not in page
     assert html._environment().filters["code"]("`a` <b>") == "<code>a</code> &lt;b&gt;"
+
+
+def test_many_rounds_are_written_out() -> None:
+    assert [wording.FEDERATED.several(n) for n in (1, 2.5, 20, 2000)] == [
+        "1 round",
+        "2.5 rounds",
+        "20 rounds",
+        "2,000 rounds",
+    ]

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unfed.cli.console import Console
+from unfed.measures import trajectory
 from unfed.measures.columns import COLUMNS
 from unfed.report import tables, wording
 from unfed.report.rules import Row
@@ -103,17 +104,19 @@ class Display(QuietWatch):
         self._clock.ended(job)
         done = {"all rounds": "", "done": ""}.get(outcome, f", {self._words.said(outcome)}")
         took = clock_text(time.monotonic() - self._began)
+        units = self._words.unit + ("" if self._round == 1 else "s")
         self._console.print(
-            f"[green]✓[/green] {escape(self._name(job)):<{self._width}} {self._round:>3} {self._words.unit}s"
-            f" in {took}{done}  {self._summary()}"
+            f"[green]✓[/green] {escape(self._name(job)):<{self._width}} {self._round:>3} {units} in {took}{done}"
+            f"  {self._summary()}"
         )
 
     def _summary(self, short: bool = False) -> str:
         """The last evaluated numbers; where there is little room, test and what is to be forgotten."""
-        shown = [name for name in ("test", "forget", "backdoor") if name == "test" or is_measured(self._seen.get(name))]
+        seen = {**self._seen, "forget": trajectory.forget_of(self._seen)}
+        shown = [name for name in ("test", "forget", "backdoor") if name == "test" or is_measured(seen.get(name))]
         if short and len(shown) == 3:
             shown.remove("forget")
-        return "  ".join(f"{name} {percent(self._seen.get(name))}" for name in shown)
+        return "  ".join(f"{name} {percent(seen.get(name))}" for name in shown)
 
     def _name(self, job: Job) -> str:
         parts = ["Training"] if job.request is None else [name_of(job.label)]

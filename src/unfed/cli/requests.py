@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import getpass
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,8 +22,10 @@ from unfed.cli.logged import entered, received
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
 from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError, members
+from unfed.measures import trajectory
 from unfed.measures.undo import INVERSES
 from unfed.methods import NoT
+from unfed.report import wording
 from unfed.runs import description
 from unfed.runs.onlooker import logged
 from unfed.runs.request_options import RequestOptions
@@ -190,13 +192,22 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
         stdout.print(f"Request {request!r} was withdrawn while it was served; the model in force is the old one.")
     else:
         stdout.print(
-            f"Request {request!r} is served after {last['round']} rounds: validation {percent(last['validation'])}"
-            f" (before {percent(last['validation_before'])}), forget {percent(last['forget'])},"
-            f" test {percent(last['test'])}."
+            f"Request {request!r} is served after {wording.of(run.description).several(last['round'])}: validation"
+            f" {percent(last['validation'])} (before {percent(last['validation_before'])}),"
+            f" forget {percent(trajectory.forget_of(last))}, test {percent(last['test'])}."
         )
+        if again := _measured_again(lines):
+            stdout.print(f"Accuracy on what left earlier: {escape(again)}.", soft_wrap=True)
         stdout.print(f"Report: {escape(str(report))}", soft_wrap=True)
     if lasting and status != "withdrawn" and not (as_json or quiet):
         stdout.print(escape(lasting), soft_wrap=True)
+
+
+def _measured_again(lines: Sequence[Mapping[str, Any]]) -> str:
+    """What every earlier request took out, as the models before and after this one read it."""
+    was = next((line.get("earlier") for line in lines if line["method"] == "before"), None) or {}
+    again: Mapping[str, Any] = lines[-1].get("earlier") or {}
+    return ", ".join(f"{name} {percent(was.get(name))} → {percent(value)}" for name, value in again.items())
 
 
 def _lasting(run: Run, request: str) -> str | None:

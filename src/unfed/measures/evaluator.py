@@ -46,6 +46,8 @@ class Evaluation:
     samples: dict[str, Tensor]
     earlier: dict[str, Value] = field(default_factory=dict)
     """Accuracy on what each earlier request takes out, by its id: whether it stays forgotten."""
+    own: Value | None = None
+    """Accuracy on what the last request itself takes out; None where nothing left before, and `forget` says it."""
     attack: Callable[[], Value] | None = None
     """Computes the MIA where that is still to be done: it needs no device, and may run beside the next round."""
 
@@ -208,6 +210,7 @@ class Evaluator:
             self._forget = self._forget[~torch.isin(self._forget, _marked(scoped, deleted))]
         self._no_forget = not_measured("its owners have deleted it" if deleted else "nothing was forgotten yet")
         self._places = {request.id: self._places_of(request, scoped) for request in requests[:-1]}
+        self._own = self._places_of_the_last(scoped) if len(self._requests) > 1 else None
         # Validation speaks of the clients that stay: one without a retained row has left.
         staying = [c for c in holders if len(c.view("retain"))]
         self._val = torch.cat([c.rows[c.view("val")] for c in staying])
@@ -243,6 +246,11 @@ class Evaluator:
         own = self._forget[:0] if request.deleted else _marked(scoped, [request])
         return torch.isin(self._forget, own).nonzero().flatten().cpu()
 
+    def _places_of_the_last(self, scoped: Scope) -> Tensor:
+        """The same for the last request, without what had left before it."""
+        own, before = self._places_of(self._requests[-1], scoped), _marked(scoped, self._requests[:-1])
+        return own[~torch.isin(self._forget[own.to(self._forget.device)], before).cpu()]
+
     def __call__(self, params: Params) -> Evaluation:
         return self.begun(params).complete()
 
@@ -265,12 +273,11 @@ class Evaluator:
             "mia": NOT_YET if some else nothing,
             "backdoor": self._held_out.backdoor(params),
         }
-        again: dict[str, Value] = {
-            name: forget[places].accuracy if len(places) else not_measured("its owners have deleted it")
-            for name, places in self._places.items()
-        }
+        again = {name: _accuracy_at(forget, places) for name, places in self._places.items()}
+        own = None if self._own is None else _accuracy_at(forget, self._own)
         attack = partial(self._held_out.membership, forget, test) if some else None
-        return Evaluation(numbers, sample_columns(forget, test) if self._yardstick.samples else {}, again, attack)
+        columns = sample_columns(forget, test) if self._yardstick.samples else {}
+        return Evaluation(numbers, columns, again, own, attack)
 
     def views(self) -> dict[str, View | None]:
         """The rows behind Retain, Forget, Test and backdoor; None where there are none to ask for."""
@@ -298,6 +305,11 @@ class Evaluator:
 def _marked(scoped: Scope, requests: Sequence[Request]) -> Tensor:
     """The rows that these requests take out."""
     return torch.cat([c.rows[c.view("forget")] for c in scoped(requests).values()])
+
+
+def _accuracy_at(forget: Scores, places: Tensor) -> Value:
+    """The accuracy on some of the forgotten rows, if any of them are there."""
+    return forget[places].accuracy if len(places) else not_measured("its owners have deleted it")
 
 
 def sample_columns(forget: Scores, test: Scores | None) -> dict[str, Tensor]:

@@ -42,6 +42,8 @@ class Notes(TypedDict, total=False):
     refused: list[Refused]
     earlier: dict[str, Value]
     """Accuracy on what each earlier request takes out, by its id."""
+    own: Value | None
+    """Accuracy on what the request itself takes out, where others left before it and `forget` counts theirs too."""
     start: int
     """From 2 on where a job was begun anew at another model in force."""
     keep_model: str
@@ -98,12 +100,22 @@ def line(
 ) -> Line:
     """A line of the trajectory, without what says nothing.
 
-    An empty `earlier`, a first `start` and a `keep_model` of None are left out.
+    An empty `earlier`, a first `start`, and an `own` or a `keep_model` of None are left out.
     """
     made: dict[str, Any] = {**vars(at), **numbers, "validation_before": before, **costs}
-    silent = {"earlier": ({}, None), "start": (1, None), "keep_model": (None,)}
+    silent: dict[str, tuple[Any, ...]] = {
+        "earlier": ({}, None),
+        "own": (None,),
+        "start": (1, None),
+        "keep_model": (None,),
+    }
     made |= {name: value for name, value in notes.items() if value not in silent.get(name, ())}
     return cast(Line, made)
+
+
+def forget_of(line: Mapping[str, Any]) -> Any:
+    """Accuracy on what the line's own request takes out, whoever left before it."""
+    return line.get("own", line.get("forget"))
 
 
 def write(line: Mapping[str, Any]) -> str:
@@ -126,6 +138,7 @@ _FIELDS: dict[str, tuple[str, Any]] = {
     "asked": ("a table of rounds, each with its clients", lambda value: _table(value, _names, whole_keys=True)),
     "refused": ("a list of updates, each with round, client and reason", lambda value: _refusals(value)),
     "earlier": ("a table of accuracies by request", lambda value: _table(value, _VALUE[1])),
+    "own": _VALUE,
     "start": ("a whole number from 1 on", lambda value: _whole(value) and value >= 1),
     "keep_model": ("a text", lambda value: _text(value)),
     "watched": ("a table with verdict, said and checks", lambda value: _seen(value)),

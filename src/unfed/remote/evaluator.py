@@ -139,7 +139,8 @@ class RemoteEvaluator:
             numbers["unheard"] = "; ".join(f"client {n}: {failure.reason}" for n, failure in silent.items())
         known = NO_SCORES if isinstance(single, str) else single
         earlier = {request.id: self._earlier(request, heard) for request in self._requests[:-1]}
-        return Evaluation(numbers, sample_columns(known, test) if self._yardstick.samples else {}, earlier)
+        own = self._earlier(self._requests[-1], heard) if earlier else None
+        return Evaluation(numbers, sample_columns(known, test) if self._yardstick.samples else {}, earlier, own)
 
     def begun(self, params: Params) -> Evaluation:
         """All of it: beside the messages the attack is nothing."""
@@ -207,7 +208,7 @@ class RemoteEvaluator:
         return self._total(heard, "forget", names)
 
     def _earlier(self, request: Request, heard: Heard) -> Value:
-        """How a model does on what an earlier request took out.
+        """How a model does on what one of several requests took out.
 
         It is known where its owners counted nothing else beside it.
         """

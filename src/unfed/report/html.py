@@ -239,7 +239,8 @@ def bars(request: Mapping[str, Any], found: Sequence[Row], numbers: Mapping[str,
 
 
 def _bar(label: str, colour: str, row: Row | None, metric: str) -> dict[str, Any]:
-    value = Spread("not measured: not in this run") if row is None else row.metrics[metric]
+    own = None if row is None else row.forgetting if metric == "forget" else row.metrics[metric]
+    value = own or Spread("not measured: not in this run")
     measured = is_measured(value.mean)
     text = tables.number_text(value, 1) + (" %" if measured else "")
     return {"label": label, "colour": colour, "text": text, "width": f"{value.mean:.2f}" if measured else None}

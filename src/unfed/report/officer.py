@@ -21,6 +21,7 @@ from unfed.report.rules import Row
 from unfed.report.tables import name_of
 from unfed.report.wording import FEDERATED, Wording
 from unfed.report.words import date_text, gate_words, headline, not_taken_out, span_text, subject_of
+from unfed.values import is_measured
 
 SHOWN_CLIENTS = 40
 CELLS = 48  # of a strip; more rounds share a cell
@@ -43,7 +44,7 @@ def officer_view(
     return {
         "method": name_of(method) if method else "",
         "seed": seed if len({int(j["seed"]) for j in jobs}) > 1 else None,
-        "facts": _facts(run, request, method, job, bool(lines), words),
+        "facts": [*_facts(run, request, method, job, bool(lines), words), *_measured_again(methods, seed, lines)],
         "change": _change(name_of(method), job, bool(lines)),
         "tensors": _tensors(job),
         "listings": _listings(job),
@@ -92,6 +93,19 @@ def _facts(
         ("Model after", fingerprint(came_out) if came_out else "not there yet" if job else "not recorded"),
     ]
     return facts
+
+
+def _measured_again(methods: Mapping[str, BySeed], seed: int, lines: Sequence[Line]) -> list[tuple[str, str]]:
+    """What every earlier request took out, as the models before and after this one read it."""
+    before = methods.get("before", {}).get(seed, [])
+    was: Mapping[str, Any] = (before[-1].get("earlier") if before else None) or {}
+    again: Mapping[str, Any] = (lines[-1].get("earlier") if lines else None) or {}
+    found = []
+    for name, value in again.items():
+        now, then = (f"{v:.1f} %" if is_measured(v) else str(v) for v in (value, was.get(name)))
+        told = f"the new model is right on {now} of its data" + (f", the old one on {then}" if name in was else "")
+        found.append((f"Earlier request {name}", told if is_measured(value) else now))
+    return found
 
 
 def _standing(request: Mapping[str, Any]) -> list[tuple[str, str]]:

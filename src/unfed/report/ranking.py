@@ -103,7 +103,8 @@ def _kept(row: Row, before: Row | None, retrain: Row | None) -> str:
 
 def _way(metric: str, row: Row, before: Row, retrain: Row) -> tuple[float, float, float] | None:
     """(now, at the start, Retrain's) where there is a way to go at all."""
-    now, start, goal = (r.metrics[metric].mean for r in (row, before, retrain))
+    own = (r.forgetting if metric == "forget" else r.metrics[metric] for r in (row, before, retrain))
+    now, start, goal = (value.mean for value in own)
     if not (is_measured(now) and is_measured(start) and is_measured(goal)) or abs(start - goal) < 2:
         return None
     return now, start, goal

@@ -17,7 +17,7 @@ the per-seed gaps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unfed.errors import UnfedError, listed, nearest
@@ -74,8 +74,15 @@ class Row:
     finished: bool
     verdict: str = ""
     note: str = ""
+    own: Spread | None = None
+    """Accuracy on what the request itself takes out, where others left before it; the metric Forget counts them too."""
     undoes: tuple[str, ...] = ()
     """The tensors that the method turned back to what they were before an earlier request of the same comparison."""
+
+    @property
+    def forgetting(self) -> Spread:
+        """Accuracy on what the request itself takes out."""
+        return self.own or self.metrics["forget"]
 
     @property
     def is_reference(self) -> bool:
@@ -239,7 +246,15 @@ def _row(
         finished=method == "before" or all(bool(lines[-1].get("done")) for lines in by_seed.values()),
         verdict=verdict,
         note=_note(method, by_seed, picks, rule, within),
+        own=_own(found.values()),
         undoes=_undoes(next(iter(by_seed.values()))),
+    )
+
+
+def _own(found: Collection[Line]) -> Spread | None:
+    """Of lines that all say how the request's own rows are read."""
+    return (
+        mean_std([reading(line, "own") for line in found]) if found and all("own" in line for line in found) else None
     )
 
 

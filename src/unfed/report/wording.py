@@ -58,7 +58,8 @@ class Wording:
 
     def several(self, count: float) -> str:
         """`1 round`, `3 epochs`."""
-        return f"{count:.3g} {self.unit}{'' if count == 1 else 's'}"
+        text = f"{count:,.0f}" if count >= 100 or count == int(count) else f"{count:.3g}"
+        return f"{text} {self.unit}{'' if count == 1 else 's'}"
 
     def said(self, text: str) -> str:
         """A sentence that was written of rounds, in this setting's words."""

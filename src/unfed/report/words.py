@@ -161,11 +161,12 @@ def _forgetting(request: Mapping[str, Any], row: Row, before: Row | None, plural
         planted = f" {'they' if plural else 'it'} planted" if request.get("kind") == "client" else ""
         instead = f" instead of {earlier} %" if earlier is not None else ""
         return f"the backdoor{planted} fires on {backdoor} % of the test images{instead}"
-    forget, earlier = _percent(row, "forget"), _percent(before, "forget")
-    if forget is None:
-        return f"accuracy on the forgotten data {row.metrics['forget'].mean}"
-    instead = f" instead of {earlier} %" if earlier is not None else ""
-    return f"the model is right on {forget} % of the forgotten data{instead}"
+    whose = "the forgotten data" if row.own is None else "their data" if plural else "its data"
+    now, was = row.forgetting.mean, before.forgetting.mean if before else None
+    if not is_measured(now):
+        return f"accuracy on {whose} {now}"
+    instead = f" instead of {was:.1f} %" if is_measured(was) else ""
+    return f"the model is right on {now:.1f} % of {whose}{instead}"
 
 
 def _utility(row: Row, before: Row | None) -> str:

@@ -174,7 +174,9 @@ def request_id(request: dict[str, Any]) -> str:
 
 def describe_request(world: World, requests: Sequence[Request]) -> dict[str, Any]:
     """What the last of these requests concerns, in numbers, the ones before it being out."""
-    return {**plain_request(requests[-1]), "forgotten_rows": world.evaluator(requests).forgotten_rows}
+    out = world.evaluator(requests).forgotten_rows
+    before = world.evaluator(requests[:-1]).forgotten_rows if len(requests) > 1 else 0
+    return {**plain_request(requests[-1]), "forgotten_rows": out - before} | ({"rows_out": out} if before else {})
 
 
 def plain_request(request: Request) -> dict[str, Any]:

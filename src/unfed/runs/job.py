@@ -346,6 +346,7 @@ class JobRunner:
             asked={str(round): clients for round, clients in diary.asked.items()},
             refused=diary.refused,
             earlier=seen.earlier,
+            own=seen.own,
             start=self.start,
         )
         if self._keeps_best:

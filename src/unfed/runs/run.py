@@ -278,7 +278,8 @@ class Run(Record):
         world = self.world(seed)
         seen = world.evaluator(requests)(params)
         at = trajectory.Point(seed, job.request, job.label, round=0)
-        line = trajectory.line(at, seen.numbers, seen.numbers["validation"], {}, earlier=seen.earlier, start=start)
+        notes: trajectory.Notes = {"earlier": seen.earlier, "own": seen.own, "start": start}
+        line = trajectory.line(at, seen.numbers, seen.numbers["validation"], {}, **notes)
         self.folder.save_samples(job, 0, seen.samples)
         numbers = {"offset": self.folder.append(line), "finished": "done"} | began(base, start)
         self.folder.save_state(job, State({}, done=True), numbers)

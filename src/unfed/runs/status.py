@@ -36,7 +36,7 @@ def status(run: Run) -> dict[str, Any]:
                 "round": heard["round"] if here else max(int(numbers.get("round", 0)), int(line.get("round", 0))),
                 "rounds": numbers.get("rounds", rounds),
                 "test": line.get("test"),
-                "forget": line.get("forget"),
+                "forget": trajectory.forget_of(line),
                 "state": over.get(job)
                 or finished
                 or ("running" if here else "waiting" if not numbers else "not finished"),

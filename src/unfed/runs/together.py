@@ -163,9 +163,9 @@ def hand_over(folder: RunFolder, world: World, batch: Batch, entry: Entry, turn:
         at = trajectory.Point(own.seed, own.request, own.label, round)
         asked, refused = _rounds_of(folder, shared, int(whole.get("start", 1)))
         costs = notes.ledger.to_json()
-        line = trajectory.line(
-            at, seen.numbers, before, costs, asked=asked, refused=refused, earlier=seen.earlier, start=start
-        )
+        told: trajectory.Notes = {"earlier": seen.earlier, "own": seen.own, "start": start}
+        told |= {"asked": asked, "refused": refused}
+        line = trajectory.line(at, seen.numbers, before, costs, **told)
         folder.save_samples(own, round, seen.samples)
         left = JobNotes(notes.ledger, folder.append(line), beginning=notes.beginning)
         numbers = {"offset": left.offset, "diary": left.to_json()} | {n: whole[n] for n in ("finished", "rounds")}

@@ -128,7 +128,8 @@ def _key(job: Job) -> tuple[int, str | None, str]:
 def _measured(folder: RunFolder, job: Job, entry: Entry, line: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What the last round says: each value with its rows and 95 % interval, or why there is none."""
     rows = _rows(folder, job, int(line.get("round", 0)))
-    known = (entry.described or {}).get("forgotten_rows")
+    described = entry.described or {}
+    known = described.get("rows_out", described.get("forgotten_rows"))
     if isinstance(known, int) and not entry.request.deleted:
         rows.setdefault("forget", known)
     found: dict[str, dict[str, Any]] = {}
