@@ -17,6 +17,7 @@ from unfed.data import TensorSource, backdoor, camouflage, confuse
 from unfed.errors import UnfedError
 from unfed.population import store
 from unfed.population.memorised import memorisation, most_memorised
+from unfed.runs import presence
 from unfed.runs.config import Config
 from unfed.runs.config_tables import PoisonConfig
 from unfed.runs.simulated import simulated
@@ -174,3 +175,14 @@ def test_all_methods_are_those_that_run_in_the_setting() -> None:
     assert "badt" in read_with_methods("demo", ["methods.badt.federated=true"], "all").methods.run
     rows = ['request={id="r", fraction=0.1}']
     assert "federaser" not in read_with_methods("demo", rows, "all", serving=True).methods.run
+
+
+def test_a_case_that_another_process_is_at_is_said_to_be(small: Small, tmp_path: Path) -> None:
+    config = small("training.rounds=1", "unlearning.rounds=1", 'methods.run=["ft"]', "training.batch=256")
+    other = tmp_path / "s" / "confusion" / "state" / "0"
+    other.mkdir(parents=True)
+    with (
+        presence.held(other, "work"),
+        pytest.raises(UnfedError, match=r"Another process is at .*confusion; give the same"),
+    ):
+        stress(config, 2, tmp_path / "s", ["confusion"])

@@ -202,7 +202,10 @@ def _populated(case: str, config: Config, models: int, folder: Path, said: Said 
         if said is not None:
             said(case, kind, round, rounds)
 
-    return populate(config, models, folder, told)
+    population = populate(config, models, folder, told)
+    if any(len(population.done(kind)) < population.about.models for kind in _asked(config)):
+        raise UnfedError(f"Another process is at {folder}; give the same command again when it is done.")
+    return population
 
 
 def _case_config(name: str, config: Config, models: int, folder: Path, said: Said | None) -> Config:
