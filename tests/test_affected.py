@@ -239,3 +239,17 @@ def test_a_centralised_optimiser_begins_with_the_request(method: str, tmp_path: 
     moments = {n: t for n, t in trained.items() if n.startswith(f"{OPTIMISER}/") and t.numel() > 1}
     for group in state.tensors.values():
         assert not any(torch.equal(t, old) for t in group.values() for old in moments.values() if t.shape == old.shape)
+
+
+def test_a_model_that_one_minus_sign_turns_back_is_listed_until_a_method_that_lasts(run: Run) -> None:
+    def undoable() -> list[str]:
+        return [one.file for one in affected(run, "1") if one.kind == "model" and "by one minus sign" in one.what]
+
+    run.forget(Request("first", clients=("1",)), "not", until=1)
+    purge(run, "first")
+    assert undoable() == ["models/0/first/not.safetensors"], "nothing else carries client 1 any more"
+    run.forget(Request("second", clients=("2",)), "ft", until=1)
+    assert undoable() == ["models/0/first/not.safetensors", "models/0/second/ft.safetensors"]
+    run.forget(Request("third", classes=(3,)), "sealed", until=1)
+    assert "models/0/third/sealed.safetensors" not in undoable()
+    assert all("unfed probe" in one.do for one in affected(run, "1") if "minus sign" in one.what)

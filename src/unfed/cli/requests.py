@@ -23,7 +23,6 @@ from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumab
 from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError, members
 from unfed.measures import trajectory
-from unfed.measures.undo import INVERSES
 from unfed.methods import NoT
 from unfed.report import wording
 from unfed.runs import description
@@ -31,6 +30,7 @@ from unfed.runs.onlooker import logged
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.requests import now
 from unfed.runs.run import Run
+from unfed.runs.turning_back import inverse_of
 
 stdout = Console(highlight=False)
 
@@ -213,12 +213,11 @@ def _measured_again(lines: Sequence[Mapping[str, Any]]) -> str:
 def _lasting(run: Run, request: str) -> str | None:
     """Of a method that whoever has the model can take back: what that choice means, and what lasts."""
     entry = run.queue.find(request)
-    method = entry and entry.how.on(run.config, entry.method).method(entry.method)
-    if not isinstance(method, NoT) or method.perturbation not in INVERSES:
+    by = entry and inverse_of(run.config, entry)
+    if by is None:
         return None
-    by = "one minus sign" if method.perturbation == "negate" else f"the inverse of {method.perturbation!r}"
     return (
-        f"Whoever has this model can undo {method.title} by {by}: `unfed probe {run.folder.path}` shows how far;"
+        f"Whoever has this model can undo {NoT.title} by {by}: `unfed probe {run.folder.path}` shows how far;"
         " `--method retrain` lasts, `--method sealed` held where it was measured."
     )
 

@@ -14,12 +14,14 @@ from typing import Any
 
 from unfed import storage
 from unfed.errors import UnfedError, listed
+from unfed.methods import NoT
 from unfed.runs import carriers, consistency, handed_out
 from unfed.runs.carriers import Carrier
 from unfed.runs.elsewhere import elsewhere
 from unfed.runs.folder import Job
 from unfed.runs.record import Record
 from unfed.runs.requests import Entry, in_force
+from unfed.runs.turning_back import inverse_of, turned_back
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ def affected(run: Record, client: str) -> list[Affected]:
     seeds = [_seen(run, client, seed) for seed in run.config.seed_list]
     for seen in seeds:
         found += _in_folder(run, client, seen)
+        found += _turned_back(run, seen)
     found += _handed_out(run, client, seeds)
     if elsewhere(run.description):
         for seen in seeds:
@@ -92,6 +95,19 @@ def _in_folder(run: Record, client: str, seen: _Seen) -> Iterator[Affected]:
     for one in seen.found:
         what = f"{one.what}: it is in force" if _is_in_force(run, seen.seed, one) else one.what
         yield Affected(one.kind, one.file, what, _do(run, client, seen.entry, one))
+
+
+def _turned_back(run: Record, seen: _Seen) -> Iterator[Affected]:
+    """Models that are without the client until somebody takes a public perturbation back."""
+    line = in_force(entry for entry in run.folder.requests() if entry.seed == seen.seed)
+    after = line[line.index(seen.entry) :] if seen.entry in line else []
+    for entry in turned_back(run.config, after):
+        job = Job(seen.seed, entry.request.id, entry.method)
+        if run.folder.model_file(job).exists():
+            name, how = after[0].request.id, inverse_of(run.config, after[0])
+            what = f"whoever has it can turn back what {NoT.title} did for request {name!r}, by {how}"
+            do = f"`unfed probe {run.folder.path} --request {name}` shows how far; sealed and retrain leave no way back"
+            yield Affected("model", f"models/{job.path.as_posix()}.safetensors", what, do)
 
 
 def _is_in_force(run: Record, seed: int, one: Carrier) -> bool:

@@ -1,0 +1,37 @@
+"""Which models whoever has them can turn back, and bring a leaver back with it.
+
+    made by NoT, whose perturbation has a public inverse ─► later models ─► one whose method lasts: no further
+
+Nothing is built to tell: the request's file says which method made a model, and how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from unfed.measures.undo import INVERSES
+from unfed.methods import METHODS, NoT
+from unfed.runs.config import Config
+from unfed.runs.requests import Entry
+
+
+def inverse_of(config: Config, entry: Entry) -> str | None:
+    """What takes back what a request's method did, in words; None where nobody knows an inverse."""
+    if config.methods.name_of(entry.method) != NoT.name:
+        return None
+    method = entry.how.on(config, entry.method).method(entry.method)
+    if not isinstance(method, NoT) or method.perturbation not in INVERSES:
+        return None
+    return "one minus sign" if method.perturbation == "negate" else f"the inverse of {method.perturbation!r}"
+
+
+def turned_back(config: Config, line: Sequence[Entry]) -> Iterator[Entry]:
+    """The requests, from the first on, whose models still have the first one's perturbation to be taken back."""
+    if not line or inverse_of(config, line[0]) is None:
+        return
+    yield line[0]
+    for entry in line[1:]:
+        kind = METHODS.get(config.methods.name_of(entry.method))
+        if kind is None or kind.lasts or kind.lineage == "anew":
+            return
+        yield entry
