@@ -127,8 +127,15 @@ HEAD = struct.Struct("<4sIQ")
 
 @pytest.mark.parametrize(
     "knock",
-    [b"GET / HTTP/1.1\r\n\r\n", HEAD.pack(b"unf1", 2**31, 0), HEAD.pack(b"unf1", 3, 0) + b"[1]", frames.frame({}), b""],
-    ids=["a browser", "two gigabytes of words", "no table", "no proof", "nothing"],
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        HEAD.pack(b"unf1", 2**31, 0),
+        HEAD.pack(b"unf1", 3, 0) + b"[1]",
+        frames.frame({}),
+        frames.frame({"nonce": "1", "proof": "0" * 64}),
+        b"",
+    ],
+    ids=["a browser", "two gigabytes of words", "no table", "no proof", "a wrong proof", "nothing"],
 )
 def test_whatever_else_knocks_is_let_go(knock: bytes, workers: Workers) -> None:
     with socket.create_connection(("127.0.0.1", workers.port)) as stranger:
@@ -152,6 +159,10 @@ TENSORS = frames._packed({"params": {"w": torch.zeros(2)}})
         (lambda n: frames.frame({"number": n, "numbers": {}, "arrays": ["w"]}), "have no names"),
         (lambda n: frames.frame({"number": n, "numbers": {}, "arrays": [["p", "w"]]}), "holds others"),
         (lambda n: frames.frame({"number": n, "numbers": {}, "arrays": [["p", "w"]]}, TENSORS[:-1]), "cannot be read"),
+        (
+            lambda n: frames.frame({"number": n, "numbers": {}, "arrays": []}, TENSORS),
+            "names 0 tensors and holds others",
+        ),
         (lambda n: frames.frame({"number": n, "numbers": {}, "arrays": []}), "was not made by unfed"),
         (lambda n: frames.frame({"number": n, "failed": "ValueError: \x1b[2J"}), "it failed (ValueError: ?[2J)"),
         (lambda n: b"unf1", "it went away before it answered"),
