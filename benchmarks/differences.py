@@ -3,12 +3,14 @@
     PYTHONPATH=src python benchmarks/differences.py --device cuda --precision bf16 --root DATA --rounds 600 --budget 540
     PYTHONPATH=src python benchmarks/differences.py --preset digits-cnn --rounds 4 --every 2 --variants 3
     PYTHONPATH=src python benchmarks/differences.py --table benchmarks/records/DATE-differences-cuda.jsonl
+    PYTHONPATH=src python benchmarks/differences.py --rows results/cifar10-cnn-….json
 
 On CIFAR-10 with the CNN the paper prints Retain 91.66, Forget 83.05, Test 82.32 for Retrain; ours has more Retain and
 less Test. Each variant is Retrain from the same start for `--rounds` rounds, one thing changed. Its line has the
 evaluated rounds, and three readings of Retain at the end: over the training rows (ours), over all rows of the clients
 that stay (with the fifth that they keep for validation), and over the training rows as training sees them (augmented).
-A line is written as soon as its variant is done; no variant begins after `--budget` seconds.
+A line is written as soon as its variant is done; no variant begins after `--budget` seconds. `--rows` reads kept
+results instead: Retain of every method at its last round over training rows and over all rows, beside the paper's.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -31,6 +34,10 @@ from unfed.client.scores import columns, moved, score
 from unfed.engines.base import Block
 from unfed.methods import Retrain
 from unfed.model.params import Params
+from unfed.paper import record
+from unfed.paper.items import published
+from unfed.report.rules import trajectories
+from unfed.report.tables import name_of
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
 from unfed.runs.job import JobRunner, JobSpec
@@ -150,6 +157,28 @@ def test_at(curve: Sequence[Mapping[str, float]], retain: float) -> float | None
     return None
 
 
+def rows_table(path: Path) -> str:
+    """Retain over two sets of rows, from what was kept of runs: a fifth of a client's rows are for validation."""
+    found = record.read(path)
+    share = float(found.config["partition"]["validation"])
+    (methods,) = (by for request, by in trajectories(found.lines()).items() if request)
+    paper = {row["method"]: row for row in published("T1") if (row["dataset"], row["model"]) == ("CIFAR-10", "CNN")}
+    lines = [
+        "| Method | Retain, training rows | Retain, all rows | Retain, paper | Seeds |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for method, by_seed in methods.items():
+        title = name_of(method)
+        if title not in paper:
+            continue
+        ends = [own[-1] for own in by_seed.values()]
+        train = [float(line["retain"]) for line in ends]
+        every = [(1 - share) * float(line["retain"]) + share * float(line["validation"]) for line in ends]
+        printed = paper[title]["retain"]
+        lines.append(f"| {title} | {fmean(train):.2f} | {fmean(every):.2f} | {printed} | {len(ends)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     told = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     told.add_argument("--preset", default="cifar10-cnn")
@@ -161,7 +190,11 @@ def main() -> None:
     told.add_argument("--variants", type=int, default=len(VARIANTS), help="only so many of them")
     told.add_argument("--budget", type=float, default=1e9, help="seconds after which no variant begins")
     told.add_argument("--table", type=Path)
+    told.add_argument("--rows", type=Path)
     given = told.parse_args()
+    if given.rows:
+        print(rows_table(given.rows))
+        return
     if given.table:
         print(table(given.table))
         return
