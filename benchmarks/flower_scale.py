@@ -56,7 +56,7 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 def simulated(where: Path, nodes: int, pairs: int, rounds: int) -> list[dict[str, Any]]:
     out = where / "lines.jsonl"
-    config = f'pairs = {pairs}\nrounds = {rounds}\nnodes = {nodes}\nout = "{out}"'
+    config = f'warm = true\npairs = {pairs}\nrounds = {rounds}\nnodes = {nodes}\nout = "{out}"'
     with simulator(where) as env:
         flwr_run(app_of(HERE / "flower_scale_app", where, COMPONENTS, config), env, nodes=nodes)
     return [json.loads(line) for line in out.read_text().splitlines()]
@@ -72,7 +72,7 @@ def real(where: Path, nodes: int, rounds: int) -> list[dict[str, Any]]:
         with open(where / f"{name}.log", "wb") as log:
             subprocess.run(["bash", "-eu", str(scripts / f"{name}.sh")], env=env, check=True, stdout=log, stderr=log)
 
-    config = f'pairs = 1\nrounds = {rounds}\nnodes = {nodes}\nout = "{out}"'
+    config = f'warm = false\npairs = 1\nrounds = {rounds}\nnodes = {nodes}\nout = "{out}"'
     app = app_of(HERE / "flower_scale_app", where, COMPONENTS, config)
     try:
         for name in ("1-certificates", "2-superlink", "3-supernodes"):
