@@ -1,4 +1,4 @@
-"""The tables of `lasting.py`'s records, written into the page of Sealed between its marks.
+"""The tables of `lasting.py`'s records, written into the page of Sealed's measurements between its marks.
 
     python benchmarks/lasting_tables.py                        all records in benchmarks/records/*lasting*.jsonl
     python benchmarks/lasting_tables.py --print FILE …         only shown
@@ -6,7 +6,8 @@
 Per network, kind of request and number of requests: what each variant left, how far that is from Retrain, how many
 rounds it took to come within some points of θ*, beside both controls, and the worst that undoing brought back. Several
 seeds are shown as their mean, over those that have every cell; rounds as one number per seed. Where the controls may
-not come so near in their rounds, a second table counts the rounds to stated accuracies.
+not come so near in their rounds, a second table counts the rounds to stated accuracies. Where every way of undoing was
+tried, another table shows what each brought back.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from unfed.measures.metrics import average_gap
 from unfed.values import is_measured
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/methods/sealed.md"
+PAGE = ROOT / "docs/methods/sealed-measured.md"
 BEGIN, END = "<!-- tables: benchmarks/lasting_tables.py -->", "<!-- end of tables -->"
 CONTROLS = ("retrain", "reinit")
 TITLES = {"retrain": "Retrain", "reinit": "everything drawn anew", "not": "NoT", "ft": "FT", "sealed": "**Sealed**"}
-STATED = {"cifar10": (70.0, 72.0, 74.0)}
+STATED = {("cifar10", "cnn"): (70.0, 72.0, 74.0)}
 """Test accuracies, in percent, to which rounds are counted as well."""
 Line = Mapping[str, Any]
 Goal = Callable[[Line], float]
@@ -47,10 +48,10 @@ def reached(line: Line, goal: Goal) -> int | None:
     return next((r for r, test in line["curve"] if r and test >= goal(line)), None)
 
 
-def mean(values: Sequence[Any]) -> str:
-    """The mean over seeds with one decimal; a dash where something was not measured."""
+def mean(values: Sequence[Any], places: int = 1) -> str:
+    """The mean over seeds; a dash where something was not measured."""
     known = [float(value) for value in values if value is not None and is_measured(value)]
-    return f"{sum(known) / len(known):.1f}" if known and len(known) == len(values) else "—"
+    return f"{sum(known) / len(known):.{places}f}" if known and len(known) == len(values) else "—"
 
 
 def rounds(lines: Sequence[Line], goal: Goal) -> str:
@@ -124,8 +125,32 @@ def table(lines: Sequence[Line], within: float) -> list[str]:
     return text
 
 
+def undo_table(lines: Sequence[Line]) -> list[str]:
+    """What each way of undoing brought back: flip, resurface, relearn, path, difference."""
+    client = lines[0]["scope"] == "client"
+    head = ["requests", "", "flip: forget", *(["backdoor"] if client else []), "test", "resurface: forget rises by"]
+    head += [*(["backdoor rises by"] if client else []), "relearn: area", "distance to θ*", "loss peak on the way"]
+    head += ["cosine with the leaver's gradient", "label histogram: error", "of equal shares"]
+    text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    names = [("flip", "forget"), ("flip", "backdoor"), ("flip", "test"), ("resurface", "forget_rise")]
+    names += [("resurface", "backdoor_rise"), ("relearn", "area"), ("path", "relative_l2"), ("path", "peak")]
+    names += [("difference", n) for n in ("cosine", "variation", "variation_of_equal_shares")]
+    for k, by in by_requests(lines).items():
+        for variant, own in by.items():
+            undone = [x["undo"] for x in own if "flip" in x.get("undo", {})]
+            if not undone or len(undone) < len(own):
+                continue
+            cells = [str(k), TITLES.get(variant, f"`{variant}`")]
+            for part, name in names:
+                if client or "backdoor" not in name:
+                    places = 1 if part in ("flip", "resurface", "relearn") else 2
+                    cells.append(mean([u[part].get(name) for u in undone], places))
+            text.append("| " + " | ".join(cells) + " |")
+    return text if len(text) > 2 else []
+
+
 def page(lines: Sequence[Line], within: float) -> str:
-    """All tables."""
+    """All tables of one record."""
     text: list[str] = []
     for data, model, scope in dict.fromkeys((x["data"], x["model"], x["scope"]) for x in lines):
         own = [x for x in lines if (x["data"], x["model"], x["scope"]) == (data, model, scope)]
@@ -136,14 +161,20 @@ def page(lines: Sequence[Line], within: float) -> str:
         own = [x for x in own if x["seed"] in seeds] if seeds else own
         some = next(x for x in own if "curve" in x)
         text += [
-            f"**{data}, `{model}`, {scope}** (seeds {', '.join(map(str, seeds))}; {some['rounds']} rounds,"
-            f" learning rate {some['lr']:g}; {some.get('hardware', 'CPU')}, {some.get('precision', 'float32')})",
+            f"**{data}, `{model}`, {scope}** (seeds {', '.join(map(str, seeds))};"
+            f" {_trained(some)}{some['rounds']} rounds, learning rate {some['lr']:g};"
+            f" {some.get('hardware', 'CPU')}, {some.get('precision', 'float32')})",
             "",
             *table(own, within),
             "",
-            *([*stated_table(own, STATED[data]), ""] if data in STATED else []),
+            *([*stated_table(own, STATED[data, model]), ""] if (data, model) in STATED else []),
+            *([*undo, ""] if (undo := undo_table(own)) else []),
         ]
     return "\n".join(text)
+
+
+def _trained(line: Line) -> str:
+    return f"{line['trained']} + " if "trained" in line else ""
 
 
 def main() -> None:
@@ -153,8 +184,8 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", dest="only", help="show, write nothing")
     options = parser.parse_args()
     files = options.files or sorted((ROOT / "benchmarks/records").glob("*lasting*.jsonl"), reverse=True)  # digits first
-    lines = [json.loads(text) for file in files for text in file.read_text().splitlines()]
-    text = page(lines, options.within)
+    records = [[json.loads(text) for text in file.read_text().splitlines()] for file in files]
+    text = "\n".join(page(lines, options.within) for lines in records)
     if options.only:
         print(text)
         return

@@ -135,6 +135,7 @@ def test_a_model_that_is_not_there_cannot_be_probed(run: Run) -> None:
     run.folder.model_file(targets(run)[0].job).unlink()
     with pytest.raises(UnfedError, match="The model 0/r1/not is not in .*: its method has not ended, so"):
         quick(run, request="r1", method="not")
+    assert [found["request"] for found in quick(run, method="not")] == ["later"], "the other one is there"
 
 
 def test_a_run_of_flower_or_of_a_call_keeps_its_data_elsewhere(run: Run) -> None:

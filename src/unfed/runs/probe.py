@@ -82,7 +82,7 @@ def probe(
         raise UnfedError(why)
     found = chosen(run, seed, request, method)
     there = [target for target in found if run.folder.model_file(target.job).exists()]
-    if not there or (method is not None and len(there) < len(found)):
+    if not there or (request is not None and method is not None and len(there) < len(found)):
         missing = next(target for target in found if target not in there)
         if grave := run.folder.buried(missing.job):
             raise UnfedError(f"The model {consistency.sentence(run.folder.path, grave)}; there is nothing to probe.")
