@@ -1,11 +1,12 @@
-"""The line of an evaluated round, written when its slowest number is there.
+"""The line of an evaluated round, finished and written beside the next round.
 
-    round r ─► evaluate ─► round r + 1 ─────────────► write the line of r, tell of it ─► evaluate …
-                   └──── the attack, in a thread ────┘
+    round r ─► evaluate ─► round r + 1 ───────────────────────► tell of the line of r ─► evaluate …
+                   └──── a thread: the attack, then the line ────┘
 
-The membership attack reads losses that lie on the host, so it is computed beside the next round. One line waits at
-most. It is written, in its place, before another round is noted, before anything is saved, and whatever ends the job:
-what a folder holds after a save is the same as if nobody had waited.
+The membership attack reads losses that lie on the host, and a line is on the disk before anybody hears of it; a device
+that trains need not wait for either. One line is on its way at most. It is waited for before another round is noted,
+before anything is saved, and whatever ends the job: what a folder holds after a save is the same as if nobody had gone
+on.
 """
 
 from __future__ import annotations
@@ -20,39 +21,42 @@ from unfed.values import Value
 
 
 class LateLine:
-    """At most one line that waits for its MIA, and who is to be told of it."""
+    """At most one line that is on its way to the disk, and who is to be told of it."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="unfed-attack")
-        self._waiting: tuple[Line, JobNotes, Future[Value] | None] | None = None
+        self._waiting: tuple[JobNotes, Future[int]] | None = None
         self._tell: Callable[[], None] | None = None
 
     def expect(self, line: Line, diary: JobNotes, attack: Callable[[], Value] | None) -> None:
-        """Begin to compute what the line lacks."""
+        """Begin to compute what the line lacks, and to write it."""
         self.settle()
-        self._waiting = line, diary, None if attack is None else self._thread.submit(attack)
+        self._waiting = diary, self._thread.submit(self._written, line, attack)
+
+    def _written(self, line: Line, attack: Callable[[], Value] | None) -> int:
+        if attack is not None:
+            line["mia"] = attack()
+        return self._folder.append(line)
 
     def then(self, tell: Callable[[], None]) -> None:
-        """Call this once the line is written; at once where none waits."""
+        """Call this once the line is written; at once where none is on its way."""
         self._tell = tell
-        if self._waiting is None or self._waiting[2] is None:
+        if self._waiting is None:
             self.settle()
 
     def settle(self) -> None:
-        """Write what waits, and tell of it."""
+        """Wait for the line, and tell of it."""
         if self._waiting is not None:
-            line, diary, attack = self._waiting
+            diary, written = self._waiting
             self._waiting = None
-            if attack is not None:
-                line["mia"] = attack.result()
-            diary.offset = self._folder.append(line)
+            diary.offset = written.result()
         tell, self._tell = self._tell, None
         if tell is not None:
             tell()
 
     def close(self) -> None:
-        """Nothing waits any more, and no thread is left."""
+        """Nothing is on its way any more, and no thread is left."""
         try:
             self.settle()
         finally:
