@@ -67,7 +67,8 @@ def _tell(cells: list[Cell], cases: list[str], models: int, bound: float) -> Non
         f"Harm left, in %: mean ± std over {models} training seeds. ✗ fails: more than {bound:g}."
         " In parentheses: accuracy on test rows."
     )
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    stdout.print(title, soft_wrap=True)  # as a table's own title it would be as narrow as the table
+    table = Table(box=None, pad_edge=False)
     table.add_column("")
     for case in cases:
         table.add_column(case, justify="right", overflow="fold")

@@ -150,7 +150,10 @@ def _own_exposure(judged: Judged) -> str | None:
 
 
 def about_tuning(judged: Judged) -> list[str]:
-    """What was tuned with what, whether all had the same, and who had nothing; nothing where nobody was tuned."""
+    """What was tuned with what, whether all had the same, and who had nothing.
+
+    Nothing is said where nobody was tuned.
+    """
     methods: Mapping[str, Any] = judged["methods"]
     tuned = {kind: how for kind, how in (judged.get("tuned") or {}).items() if kind in methods}
     if not tuned:
