@@ -43,7 +43,7 @@ from unfed.model.layers import Choice, choose
 from unfed.model.sealing import NAMES
 
 RECORDS = {
-    "digits": Path(__file__).parent / "records/2026-11-15-ablations-digits-cpu.jsonl",
+    "digits": Path(__file__).parent / "records/2026-11-16-ablations-digits-cpu.jsonl",
     "cifar10": Path(__file__).parent / "records/2026-11-16-ablations-cifar10-cuda.jsonl",
 }
 RECORD = RECORDS["digits"]

@@ -16,6 +16,7 @@ from unfed.claims import distances, gradients, layers, making, times
 from unfed.claims.base import FAILS, HOLDS, UNDER, Claim, Drawing, Finding, Grid, holds_if
 from unfed.claims.scene import LEAVER, QUICK, Effort, Scene
 from unfed.cli.main import main
+from unfed.data import Request
 from unfed.errors import UnfedError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
@@ -133,6 +134,14 @@ def test_models_are_trained_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(torch.equal(one[name], again[name]) for name in one)
     with pytest.raises(AssertionError, match="again"):
         assert Scene(tmp_path, 0, replace(LEAST, rounds=2)).trained, "other rounds are another model"
+
+
+def test_a_scene_can_be_asked_to_forget_others_than_the_first_client(tmp_path: Path) -> None:
+    usual = Scene(tmp_path, effort=LEAST)
+    other = replace(usual, request=Request("two-leave", clients=("1", "2")))
+    both = torch.cat([c.rows[c.view("all")] for name, c in usual.world.scoped([]).items() if name in ("1", "2")])
+    assert sorted(other.sets.forget.tolist()) == sorted(both.tolist())
+    assert usual._key("retrained", 1) != other._key("retrained", 1), "models of one request are not taken for another's"
 
 
 def test_a_frozen_layer_stays_to_the_bit() -> None:

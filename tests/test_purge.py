@@ -22,7 +22,7 @@ from unfed import storage
 from unfed.cli.main import app
 from unfed.data import Request, TensorSource
 from unfed.errors import Refused, UnfedError
-from unfed.runs import consistency
+from unfed.runs import consistency, studies
 from unfed.runs.check import check
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
@@ -68,7 +68,8 @@ def run(template: Path, tmp_path: Path) -> Run:
 
 def files(folder: Path) -> dict[str, bytes]:
     """Everything that a purge is about, byte for byte."""
-    found = [p for kind in ("models", "state", "samples", "undo") for p in (folder / kind).rglob("*") if p.is_file()]
+    kinds = ("models", "state", "samples", "undo", "theory", "advice")
+    found = [p for kind in kinds for p in (folder / kind).rglob("*") if p.is_file()]
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found if not storage.is_leftover(p)}
 
 
@@ -81,9 +82,15 @@ def told(folder: Path, *words: str) -> tuple[int, str]:
 
 
 def test_what_carries_the_leaver_goes_and_leaves_tombstones(run: Run) -> None:
-    before = files(run.folder.path)
     theta = storage.load(run.folder.model_file(Job(0, None, "train")))[0]
+    old = studies.models_of(run.folder, {"before": Job(0, None, "train")})
+    clean = studies.models_of(run.folder, {"in force": Job(0, "second", "ft")})
+    studies.keep(studies.theory_file(run.folder, 0, "first"), {"models": old, "claims": []})
+    studies.keep(studies.advice_file(run.folder, 0), {"models": clean, "advice": {}})
+    before = files(run.folder.path)
     outcome = purge(run, "first")
+    assert not studies.theory_file(run.folder, 0, "first").exists(), "verdicts on the model that knew it go too"
+    assert studies.advice_file(run.folder, 0).exists(), "advice on the model in force stays"
     left = files(run.folder.path)
     assert {name for name in left if name.startswith("models/")} == {
         "models/0/first/not.safetensors",

@@ -130,7 +130,7 @@ def advise(
     ]
     ranked = tuple(sorted(found, key=lambda one: -(one.score or 0.0)))
     if (ranked[0].layer, ranked[0].perturbation) != (first, how):
-        doubts.append(f"The rules would take {first} and {how}; where the two differ, neither was right more often.")
+        doubts.append(f"The rules would take {first} and {how}; where the two differ, both ended about equally near.")
     return _judged(ranked, prober, why, doubts)
 
 

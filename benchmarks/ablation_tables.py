@@ -1,0 +1,191 @@
+"""The tables of `docs/explanation/ablations.md`: cells of several seeds as mean ± standard deviation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean, median, stdev
+from typing import Any
+
+import ablations
+import advice
+from ablation_little import TAUGHT
+from unfed.values import is_measured
+
+Row = Mapping[str, Any]
+Cells = Mapping[tuple[str, str], Sequence[Row]]
+
+
+def short(layer: str) -> str:
+    """A layer's name without what all of its network's names have."""
+    layer = re.sub(r"encoder\.layers\.encoder_layer_(\d)\.(self_attention\.)?", r"\1.", layer)
+    return layer.removesuffix(".weight").removesuffix("_weight")
+
+
+def named(layer: str) -> str:
+    """A tensor as code, a description as it is."""
+    return f"`{short(layer)}`" if " " not in layer and layer not in ("first", "hidden") else layer
+
+
+def cells(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+    """The rows of all seeds, by layer and perturbation."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["layer"], row["how"]), []).append(row)
+    return found
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """mean ± standard deviation, of one value the value."""
+    told = f"{mean(values):.{digits}f}"
+    return told if len(values) < 2 else f"{told} ± {stdev(values):.{digits}f}"
+
+
+def cell(rows: Sequence[Row] | None) -> str:
+    """The gap, and in brackets the rounds until the test accuracy was back: the median of the seeds."""
+    if not rows:
+        return ""
+    alive = [row for row in rows if row["gap"] is not None]
+    if not alive:
+        return "did not survive"
+    back = median([float("inf") if row["back"] is None else row["back"] for row in alive])
+    lost = "" if len(alive) == len(rows) else f", {len(rows) - len(alive)} of {len(rows)} did not survive"
+    return f"{spread([row['gap'] for row in alive])} ({'–' if back == float('inf') else f'{back:g}'}){lost}"
+
+
+def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def by_layer(rows: Sequence[Row], hows: Sequence[str]) -> str:
+    found = cells(rows)
+    layers = list(dict.fromkeys(row["layer"] for row in rows if row["layer"] != "-"))
+    known = [how for how in hows if any((layer, how) in found for layer in layers)]
+    return table(["layer", *known], [[named(x), *(cell(found.get((x, h))) for h in known)] for x in layers])
+
+
+def of(lines: Sequence[Row], network: str, part: str) -> list[Row]:
+    return [row for row in lines if row["network"] == network and row["part"] == part]
+
+
+def _mean(rows: Sequence[Row], *path: str) -> str:
+    values = []
+    for row in rows:
+        value: Any = row
+        for name in path:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if is_measured(value):
+            values.append(float(value))
+    return f"{mean(values):.0f}" if values else "–"
+
+
+def layers_section(lines: Sequence[Row], networks: Sequence[str], picture: str = "ablations") -> Iterator[str]:
+    for network in networks:
+        rows = of(lines, network, "layers")
+        if not rows:
+            continue
+        first, ft = {row["seed"]: row for row in rows}.values(), cell(cells(rows).get(("-", "none")))
+        yield f"### {network}\n"
+        yield (
+            f"{len(first)} seed{'s' * (len(first) > 1)}. θ* reads"
+            f" {spread([row['before']['test'] for row in first])} % of the test images, Retrain"
+            f" {spread([row['retrain']['test'] for row in first])} %; FT ends with gap {ft}.\n"
+        )
+        yield f"![Average gap to Retrain by layer and perturbation, {network}]({picture}-{network}.svg)\n"
+        yield by_layer(rows, (*ablations.OPEN, *ablations.SEALED))
+        flipped = [
+            f"`{short(layer)}` {_mean(own, 'numbers', 'backdoor')} → {_mean(own, 'flipped', 'backdoor')}"
+            for (layer, how), own in cells(rows).items()
+            if how == "negate"
+        ]
+        yield f"Backdoor (%) of a negated layer's result, and with the sign turned back: {', '.join(flipped)}.\n"
+
+
+def part_section(lines: Sequence[Row], part: str, networks: Sequence[str] = ablations.TUNED) -> Iterator[str]:
+    for network in networks:
+        if rows := of(lines, network, part):
+            hows = list(dict.fromkeys(row["how"] for row in rows if row["layer"] != "-"))
+            plain = cells(rows).get(("-", "none"))
+            yield f"{network}{f', FT {cell(plain)}' if plain else ''}:\n"
+            yield by_layer(rows, hows)
+
+
+def little_section(lines: Sequence[Row], networks: Sequence[str] = ablations.TUNED) -> Iterator[str]:
+    for network in networks:
+        rows = of(lines, network, "little")
+        found = cells(rows)
+
+        def told(own: Sequence[Row] | None) -> str:
+            if not own or any(row["gap"] is None for row in own):
+                return cell(own)
+            test = spread([row["numbers"]["test"] for row in own])
+            return f"{spread([row['gap'] for row in own])} · {test} · {_mean(own, 'numbers', 'backdoor')}"
+
+        ways = sorted(dict.fromkeys(row["layer"] for row in rows), key=_amount)
+        body = [[way, *(told(found.get((way, how))) for how in ("ft", "not", "sealed"))] for way in ways]
+        if body:
+            yield f"{network}:\n"
+            yield table(["recovery with", "FT: gap · test · backdoor", "NoT", "sealed (fade, hidden)"], body)
+
+
+def _amount(way: str) -> tuple[int, float]:
+    share = re.match(r"(\d+)% of", way)
+    return (0, float(share[1])) if share else (2 if way == TAUGHT else 1, 0.0)
+
+
+def undo_section(lines: Sequence[Row], networks: Sequence[str] = ablations.TUNED) -> Iterator[str]:
+    whole = ("resurface", "forget_rise"), ("relearn",)
+    for network in networks:
+        found = cells(of(lines, network, "undo"))
+        if not found:
+            continue
+        known = any("resurface" in row.get("undo", {}) for own in found.values() for row in own)
+        header = ["model", "gap", "backdoor as left", "flip", "realign"]
+        header += ["resurface: Forget rises by", "relearn: area"] if known else []
+        body = []
+        for (layer, how), own in found.items():
+            label = {"retrain": "Retrain", "before": "θ*", "none": "FT"}.get(how, f"{layer}, {how}")
+            told = cell(own) if how not in ("retrain", "before") else "–"
+            numbers = [_mean(own, "numbers", "backdoor"), _mean(own, "undo", "flip", "backdoor")]
+            numbers += [_mean(own, "undo", "realign", "backdoor")]
+            body.append([label, told, *numbers, *(_mean(own, "undo", *path) for path in whole * known)])
+        yield f"{network}:\n"
+        yield table(header, body)
+
+
+def advice_section(found: Sequence[Row], lines: Sequence[Row]) -> Iterator[str]:
+    """What was picked how often, and how far its mean gap lies from the smallest one."""
+    networks = [n for n in dict.fromkeys(row["network"] for row in found) if advice.truth(lines, n)]
+    away: dict[str, dict[str, list[float]]] = {}
+    body = []
+    for network in networks:
+        gaps, own = advice.truth(lines, network), [row for row in found if row["network"] == network]
+        best = min(gaps, key=gaps.__getitem__)
+        told = []
+        for name in ("score", "rules", "paper"):
+            picks = [(row["picks"][name][0], row["picks"][name][1]) for row in own]
+            away.setdefault(name, {})[network] = [gaps[pick] - gaps[best] for pick in picks]
+            told.append(
+                "; ".join(_pick(pick, gaps, best, picks.count(pick), len(picks)) for pick in dict.fromkeys(picks))
+            )
+        unsure = sum(bool(row["doubts"]) for row in own)
+        title = network + (" (tuned on)" if network in ablations.TUNED else "")
+        body.append([title, f"`{short(best[0])}` {best[1]}, {gaps[best]:.1f}", *told, f"{unsure} of {len(own)}"])
+    yield table(["network", "best of all, mean gap", "score's pick", "rules' pick", "the paper's", "unsure"], body)
+    new = [network for network in networks if network not in ablations.TUNED]
+    for label, some in (("networks it was not tuned on", new), ("all networks", networks)):
+        if some:
+            counted, distance = [], []
+            for name, title in (("score", "score"), ("rules", "rules"), ("paper", "the paper's choice")):
+                values = [value for network in some for value in away[name][network]]
+                counted.append(f"{title} {sum(v <= advice.NEAR for v in values)} of {len(values)}")
+                distance.append(f"{mean(values):.1f}")
+            told = f"{', '.join(counted)}; mean distance from it: {', '.join(distance)}"
+            yield f"Within {advice.NEAR} points of the best on {label}: {told}.\n"
+
+
+def _pick(pick: advice.Pair, gaps: Mapping[advice.Pair, float], best: advice.Pair, count: int, seeds: int) -> str:
+    often = f" ({count} of {seeds})" if count < seeds else ""
+    good = "**" * (gaps[pick] <= gaps[best] + advice.NEAR)
+    return f"{good}`{short(pick[0])}` {pick[1]}, {gaps[pick]:.1f}{good}{often}"
