@@ -285,7 +285,7 @@ HEAD = """# The paper on real data
 Made by `python tools/reproduction.py page` from the files in `results/`; edit neither by hand. A cell holds the paper's
 value, ours, the difference and a verdict: `=` within the seeds' spread, `~` on the same side of Retrain but further
 away, `≠` neither ([what that means exactly](how-to/paper.md)). With one seed of ours the paper's spread stands for it,
-and a verdict says less.
+and a verdict says less. What was tried where we differ stands in [differences](explanation/differences.md).
 """
 
 if __name__ == "__main__":

@@ -29,7 +29,10 @@ class Watch(Protocol):
         """The job came to this state, not saved yet, and asked these clients to train on the way."""
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
-        """A round is over; `line` is what was measured, if it was."""
+        """A round is over; `line` is what was measured, if it was, and is told once it is on the disk.
+
+        That may be while the next round is at work, but before anything of that one is told.
+        """
 
     def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
         """This state lies in the folder, with these histories."""
