@@ -85,7 +85,8 @@ def by_requests(lines: Sequence[Line]) -> dict[int, dict[str, list[Line]]]:
 def rounds_and_price(variant: str, by: Mapping[str, Sequence[Line]], goal: Goal) -> list[str]:
     """How many rounds to a goal, and in how many seeds that is at most half of either control's."""
     controls = [by[c] for c in CONTROLS if c in by]
-    held = "control" if variant in CONTROLS else is_cheaper(by[variant], controls, goal)
+    known = is_cheaper(by[variant], controls, goal) if len(controls) == len(CONTROLS) else "—"
+    held = "control" if variant in CONTROLS else known
     return [rounds(by[variant], goal), held]
 
 

@@ -36,6 +36,8 @@ def test_rounds_to_a_stated_accuracy_stand_beside_both_controls() -> None:
         "| 1 | **Sealed** | 20 | 1 of 1 | 80 | 0 of 1 |",  # a control that never came counts with its 100 rounds
     ]
     assert made.rounds(lines[2:], made.near(5.0)) == "80"
+    alone = made.stated_table([line for line in lines if line["variant"] != "reinit"], (70.0,))
+    assert alone[-1] == "| 1 | **Sealed** | 20 | — |", "half of one control alone says nothing"
 
 
 def test_only_seeds_that_every_variant_has_are_counted() -> None:

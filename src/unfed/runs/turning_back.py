@@ -26,7 +26,7 @@ def inverse_of(config: Config, entry: Entry) -> str | None:
 
 
 def turned_back(config: Config, line: Sequence[Entry]) -> Iterator[Entry]:
-    """The requests, from the first on, whose models still have the first one's perturbation to be taken back."""
+    """The requests, from the first on, whose models can still be rid of the first one's perturbation."""
     if not line or inverse_of(config, line[0]) is None:
         return
     yield line[0]
