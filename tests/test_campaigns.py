@@ -57,6 +57,15 @@ def test_of_several_who_hand_in_at_once_none_is_lost(tmp_path: Path) -> None:
     assert signed.lost(home, names) is None
 
 
+@pytest.mark.slow
+def test_nothing_that_a_killed_service_acknowledged_is_lost(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="needs unfed[serve]")
+    import serving
+
+    answered, wrong = serving.trial(signed.logged(tmp_path / "home"), 6, 2, chaos.start)
+    assert answered >= 2 and wrong == []
+
+
 def test_what_ends_in_no_sentence_is_counted_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(path: Path) -> SampleList:
         raise ValueError("no sentence")

@@ -9,7 +9,8 @@ for writing, synced, renamed, cut or removed; a folder made or removed) the chil
 half of what it wrote was lost; or told from then on that the disk is full; or killed at a moment drawn at random. Then
 the same command is given again, and what it leaves is compared with what the undisturbed command left: models byte for
 byte, the trajectory but for its seconds, every request; and `check` must find the folder whole. Two processes that work
-in one folder at once, one of them killed, are tried too, and fifty who hand in signed requests at once.
+in one folder at once, one of them killed, are tried too, and fifty who hand in signed requests at once, by commands
+and to a service that is killed meanwhile.
 """
 
 from __future__ import annotations
@@ -382,6 +383,20 @@ class Campaign:
             self.note("submitters", end.fault or (None if end.code == 0 else end.said[-160:]))
         self.note("submitters", signed.lost(here, names))
 
+    def services(self, count: int, kills: int) -> None:
+        """So many submit to a service that is killed after 0, 1, … answers: what was acknowledged is not lost."""
+        import serving  # what it needs is an extra
+
+        for after in range(0, count, max(1, count // kills)):
+            if time.monotonic() > self.deadline:
+                return
+            here = self.fresh("logged")
+            found, faults = serving.trial(here, count, after, start)
+            self.tried["service: kills"] += 1
+            self.tried["service: acknowledged before the kill"] += found
+            for fault in faults:
+                self.note("service", fault)
+
     def said(self, seconds: float) -> int:
         kills, full = (
             sum(times for name, times in self.tried.items() if name.endswith(kind)) for kind in ("kills", "full disks")
@@ -413,6 +428,8 @@ def campaign(
                     found.both(at, KILLED)
             if (not cases or "submitters" in cases) and time.monotonic() < found.deadline:
                 found.submitters(50)
+            if "service" in cases or not cases:
+                found.services(50, 5)
         except KeyboardInterrupt:
             print("Interrupted; so far:")
         return found.said(time.monotonic() - begun)
@@ -428,7 +445,7 @@ def read_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="which operations, where not all are tried; drawn moments")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop then, whatever is left to try")
-    parser.add_argument("--cases", nargs="*", default=[], help="names of cases, `two` or `submitters`; default all")
+    parser.add_argument("--cases", nargs="*", default=[], help="names of cases, `two`, `submitters` or `service`")
     return parser.parse_args()
 
 

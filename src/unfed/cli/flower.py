@@ -62,6 +62,7 @@ forget-samples = ""      # ... or which samples, a CSV file `client,position`
 request-id = ""          # the same id twice does nothing; empty: made from what is asked
 deleted = false          # the leaver deleted its data; set by itself where the leaver is not connected
 deny = ""                # a new run: an earlier run folder (or a file of names) whose leavers are never asked
+operator = ""            # the operator's private key, a file at the server: the run keeps a signed log of its rounds
 methods = "not"          # both: several, with commas; unlearn: one
 until = ""               # mode unlearn: "recovered", or a number of rounds; empty: unlearning.rounds
 nodes = ""               # name=node-id pairs; empty: registered names, or what the nodes say
