@@ -101,7 +101,7 @@ def test_a_bundle_says_what_is_proven_measured_and_neither(signed: Envelope) -> 
     found = verify(signed)
     said = "\n".join(found.proven)
     assert "was asked to train in none of the 2 rounds after leaf 1" in said and "came into force on 2026-11-15" in said
-    assert any(one.startswith("accuracy on the data that leaves, in percent: ") for one in found.measured)
+    assert any(one.startswith("Accuracy on the data that leaves, in percent: ") for one in found.measured)
     assert any(one.startswith("Gate, utility: passed") for one in found.measured)
     assert any("kept a round out of the log" in one for one in found.neither)
     assert any("filed by the operator" in one for one in found.neither)
@@ -113,6 +113,17 @@ def test_single_samples_and_classes_prove_nothing_about_rows(run: Run) -> None:
     assert any("nothing about rows" in one for one in found.neither)
     assert any("this run keeps no log" in one for one in found.neither)
     assert len(found.proven) == 1, "only that it was signed"
+
+
+def test_a_check_that_did_not_decide_and_whoever_overruled_the_gate_are_said(signed: Envelope) -> None:
+    def overruled(predicate: Any) -> None:
+        gate = predicate["findings"]["gate"]
+        gate["checks"] = [{**gate["checks"][0], "decides": False, "verdict": "failed"}]
+        gate["accepted"] = {"by": "the operator", "at": "2026-11-15T00:00:00Z"}
+
+    said = verify(resigned(signed, overruled)).measured
+    assert any(one.startswith("Gate, utility: failed, which was not to decide (") for one in said)
+    assert any("put in force all the same, by the operator on 2026-11-15" in one for one in said)
 
 
 def test_no_tensor_no_sample_id_no_difference_no_path_leaves_the_folder(run: Run, tmp_path: Path) -> None:
@@ -379,6 +390,7 @@ def test_the_officers_page_says_the_same_and_loads_nothing(signed: Envelope) -> 
     html = page(verdict, [KEY.id[:16]])
     assert "Evidence, not a guarantee" in html and "<script" not in html and "http://" not in html
     assert all(part in html for part in ("Proven", "Measured", "Neither proven nor measured", "client 1"))
+    assert "came into force on 15 November 2026, 00:05 UTC" in html and "2026-11-15T" not in html and "`" not in html
     assert "src=" not in html and 'href="http' not in html
 
 

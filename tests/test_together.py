@@ -102,6 +102,16 @@ def test_what_one_leaves_carries_neither(run: Run) -> None:
     assert {one["file"] for one in left if one["file"].startswith("models/")} == {"models/0/train.safetensors"}
 
 
+def test_a_request_covers_its_own_rows_and_not_those_that_left_before(run: Run) -> None:
+    file(run, "1", method="ft")
+    rows = next(client for client in run.world(0).clients if client.name == "2").train[:3]
+    asked = Request("rows", samples=tuple(("2", int(row)) for row in rows))
+    entry, _ = run.queue.file(asked, "ft", "2", 0, None, RequestOptions())
+    left = len(next(client for client in run.world(0).clients if client.name == "1").train)
+    assert entry.described is not None
+    assert entry.described["forgotten_rows"] == 3 and entry.described["rows_out"] == left + 3
+
+
 def test_without_the_word_each_has_a_recovery_of_its_own(run: Run) -> None:
     file(run, "1", "2", how=RequestOptions(), method="ft")
     run.execute()

@@ -134,6 +134,8 @@ def _measured(folder: RunFolder, job: Job, entry: Entry, line: Mapping[str, Any]
         rows.setdefault("forget", known)
     found: dict[str, dict[str, Any]] = {}
     for name, where in SHARES.items():
+        if name == "forget" and (entry.earlier or entry.together):
+            where = "on all the data that has left: of this request, and of those before it or beside it"
         value, count = line.get(name), rows.get(name)
         told: dict[str, Any] = {"what": f"accuracy {where}, in percent", "value": _known(value)}
         if is_measured(value) and count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -10,6 +11,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from unfed.report.words import date_text
 from unfed.trust.verdict import Verdict
+
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 def page(verdict: Verdict, keys: list[str]) -> str:
@@ -36,13 +39,18 @@ def page(verdict: Verdict, keys: list[str]) -> str:
             request=request["id"],
             facts=facts,
             models=models,
-            proven=verdict.proven,
-            measured=verdict.measured,
-            neither=verdict.neither,
+            proven=[plain(one) for one in verdict.proven],
+            measured=[plain(one) for one in verdict.measured],
+            neither=[plain(one) for one in verdict.neither],
             undo=_undo(findings["undo"]),
             carries=findings["still_carries"],
         )
     )
+
+
+def plain(sentence: str) -> str:
+    """A sentence as an officer reads it: moments as dates, commands without their marks."""
+    return _MOMENT.sub(lambda found: date_text(found.group()), sentence).replace("`", "")
 
 
 def _method(method: dict[str, Any]) -> str:
@@ -64,7 +72,7 @@ def _subject(request: dict[str, Any]) -> str:
 def _undo(undo: Any) -> list[tuple[str, str, str]] | str:
     """How much could be brought back: (attempt, of this model, of Retrain's)."""
     if isinstance(undo, str):
-        return undo
+        return plain(undo)
     rows = []
     for name, value, what in (
         ("flip", "forget", "the perturbation turned back: accuracy on the data that left, in %"),

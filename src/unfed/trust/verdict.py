@@ -42,11 +42,15 @@ def _measured(found: Any) -> Iterator[str]:
             between = ""
             if isinstance(spread, list):
                 between = f", 95 % interval {spread[0]:.2f} to {spread[1]:.2f} over {one['rows']} rows"
-            yield f"{one['what']}: {_number(one['value'])}{between}."
+            what = str(one["what"])
+            yield f"{what[:1].upper()}{what[1:]}: {_number(one['value'])}{between}."
     for one in found["gate"].get("checks", []):
         if not isinstance(one["value"], str):
             value = f"{one['what']}: {_number(one['value'])}, bound {_number(one['bound'])}"
-            yield f"Gate, {one['name']}: {one['verdict']} ({value})."
+            weight = "" if one.get("decides", True) else ", which was not to decide"
+            yield f"Gate, {one['name']}: {one['verdict']}{weight} ({value})."
+    if (by := found["gate"].get("accepted")) is not None:
+        yield f"The model did not pass its gate and was put in force all the same, by {by['by']} on {by['at']}."
 
 
 def _neither(said: Any) -> Iterator[str]:
@@ -56,9 +60,10 @@ def _neither(said: Any) -> Iterator[str]:
         yield "That the leaver signed the request: it was filed by the operator."
     if any(proof.get("before") is None for proof in proofs):
         yield "That the pseudonym is one that ever took part: the log has no round of it before the request."
-    if not proofs:
+    about_rows = found["request"]["kind"] != "client"
+    if not proofs and not (about_rows and "about rows" in str(said["no_participation"])):
         yield f"Who took part in the rounds: {said['no_participation']}."
-    if found["request"]["kind"] != "client":
+    if about_rows:
         yield "Which rows were read: the log says who took part in a round, and nothing about rows."
     yield from (f"Not measured: {one}." for one in found["not_measured"])
 
