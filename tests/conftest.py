@@ -87,7 +87,7 @@ SMALL = {
 
 @pytest.fixture(autouse=True)
 def figures_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page's figures are drawn a second time, as files behind their links, only where a test is about those."""
+    """A page holds the files behind its figures' links only where a test is about those: they double its size."""
     if not request.node.get_closest_marker("figure_files"):
         monkeypatch.setattr("unfed.report.picture.Picture.downloads", lambda self: [])
 

@@ -16,7 +16,7 @@ from matplotlib.colors import to_hex
 import unfed
 from test_report import fake_run
 from unfed.errors import UnfedError
-from unfed.report import figures, gallery
+from unfed.report import figures, gallery, picture
 from unfed.report.html import render
 from unfed.report.picture import Picture, safe
 from unfed.report.rules import rows, trajectories
@@ -63,12 +63,30 @@ def test_a_file_stands_alone_with_its_own_colours_a_title_and_a_legend(drawn: di
         text = one.svg()
         ElementTree.fromstring(text)
         assert "var(--" not in text and "#0102" not in text, f"{name}: a colour that only a page can fill in"
-        assert one.title in text
+        assert one.title.lower() in text.lower()
         assert one.pdf().startswith(b"%PDF")
         left = {to_hex(a.get_facecolor()) for a in one.figure.findobj() if hasattr(a, "get_facecolor") and _one(a)}
         assert not {colour for colour in left if colour.startswith("#0102")}
+    assert ">Average gap against computation<" in drawn["gap-by-flops"].svg(), "a file says what it shows"
     assert ">NoT<" in drawn["forget"].svg() and ">Retrain, last round<" in drawn["forget"].svg()
     assert drawn["forget"].svg() == gallery.pictures(*fake_run())["forget"].svg()
+
+
+def test_a_figure_is_drawn_once_for_the_page_and_for_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawings: list[str] = []
+    draw = picture.drawn
+    monkeypatch.setattr(picture, "drawn", lambda figure, name: drawings.append(name) or draw(figure, name))
+    page = render(*fake_run())
+    assert len(drawings) == len(set(drawings)) == page.count(".svg" + '"') > 5
+
+
+def test_the_page_shows_a_figure_without_the_heading_and_the_legend_of_its_file(drawn: dict[str, Picture]) -> None:
+    for one in drawn.values():
+        assert 'id="heading"' in one.svg() and "-heading" not in one.inline and "-key" not in one.inline
+        _, top, width, height = map(float, re.findall(r'viewBox="([^"]+)"', one.inline)[0].split())
+        assert top > 8 and 200 < width < 330 and height > 20
+        for y in re.findall(r'class="spot" cx="[^"]+" cy="([^"]+)"', one.inline):
+            assert top <= float(y) <= top + height, "what can be pointed at is inside the cut"
 
 
 def _one(artist: Any) -> bool:

@@ -58,16 +58,34 @@ STYLE: dict[Any, Any] = _PLAIN | {  # matplotlib types the keys as one long Lite
 
 
 def svg_text(figure: Figure, name: str, title: str, description: str) -> str:
-    """The figure as inline SVG.
+    """The figure as inline SVG."""
+    return inline(drawn(figure, name), name, title, description)
 
-    It has the page's colours, its own identifiers, and a title and a description for screen readers.
-    """
+
+def drawn(figure: Figure, name: str) -> str:
+    """The figure as SVG in stand-in colours: this is what takes time, and everything else is made of it."""
+    laid_out(figure)
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         buffer = io.StringIO()
         FigureCanvasSVG(figure)
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    svg = buffer.getvalue()
+    return buffer.getvalue()
+
+
+def laid_out(figure: Figure) -> None:
+    """Give every part its place, and leave it there: matplotlib would draw the figure once more to find it again."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
+
+
+def inline(svg: str, name: str, title: str, description: str) -> str:
+    """A drawn figure for a page.
+
+    It has the page's colours, its own identifiers, and a title and a description for screen readers.
+    """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
@@ -85,3 +103,16 @@ def svg_text(figure: Figure, name: str, title: str, description: str) -> str:
         f'<title id="{name}-title">{html.escape(title)}</title><desc id="{name}-desc">{html.escape(description)}</desc>'
     )
     return opening + told + svg[svg.index(">") + 1 :].strip()
+
+
+def without(svg: str, identifier: str) -> str:
+    """SVG without the group of that identifier, and all that is in it."""
+    start = svg.find(f'<g id="{identifier}">')
+    if start < 0:
+        return svg
+    depth = 0
+    for tag in re.finditer(r"<g\b[^>]*>|</g>", svg[start:]):
+        depth += 1 if tag.group() != "</g>" else -1
+        if depth == 0:
+            return svg[:start] + svg[start + tag.end() :]
+    raise AssertionError("matplotlib closes every group")

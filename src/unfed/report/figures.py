@@ -221,7 +221,9 @@ def _tick(value: float, write: object) -> str:
 
 def _label(figure: Figure, axes: Axes, placed: Sequence[tuple[Dot, float, float]]) -> None:
     """Names beside their points, moved apart where they would lie on each other."""
-    figure.draw_without_rendering()  # only then is it known where the points lie
+    engine = figure.get_layout_engine()
+    assert engine is not None, "figures here are laid out by one"
+    engine.execute(figure)  # only then is it known where the points lie
     scale = figure.dpi / 72
     spots = [tuple(float(part) / scale for part in axes.transData.transform((x, y))) for _, x, y in placed]
     # Left, right and height of what is taken, in points: the marks themselves, then label after label.

@@ -1,7 +1,7 @@
 """A picture of a run: in the page, as a file, in a notebook, and the numbers it shows.
 
 Picture.inline      SVG text for a page, in the page's colours; every value shows when it is pointed at
-Picture.svg, pdf    the same to stand alone, with a legend, in the page's light colours
+Picture.svg, pdf    the same to stand alone, with a heading and a legend, in the page's light colours
 Picture.csv         the numbers, one line each
 """
 
@@ -22,14 +22,14 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import to_hex, to_rgba_array
 from matplotlib.figure import Figure
-from matplotlib.text import Annotation
+from matplotlib.legend import Legend
+from matplotlib.text import Annotation, Text
 
 from unfed import storage
 from unfed.errors import UnfedError
-from unfed.report.drawing import FAINT, INK, PAPER, REFERENCE, SERIES, svg_text
+from unfed.report.drawing import FAINT, INK, PAPER, REFERENCE, SERIES, drawn, inline, without
 
 FORMATS = ("svg", "pdf", "csv")
 
@@ -51,24 +51,20 @@ class Picture:
     name: str
     title: str
     inline: str
+    alone: str = field(repr=False)
     header: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
     figure: Figure = field(repr=False, compare=False)
 
     def svg(self) -> str:
         """The picture as a file of its own."""
-        buffer = io.StringIO()
-        with matplotlib.rc_context({"svg.hashsalt": self.name, "svg.fonttype": "none"}):
-            FigureCanvasSVG(_alone(self.figure, self.title))
-            nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-            self.figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-        return buffer.getvalue()
+        return self.alone
 
     def pdf(self) -> bytes:
         """The picture as one page; its fonts are in it."""
         buffer = io.BytesIO()
         with matplotlib.rc_context({"pdf.fonttype": 42}):
-            FigureCanvasPdf(_alone(self.figure, self.title))
+            FigureCanvasPdf(_recoloured(self.figure))
             nothing = dict.fromkeys(("CreationDate", "ModDate", "Creator", "Producer"))
             self.figure.savefig(buffer, format="pdf", transparent=True, metadata=nothing)
         return buffer.getvalue()
@@ -115,10 +111,18 @@ class Picture:
 def picture(
     figure: Figure, name: str, title: str, told: str, header: Sequence[str], points: Sequence[Point], caption: str = ""
 ) -> Picture:
-    """A drawn figure as a picture; `told` is for screen readers, `caption` stands above it on a page."""
-    inline = svg_text(figure, name, title, told)
-    inline = inline.removesuffix("</svg>") + "".join(_spots(figure, points)) + "</svg>"
-    return Picture(name, caption or title, inline, tuple(header), tuple(point.row for point in points), figure)
+    """A drawn figure as a picture; `told` is for screen readers, `caption` stands above it on a page.
+
+    It is drawn once, with a heading and a legend; the page, which has both in its own type, shows it without them.
+    """
+    framed = _framed(figure, title)
+    raw = drawn(figure, name)
+    page = inline(_bare(figure, framed, raw), name, title, told)
+    page = page.removesuffix("</svg>") + "".join(_spots(figure, points)) + "</svg>"
+    alone = raw
+    for stand_in, colour in _light().items():
+        alone = alone.replace(stand_in, colour)
+    return Picture(name, caption or title, page, alone, tuple(header), tuple(point.row for point in points), figure)
 
 
 def safe(row: Sequence[object]) -> list[object]:
@@ -139,26 +143,41 @@ def _spots(figure: Figure, points: Sequence[Point]) -> list[str]:
     ]
 
 
-def _alone(figure: Figure, title: str) -> Figure:
-    """The figure in colours of its own, with its title, and a legend where lines have names.
+HEADING, KEY = "heading", "key"
+"""The identifiers of what a page leaves out."""
 
-    Done twice, it is done once.
-    """
-    colours = _light()
-    if not figure.axes[0].get_title("left"):
-        figure.set_figheight(figure.get_figheight() + 0.25)
-        figure.axes[0].set_title(title, loc="left", fontsize=10)
-    drawn = list(figure.findobj())
-    for artist in [*drawn, *(one.arrow_patch for one in drawn if isinstance(one, Annotation) and one.arrow_patch)]:
-        for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
-            _recolour(artist, part, colours)
+
+def _framed(figure: Figure, title: str) -> tuple[Text, Legend | None]:
+    """A heading above the figure, and below it a legend where lines have names."""
     axes = figure.axes[0]
+    figure.set_figheight(figure.get_figheight() + 0.25)
+    heading = axes.set_title(title, loc="left", fontsize=10)
+    heading.set_gid(HEADING)
     handles, names = axes.get_legend_handles_labels()
-    if handles and not figure.legends:
-        figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // 4))
-        legend = figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
-        for text in legend.get_texts():
-            text.set_color(colours[INK])
+    if not handles:
+        return heading, None
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // 4))
+    legend = figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
+    legend.set_gid(KEY)
+    return heading, legend
+
+
+def _bare(figure: Figure, framed: tuple[Text, Legend | None], svg: str) -> str:
+    """The drawn figure without heading and legend, cut to what is left."""
+    heading, legend = framed
+    scale, width, height = 72 / figure.dpi, 72 * figure.get_figwidth(), 72 * figure.get_figheight()
+    top = height - heading.get_window_extent().y0 * scale - 1
+    bottom = 0.0 if legend is None else legend.get_window_extent().y1 * scale + 1
+    box = f'viewBox="0 {top:.1f} {width:.1f} {height - top - bottom:.1f}"'
+    return re.sub(r'viewBox="[^"]+"', box, without(without(svg, HEADING), KEY), count=1)
+
+
+def _recoloured(figure: Figure) -> Figure:
+    """The figure in the page's light colours. Done twice, it is done once."""
+    artists = list(figure.findobj())
+    for artist in [*artists, *(one.arrow_patch for one in artists if isinstance(one, Annotation) and one.arrow_patch)]:
+        for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
+            _recolour(artist, part, _light())
     return figure
 
 
