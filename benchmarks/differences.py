@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python benchmarks/differences.py --device cuda --precision bf16 --root DATA --rounds 600 --budget 540
     PYTHONPATH=src python benchmarks/differences.py --preset digits-cnn --rounds 4 --every 2 --variants 3
-    PYTHONPATH=src python benchmarks/differences.py --table benchmarks/records/DATE-differences-cuda.jsonl
+    PYTHONPATH=src python benchmarks/differences.py --table benchmarks/records/DATE-differences-cuda.jsonl [--write]
     PYTHONPATH=src python benchmarks/differences.py --rows results/cifar10-cnn-….json
 
 On CIFAR-10 with the CNN the paper prints Retain 91.66, Forget 83.05, Test 82.32 for Retrain; ours has more Retain and
@@ -46,6 +46,8 @@ from unfed.runs.simulated import simulated
 from unfed.runs.world import World, local_engine, process_as_before
 from workload import add_rows
 
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "differences.md"
+HEADING = "## One change at a time"
 PAPER = {"retain": 91.66, "forget": 83.05, "test": 82.32, "mia": 50.23}
 VARIANTS: dict[str, tuple[str, ...]] = {
     "as the preset": (),
@@ -148,6 +150,30 @@ def table(path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def section(path: Path) -> str:
+    """The part of the page that a record gives: what was done, the table, and where it was measured."""
+    first = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+    return f"""{HEADING}
+
+Retrain from the same start for {first["rounds"]} rounds (the table of the reproduction has 2,000), one thing
+changed at a time. *All rows* and *augmented* are Retain over other rows, as above, and over the training rows as
+training sees them. Variants learn at different speeds: the last column has Test where Retain passes 80.
+
+{table(path)}
+The paper's Retrain, after its 2,000 rounds: {", ".join(f"{name} {value}" for name, value in PAPER.items())}.
+
+(`PYTHONPATH=src {first["command"]}`, seed 0, one {first["hardware"]}, torch {first["torch"]},
+{first["date"][:10]}; every evaluated round in `benchmarks/records/{path.name}`.)
+"""
+
+
+def with_section(page: str, made: str) -> str:
+    """The page with this section in the place of an earlier one, or at its end."""
+    before, found, after = page.partition(HEADING)
+    following = after.partition("\n## ")[2] if found else ""
+    return before.rstrip() + "\n\n" + made + (f"\n## {following}" if following else "")
+
+
 def test_at(curve: Sequence[Mapping[str, float]], retain: float) -> float | None:
     """Test accuracy where the curve crosses a Retain: variants that learn at other speeds, set side by side."""
     for before, after in pairwise(curve):
@@ -190,13 +216,16 @@ def main() -> None:
     told.add_argument("--variants", type=int, default=len(VARIANTS), help="only so many of them")
     told.add_argument("--budget", type=float, default=1e9, help="seconds after which no variant begins")
     told.add_argument("--table", type=Path)
+    told.add_argument("--write", action="store_true", help="put the table into docs/explanation/differences.md")
     told.add_argument("--rows", type=Path)
     given = told.parse_args()
     if given.rows:
         print(rows_table(given.rows))
         return
     if given.table:
-        print(table(given.table))
+        print(section(given.table) if given.write else table(given.table))
+        if given.write:
+            PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), section(given.table)), encoding="utf-8")
         return
     began = time.monotonic()
     for name, sets in list(VARIANTS.items())[: given.variants]:

@@ -32,3 +32,15 @@ def test_retain_over_all_rows_counts_the_fifth_that_nobody_trained_on() -> None:
     ends = [columns for job, columns in record.read(path).jobs.items() if job.endswith("/retrain")]
     train, val = (sum(end[name][-1] for end in ends) / len(ends) for name in ("retain", "validation"))
     assert rows["| Retrain"][:2] == [f"{train:.2f}", f"{0.8 * train + 0.2 * val:.2f}"]
+
+
+def test_the_table_is_put_into_the_page_once(tmp_path: Path) -> None:
+    last = {"retain": 90.0, "forget": 81.0, "test": 80.0, "mia": 50.0}
+    where = {"command": "python benchmarks/differences.py", "hardware": "GPU", "torch": "2", "date": "2026-11-16T03"}
+    row = {"variant": "no flip", "curve": [last], "retain_all_rows": 88.0, "retain_augmented": 89.5, "rounds": 9}
+    (tmp_path / "record.jsonl").write_text(json.dumps(row | where) + "\n")
+    made = differences.section(tmp_path / "record.jsonl")
+    page = differences.with_section("# Page\n\nFirst.\n", made)
+    assert page.startswith("# Page\n\nFirst.\n\n## One change") and "records/record.jsonl" in page
+    assert differences.with_section(page, made) == page
+    assert differences.with_section(page + "\n## More\n\nLast.\n", made) == page + "\n## More\n\nLast.\n"
