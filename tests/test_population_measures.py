@@ -320,6 +320,15 @@ def test_a_verdict_says_what_told() -> None:
     )
 
 
+def test_a_distance_no_larger_than_between_retrains_tells_nothing() -> None:
+    """At few models a permutation test may call a distance rare that is smaller than the yardstick."""
+    attack = Attacked("U-LiRA", Interval(0.52, 0.48, 0.54), 0.4, 0.01)
+    near = [Apart("KLoM", 8.8, 9.0, 0.005, 0.01), Apart("prediction agreement", 0.95, 0.9, 0.005, 0.01, True)]
+    assert verdict("NoT", 8, [attack], near).kind == "cannot"
+    far = Apart("prediction agreement", 0.8, 0.9, 0.005, 0.01, nearer_is_larger=True)
+    assert verdict("NoT", 8, [attack], [far]).kind == "told"
+
+
 def test_cannot_is_said_only_with_what_would_have_shown() -> None:
     quiet = [Attacked("U-LiRA", Interval(0.505, 0.48, 0.53), 0.4, 0.01)]
     found = verdict("NoT", 64, quiet, [])

@@ -20,6 +20,8 @@ from unfed.runs.run import Run
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
+BESIDE = 3
+"""So many methods stand beside each other in a terminal, and Retrain against Retrain beside them."""
 
 
 def judge(
@@ -58,13 +60,16 @@ def _tell(whole: dict[str, Any], body: list[tuple[str, list[str]]], notes: list[
 
     for one in whole["methods"].values():
         stdout.print(escape(str(one["verdict"]["sentence"])), soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for title, _ in body:
-        table.add_column(escape(title), justify="right")
-    for i, column in enumerate(COLUMNS):
-        table.add_row(column.title, *(escape(cells[i]) for _, cells in body))
-    stdout.print(table)
+    methods, own = body[:-1], body[-1]
+    for first in range(0, len(methods), BESIDE):
+        some = [*methods[first : first + BESIDE], own]
+        table = Table(box=None, pad_edge=False)
+        table.add_column("")
+        for title, _ in some:
+            table.add_column(escape(title), justify="right")
+        for i, column in enumerate(COLUMNS):
+            table.add_row(column.title, *(escape(cells[i]) for _, cells in some))
+        stdout.print(table)
     for note in [*notes, *about_tuning(whole)]:
         stdout.print(escape(note), soft_wrap=True)
 

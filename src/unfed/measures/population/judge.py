@@ -152,7 +152,10 @@ class _Judge:
             "klom": permuted(judged.phi, self._reference.phi, lambda u, r: float(klom(u, r).mean()), seed, draws),
             "agreement": permuted(judged.read, self._reference.read, lambda u, r: -agreement(u, r), seed, draws),
         }
-        apart = [Apart(title, values[n], self._own[n], p[n], self._level) for n, title in DISTANCES.items()]
+        apart = [
+            Apart(title, values[n], self._own[n], p[n], self._level, nearer_is_larger=n == "agreement")
+            for n, title in DISTANCES.items()
+        ]
         return values | {f"{name}_p": value for name, value in p.items()}, apart
 
     def _exposure(self, unlearned: Floats, retrained: Floats) -> list[dict[str, Any]]:

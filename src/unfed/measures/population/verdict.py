@@ -2,7 +2,8 @@
 
     told        something tells them apart: an attack's AUC is above ½ (they remember) or below it (they are less sure
                 of the rows than models that never saw them, which shows as well), or a distance is larger, than models
-                of one kind would show, by a permutation test with p below the level. The tests share 5 % between them
+                of one kind would show, by a permutation test with p below the level; a distance no larger than that
+                between Retrains tells nothing, whatever its p. The tests share 5 % between them
     cannot      nothing told, and no AUC farther than 0.05 from ½ could have gone unseen (the far end of the 95 %
                 intervals): the smallest difference that N models show is said with it
     undecided   nothing told, but a difference that matters could have gone unseen; how many models it takes is said
@@ -61,10 +62,14 @@ class Apart:
     yardstick: float
     p: float
     level: float
+    nearer_is_larger: bool = False
+    """Whether a larger value means nearer, as it does for agreement."""
 
     @property
     def told(self) -> bool:
-        return self.p < self.level
+        """Whether it is rare among models of one kind, and farther than Retrains are from each other."""
+        farther = self.value < self.yardstick if self.nearer_is_larger else self.value > self.yardstick
+        return self.p < self.level and farther
 
     @property
     def words(self) -> str:
