@@ -469,3 +469,12 @@ def test_the_pages_commands_do_what_it_says(
     alone_told, proven = " ".join(done.stdout.split()), told.partition("Measured, on")[0].strip()
     assert alone_told.startswith(f"{proven} All else is the operator's word: {{"), "what is proven is the same"
     assert serves.split() == ["unfed", "serve", "ward", "--work"]
+
+
+def test_what_is_measured_of_a_later_request_is_measured_on_its_own_rows(run: Run) -> None:
+    told = findings(run, served(run, "rows"))
+    line = [one for one in run.lines() if one["request"] == "rows"][-1]
+    assert told["request"]["rows"] == told["measured"]["forget"]["rows"] == 2, (
+        "client 1, who left before, is not counted"
+    )
+    assert told["measured"]["forget"]["value"] == line["own"] and told["earlier"] == list(line["earlier"].values())

@@ -15,6 +15,7 @@ from scipy.stats import beta
 
 from unfed import storage
 from unfed.errors import UnfedError, listed
+from unfed.measures.trajectory import forget_of
 from unfed.model.digest import fingerprint
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.record import Record
@@ -128,15 +129,15 @@ def _key(job: Job) -> tuple[int, str | None, str]:
 def _measured(folder: RunFolder, job: Job, entry: Entry, line: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What the last round says: each value with its rows and 95 % interval, or why there is none."""
     rows = _rows(folder, job, int(line.get("round", 0)))
-    described = entry.described or {}
-    known = described.get("rows_out", described.get("forgotten_rows"))
+    known = (entry.described or {}).get("forgotten_rows")
     if isinstance(known, int) and not entry.request.deleted:
-        rows.setdefault("forget", known)
+        # The scores that are kept are those of everybody who left; where others did before, the line says its own.
+        rows["forget"] = known if "own" in line else rows.get("forget", known)
     found: dict[str, dict[str, Any]] = {}
     for name, where in SHARES.items():
-        if name == "forget" and (entry.earlier or entry.together):
+        if name == "forget" and "own" not in line and (entry.earlier or entry.together):
             where = "on all the data that has left: of this request, and of those before it or beside it"
-        value, count = line.get(name), rows.get(name)
+        value, count = forget_of(line) if name == "forget" else line.get(name), rows.get(name)
         told: dict[str, Any] = {"what": f"accuracy {where}, in percent", "value": _known(value)}
         if is_measured(value) and count:
             told |= {"rows": count, "interval": interval(round(float(value) * count / 100), count)}
