@@ -15,7 +15,8 @@ from unfed.engines.evaluating import as_trained
 from unfed.measures import attacks, evaluator
 from unfed.model.networks.blocks import computed_by
 from unfed.runs.config import Config
-from unfed.runs.folder import Job
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.late_line import LateLine
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
@@ -88,6 +89,15 @@ def test_a_line_is_written_before_it_is_told_and_before_the_save_that_follows_it
     training = told.events[0][1]
     lines = {(what, round): written for what, label, round, *_, written in told.events if label == training}
     assert [lines["saved", 0], lines["goes on", 2], lines["reached", 4], lines["saved", 4]] == [1, 2, 2, 3]
+    assert [event[2] for event in told.events if event[:2] == ("goes on", training)] == [1, 2, 3, 4]
+
+
+def test_nobody_waits_for_the_news_of_a_round_that_is_not_evaluated(tmp_path: Path) -> None:
+    heard, late = list[str](), LateLine(RunFolder(tmp_path))
+    late.then(lambda: heard.append("round 1"))
+    assert heard == ["round 1"]
+    late.close()
+    assert heard == ["round 1"], "told twice"
 
 
 def test_the_line_of_a_round_is_kept_where_the_next_round_is_interrupted(small: Small, tmp_path: Path) -> None:
