@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from test_queue import SETS, Fake
 from test_run import Crash, crash_at
 from unfed.api import write_report
+from unfed.cli.main import app
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
 from unfed.methods import METHODS
@@ -223,6 +225,17 @@ def test_what_cannot_share_is_refused_in_a_sentence(run: Run, asked: Request, un
     with pytest.raises(UnfedError, match=said):
         run.queue.file(asked, "ft", until, 0, None, TOGETHER)
     assert run.folder.requests() == []
+
+
+def test_the_word_is_an_option_of_forget(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    file(run, "1", method="ft")
+    said = CliRunner().invoke(
+        app, ["forget", str(run.folder.path), "--client", "2", "--together", "--until", "forgotten"]
+    )
+    assert said.exit_code != 0 and isinstance(said.exception, UnfedError)
+    words = ["forget", str(run.folder.path), "--client", "2", "--method", "ft", "--until", "2", "--together", "--quiet"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert states(run) == {"client-1": ("fulfilled", 1), "client-2": ("fulfilled", 1)}
 
 
 def test_a_history_that_goes_on_from_request_to_request_follows_one_at_a_time(tmp_path: Path) -> None:

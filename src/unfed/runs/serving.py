@@ -1,4 +1,4 @@
-"""The queue of a run: deletion requests are filed, withdrawn, and served one after another, or several together.
+"""The queue of a run: deletion requests are filed, withdrawn, and served, one by one or together.
 
     file ──► requests/NUMBER-ID.json ──► serve: what was begun, else what was asked first, at the model in force
                                             ├── served      ─► fulfilled, with its place in the order of service
@@ -332,7 +332,10 @@ class Queue:
         return [by_id[name] for name in entry.earlier]
 
     def _judge(self, batch: Batch, entry: Entry, before: Params, after: Params) -> Decision | NotPassed:
-        """What the gate says of the model that came out; where it says no, and nobody accepts that, the refusal."""
+        """What the gate says of the model that came out.
+
+        Where it says no, and nobody accepts that, it is the refusal.
+        """
         run, config = self._run, entry.how.on(self._run.config, entry.method)
         world = run.world(entry.seed)
         decision = gate_of(world, config, entry).decide(world.evaluator(self._scope(batch, entry)), before, after)

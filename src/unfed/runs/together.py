@@ -87,7 +87,10 @@ def _asked(entry: Entry) -> tuple[Any, ...]:
 
 
 def may_share(one: Entry, other: Entry) -> bool:
-    """Whether a request that waits is to be served together with another, should neither be taken up before."""
+    """Whether a request that waits is to be served together with another.
+
+    Neither may have been taken up before.
+    """
     return one.state == "open" and one.how.together and other.how.together and alike(one, other)
 
 

@@ -1,4 +1,4 @@
-"""What a verified bundle shows, in plain words: what is proven, what is measured, and what is neither.
+"""What a verified bundle shows, in plain words: what is proven, what is measured, what is neither.
 
 `verifier.py` checks and says what is proven; here the rest of the bundle, which is the operator's word, is read out.
 """

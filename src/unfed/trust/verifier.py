@@ -74,7 +74,7 @@ def node(left: bytes, right: bytes) -> bytes:
 
 
 def climbed(found: bytes, index: int, size: int, path: Sequence[str]) -> bytes:
-    """The root of a tree of this size, from one leaf's hash and the hashes of what stands beside its way up."""
+    """The root of a tree of this size, from one leaf's hash and the hashes beside its way up."""
     fits = 0 <= index < size and bool(path) == (size > 1)
     need(fits, "A path in the bundle does not fit its tree; ask for it again.")
     if size == 1:
