@@ -16,7 +16,7 @@ from matplotlib.colors import to_hex
 import unfed
 from test_report import fake_run
 from unfed.errors import UnfedError
-from unfed.report import figures, gallery, picture
+from unfed.report import drawing, figures, gallery, picture
 from unfed.report.html import render
 from unfed.report.picture import Picture, safe
 from unfed.report.rules import rows, trajectories
@@ -74,8 +74,12 @@ def test_a_file_stands_alone_with_its_own_colours_a_title_and_a_legend(drawn: di
 
 def test_a_figure_is_drawn_once_for_the_page_and_for_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
     drawings: list[str] = []
-    draw = picture.drawn
-    monkeypatch.setattr(picture, "drawn", lambda figure, name: drawings.append(name) or draw(figure, name))
+
+    def counted(figure: Any, name: str) -> str:
+        drawings.append(name)
+        return drawing.drawn(figure, name)
+
+    monkeypatch.setattr(picture, "drawn", counted)
     page = render(*fake_run())
     assert len(drawings) == len(set(drawings)) == page.count(".svg" + '"') > 5
 
