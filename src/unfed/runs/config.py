@@ -197,6 +197,9 @@ class Config(Table):
     def read(path: str | Path, sets: Sequence[str] = ()) -> Config:
         """A TOML file, with `key.path=value` changes on top. Paths in it are relative to the file."""
         path = Path(path)
+        if path.is_dir():
+            run = f"`unfed resume {path}` goes on with the run in it" if (path / "run.json").is_file() else ""
+            raise UnfedError(f"{path} is a folder, not a config; {run or 'name a TOML file in it, or a preset'}.")
         try:
             with open(path, "rb") as file:
                 text = file.read(MOST_BYTES + 1)
