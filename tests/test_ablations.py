@@ -85,3 +85,13 @@ def test_a_pick_is_right_within_half_a_point_of_the_best_mean() -> None:
         in text
     )
     assert "`b` zero, 1.0" in text and text.count("**`a` zero, 1.5**") == 2 and "**`a` negate" not in text
+
+
+def test_the_same_cells_are_made_of_cifar_10_on_a_gpu_in_half_precision() -> None:
+    bench = ablations.Bench("cnn", 3, setting=ablations.SETTINGS["cifar10"])
+    config = bench.scene.config
+    assert (config.data.name, config.model.name, config.device, config.engine.precision) == (
+        "cifar10", "cnn", "cuda", "bf16"
+    )  # fmt: skip
+    assert (config.training.rounds, config.unlearning.rounds, config.seed) == (300, 60, 3)
+    assert config.poison is not None and config.poison.client == "0"
