@@ -37,6 +37,7 @@ RUN_BY = {
     "docs/how-to/method.md": "test_docs.py::test_the_method_of_the_how_to_keeps_the_contract",
     "docs/how-to/models.md": "test_docs_data_models.py",
     "docs/how-to/results.md": "test_product_docs.py::test_the_pages_python_on_results_runs",
+    "docs/how-to/transport.md": "test_transports.py::test_the_examples_on_the_page_are_files_that_run",
     "docs/how-to/trust.md": "test_trust_docs.py",
     "docs/notebooks/central.md": "test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
     "docs/notebooks/first-run.md": "test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
@@ -54,7 +55,8 @@ def blocks(page: Path, kind: str) -> list[str]:
 
 
 def test_the_python_of_every_page_is_run_by_a_test() -> None:
-    assert sorted(RUN_BY) == [name(page) for page in PAGES if blocks(page, "python")]
+    with_python = [name(page) for page in PAGES if blocks(page, "python")]
+    assert sorted(RUN_BY) == with_python, "name in RUN_BY the test that runs the Python of a new page"
     for page, who in RUN_BY.items():
         file, _, test = who.partition("::")
         text = (ROOT / "tests" / file).read_text(encoding="utf-8")
