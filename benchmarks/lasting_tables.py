@@ -155,14 +155,9 @@ def page(lines: Sequence[Line], within: float) -> str:
     text: list[str] = []
     for data, model, scope in dict.fromkeys((x["data"], x["model"], x["scope"]) for x in lines):
         own = [x for x in lines if (x["data"], x["model"], x["scope"]) == (data, model, scope)]
-        cells = {(x["variant"], x["k"]) for x in own}
-        seeds = sorted(
-            s for s in {x["seed"] for x in own} if cells == {(x["variant"], x["k"]) for x in own if x["seed"] == s}
-        )
-        own = [x for x in own if x["seed"] in seeds] if seeds else own
         some = next(x for x in own if "curve" in x)
         text += [
-            f"**{data}, `{model}`, {scope}** (seeds {', '.join(map(str, seeds))};"
+            f"**{data}, `{model}`, {scope}** (seeds {_seeds(own)};"
             f" {_trained(some)}{some['rounds']} rounds, learning rate {some['lr']:g};"
             f" {some.get('hardware', 'CPU')}, {some.get('precision', 'float32')})",
             "",
@@ -172,6 +167,15 @@ def page(lines: Sequence[Line], within: float) -> str:
             *([*undo, ""] if (undo := undo_table(own)) else []),
         ]
     return "\n".join(text)
+
+
+def _seeds(lines: Sequence[Line]) -> str:
+    """The seeds that every variant has; where their number differs, by the number of requests."""
+    by = {k: sorted({x["seed"] for own in found.values() for x in own}) for k, found in by_requests(lines).items()}
+    texts = {k: ", ".join(map(str, seeds)) for k, seeds in by.items()}
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return " and ".join(f"{text} after {k} request{'s' if k > 1 else ''}" for k, text in texts.items())
 
 
 def _trained(line: Line) -> str:

@@ -44,6 +44,8 @@ def test_only_seeds_that_every_variant_has_are_counted() -> None:
     lines = [line(v, s, [(5, 70.0)]) for v, s in (("retrain", 1), ("retrain", 0), ("sealed", 1))]
     found = tables().by_requests(lines)[1]
     assert {variant: [x["seed"] for x in own] for variant, own in found.items()} == {"retrain": [1], "sealed": [1]}
+    later = [{**one, "k": 2} for one in lines[:1] + lines[2:]]
+    assert tables()._seeds([*lines, *later]) == "1" and tables()._seeds(lines[1:2]) == "0"
 
 
 def test_the_page_shows_what_the_records_hold() -> None:
