@@ -1,4 +1,6 @@
 # unfed in a container. NOT BUILT YET: nobody has run `docker build` on this file; say what you find.
+# Checked without Docker (2026-11-16, x86-64, Python 3.11, no image): the files that it copies build a wheel with all its
+# data, and pip resolves "unfed[flower,trust]" from them against constraints.txt. Not checked: apt's lines, useradd, Python 3.12 there.
 #
 #   docker build -t unfed .                                                                   CPU
 #   docker build -t unfed --build-arg BASE=nvidia/cuda:12.8.1-runtime-ubuntu24.04 \
