@@ -73,7 +73,7 @@ class Evidence:
             self._write()
 
     def undone(self, **found: Any) -> None:
-        """Note what the model after is worth with the perturbation taken back, or the reason why nobody knows."""
+        """Note what the model after is worth with the perturbation taken back, or why nobody knows."""
         self._kept["undo"] = {key: plain(v) if isinstance(v, MetricRecord) else v for key, v in found.items()}
         self._write()
 

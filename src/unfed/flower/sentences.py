@@ -18,7 +18,7 @@ UNANSWERED = ("No query function registered with name 'unfed'", "Invalid message
 
 
 def one_sentence(record: logging.LogRecord) -> bool:
-    """A filter for Flower's log: a refusal of ours goes through without its traceback, everything else as it is."""
+    """A filter for Flower's log: a refusal of ours goes through without its traceback."""
     error = _refusal(record.exc_info[1] if isinstance(record.exc_info, tuple) else None)
     if error is not None:
         record.msg, record.args = f"{record.getMessage()}: {error}", ()

@@ -89,14 +89,14 @@ def kept(run: Run, commit: str) -> Kept:
 
 
 def _trained(run: Run) -> dict[str, str]:
-    """Seed → the fingerprint of θ*, which may be too large to carry away: trained again, it is compared by that."""
+    """Seed → the fingerprint of θ*, by which it is compared where it is too large to carry away."""
     files = {str(seed): run.folder.model_file(run.training_job(seed)) for seed in run.config.seed_list}
     there = {seed: storage.numbers_of(path).get("sha256") for seed, path in files.items() if path.exists()}
     return {seed: fingerprint(found) for seed, found in there.items() if found}
 
 
 def retrained_otherwise(found: Kept) -> list[str]:
-    """The seeds whose θ* was trained more than once among the runs that were added, and came out differently."""
+    """The seeds whose θ* was trained more than once among the added runs, and came out differently."""
     seen: dict[str, set[str]] = {}
     for about in found.made:
         for seed, own in about.get("trained", {}).items():

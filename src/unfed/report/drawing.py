@@ -74,7 +74,7 @@ def drawn(figure: Figure, name: str) -> str:
 
 
 def laid_out(figure: Figure) -> None:
-    """Give every part its place, and leave it there: matplotlib would draw the figure once more to find it again."""
+    """Give every part its place and leave it there: to find it again matplotlib would draw once more."""
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
