@@ -90,6 +90,11 @@ class MethodsConfig(BaseModel):
         """The name of the method that a label stands for."""
         return _named(label, (self.model_extra or {}).get(label, {}))[1]
 
+    def said(self, label: str, key: str, default: Any) -> Any:
+        """What a method's table says of one hyperparameter, without building the method."""
+        table = (self.model_extra or {}).get(label, {})
+        return table.get(key, default) if isinstance(table, Mapping) else default
+
     def code(self, labels: Iterable[str], key: str) -> list[tuple[str, str]]:
         """(key, name) of those among the methods with these labels that are somebody's code.
 

@@ -19,10 +19,10 @@ def inverse_of(config: Config, entry: Entry) -> str | None:
     """What takes back what a request's method did, in words; None where nobody knows an inverse."""
     if config.methods.name_of(entry.method) != NoT.name:
         return None
-    method = entry.how.on(config, entry.method).method(entry.method)
-    if not isinstance(method, NoT) or method.perturbation not in INVERSES:
+    perturbation = entry.how.on(config, entry.method).methods.said(entry.method, "perturbation", NoT.perturbation)
+    if perturbation not in INVERSES:
         return None
-    return "one minus sign" if method.perturbation == "negate" else f"the inverse of {method.perturbation!r}"
+    return "one minus sign" if perturbation == "negate" else f"the inverse of {perturbation!r}"
 
 
 def turned_back(config: Config, line: Sequence[Entry]) -> Iterator[Entry]:
