@@ -107,7 +107,7 @@ def main(grid: Grid, context: Context) -> None:
             for name in order:
                 counted, strategy, wall = Counted(grid), makers[name](), time.perf_counter()
                 began = time.thread_time()
-                strategy.start(counted, arrays, num_rounds=rounds)
+                strategy.start(counted, arrays, num_rounds=rounds, timeout=float(said["timeout"]))
                 own = time.thread_time() - began - counted.cpu
                 line = {"strategy": name, "pair": pair, "rounds": rounds, "own_cpu_s": own, "grid_cpu_s": counted.cpu}
                 line |= {"wall_s": time.perf_counter() - wall, "bytes": counted.bytes, "messages": counted.messages}
