@@ -22,7 +22,7 @@ from unfed.errors import UnfedError
 from unfed.flower import Evidence, SubsetGrid, Unlearn, introduce, negate_arrays, node_with
 
 
-def federation(**leavers_own: str) -> InProcessGrid:
+def federation(falling: bool = False, **leavers_own: str) -> InProcessGrid:
     """Training adds one to the only weight, and accuracy is that weight; node 1000 leaves."""
     app = introduce(ClientApp())
 
@@ -35,7 +35,8 @@ def federation(**leavers_own: str) -> InProcessGrid:
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         weight = float(message.content.array_records["arrays"].to_torch_state_dict()["w"])
-        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 2, "acc": weight})}), reply_to=message)
+        acc = 3 - weight if falling and context.node_config["partition-id"] == 0 else weight
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 2, "acc": acc})}), reply_to=message)
 
     return InProcessGrid([{"partition-id": k, **({} if k else leavers_own)} for k in range(4)], app)
 
@@ -151,6 +152,42 @@ def test_the_rounds_end_when_the_named_metric_is_back(tmp_path: Path) -> None:
     assert {round: float(m["acc"]) for round, m in result.evaluate_metrics_clientapp.items()} == {1: 0.0, 2: 1.0}
     with pytest.raises(UnfedError, match="reports no metric 'accuracy' of the model before .it reports acc."):
         unlearned(Evidence(tmp_path / "other", recover="accuracy"))
+
+
+def diverging() -> InProcessGrid:
+    """As the others' accuracy rises the leaver's falls: it is three less the weight."""
+    return federation(falling=True, allow="forget")
+
+
+def test_the_rounds_end_when_the_leaver_knows_its_rows_no_better_than_the_others_theirs(tmp_path: Path) -> None:
+    grid = diverging()
+    unlearned(Evidence(tmp_path / "e", forgotten="acc"), rounds=9, grid=grid)
+    found = kept(tmp_path / "e")
+    told = [(line["leaver"][0]["metrics"]["acc"], line["metrics"]["evaluate"]["acc"]) for line in found["rounds"]]
+    assert told == [(3.0, 0.0), (2.0, 1.0), (1.0, 2.0)] and found["finished"] == "forgotten"
+    assert found["leaver"]["after"][0]["metrics"]["acc"] == 1.0, "said of the last round, not asked again"
+    assert [len(grid.asked(1000, kind)) for kind in ("train", "evaluate")] == [0, 1 + 3]
+    CliRunner().invoke(cli, ["report", str(tmp_path / "e")])
+    page = (tmp_path / "e" / "report.html").read_text()
+    assert "with its leave, to measure a model before or after: 4." in page and "3 rounds · forgotten" in page
+
+
+def test_rounds_that_end_too_early_say_what_was_missed(tmp_path: Path) -> None:
+    unlearned(Evidence(tmp_path / "e", recover="acc", forgotten="acc"), rounds=2, grid=diverging())
+    assert kept(tmp_path / "e")["finished"] == "all rounds, not forgotten", "1 is back, and the leaver says 2"
+    unlearned(Evidence(tmp_path / "one", recover="acc", forgotten="acc"), rounds=1, grid=diverging())
+    assert kept(tmp_path / "one")["finished"] == "all rounds, not recovered and forgotten"
+    unlearned(Evidence(tmp_path / "all", recover="acc", forgotten="acc"), rounds=9, grid=diverging())
+    assert kept(tmp_path / "all")["finished"] == "recovered, forgotten" and len(kept(tmp_path / "all")["rounds"]) == 3
+
+
+def test_forgetting_that_nobody_can_measure_is_refused_before_the_first_round(tmp_path: Path) -> None:
+    grid = federation()
+    with pytest.raises(UnfedError, match="Nobody who left gave leave"):
+        unlearned(Evidence(tmp_path / "e", forgotten="acc"), grid=grid)
+    assert not grid.asked(1001, "train")
+    with pytest.raises(UnfedError, match="Those who stay report no metric 'accuracy'"):
+        unlearned(Evidence(tmp_path / "o", forgotten="accuracy"), grid=federation(allow="forget"))
 
 
 def test_a_folder_with_other_evidence_is_not_written_over(tmp_path: Path) -> None:

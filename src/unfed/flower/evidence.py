@@ -5,7 +5,8 @@
 
 It is asked for by `Unlearn(…, evidence=DIR)`; `unfed report DIR` makes the page, and `deny=DIR` keeps the leaver out of
 later runs. The model before is evaluated once, by those who stay; whoever left is asked only with its leave, and what
-it says stands apart (worth.py). With `recover` the rounds end as soon as that metric is back.
+it says stands apart (worth.py). With `recover` the rounds end as soon as that metric is back, with `forgotten` as soon
+as who left knows its rows no better than those who stay know theirs, with both as soon as both hold.
 """
 
 from __future__ import annotations
@@ -26,21 +27,30 @@ from unfed.runs.requests import now
 FILE = "unlearning.json"
 
 
-class Recovered(Exception):
-    """The named metric is back where it was."""
+class Enough(Exception):
+    """Whatever the rounds were to go on for has come."""
 
 
 class Evidence:
     """A folder of evidence.
 
-    `recover` names a metric (more is better) that ends the rounds once it is `within` reach of what it was. With `undo`
-    the model after is evaluated once more with the perturbation taken back, as anybody could who holds it.
+    `recover` names a metric (more is better) that ends the rounds once it is `within` reach of what it was.
+    `forgotten` names one that whoever left, with its leave, measures after every round: the rounds end once it is at
+    most what those who stay measure of the same model. With `undo` the model after is evaluated once more with the
+    perturbation taken back, as anybody could who holds it.
     """
 
     def __init__(
-        self, folder: str | Path, recover: str | None = None, within: float = 0.0, *, undo: bool = False
+        self,
+        folder: str | Path,
+        recover: str | None = None,
+        within: float = 0.0,
+        *,
+        forgotten: str | None = None,
+        undo: bool = False,
     ) -> None:
-        self.folder, self.recover, self.within, self.undo = Path(folder), recover, within, undo
+        self.folder, self.recover, self.within = Path(folder), recover, within
+        self.forgotten, self.undo = forgotten, undo
         self._kept: dict[str, Any] = {}
         self.metrics: dict[str, dict[int, MetricRecord]] = {"train": {}, "evaluate": {}, "server": {}}
 
@@ -55,7 +65,14 @@ class Evidence:
             self._kept["rounds"] = [line for line in self._kept["rounds"] if line["round"] <= done]
             return False
         self._kept = {"schema": 1, "unfed": unfed.__version__, "created": now(), **about, "arrays": dict(digests)}
-        self._kept |= {"recover": self.recover, "before": {}, "rounds": [], "finished": None, "leaver": {}}
+        self._kept |= {
+            "recover": self.recover,
+            "until_forgotten": self.forgotten,
+            "before": {},
+            "rounds": [],
+            "finished": None,
+            "leaver": {},
+        }
         with storage.disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return True
@@ -79,8 +96,8 @@ class Evidence:
 
     def asked(self, round: int, what: str, messages: Iterable[Message]) -> list[Message]:
         """The same messages; to whom they go is noted before they are sent."""
-        if what == "train" and self._is_back():
-            raise Recovered
+        if what == "train" and (ends := self._ends()) and all(ends.values()):
+            raise Enough
         found = list(messages)
         self._line(round)[what] = sorted({message.metadata.dst_node_id for message in found})
         self._write()
@@ -95,8 +112,21 @@ class Evidence:
         line |= more
         self._write()
 
+    def heard(self, round: int, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Note what those who left, and gave leave, say of a round's model."""
+        self._line(round)["leaver"] = list(answers)
+        self._write()
+
+    def last_heard(self) -> list[Mapping[str, Any]] | None:
+        """What they said of the last round's model; None where they were not asked."""
+        found: list[Mapping[str, Any]] | None = self._kept["rounds"][-1].get("leaver") if self._kept["rounds"] else None
+        return found
+
     def end(self, how: str, after: str) -> None:
-        self._kept["finished"] = "recovered" if self._is_back() else how
+        """Note how the rounds ended, and with which arrays."""
+        ends = self._ends()
+        missed = " and ".join(word for word, holds in ends.items() if not holds)
+        self._kept["finished"] = f"{how}, not {missed}" if missed else ", ".join(ends) or how
         self._kept["arrays"]["after"] = after
         self._write()
 
@@ -106,9 +136,21 @@ class Evidence:
             rounds.append({"round": round, "train": [], "evaluate": [], "refused": [], "arrays": None, "metrics": {}})
         return rounds[-1]
 
+    def _ends(self) -> dict[str, bool]:
+        """The ends that were asked for, and whether the last round has come there."""
+        asked = {"recovered": (self.recover, self._is_back), "forgotten": (self.forgotten, self._is_forgotten)}
+        some = bool(self._kept["rounds"])
+        return {word: some and holds() for word, (metric, holds) in asked.items() if metric is not None}
+
+    def _is_forgotten(self) -> bool:
+        """Whether nobody who left scores higher on its rows than those who stay do on theirs."""
+        line = self._kept["rounds"][-1]
+        bound = line["metrics"].get("evaluate", {}).get(self.forgotten)
+        told = [one.get("metrics", {}).get(self.forgotten) for one in line.get("leaver", ())]
+        numbers = [value for value in (bound, *told) if isinstance(value, int | float)]
+        return bool(told) and len(numbers) == 1 + len(told) and max(told) <= bound
+
     def _is_back(self) -> bool:
-        if self.recover is None or not self._kept["rounds"]:
-            return False
         for source in ("evaluate", "server"):
             was = ((self._kept["before"].get(source) or {}).get("metrics") or {}).get(self.recover)
             is_now = self._kept["rounds"][-1]["metrics"].get(source, {}).get(self.recover)
@@ -124,6 +166,19 @@ class Evidence:
             raise UnfedError(
                 f"The app reports no metric {self.recover!r} of the model before (it reports"
                 f" {', '.join(known) or 'none'}), so recovery cannot be judged; name another, or leave recover out."
+            )
+        if self.forgotten is None:
+            return
+        if self.forgotten not in ((self._kept["before"].get("evaluate") or {}).get("metrics") or {}):
+            raise UnfedError(
+                f"Those who stay report no metric {self.forgotten!r} of the model before, so there is nothing to hold"
+                " what was forgotten against; name another, or leave forgotten out."
+            )
+        left = self._kept.get("leaver", {}).get("before", [])
+        if not left or any(self.forgotten not in one.get("metrics", {}) for one in left):
+            raise UnfedError(
+                f'Nobody who left gave leave (allow="forget" in its node config) and reports {self.forgotten!r}, so'
+                " nobody can tell when it is forgotten; leave forgotten out."
             )
 
     def _write(self) -> None:

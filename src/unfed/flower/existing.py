@@ -37,7 +37,7 @@ from unfed import storage
 from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError
 from unfed.federation.aggregate import all_finite
-from unfed.flower.evidence import Evidence, Recovered
+from unfed.flower.evidence import Enough, Evidence
 from unfed.flower.leaving import Exclude, SubsetGrid
 from unfed.flower.negating import Perturb
 from unfed.flower.replies import tensors
@@ -149,11 +149,12 @@ class Unlearn(Strategy):
         try:
             more = {**given, "evaluate_fn": told} if central else given
             result = super().start(self._subset, self.arrays, rounds, **more)
-        except Recovered:
-            log.info("unfed: %r is back where it was; the rounds end", evidence.recover)
+        except Enough:
+            log.info("unfed: what the rounds were to go on for has come; they end")
             result = Result(self.arrays, *(evidence.metrics[what] for what in ("train", "evaluate", "server")))
         if self._done > self._before:
-            evidence.leaver("after", worth.to_leavers(self.arrays, self._done))
+            heard = evidence.last_heard()
+            evidence.leaver("after", worth.to_leavers(self.arrays, self._done) if heard is None else heard)
             if evidence.undo:
                 self._turned_back(evidence, initial, worth)
             evidence.end("all rounds", _digest(self.arrays))
@@ -281,6 +282,9 @@ class Unlearn(Strategy):
         metrics = self.inner.aggregate_evaluate(server_round + self._before, heard)
         if self._evidence is not None:
             self._evidence.told(server_round + self._before, "evaluate", metrics)
+            if self._evidence.forgotten is not None and self._worth is not None and self.arrays is not None:
+                answers = self._worth.to_leavers(self.arrays, server_round + self._before)
+                self._evidence.heard(server_round + self._before, answers)
         return metrics
 
     def summary(self) -> None:

@@ -30,13 +30,20 @@ def foreign_page(kept: Mapping[str, Any], title: str) -> str:
         strategy=kept["strategy"],
         count=len(rounds),
         wrong=wrong,
-        measured=sum(map(len, kept.get("leaver", {}).values())) + len(kept.get("undo", {}).get("leaver", ())),
+        measured=_measured(kept),
         arrays=kept["arrays"],
         metrics=_metrics(kept),
         asked=asked,
         refused=[one for line in rounds for one in line["refused"]],
         missing=_forgotten_rows(kept) | MISSING | _not_undone(kept),
     )
+
+
+def _measured(kept: Mapping[str, Any]) -> int:
+    """Messages to who left, to measure: of the model before, of rounds, of the one after, and of it turned back."""
+    rounds = [line["leaver"] for line in kept["rounds"] if "leaver" in line]
+    apart = [answers for when, answers in kept.get("leaver", {}).items() if not (when == "after" and rounds)]
+    return sum(map(len, [*rounds, *apart, kept.get("undo", {}).get("leaver", ())]))
 
 
 def _forgotten_rows(kept: Mapping[str, Any]) -> dict[str, str]:
