@@ -78,7 +78,7 @@ def test_the_page_says_what_a_foreign_app_cannot_give(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["report", str(tmp_path / "e")])
     assert done.exit_code == 0, done.output
     page = (tmp_path / "e" / "report.html").read_text()
-    assert "a node with partition-id=0 has left: 1000" in page and "1001, 1002, 1003" in page
+    assert "A node with partition-id=0 has left: 1000" in page and "1001, 1002, 1003" in page
     assert "Messages to who left, to train or to evaluate: 0." in page
     assert (
         "not measured: the leaver gave no leave to be asked" in page and kept(tmp_path / "e")["arrays"]["after"] in page

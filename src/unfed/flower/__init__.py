@@ -21,16 +21,19 @@ if TYPE_CHECKING:
     from unfed.flower.identity import introduce, introduce_mod
     from unfed.flower.leaving import SubsetGrid, denied, node_with, registered
     from unfed.flower.negating import negate, negate_arrays
+    from unfed.flower.probes import Probes
 
 _WHERE = {
     "evidence": ("Evidence",),
     "existing": ("Unlearn",),
     "negating": ("negate", "negate_arrays"),
+    "probes": ("Probes",),
     "identity": ("introduce", "introduce_mod"),
     "leaving": ("SubsetGrid", "denied", "node_with", "registered"),
 }
 __all__ = [
     "Evidence",
+    "Probes",
     "SubsetGrid",
     "Unlearn",
     "denied",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Message, MetricRecord
 
@@ -23,6 +23,9 @@ from unfed import storage
 from unfed.errors import UnfedError
 from unfed.measures.metrics import recovered
 from unfed.runs.requests import now
+
+if TYPE_CHECKING:
+    from unfed.flower.probes import Probes
 
 FILE = "unlearning.json"
 
@@ -37,7 +40,7 @@ class Evidence:
     `recover` names a metric (more is better) that ends the rounds once it is `within` reach of what it was.
     `forgotten` names one that whoever left, with its leave, measures after every round: the rounds end once it is at
     most what those who stay measure of the same model. With `undo` the model after is evaluated once more with the
-    perturbation taken back, as anybody could who holds it.
+    perturbation taken back, as anybody could who holds it; `undo=Probes(…)` tries every other way too (probes.py).
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class Evidence:
         within: float = 0.0,
         *,
         forgotten: str | None = None,
-        undo: bool = False,
+        undo: bool | Probes = False,
     ) -> None:
         self.folder, self.recover, self.within = Path(folder), recover, within
         self.forgotten, self.undo = forgotten, undo
@@ -92,6 +95,11 @@ class Evidence:
     def undone(self, **found: Any) -> None:
         """Note what the model after is worth with the perturbation taken back, or why nobody knows."""
         self._kept["undo"] = {key: plain(v) if isinstance(v, MetricRecord) else v for key, v in found.items()}
+        self._write()
+
+    def probed(self, found: Mapping[str, Any]) -> None:
+        """Note what the probes brought back."""
+        self._kept["probes"] = dict(found)
         self._write()
 
     def asked(self, round: int, what: str, messages: Iterable[Message]) -> list[Message]:

@@ -40,6 +40,7 @@ from unfed.federation.aggregate import all_finite
 from unfed.flower.evidence import Enough, Evidence
 from unfed.flower.leaving import Exclude, SubsetGrid
 from unfed.flower.negating import Perturb
+from unfed.flower.probes import Probes
 from unfed.flower.replies import tensors
 from unfed.flower.wire import from_arrays
 from unfed.flower.worth import Worth
@@ -157,6 +158,8 @@ class Unlearn(Strategy):
             evidence.leaver("after", worth.to_leavers(self.arrays, self._done) if heard is None else heard)
             if evidence.undo:
                 self._turned_back(evidence, initial, worth)
+            if isinstance(evidence.undo, Probes):
+                evidence.probed(evidence.undo.found(from_arrays(initial), from_arrays(self.arrays)))
             evidence.end("all rounds", _digest(self.arrays))
         return result
 

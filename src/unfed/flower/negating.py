@@ -29,7 +29,7 @@ def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_
     aliases = {name: [other for other, t in state.items() if t is places[name]] or [name] for name in own}
 
     def changed(arrays: Params) -> Params:
-        keys = dict(zip(state, arrays, strict=False)) if _numbered(arrays, state) else {name: name for name in arrays}
+        keys = _keys(arrays, state)
         missing = [name for name in own if name not in keys]
         if missing:
             raise UnfedError(
@@ -44,6 +44,19 @@ def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_
         return out
 
     return changed
+
+
+def in_order(module: nn.Module, arrays: Params) -> Params:
+    """An app's arrays under the names that the module's params have."""
+    keys = _keys(arrays, dict(module.state_dict(keep_vars=True)))
+    if missing := [name for name in params_of(module) if name not in keys]:
+        raise UnfedError(f"The arrays have no {missing[0]!r}, so they are not of this model; give the app's own.")
+    return {name: arrays[keys[name]] for name in params_of(module)}
+
+
+def _keys(arrays: Params, state: Params) -> dict[str, str]:
+    """A state dict's name → the array's."""
+    return dict(zip(state, arrays, strict=False)) if _numbered(arrays, state) else {name: name for name in arrays}
 
 
 def _numbered(arrays: Params, state: Params) -> bool:

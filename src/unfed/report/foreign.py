@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from unfed.report.html import page
+from unfed.report.undo_table import ROWS, grid
 from unfed.report.words import date_text
 from unfed.values import not_measured
 
@@ -36,11 +37,21 @@ def foreign_page(kept: Mapping[str, Any], title: str) -> str:
         asked=asked,
         refused=[one for line in rounds for one in line["refused"]],
         missing=_forgotten_rows(kept) | MISSING | _not_undone(kept),
+        **_probes(kept),
     )
 
 
+def _probes(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """What the server's probes brought back of the model after and of the one before, and notes."""
+    if "probes" not in kept:
+        return {"probes": [], "notes": []}
+    rows = [row for row in ROWS if not {"backdoor", "retrain"} & {*row.path}]  # nobody here knows of either
+    body, notes = grid([kept["probes"]], rows, ("unlearned", "before"))
+    return {"probes": [(title, *cells) for title, cells in body], "notes": notes}
+
+
 def _measured(kept: Mapping[str, Any]) -> int:
-    """Messages to who left, to measure: of the model before, of rounds, of the one after, and of it turned back."""
+    """Messages to who left, to measure: before, in rounds, after, and of the model turned back."""
     rounds = [line["leaver"] for line in kept["rounds"] if "leaver" in line]
     apart = [answers for when, answers in kept.get("leaver", {}).items() if not (when == "after" and rounds)]
     return sum(map(len, [*rounds, *apart, kept.get("undo", {}).get("leaver", ())]))

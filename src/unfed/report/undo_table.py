@@ -7,7 +7,7 @@ published · flip · realign · resurface · relearn · path · difference     �
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,9 @@ def value(found: Found, who: str, path: Sequence[str]) -> Value:
     return float(here) if is_measured(here) else str(here)
 
 
-def grid(found: Sequence[Found]) -> tuple[list[tuple[str, list[str]]], list[str]]:
+def grid(
+    found: Sequence[Found], rows: Sequence[Line] = ROWS, columns: Iterable[str] = COLUMNS
+) -> tuple[list[tuple[str, list[str]]], list[str]]:
     """The table of one method over its repetitions, and the notes that its cells point to.
 
     Each reason is noted once.
@@ -80,5 +82,6 @@ def grid(found: Sequence[Found]) -> tuple[list[tuple[str, list[str]]], list[str]
             notes.append(reason)
         return f"not measured ({notes.index(reason) + 1})"
 
-    body = [(row.title, [text(row, who) for who in COLUMNS]) for row in ROWS]
+    models = tuple(columns)
+    body = [(row.title, [text(row, who) for who in models]) for row in rows]
     return body, [f"({number}) {reason}" for number, reason in enumerate(notes, 1)]

@@ -1,0 +1,87 @@
+"""Every way of undoing, tried on a foreign app's model by its server, on rows that the server holds.
+
+    Evidence(DIR, undo=Probes(Net, retain=(x, y), test=(x, y)))
+
+`Net` builds the app's model anew; `retain` are rows like those of the clients that stay, `forget` rows like the
+leaver's, where the server has any (else whatever needs them is not measured). The attacks, their rows and their budget
+are those of `unfed probe` (measures/undo), on the model after and, as the yardstick, on the model before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unfed.data import TensorSource
+from unfed.errors import UnfedError
+from unfed.flower.negating import in_order
+from unfed.measures.undo import Effort, Knowledge, Models, Scene, View, undo
+from unfed.model.functional import Template
+from unfed.model.layers import choose
+from unfed.model.params import Params, params_of
+from unfed.model.perturb import Perturbed
+
+Rows = tuple[Tensor, Tensor]
+NO_RETRAIN = "nothing was trained from scratch without the leaver"
+
+
+class Probes:
+    """A model factory and rows, with which a server tries to bring a leaver back."""
+
+    def __init__(
+        self,
+        model: Callable[[], nn.Module],
+        retain: Rows,
+        test: Rows | None = None,
+        forget: Rows | None = None,
+        *,
+        layers: Iterable[str | int] = ("first",),
+        effort: Effort = Effort(),  # noqa: B008  (frozen)
+    ) -> None:
+        """`layers`: what was negated, as `negate` took it · `effort`: how hard is tried."""
+        if not len(retain[0]):
+            raise UnfedError("Probes needs at least one row like those of the clients that stay; give it some.")
+        self._model, self._effort = model, effort
+        self._module = model()
+        self._retain, self._test, self._forget = retain, test, forget
+        self._knowledge = Knowledge("The unlearning", Perturbed("negate", choose(self._module, tuple(layers), False)))
+
+    def found(self, before: Params, after: Params) -> dict[str, Any]:
+        """What every attack brought back, as JSON has it."""
+        models = Models(in_order(self._module, after), in_order(self._module, before), NO_RETRAIN)
+        measured = undo(self._scene(), models, self._knowledge, self._effort)
+        return {"measured": _plain(measured), "effort": _plain(asdict(self._effort))}
+
+    def _scene(self) -> Scene:
+        named = {"retain": self._retain, "test": self._test, "forget": self._forget}
+        classes = 1 + max(int(rows[1].max()) for rows in named.values() if rows is not None and len(rows[1]))
+        view = {name: _view(rows, classes) for name, rows in named.items()}
+        retain = view["retain"]
+        assert retain is not None
+        nothing = View(retain.source, retain.rows[:0])
+        template = Template(self._module, tuple(self._retain[0].shape[1:]))
+        return Scene(template, retain, view["forget"] or nothing, view["test"], None, self._fresh)
+
+    def _fresh(self, seed: int) -> Params:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return params_of(self._model())
+
+
+def _view(rows: Rows | None, classes: int) -> View | None:
+    if rows is None or not len(rows[0]):
+        return None
+    return View(TensorSource(*rows, classes=classes), torch.arange(len(rows[0])))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

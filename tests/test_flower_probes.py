@@ -1,0 +1,97 @@
+"""A server with a model factory and some rows tries to bring a leaver back, in somebody else's Flower app."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr", reason="needs unfed[flower]")
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from flower_grid import InProcessGrid
+from unfed.cli.main import app as cli
+from unfed.errors import UnfedError
+from unfed.flower import Evidence, Probes, Unlearn, introduce, negate, node_with
+from unfed.measures.undo import Budget, Effort, Grid
+
+QUICK = Effort(rounds=1, batch=8, grid=Grid(rows=(16,), budget=Budget(stops=(2,)), rates=(0.1,)))
+
+
+def net() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def rows(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, 0] > 0).long()
+
+
+def trained() -> dict[str, Tensor]:
+    module, (x, y) = net(), rows(64, 0)
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.5)
+    for _ in range(60):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(module(x), y).backward()
+        optimiser.step()
+    return {name: value.detach() for name, value in module.state_dict().items()}
+
+
+def test_a_negated_model_that_is_turned_back_is_the_model_before() -> None:
+    before = trained()
+    probes = Probes(net, rows(64, 0), rows(40, 1), rows(20, 2), effort=QUICK)
+    found = probes.found(before, negate(net())(before))["measured"]
+    was, back = found["before"]["published"], found["unlearned"]["flip"]
+    assert was["test"] > 80 > found["unlearned"]["published"]["test"]
+    assert {name: back[name] for name in ("retain", "forget", "test")} == {
+        name: was[name] for name in ("retain", "forget", "test")
+    }
+    assert found["unlearned"]["path"]["perturbed"]["relative_l2"] == 0.0
+
+
+def test_arrays_that_an_app_numbers_are_the_modules_in_order() -> None:
+    before = trained()
+    numbered = {str(place): value for place, value in enumerate(before.values())}
+    probes = Probes(net, rows(64, 0), rows(40, 1), effort=QUICK)
+    own, other = (probes.found(one, negate(net())(one))["measured"] for one in (before, numbered))
+    assert own == other
+    assert "not measured: no forgotten row" in own["unlearned"]["flip"]["forget"]
+    with pytest.raises(UnfedError, match="have no '0.weight'"):
+        probes.found({"x": torch.ones(1)}, before)
+
+
+def test_no_rows_at_all_are_refused() -> None:
+    with pytest.raises(UnfedError, match="at least one row"):
+        Probes(net, rows(0, 0))
+
+
+def test_what_came_back_stands_in_the_evidence_and_on_the_page(tmp_path: Path) -> None:
+    app = introduce(ClientApp())
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays = message.content.array_records["arrays"]
+        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 2})}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 2, "acc": 0.5})}), reply_to=message)
+
+    grid = InProcessGrid([{"partition-id": k} for k in range(3)], app)
+    probes = Probes(net, rows(64, 0), rows(40, 1), effort=QUICK)
+    strategy = Unlearn(FedAvg, negate(net()), node_with(partition_id=0), evidence=Evidence(tmp_path / "e", undo=probes))
+    strategy.start(grid, ArrayRecord(trained()), num_rounds=1)
+    kept = json.loads((tmp_path / "e" / "unlearning.json").read_text())
+    assert kept["probes"]["measured"]["unlearned"]["flip"]["test"] > 80, "nobody trained: one sign brings it all back"
+    done = CliRunner().invoke(cli, ["report", str(tmp_path / "e")])
+    page = (tmp_path / "e" / "report.html").read_text()
+    assert done.exit_code == 0 and "Can it be undone?" in page and "Test after flip" in page
+    assert "no forgotten row is there to be scored" in page
