@@ -87,7 +87,7 @@ def test_the_page_says_what_a_foreign_app_cannot_give(tmp_path: Path) -> None:
 
 def test_the_leaver_measures_only_with_its_leave_and_is_counted_apart(tmp_path: Path) -> None:
     for own, measured in (({}, 0), ({"allow": "samples"}, 0), ({"allow": "samples, forget"}, 2)):
-        folder, grid = tmp_path / str(own), federation(**own)
+        folder, grid = tmp_path / str(own), federation(falling=False, **own)
         unlearned(folder, grid=grid)
         assert [len(grid.asked(1000, kind)) for kind in ("query.unfed", "train", "evaluate")] == [1, 0, measured]
         assert all(1000 not in line[what] for line in kept(folder)["rounds"] for what in ("train", "evaluate"))
