@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from commands import given
 from unfed.api import write_report
 from unfed.claims import of_run
-from unfed.cli.main import main
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
 from unfed.runs.run import Run
@@ -107,19 +106,6 @@ def test_an_even_network_is_told_apart_by_its_activations() -> None:
     Case.world.template.module = nn.Sequential(nn.Linear(2, 2))
     with pytest.raises(of_run.Lacking, match="module of its own"):
         of_run.compensation(Case())  # type: ignore[arg-type]
-
-
-def given(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["unfed", *words])
-    try:
-        main()
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    said = capsys.readouterr()
-    return code, said.out, said.err
 
 
 def test_the_command_tries_a_run_and_says_in_one_sentence_what_cannot_be(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import unfed
+from commands import given
 from unfed.analysis.advice import Candidate, Probe, Prober, Sample, order_of
-from unfed.cli.main import main
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.networks import build
@@ -195,19 +194,6 @@ def test_bad_data_is_one_sentence(data: Any, sentence: str) -> None:
         unfed.suggest(trained(), data)
     with pytest.raises(UnfedError, match="must be a torch"):
         unfed.suggest("model", data)  # type: ignore[arg-type]
-
-
-def given(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["unfed", *words])
-    try:
-        main()
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    said = capsys.readouterr()
-    return code, said.out, said.err
 
 
 def test_the_command_scores_a_run_and_reads_the_graph_of_a_name(

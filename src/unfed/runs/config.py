@@ -28,6 +28,7 @@ from unfed.errors import UnfedError, listed, nearest
 from unfed.population import store
 from unfed.population.memorised import most_memorised
 from unfed.runs.config_errors import explained
+from unfed.runs.config_sets import applied
 from unfed.runs.config_tables import (
     CheckpointConfig,
     DataConfig,
@@ -239,7 +240,7 @@ class Config(Table):
         """
         values = _deep_copy(raw)
         for change in sets:
-            _apply(values, change)
+            applied(values, change)
         if values.get("setting") == "central" and isinstance(values.setdefault("partition", {}), dict):
             # One place holds every training row; whoever wants validation rows says so.
             values["partition"] = {"clients": 1, "validation": 0.0} | values["partition"]
@@ -326,39 +327,6 @@ def _deep_copy(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _deep_copy(v) for k, v in value.items()}
     return [_deep_copy(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def toml_value(text: str) -> Any:
-    """A value as it is written in TOML; what is not valid TOML is a string."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError as error:
-        if text.lstrip()[:1] in ("[", "{"):
-            raise UnfedError(
-                f"{text!r} is no list or table of TOML: words in it need quotes, and the shell must leave them there,"
-                " as in --set \"methods.run=['not','ft']\"."
-            ) from error
-        return text
-    except (ValueError, RecursionError) as error:
-        raise UnfedError(f"The value {text[:40]!r}… is too long or nested too deep; give a smaller one.") from error
-
-
-def _apply(values: dict[str, Any], change: str) -> None:
-    """Write one `a.b.c=value` into the raw values. The value is TOML; what is not valid TOML is a string."""
-    path, separator, text = change.partition("=")
-    if not separator or not path.strip():
-        raise UnfedError(f"--set takes key.path=value, not {change!r}; for example training.rounds=20.")
-    value = toml_value(text)
-    parts = [part.strip() for part in path.split(".")]
-    table = values
-    for part in parts[:-1]:
-        inner = table.setdefault(part, {})
-        if isinstance(inner, list) and len(inner) == 1:
-            inner = inner[0]
-        if not isinstance(inner, dict):
-            raise UnfedError(f"--set {change}: {part!r} is a value, not a table.")
-        table = inner
-    table[parts[-1]] = value
 
 
 def _requests_in(values: Mapping[str, Any]) -> list[Any]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unfed.errors import UnfedError
-from unfed.runs.config import Config, MethodsConfig, toml_value
+from unfed.runs.config import Config, MethodsConfig
+from unfed.runs.config_sets import toml_value
 from unfed.values import is_measured
 
 GOALS = ("recovered", "forgotten")
