@@ -3,7 +3,7 @@
     python benchmarks/lasting.py --data digits --model cnn,resnet-tiny,vit-tiny,mlp --scope client,class,instance \
         --k 5 --at 1,5 --seeds 0,1,2 --undo all
     python benchmarks/lasting.py --data cifar10 --model cnn --device cuda --precision bf16 \
-        --k 2 --seeds 0 --rounds 250 --every 2 --undo all --rows 1000 --steps 100 --passes 2
+        --k 2 --seeds 0 --rounds 250 --every 5 --undo all --rows 1000,10000 --steps 100,800 --fit-batch 256 --passes 2
     python benchmarks/lasting_tables.py                       the tables of the records, into docs/methods/sealed.md
 
 Ten clients, the first one poisoned. θ* is trained with everybody; then k requests come, and each variant serves them in
@@ -88,16 +88,24 @@ class Told:
     rounds: int
     reference: int
     every: int
-    steps: int
     undo: str = "realign"
     undo_at: tuple[int, ...] = ()
-    rows: int = 143
+    grid: Grid | None = None
+    """Of realign; without it nothing is tried to undo."""
     passes: int = 10
     train_rounds: int | None = None
     lr: float | None = None
+    batch: int | None = None
     root: str | None = None
     size: int | None = None
+    train_size: int | None = None
+    test_size: int | None = None
     engine: str = "auto"
+
+    def data(self) -> dict[str, Any]:
+        """What is said about the data set, beside what its recipe says."""
+        told = {"root": self.root, "resize": self.size, "train_size": self.train_size, "test_size": self.test_size}
+        return {name: value for name, value in told.items() if value}
 
 
 class Bench:
@@ -108,13 +116,12 @@ class Bench:
         recipe = RECIPES[data]
         training = dict(recipe["training"])
         training["lr"] = told.lr or RATES.get((data, model), training["lr"])
+        training["batch"] = told.batch or training["batch"]
         self.trained = training["rounds"] = told.train_rounds or training["rounds"]
         raw = {
             "name": "lasting",
             "seed": seed,
-            "data": recipe["data"]
-            | ({"root": told.root} if told.root else {})
-            | ({"resize": told.size} if told.size else {}),
+            "data": recipe["data"] | told.data(),
             "model": {"name": NAMES.get((data, model), model)},
             "poison": {"client": "0", "target_class": 0},
             "training": training,
@@ -215,12 +222,13 @@ class Sight:
 
     def undone(self, params: Params, method: Method) -> dict[str, Any]:
         """The worst that a small grid of `realign` brings back among usable models; with `--undo all` the rest too."""
-        told, scene = self.bench.told, self.scene()
+        told, scene, grid = self.bench.told, self.scene(), self.bench.told.grid
+        assert grid is not None
         known = Knowledge(method.title, method.perturbed(scene.template.module))
-        grid = Grid(rows=(told.rows,), budget=Budget(stops=(told.steps,), batch=64), singles=3, restarts=1)
         best = undo.realign(scene, params, known, grid)
         names = ("usable", "tried", "forget", "backdoor", "forget_at", "backdoor_at")
-        found = {name: best.get(name) for name in names} | {"rates": grid.rates, "rows": told.rows, "steps": told.steps}
+        found = {name: best.get(name) for name in names} | {"rates": grid.rates, "batch": grid.budget.batch}
+        found |= {"rows": grid.rows, "steps": grid.budget.stops, "tries": [_short(one) for one in best["tries"]]}
         if told.undo != "all":
             return found
         theta, lr = self.bench.theta, self.bench.world.config.training.lr
@@ -261,6 +269,15 @@ class Sight:
         )
 
 
+def _short(tried: dict[str, Any]) -> list[Any]:
+    """One attacked model as the record keeps it: what was done, and Forget, Test and backdoor."""
+    layers = "+".join(name.removesuffix(".weight") for name in tried["layers"])
+    return [
+        f"{tried['start']} {layers}",
+        *(tried[name] for name in ("n", "steps", "rate", "forget", "test", "backdoor")),
+    ]
+
+
 def recovered(
     server: JobServer, params: Params, sight: Sight, rounds: int, every: int
 ) -> tuple[Params, list[tuple[int, float]]]:
@@ -297,7 +314,7 @@ def cells(bench: Bench, scope: str, variants: Sequence[str]) -> Iterator[dict[st
             line = bench.key(scope, variant, k) | {"rounds": told.rounds, "lr": server.base.optimiser.lr}
             line |= {"before": sight.before, "after": sight.everything(params), "curve": curve}
             line["recovery_seconds"] = round(time.monotonic() - started, 1)
-            if told.steps and k in told.undo_at:
+            if told.grid and k in told.undo_at:
                 line["undo"] = sight.undone(params, method)
             yield line | {"seconds": round(time.monotonic() - started, 1)}
             if variant == "retrain" and told.reference > told.rounds:
@@ -325,6 +342,14 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",") if part)
 
 
+def grid_of(options: argparse.Namespace) -> Grid | None:
+    """The attacks of `realign` as the command line asks for them."""
+    stops = tuple(steps for steps in numbers(options.steps) if steps)
+    rates = tuple(float(rate) for rate in options.rates.split(","))
+    budget = Budget(stops=stops, batch=options.fit_batch)
+    return Grid(rows=numbers(options.rows), budget=budget, rates=rates, singles=3, restarts=1) if stops else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=tuple(RECIPES), default="digits")
@@ -341,12 +366,21 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=None, help="rounds between two looks at the test accuracy")
     parser.add_argument("--train-rounds", type=int, default=None)
     parser.add_argument("--lr", type=float, default=None)
-    parser.add_argument("--steps", type=int, default=200, help="of each fit that tries to undo; 0 leaves undoing out")
-    parser.add_argument("--rows", type=int, default=143, help="retained rows that each of these fits has")
+    parser.add_argument("--batch", type=int, default=None, help="of training; the recipe's if not given")
+    parser.add_argument(
+        "--steps", default="200", help="when a fit that tries to undo is looked at; 0 leaves undoing out"
+    )
+    parser.add_argument(
+        "--rows", default="143", help="retained rows that each of these fits has, one number or several"
+    )
+    parser.add_argument("--rates", default="0.02,0.002", help="of these fits")
+    parser.add_argument("--fit-batch", type=int, default=64, help="rows of each of their steps")
     parser.add_argument("--undo", choices=("realign", "all"), default="realign", help="which attempts to undo")
     parser.add_argument("--undo-at", default="", help="after which requests; as --at if not given")
     parser.add_argument("--passes", type=int, default=10, help="of resurface and relearn")
     parser.add_argument("--size", type=int, default=None, help="images are stretched to so many pixels")
+    parser.add_argument("--train-size", type=int, default=None, help="training rows that are kept; all if not given")
+    parser.add_argument("--test-size", type=int, default=None, help="rows that are held out anew")
     parser.add_argument("--engine", choices=("auto", "sequential", "batched"), default="auto")
     parser.add_argument("--root", default=None, help="where the data sets lie, if UNFED_DATA does not say so")
     parser.add_argument("--record", type=Path, default=None)
@@ -362,15 +396,17 @@ def main() -> None:
         options.rounds or usual[0],
         options.reference or usual[1],
         options.every or usual[2],
-        options.steps,
         options.undo,
         numbers(options.undo_at) or at,
-        options.rows,
+        grid_of(options),
         options.passes,
         options.train_rounds,
         options.lr,
+        options.batch,
         options.root,
         options.size,
+        options.train_size,
+        options.test_size,
         options.engine,
     )
     record = options.record or RECORDS / f"{datetime.now(UTC):%Y-%m-%d}-lasting-{options.data}-{options.device}.jsonl"
@@ -392,7 +428,13 @@ def main() -> None:
                     if tuple(line[n] for n in KEY) in known:
                         continue
                     line |= {"hardware": where, "precision": told.precision, "trained": bench.trained}
-                    line |= {"size": told.size} if told.size else {}
+                    sizes = {
+                        "size": told.size,
+                        "batch": told.batch,
+                        "train_size": told.train_size,
+                        "test_size": told.test_size,
+                    }
+                    line |= {name: value for name, value in sizes.items() if value}
                     with record.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(line) + "\n")
                     print(said(line), flush=True)
