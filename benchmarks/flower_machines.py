@@ -75,8 +75,9 @@ def flwr_run(app: Path, env: dict[str, str], config: str = "", nodes: int | None
 
 def told() -> dict[str, str]:
     """When, on what and with what a record was made."""
-    found = {name: importlib.metadata.version(name) for name in ("flwr", "ray", "numpy", "torch")}
-    hardware = f"{platform.machine()}, {os.cpu_count()} cores"
+    there = {found.name.lower() for found in importlib.metadata.distributions()}
+    found = {name: importlib.metadata.version(name) for name in ("flwr", "ray", "numpy", "torch") if name in there}
+    hardware = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"
     return {"date": time.strftime("%Y-%m-%d"), "hardware": hardware, "python": platform.python_version(), **found}
 
 
