@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from unfed.claims.scene import LEAVER, Effort, Scene, gap
@@ -65,6 +66,8 @@ class Bench:
     changes: tuple[str, ...] = ()
     request: Request = LEAVER
     setting: Setting = SETTINGS["digits"]
+    folder: Path | None = None
+    """Where θ* and Retrain are kept."""
     known: dict[Any, tuple[Params, dict[str, Any]]] = field(default_factory=dict, repr=False)
     """What was recovered already, by perturbation and layers."""
 
@@ -74,8 +77,15 @@ class Bench:
         if self.setting.small:
             name, rate = NAMED.get(name, name), SLOW.get(name)
         changes = (*self.setting.changes, *((f"training.lr={rate}",) if rate else ()), *self.changes)
-        effort = self.setting.effort
-        return Scene(None, self.seed, effort, name, changes=changes, preset=self.setting.preset, request=self.request)
+        return Scene(
+            self.folder,
+            self.seed,
+            self.setting.effort,
+            name,
+            changes=changes,
+            preset=self.setting.preset,
+            request=self.request,
+        )
 
     @cached_property
     def reference(self) -> dict[str, float]:

@@ -9,6 +9,7 @@ relearn      forgotten rows mixed in at a low rate                             t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +24,8 @@ from unfed.values import is_measured
 
 Cell = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
 GRID = Grid(rows=(450,), budget=Budget(stops=(100,)), singles=3, restarts=1)
+MORE = replace(GRID, rows=(1000,))
+"""Where there are 36,000 rows to take them from."""
 PASSES = 5
 
 
@@ -40,7 +43,7 @@ class Undo:
         """What comes back of a model that was made by this perturbation."""
         knowledge = Knowledge(how, Perturbed(how, choices) if choices else None)
         lr = self.bench.scene.config.training.lr
-        fitted = realign(self.scene, params, knowledge, GRID)
+        fitted = realign(self.scene, params, knowledge, GRID if self.bench.setting.small else MORE)
         found: dict[str, Any] = {"realign": {name: fitted[name] for name in ("usable", "tried", "forget", "backdoor")}}
         for name in ("forget", "backdoor"):
             found["realign"][f"{name}_at"] = _where(fitted.get(f"{name}_at"))

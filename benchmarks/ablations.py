@@ -4,10 +4,12 @@
     python benchmarks/ablations.py --networks cnn --part federation the federation's own knobs, NoT beside FT
     python benchmarks/ablations.py --networks convnext --hows negate,zero
     python benchmarks/ablations.py --data cifar10 --networks cnn --part layers,undo,sets,little      on a GPU
+    python benchmarks/ablations.py --hows "negate,reinit;zero,noise" --part layers,undo     every part of the first two,
+                                                                     then of the others: for when time may run out
     python benchmarks/ablations_page.py                             figures and tables of the records, into docs
 
 Ten clients, the first one poisoned, who leaves. One line per cell goes into the record as soon as it is known; what
-stands there is not done again. Parts:
+stands there is not done again. A cell that breaks is told and left out, and the command ends with 1. Parts:
 
     layers       every convolution, dense or embedding weight alone (the head too) × every perturbation, sealed ones too
     sets         one or several layers, a chain, weight with bias, convolution with its norm (which must equal FT)
@@ -24,9 +26,11 @@ import argparse
 import json
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +63,8 @@ Cell = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
 
 def layers(bench: Bench, hows: tuple[str, ...]) -> Iterator[Cell]:
     yield {"layer": "-", "how": "none"}, partial(bench.cell, (), "none")
-    for choice in bench.scene.weights:
-        for how in hows:
+    for how in hows:
+        for choice in bench.scene.weights:
             if fits(bench, (choice,), how):
                 yield {"layer": choice.name, "how": how}, partial(bench.cell, (choice,), how)
 
@@ -149,20 +153,30 @@ def main(arguments: list[str]) -> int:
     told = _told(arguments)
     record = told.record or RECORDS[told.data]
     done = {_key(line) for line in read(record)}
-    setting, changes = SETTINGS[told.data], tuple(told.set)
+    setting, changes, broken = SETTINGS[told.data], tuple(told.set), 0
     if told.rounds:
         train, recover = map(int, told.rounds.split("+"))
         setting = replace(setting, effort=Effort(rounds=train, recovery=recover), every=max(1, recover // 6))
     with plugins.allow_code():
-        for seed in map(int, told.seeds.split(",")):
-            for network in told.networks.split(","):
-                bench = Bench(network, seed, changes, setting=setting)
-                for part in told.part.split(","):
-                    for about, work in PARTS[part](bench, tuple(told.hows.split(","))):
-                        line = {"network": network, "seed": seed, "part": part, **about}
-                        if _key(line) not in done:
-                            _write(record, _measured(line, work, bench))
-    return 0
+        for seed, network in product(map(int, told.seeds.split(",")), told.networks.split(",")):
+            bench = Bench(network, seed, changes, setting=setting, folder=told.models)
+            for line, work in _cells(bench, told):
+                if _key(line) in done:
+                    continue
+                try:
+                    _write(record, _measured(line, work, bench))
+                    done.add(_key(line))
+                except Exception:  # of whatever kind: hours of other cells must not be lost for it
+                    print("broken:", *_key(line), traceback.format_exc(), file=sys.stderr, flush=True)
+                    broken += 1
+    return 1 if broken else 0
+
+
+def _cells(bench: Bench, told: argparse.Namespace) -> Iterator[Cell]:
+    """The cells of one network and seed: every part of the first group of perturbations, then of the next."""
+    for group, part in product(told.hows.split(";"), told.part.split(",")):
+        for about, work in PARTS[part](bench, tuple(group.split(","))):
+            yield {"network": bench.network, "seed": bench.seed, "part": part, **about}, work
 
 
 def _told(arguments: list[str]) -> argparse.Namespace:
@@ -170,15 +184,18 @@ def _told(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--data", default="digits", choices=tuple(SETTINGS))
     parser.add_argument("--networks", default=",".join(TUNED))
     parser.add_argument("--part", default="layers", help=f"one or several of {', '.join(PARTS)}")
-    parser.add_argument("--hows", default=",".join((*OPEN, *SEALED)))
+    parser.add_argument("--hows", default=",".join((*OPEN, *SEALED)), help="groups by ';', the first one first")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--rounds", default="", help="TRAINING+RECOVERY in place of the setting's own")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a change of the config")
     parser.add_argument("--record", type=Path, default=None)
+    parser.add_argument(
+        "--models", type=Path, default=None, help="a folder that keeps θ* and Retrain for the next time"
+    )
     told = parser.parse_args(arguments)
     known = {"network": (*TUNED, *OTHERS), "part": tuple(PARTS), "perturbation": (*OPEN, *SEALED)}
     for kind, given in (("network", told.networks), ("part", told.part), ("perturbation", told.hows)):
-        for name in given.split(","):
+        for name in given.replace(";", ",").split(","):
             if name not in known[kind]:
                 parser.error(f"there is no {kind} {name!r}; choose {', '.join(known[kind])}")
     return told

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import ablation_tables as tables
 import ablations
 import ablations_page
+from unfed import plugins
 
 
 def test_a_cell_that_is_known_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +43,43 @@ def test_a_cell_that_is_known_is_not_done_again(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(SystemExit) as end:
             ablations.main(wrong)
         assert end.value.code == 2
+
+
+def test_every_part_of_the_first_perturbations_comes_before_the_others_and_a_broken_cell_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that is cut short has what matters."""
+
+    def found() -> dict[str, Any]:
+        return {"gap": 1.0, "back": 2}
+
+    def breaks() -> dict[str, Any]:
+        raise RuntimeError("no kernel image")
+
+    def cells(bench: Any, hows: tuple[str, ...]) -> Iterator[Any]:
+        yield {"layer": "-", "how": "none"}, found
+        for how in hows:
+            yield {"layer": "conv1.weight", "how": how}, breaks if how == "zero" else found
+
+    for part in ("layers", "undo"):
+        monkeypatch.setitem(ablations.PARTS, part, cells)
+    monkeypatch.setattr(ablations.Bench, "before", {"test": 90.0})
+    monkeypatch.setattr(ablations.Bench, "reference", {"test": 91.0})
+    record = tmp_path / "record.jsonl"
+    words = ["--networks", "cnn", "--record", str(record), "--part", "layers,undo", "--hows", "negate;zero,reinit"]
+    assert ablations.main(words) == 1
+    assert [(row["part"], row["how"]) for row in ablations.read(record)] == [
+        ("layers", "none"), ("layers", "negate"), ("undo", "none"), ("undo", "negate"), ("layers", "reinit"),
+        ("undo", "reinit"),
+    ]  # fmt: skip
+    assert "broken: cnn 0 layers conv1.weight zero" in (told := capsys.readouterr().err) and "no kernel image" in told
+
+
+def test_every_layer_has_one_perturbation_before_any_has_the_next() -> None:
+    bench = ablations.Bench("mlp", 0)
+    with plugins.allow_code():
+        told = [(about["layer"], about["how"]) for about, _ in ablations.layers(bench, ("negate", "reinit"))]
+    assert told == [("-", "none"), *(((f"{i}.weight"), how) for how in ("negate", "reinit") for i in (1, 3, 5))]
 
 
 def test_a_convolution_and_its_norm_are_the_identity_and_the_page_says_what_the_records_say() -> None:
