@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from unfed.api import write_report
 from unfed.cli.lasting import ending, told
 from unfed.cli.story import story
 from unfed.measures import undo
@@ -65,6 +66,14 @@ def test_the_story_ends_with_how_it_is_undone_and_what_lasts(run: Run, attacked:
     first, last = ending(run)
     assert f"fires on {turned['backdoor']:.1f} % and is right on {turned['forget']:.1f} %" in first
     assert "What lasts is Retrain" in last and f"unfed probe {run.folder.path}" in last
+
+
+def test_the_report_of_the_demo_shows_what_its_story_says_of_undoing(run: Run, attacked: Any) -> None:
+    scene, models, knowledge = attacked
+    ending(run)
+    page = write_report(run).read_text(encoding="utf-8")
+    turned = undo.flip(scene, models["not"], knowledge)
+    assert f"it works on {turned['backdoor']:.1f}" in page and "Whether it can be undone was not tried" not in page
 
 
 def test_without_a_way_back_nothing_is_said_of_one() -> None:

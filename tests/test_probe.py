@@ -17,7 +17,7 @@ from unfed.api import write_report
 from unfed.cli.main import main
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.measures.undo import Budget, Effort, Grid
+from unfed.measures.undo import NOT_TRIED, Budget, Effort, Grid
 from unfed.methods import FineTune
 from unfed.report.undo_section import NOT_PROBED, sentence, view
 from unfed.report.undo_table import grid
@@ -92,6 +92,22 @@ def test_a_probe_is_kept_in_the_folder_and_not_made_twice(run: Run, monkeypatch:
     assert measured(run) == [found]
     monkeypatch.setattr(probing, "undo", lambda *args: pytest.fail("measured again"))
     assert quick(run, request="r1") == [found]
+
+
+def test_a_first_look_is_kept_and_shown_as_what_it_is_until_a_probe_measures_the_rest(run: Run) -> None:
+    found = probing.first_look(run, "not")
+    assert found is not None and measured(run) == [found]
+    flip, rest = found["measured"]["unlearned"]["flip"], found["measured"]["retrain"]["realign"]
+    assert is_measured(flip["backdoor"]) and rest == {"reason": NOT_TRIED}
+    page = write_report(run).read_text()
+    assert "only the perturbation&#39;s public inverse was tried" in page and "can be undone was not tried" not in page
+    (whole,) = quick(run, request="r1", method="not")
+    assert whole["measured"]["unlearned"]["flip"] == flip and is_measured(
+        whole["measured"]["unlearned"]["realign"]["tried"]
+    )
+    assert probing.first_look(run, "not") == whole, "what is known is not thrown away for less"
+    assert "public inverse was tried" not in write_report(run).read_text()
+    assert probing.first_look(run, "sealed") is None
 
 
 def test_what_was_measured_of_another_model_is_not_shown(run: Run) -> None:
@@ -218,7 +234,20 @@ def test_the_words_follow_the_numbers() -> None:
         "Retrain under the same attacks is not measured: no."
     )
     shown = sentence([told(4.0, 70.0, 2.0)])
-    assert "4.0 % of stamped images" in shown and "up to 70.0 %" in shown and "gives 85.0 %" in shown
+    assert "4.0 % of stamped images" in shown and "up to 70.0 %" in shown and "it works on 85.0 %" in shown
+
+
+def test_where_only_the_inverse_was_tried_the_words_and_the_picture_say_no_more() -> None:
+    some = told(4.0, 70.0, 2.0)
+    for one in some["measured"].values():
+        one["realign"] = {"reason": NOT_TRIED}
+    some["measured"]["retrain"]["flip"]["backdoor"] = 0.0
+    shown, page = sentence([some]), view([some], "undo-0")
+    assert "usable" not in shown and "up to" not in shown and not page["fitted"]
+    assert "it works on 85.0 % of stamped images. That model is right on 50.0 % of the test data" in shown
+    assert shown.endswith("Whether it comes back in a model as good as the published one was not tried.")
+    assert "NoT 4.0 as published, 85.0 after the inverse alone" in page["pictures"][0]["svg"]
+    assert "after undoing;" not in page["pictures"][0]["svg"] and view([told(4.0, 70.0, 2.0)], "undo-0")["fitted"]
 
 
 def test_the_table_says_each_reason_once_and_takes_the_mean_over_seeds() -> None:

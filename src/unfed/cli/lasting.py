@@ -5,30 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from unfed.cli.display import percent
-from unfed.measures.undo import Knowledge, flip
-from unfed.runs.folder import Job
-from unfed.runs.probe import scene_of
+from unfed.runs.probe import first_look
 from unfed.runs.run import Run
 from unfed.values import is_measured
 
 
 def ending(run: Run) -> list[str]:
-    """What comes of NoT's model, and of Retrain's, when NoT's layers are negated back, in sentences."""
-    requests, seed = run.config.requests(), run.config.seed_list[0]
-    jobs = {label: Job(seed, requests[-1].id, label) for label in ("not", "retrain")}
-    if not all(run.folder.model_file(job).exists() for job in jobs.values()):
+    """What comes of NoT's model, and of Retrain's, when NoT's layers are negated back, in sentences.
+
+    The folder keeps it, so that the report can show it.
+    """
+    found = first_look(run, "not")
+    if found is None:
         return []
-    world = run.world(seed)
-    world.settle()
-    knowledge = Knowledge("NoT", run.config.method("not").perturbed(world.template.module))
-    scene = scene_of(world, requests)
-    found = {label: flip(scene, run.model(seed, job.request, label), knowledge) for label, job in jobs.items()}
-    return told(found["not"], found["retrain"], str(run.folder.path))
+    turned, control = (found["measured"][who]["flip"] for who in ("unlearned", "retrain"))
+    return told(turned, control, str(run.folder.path))
 
 
 def told(turned: dict[str, Any], control: dict[str, Any], run: str) -> list[str]:
     """Both in sentences; nothing where there is no way back."""
-    if not is_measured(turned.get("backdoor")):
+    if not (is_measured(turned.get("backdoor")) and is_measured(control.get("backdoor"))):
         return []
     return [
         f"It can be undone: with its first layer negated once more, without data or training, NoT's model fires on"

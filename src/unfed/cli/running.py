@@ -165,7 +165,10 @@ def _work(
     track: Sequence[str] = (),
     more: Callable[[Run], list[str]] = lambda run: [],
 ) -> None:
-    """Do what is to be done in a run, show it, write the report; `more` has sentences after the story's."""
+    """Do what is to be done in a run, show it, write the report; `more` has sentences after the story's.
+
+    What `more` measures for them and keeps in the folder is in the report.
+    """
     with (
         resumable(run.folder.path),
         shown(run, stdout, as_json or quiet) as display,
@@ -180,6 +183,7 @@ def _work(
             if run.folder.requests():  # what became of them is on record, and the report must say so
                 write_report(run)
             raise
+    ending = more(run)
     report = write_report(run)
     found = results(run, "last")
     if as_json:
@@ -190,7 +194,7 @@ def _work(
             words = wording.of(run.description)
             title = f"After the last {words.unit} (rule: last). ★ smallest average gap to Retrain."
             print_results(stdout, found, title, words=words)
-        for sentence in (*falls(found), *story(run), *more(run)):
+        for sentence in (*falls(found), *story(run), *ending):
             stdout.print(escape(sentence), soft_wrap=True)
         if not found and not run.config.request:
             stdout.print(escape(_nothing_asked(run)), soft_wrap=True)

@@ -120,6 +120,8 @@ def caveats(run: Mapping[str, Any], views: Sequence[Mapping[str, Any]]) -> list[
         )
     if all(view["undoing"]["reason"] for view in views):
         said.append("Whether it can be undone was not tried.")
+    elif not any(view["undoing"]["fitted"] for view in views):
+        said.append("Of the ways to undo it, only the perturbation's public inverse was tried.")
     return said
 
 

@@ -17,6 +17,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from unfed.measures.metrics import mean_std
+from unfed.measures.undo import NOT_TRIED
 from unfed.report.drawing import PAPER, REFERENCE, SERIES, STYLE
 from unfed.report.figures import styles
 from unfed.report.picture import Picture, Point
@@ -37,10 +38,11 @@ def view(found: Sequence[Found], name: str) -> dict[str, Any]:
     for one in found:
         methods.setdefault(str(one["method"]), []).append(one)
     if not methods:
-        return {"reason": NOT_PROBED, "sentences": [], "pictures": [], "tables": []}
+        return {"reason": NOT_PROBED, "fitted": False, "sentences": [], "pictures": [], "tables": []}
     drawn = [picture(methods, metric, name=f"{name}-{metric}") for metric in PICTURES]
     return {
         "reason": None,
+        "fitted": any(fitted(ones) for ones in methods.values()),
         "sentences": [sentence(ones) for ones in methods.values()],
         "pictures": [one.view() for one in drawn if one is not None],
         "tables": [table(ones) for ones in methods.values()],
@@ -57,6 +59,11 @@ def table(found: Sequence[Found]) -> dict[str, Any]:
         "body": body,
         "notes": notes,
     }
+
+
+def fitted(found: Sequence[Found]) -> bool:
+    """Whether more was tried than to turn the perturbation back."""
+    return all(value(one, "unlearned", ("realign", "forget")) != NOT_TRIED for one in found)
 
 
 def worst(found: Sequence[Found], who: str, metric: str) -> Value:
@@ -77,18 +84,24 @@ def metric_of(found: Sequence[Found]) -> str:
     return "backdoor" if is_measured(worst(found, "unlearned", "backdoor")) else "forget"
 
 
+def _mean(found: Sequence[Found], who: str, *path: str) -> Value:
+    return mean_std([value(one, who, path) for one in found]).mean
+
+
 def sentence(found: Sequence[Found]) -> str:
     """What was measured of one method, beside Retrain, in plain words."""
     title, metric = str(found[0]["title"]), metric_of(found)
     what = {"backdoor": "the backdoor works on", "forget": "the model reads"}[metric]
     rest = {"backdoor": "of stamped images", "forget": "of the forgotten rows right"}[metric]
     published, back, theirs = (
-        mean_std([value(one, "unlearned", ("published", metric)) for one in found]).mean,
+        _mean(found, "unlearned", "published", metric),
         worst(found, "unlearned", metric),
         worst(found, "retrain", metric),
     )
     if not (is_measured(published) and is_measured(back)):
         return f"{title}: {back if not is_measured(back) else published}."
+    if not fitted(found):
+        return f"{title}: as published {what} {published:.1f} % {rest}.{_turned_words(found, metric, rest)}"
     told = f"{title}: as published {what} {published:.1f} % {rest}; after undoing, in a model that is still usable,"
     told += f" on up to {back:.1f} %." if metric == "backdoor" else f" up to {back:.1f} %."
     told += _flip_words(found, metric, rest)
@@ -102,11 +115,29 @@ def sentence(found: Sequence[Found]) -> str:
     return f"{told} These attacks bring back no more than they find in Retrain."
 
 
+def _turned_words(found: Sequence[Found], metric: str, rest: str) -> str:
+    """What is said where nothing was tried but the inverse: how good a model that leaves, and what is open."""
+    turned, theirs = (_mean(found, who, "flip", metric) for who in ("unlearned", "retrain"))
+    test, was = (_mean(found, "unlearned", part, "test") for part in ("flip", "published"))
+    if not is_measured(turned):
+        return f" Turning it back is {turned}; nothing else was tried."
+    told = _flip_words(found, metric, rest)
+    if is_measured(test) and is_measured(was):
+        told += f" That model is right on {test:.1f} % of the test data (as published {was:.1f} %)."
+    told += (
+        f" Retrain, treated alike: {theirs:.1f} %." if is_measured(theirs) else f" Retrain, treated alike, is {theirs}."
+    )
+    if is_measured(theirs) and turned > theirs + ABOVE:
+        told += " What was forgotten is still in the model."
+    return f"{told} Whether it comes back in a model as good as the published one was not tried."
+
+
 def _flip_words(found: Sequence[Found], metric: str, rest: str) -> str:
-    flipped = mean_std([value(one, "unlearned", ("flip", metric)) for one in found]).mean
+    flipped = _mean(found, "unlearned", "flip", metric)
     if not is_measured(flipped):
         return ""
-    return f" Its public inverse alone, without any data, gives {flipped:.1f} % {rest}."
+    works = {"backdoor": "works on", "forget": "reads"}[metric]
+    return f" Turned back by the public inverse alone, without any data, it {works} {flipped:.1f} % {rest}."
 
 
 def picture(methods: Mapping[str, Sequence[Found]], metric: str, *, name: str) -> Picture | None:
@@ -121,11 +152,12 @@ def picture(methods: Mapping[str, Sequence[Found]], metric: str, *, name: str) -
     ]
     everybody = [one for found in methods.values() for one in found]
     rows += [("Retrain", REFERENCE, everybody, "retrain"), ("before", REFERENCE, everybody, "before")]
-    placed = []
+    placed: list[tuple[str, str, float, Value, Value]] = []
     for title, colour, found, who in rows:
-        published = mean_std([value(one, who, ("published", metric)) for one in found]).mean
-        back, flipped = worst(found, who, metric), _highest(found, who, ("flip", metric))
-        if is_measured(published) and is_measured(back):
+        published, flipped = _mean(found, who, "published", metric), _highest(found, who, ("flip", metric))
+        tried = [one for one in found if fitted([one])]
+        back = worst(tried, who, metric) if tried else not_measured("no layer was fitted")
+        if is_measured(published):
             placed.append((title, colour, published, back, flipped))
     if not placed:
         return None
@@ -133,23 +165,26 @@ def picture(methods: Mapping[str, Sequence[Found]], metric: str, *, name: str) -
         figure = Figure(figsize=(4.4, 0.75 + 0.36 * len(placed)), layout="constrained")
         axes = figure.add_subplot()
         for place, (_, colour, published, back, flipped) in enumerate(placed):
-            axes.plot([published, back], [place, place], color=colour, linewidth=2.4, zorder=2)
             axes.plot([published], [place], "o", color=colour, markerfacecolor=PAPER, markersize=8, zorder=3)
-            axes.plot([back], [place], "o", color=colour, markersize=5, zorder=4)
+            if is_measured(back):
+                axes.plot([published, back], [place, place], color=colour, linewidth=2.4, zorder=2)
+                axes.plot([back], [place], "o", color=colour, markersize=5, zorder=4)
             if is_measured(flipped):
                 axes.plot([flipped], [place], "x", color=colour, markersize=7, markeredgewidth=2, zorder=5)
         axes.set_yticks(range(len(placed)), [title for title, *_ in placed])
         axes.set_ylim(len(placed) - 0.4, -0.6)
         axes.set_xlim(-3, 103)
-        told = "; ".join(
-            f"{title} {published:.1f} as published, {back:.1f} after undoing" for title, _, published, back, _ in placed
-        )
+        whens = ("as published", "after undoing", "after the inverse alone")
         shown = [
             Point(x, place, f"{title}: {x:.1f} {what}", (title, what, x))
-            for place, (title, _, published, back, flipped) in enumerate(placed)
-            for x, what in ((published, "as published"), (back, "after undoing"), (flipped, "after the inverse alone"))
+            for place, (title, _, *values) in enumerate(placed)
+            for x, what in zip(values, whens, strict=True)
             if is_measured(x)
         ]
+        told = "; ".join(
+            f"{title} " + ", ".join(f"{x:.1f} {what}" for x, what in zip(values, whens, strict=True) if is_measured(x))
+            for title, _, *values in placed
+        )
         caption = PICTURES[metric]
         title = f"{caption}, as published and after undoing"
         return made(figure, name, title, told + ".", ("model", "when", metric), shown, caption)

@@ -19,7 +19,7 @@ from unfed import storage
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.measures.evaluator import Evaluator
-from unfed.measures.undo import Budget, Effort, Grid, Knowledge, Models, Scene, Shared, View, undo
+from unfed.measures.undo import Budget, Effort, Grid, Knowledge, Models, Scene, Shared, View, turned_back, undo
 from unfed.model.params import Params
 from unfed.runs import consistency
 from unfed.runs.config import Config
@@ -94,6 +94,20 @@ def probe(
         return list(_probed(run, there, effort or effort_of(run), said))
 
 
+def first_look(run: Probed, method: str) -> dict[str, Any] | None:
+    """What turning back alone brings, of a method's model on the last request of a comparison; kept in the folder.
+
+    Whatever was measured of these models already is handed back instead; None where the model is not there.
+    """
+    run.permit()
+    asked = [Job(run.config.seed_list[0], request.id, method) for request in run.config.requests()[-1:]]
+    found = [target for target in targets(run.folder, run.config) if target.entry is None and target.job in asked]
+    if not found or not run.folder.model_file(found[0].job).exists():
+        return None
+    with process_as_before():
+        return next(_probed(run, found, None))
+
+
 def effort_of(run: Probed, quick: bool = False) -> Effort:
     """The run's own rate, a tenth of it, and the whole grid or a coarse one."""
     lr = run.config.training.lr
@@ -118,8 +132,9 @@ def elsewhere(run: Probed) -> str | None:
 
 
 def _probed(
-    run: Probed, found: Sequence[Target], effort: Effort, said: Callable[[str], None]
+    run: Probed, found: Sequence[Target], effort: Effort | None, said: Callable[[str], None] = lambda what: None
 ) -> Iterator[dict[str, Any]]:
+    """What was measured of these models; without an effort nothing is fitted, and whatever is known is enough."""
     scenes = _Scenes(run)
     for target in found:
         said(_name(target.job))
@@ -128,13 +143,17 @@ def _probed(
         models = {"unlearned": target.job, "retrain": _retrain_of(target), "before": target.previous}
         about = _about(run, world, target, models, effort)
         stored = read(run.folder, target.job)
-        if stored is not None and all(stored.get(key) == value for key, value in about.items()):
+        known = [key for key in about if effort is not None or key != "effort"]
+        if stored is not None and all(stored.get(key) == about[key] for key in known):
             yield stored
             continue
         scene, shared, load = scenes.of(target)
         three = Models(load(target.job), _or_why(run, target.previous, load), _or_why(run, models["retrain"], load))
         knowledge = _knowledge(run, world, target)
-        whole = {**about, "measured": _plain(undo(scene, three, knowledge, effort, shared))}
+        found_out = (
+            turned_back(scene, three, knowledge) if effort is None else undo(scene, three, knowledge, effort, shared)
+        )
+        whole = {**about, "measured": _plain(found_out)}
         storage.write_json(file_of(run.folder, target.job), whole)
         yield whole
 
@@ -206,7 +225,9 @@ def _or_why(run: Probed, job: Job, load: Callable[[Job], Params]) -> Params | st
     return f"the model {_name(job)} is no longer there"
 
 
-def _about(run: Probed, world: World, target: Target, models: Mapping[str, Job], effort: Effort) -> dict[str, Any]:
+def _about(
+    run: Probed, world: World, target: Target, models: Mapping[str, Job], effort: Effort | None
+) -> dict[str, Any]:
     known = _knowledge(run, world, target)
     perturbed = known.perturbed
     how = None if perturbed is None else {"how": perturbed.how, "layers": [c.name for c in perturbed.choices]}
@@ -217,7 +238,7 @@ def _about(run: Probed, world: World, target: Target, models: Mapping[str, Job],
         "method": target.job.label,
         "title": known.title,
         "perturbed": how,
-        "effort": json.loads(json.dumps(asdict(effort))),
+        "effort": None if effort is None else json.loads(json.dumps(asdict(effort))),
         "models": {who: model_digest(run.folder, job) for who, job in models.items()},
     }
 

@@ -14,7 +14,7 @@ Retrain gives away too is no memory. All are pure functions of params, a functio
 from unfed.measures.undo.difference import difference
 from unfed.measures.undo.fitting import Budget, Problem, Task, fit
 from unfed.measures.undo.flip import INVERSES, Knowledge, flip, flipped
-from unfed.measures.undo.measure import MEASUREMENTS, Effort, Models, Shared, undo
+from unfed.measures.undo.measure import MEASUREMENTS, NOT_TRIED, Effort, Models, Shared, turned_back, undo
 from unfed.measures.undo.path import path
 from unfed.measures.undo.realign import Grid, realign
 from unfed.measures.undo.relearn import relearn
@@ -24,6 +24,7 @@ from unfed.measures.undo.scene import Scene, View
 __all__ = [
     "INVERSES",
     "MEASUREMENTS",
+    "NOT_TRIED",
     "Budget",
     "Effort",
     "Grid",
@@ -42,5 +43,6 @@ __all__ = [
     "realign",
     "relearn",
     "resurface",
+    "turned_back",
     "undo",
 ]

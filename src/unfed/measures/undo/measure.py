@@ -24,6 +24,7 @@ from unfed.model.params import Params
 from unfed.model.perturb import PERTURBATIONS
 from unfed.values import not_measured
 
+NOT_TRIED = not_measured("not tried yet, `unfed probe` does it")
 MEASUREMENTS = ("flip", "realign", "resurface", "relearn", "path", "difference")
 
 
@@ -108,6 +109,18 @@ def undo(
             "path": _paths(scene, who, models, knowledge),
             "difference": _difference(scene, who, models, knowledge),
         }
+    return found
+
+
+def turned_back(scene: Scene, models: Models, knowledge: Knowledge) -> dict[str, dict[str, Any]]:
+    """`flip` alone, in the shape of the whole: where another measurement would stand, that it was not tried."""
+    found: dict[str, dict[str, Any]] = {}
+    for who, params in models.items().items():
+        if isinstance(params, str):
+            found[who] = {name: {"reason": not_measured(params)} for name in ("published", *MEASUREMENTS)}
+            continue
+        found[who] = {name: {"reason": NOT_TRIED} for name in MEASUREMENTS}
+        found[who] |= {"published": scene.numbers(params), "flip": flip(scene, params, knowledge)}
     return found
 
 
