@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from unfed.errors import UnfedError
 from unfed.methods import State
 from unfed.report.rules import RULES, Row, rows, trajectories
-from unfed.runs.job import JobRunner
+from unfed.runs.ending import Ending
 from unfed.runs.request_options import Until
 
 
@@ -72,8 +71,10 @@ def test_a_job_stops_where_the_rule_says_recovered_whatever_the_binary_fractions
         rows([line("not", 1, validation=now, validation_before=90.2)], "recovered", recovered_within=0.1), "not"
     )
     assert (not found.verdict) == met
-    job: Any = SimpleNamespace(before=90.2, spec=SimpleNamespace(within=0.1), goals=Until.of("recovered"))
-    assert (JobRunner._missing(job, State({}, round=1), cast(Any, {"validation": now})) == []) == met
+    missing = Ending(Until.of("recovered"), 9, within=0.1).missing(
+        State({}, round=1), cast(Any, {"validation": now}), 90.2
+    )
+    assert (missing == []) == met
 
 
 def test_recovered_needs_no_retrain() -> None:

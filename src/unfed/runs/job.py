@@ -25,7 +25,7 @@ from typing import Any
 from unfed.data import ClientData, Request
 from unfed.engines.base import Engine
 from unfed.engines.observed import ObservedEngine, observed_clients
-from unfed.errors import NotRecovered, Refused, UnfedError
+from unfed.errors import Refused, UnfedError
 from unfed.federation import algorithm
 from unfed.federation.history import History, Recorder
 from unfed.federation.schedule import Settings
@@ -33,13 +33,13 @@ from unfed.federation.server import JobServer, Members, Setup
 from unfed.federation.state import usable
 from unfed.measures import trajectory
 from unfed.measures.forgotten import Evidence
-from unfed.measures.metrics import recovered
 from unfed.measures.trajectory import Line
 from unfed.methods import Method, Retrain, State
 from unfed.model import digest
 from unfed.model.params import Params, cast, tensor_bytes
+from unfed.runs.ending import Ending
 from unfed.runs.folder import BEST, Job, RunFolder
-from unfed.runs.gate import Gate, NotForgotten, is_forgotten, told
+from unfed.runs.gate import Gate, is_forgotten, told
 from unfed.runs.job_notes import JobNotes, began, model_notes, noted, start_on
 from unfed.runs.late_line import LateLine
 from unfed.runs.progress import QuietWatch, Watch
@@ -107,8 +107,9 @@ class JobRunner:
         self._best_params: Params | None = None
         self._saved_at, self._saved_round = time.monotonic(), 0
         self._late = LateLine(folder)
-        self.goals, self._known = Until.of(spec.until), self._evidence_before()
-        if "recovered" in self.goals.goals and not is_measured(self.before):
+        self.ending = Ending(Until.of(spec.until), spec.rounds, spec.patience, spec.within)
+        self._known = self._evidence_before()
+        if "recovered" in self.ending.until.goals and not is_measured(self.before):
             raise UnfedError(f"--until recovered cannot be judged here ({self.before}); use --until N.")
 
     def _evidence_before(self) -> Evidence | None:
@@ -151,21 +152,21 @@ class JobRunner:
             for label, history in self.folder.load_histories(self.job).items():
                 if label in self.server.recorders:
                     self.server.recorders[label].history = history.to(self.world.device)
-            if self._enough(state, saved[1]["finished"]):
+            if self.ending.enough(state, saved[1]["finished"]):
                 return self._write_model(state)
         self.watch.begins(self.job, state.round, self.rounds)
-        outcome = self._outcome(state, diary)
+        outcome = self.ending.outcome(state, diary)
         while outcome is None:
             self._update_members()
             state = self._round(states, state, diary)
             line = self._evaluate(state, diary) if self._due(state) else None
-            outcome = self._outcome(state, diary, line)
+            outcome = self.ending.outcome(state, diary, line)
             self._late.then(partial(self.watch.goes_on, self.job, state.round, self.rounds, line))
             if outcome is None and self._save_due(state):
                 self._save(state, diary, None)
         self._save(state, diary, outcome)
         if outcome.startswith("not "):
-            raise self._missed(state, diary, outcome)
+            raise self.ending.missed(self.job.request, state.round, diary, outcome, self.before)
         self.watch.ends(self.job, outcome)
         return self._write_model(state)
 
@@ -182,7 +183,7 @@ class JobRunner:
         if self.requests:
             diary.beginning = digest.beginning(self.server.params, state.params)
         line = self._evaluate(state, diary)
-        outcome = self._outcome(state, diary, line)
+        outcome = self.ending.outcome(state, diary, line)
         if outcome is None:
             self._save(state, diary, None)
         return state, diary
@@ -227,12 +228,6 @@ class JobRunner:
     def _on_device(self, tensors: Params) -> Params:
         return cast(tensors, self.world.dtype, self.world.device)
 
-    def _enough(self, state: State, finished: str | None) -> bool:
-        """Whether a job has ended by what it is asked for now; one that is asked for more goes on."""
-        if self.spec.until is None or finished in (None, "done", "early stop"):
-            return bool(finished)
-        return finished == self.goals.reached if self.goals.goals else state.round >= self.rounds
-
     def _update_members(self) -> None:
         """Take note of who asked to leave, and of who joined, while this job was running.
 
@@ -274,46 +269,6 @@ class JobRunner:
         by_rounds = when.rounds is not None and state.round - self._saved_round >= when.rounds
         return by_rounds or (when.seconds is not None and time.monotonic() - self._saved_at >= when.seconds)
 
-    def _outcome(self, state: State, diary: JobNotes, line: Line | None = None) -> str | None:
-        """Why the job ends here, or None."""
-        if state.done:
-            return "done"
-        if self.goals.goals and line is not None and not diary.missing:
-            return self.goals.reached
-        if not state.model:
-            return None  # nothing usable yet, whatever the number of rounds: the unlearning itself must end first
-        if self.spec.patience and state.round - diary.best_round >= self.spec.patience:
-            return "early stop"
-        if state.round >= self.rounds:
-            missing = [g for g in self.goals.goals if diary.missing is None or g in diary.missing]
-            return f"not {missing[0]}" if missing else "all rounds"
-        return None
-
-    def _missing(self, state: State, line: Line) -> list[str]:
-        """Which goals are not reached by what a line says."""
-        if not (state.round >= 1 and state.model):
-            return list(self.goals.goals)
-        value, met = line.get("validation"), []
-        if is_measured(value) and is_measured(self.before) and recovered(value, self.before, self.spec.within):
-            met.append("recovered")
-        if "watched" in line and line["watched"]["verdict"] == "passed":
-            met.append("forgotten")
-        return [goal for goal in self.goals.goals if goal not in met]
-
-    def _missed(self, state: State, diary: JobNotes, outcome: str) -> Refused:
-        """The sentence for a job whose rounds did not suffice."""
-        more = f"more rounds are given by --until {2 * self.rounds}"
-        if outcome == "not forgotten":
-            return NotForgotten(
-                f"Request {self.job.request!r} is not forgotten after {state.round} rounds ({diary.watched}); {more}."
-            )
-        assert not isinstance(self.before, str)
-        return NotRecovered(
-            f"Request {self.job.request!r} is not recovered after {state.round} rounds: the best validation accuracy"
-            f" was {diary.best:.2f} % (round {diary.best_round}), it takes {self.before - self.spec.within:.2f} %;"
-            f" {more}."
-        )
-
     # --- what is written ------------------------------------------------------------------------------------------
 
     def _asked(self) -> list[str]:
@@ -353,7 +308,7 @@ class JobRunner:
             line["keep_model"] = self.world.config.training.keep_model
         if (watched := self._watched(state)) is not None:
             line["watched"], diary.watched = watched, watched["said"]
-        diary.missing = self._missing(state, line) if self.goals.goals else None
+        diary.missing = self.ending.missing(state, line, self.before) if self.ending.until.goals else None
         self.folder.save_samples(self.job, state.round, seen.samples, self.world.config.evaluation.samples == "last")
         self._late.expect(line, diary, seen.attack)
         diary.asked, diary.refused = {}, []

@@ -29,17 +29,16 @@ import torch
 
 from unfed.data import Request
 from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed
-from unfed.methods import Method
 from unfed.model.params import Params
 from unfed.runs import deny, lineage
-from unfed.runs.config import Config
+from unfed.runs.admission import Admission
 from unfed.runs.description import describe_request, method_facts
 from unfed.runs.folder import Job
 from unfed.runs.gate import Decision, NotForgotten, NotPassed, gate_of, passed
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.names import check_id, check_label
 from unfed.runs.progress import Watch
-from unfed.runs.refusals import gone_already, left_by, reason_of
+from unfed.runs.refusals import reason_of
 from unfed.runs.request_options import RequestOptions, Until
 from unfed.runs.requests import Entry, date_of, in_force, next_number, next_place, now, turn
 from unfed.runs.together import Batch, Handed, may_share, refuse_if_alone, reserved, taken_up
@@ -57,7 +56,7 @@ class Queue:
     """The deletion requests of a run."""
 
     def __init__(self, run: Worker) -> None:
-        self._run, self._folder = run, run.folder
+        self._run, self._folder, self._admission = run, run.folder, Admission(run)
         self.errors: dict[str, Exception] = {}
         """What went wrong with the requests that failed here, by id."""
         self.put_off: set[int] = set()
@@ -148,14 +147,14 @@ class Queue:
             entry = Entry(number, request, method, until, at, seed, changed=at, expires=expires, how=how)
             refuse_if_alone(config, entry)
             before = [e for e in accepted if not may_share(e, entry)]
-            self._refuse_if_gone(request, seed, accepted)
-            self._refuse_if_unable(config, method, request, before)
+            self._admission.refuse_if_gone(request, seed, accepted)
+            self._admission.refuse_if_unable(config, method, request, before)
             if run.trained(seed) and not any(e.waiting for e in accepted):  # what waits may begin another history
                 current = run.current_job(seed) if chosen.follows else Job(seed, None, "train")
                 lineage.not_purged(self._folder, method, chosen, current)
-            lineage.warn_of_return(chosen, self._makers(before))
+            lineage.warn_of_return(chosen, self._admission.makers(before))
             described = describe_request(world, [*(e.request for e in accepted), request]) | served_by
-            self._refuse_if_blind(entry, accepted)
+            self._admission.refuse_if_blind(entry, accepted)
             entry = replace(entry, described=described, rows=deny.rows_of(request, world, self._folder))
             self._folder.put_request(entry)
             return entry, False
@@ -185,50 +184,15 @@ class Queue:
         if entry.owed or other_method:
             ahead = [e for e in others if not e.waiting or e.state == "in_progress" or e.number < entry.number]
             ahead = [e for e in ahead if not may_share(e, asked)]
-            self._refuse_if_gone(request, entry.seed, in_force(others))
-            self._refuse_if_unable(asked.how.on(self._run.config, asked.method), asked.method, request, ahead)
-            self._refuse_if_blind(asked, ahead)
+            self._admission.refuse_if_gone(request, entry.seed, in_force(others))
+            self._admission.refuse_if_unable(asked.how.on(self._run.config, asked.method), asked.method, request, ahead)
+            self._admission.refuse_if_blind(asked, ahead)
         changed = (
             entry.asked_again(asked, now()) if entry.owed else replace(asked, expires=asked.expires or entry.expires)
         )
         if changed != entry:
             self._folder.put_request(changed)
         return changed, False
-
-    def _refuse_if_blind(self, entry: Entry, accepted: Sequence[Entry]) -> None:
-        """Refuse `--until forgotten` where nothing could tell. What is not trained yet is judged at its turn."""
-        run = self._run
-        if "forgotten" not in Until.of(entry.until).goals or not run.trained(entry.seed):
-            return
-        world, config = run.world(entry.seed), entry.how.on(run.config, entry.method)
-        evaluator = world.evaluator([*(e.request for e in accepted), entry.request])
-        gate_of(world, config, entry).measurable(evaluator.evidence(run.current(entry.seed)))
-
-    def _refuse_if_unable(self, config: Config, method: str, request: Request, ahead: Sequence[Entry]) -> None:
-        """Refuse a method that could not serve the request after those that come before it."""
-        lineage.welcome(config, method, request, [e.request for e in ahead])
-        lineage.unbroken(self._run.config, method, _line(ahead))
-        if ahead:
-            module = self._run.world(ahead[0].seed).template.module
-            lineage.lasting(config.method(method), self._makers(ahead), module)
-
-    def _makers(self, ahead: Sequence[Entry]) -> list[tuple[str, Method]]:
-        """Which request was served by which method, as it was asked for, on the way to the model in force."""
-        config = self._run.config
-        return [(e.request.id, e.how.on(config, e.method).method(e.method)) for e in _line(ahead)]
-
-    def _refuse_if_gone(self, request: Request, seed: int, others: Sequence[Entry]) -> None:
-        """Refuse a request for rows that have all left, with the requests by which they left."""
-        by = left_by(self._run.world(seed), request, [e.request for e in others])
-        if not by:
-            return
-        names, said = {one.id for one in by}, ""
-        for entry in others:
-            if entry.request.id in names and entry.owed:
-                said += f" Request {entry.request.id!r} is {entry.standing} and stays owed: {self._run.way_out(entry)}."
-            elif entry.request.id in names and entry.waiting:
-                said += f" Request {entry.request.id!r} is {entry.standing} and has its turn."
-        raise UnfedError(gone_already(request, by) + (said or " Nothing is left to do."))
 
     # --- withdrawing ----------------------------------------------------------------------------------------------
 
@@ -306,8 +270,8 @@ class Queue:
         run, out, config = self._run, self._before(entry), entry.how.on(self._run.config, entry.method)
         # Those before it may have ended otherwise than was expected when it was filed.
         for one in batch.waiting:
-            self._refuse_if_gone(one.request, one.seed, out)
-        self._refuse_if_unable(config, entry.method, batch.request, out)
+            self._admission.refuse_if_gone(one.request, one.seed, out)
+        self._admission.refuse_if_unable(config, entry.method, batch.request, out)
         requests = [*(e.request for e in out), batch.request]
         base: dict[str, Any] = {"model": "/".join(previous.path.parts), "without": list(entry.earlier)}
         base |= {} if batch.shared is None else {"together": list(batch.ids)}
@@ -390,12 +354,3 @@ class Queue:
         title = self._run.about(entry.method, entry)["title"]
         said = str(error) if isinstance(error, UnfedError) else f"{type(error).__name__}: {error}"
         return f"Request {entry.request.id!r} could not be served by {title}: {said.removesuffix('.')}."
-
-
-def _line(ahead: Sequence[Entry]) -> list[Entry]:
-    """The requests, of these, that made the model in force, or will have made it.
-
-    They stand in the order of service, of those that shared a job the first.
-    """
-    served = {entry.served: entry for entry in reversed(in_force(ahead))}
-    return [*reversed(served.values()), *(e for e in ahead if e.waiting)]

@@ -1,0 +1,71 @@
+"""What a request is refused for, when it is filed and again when it is taken up.
+
+Its rows are all gone, its method could not follow those that come before it, or nothing could tell when they are
+forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unfed.data import Request
+from unfed.errors import UnfedError
+from unfed.methods import Method
+from unfed.runs import lineage
+from unfed.runs.config import Config
+from unfed.runs.gate import gate_of
+from unfed.runs.refusals import gone_already, left_by
+from unfed.runs.request_options import Until
+from unfed.runs.requests import Entry, in_force
+from unfed.runs.worker import Worker
+
+
+class Admission:
+    """Refuses what a run could not serve, each in one sentence."""
+
+    def __init__(self, run: Worker) -> None:
+        self._run = run
+
+    def refuse_if_gone(self, request: Request, seed: int, others: Sequence[Entry]) -> None:
+        """Refuse a request for rows that have all left, with the requests by which they left."""
+        by = left_by(self._run.world(seed), request, [e.request for e in others])
+        if not by:
+            return
+        names, said = {one.id for one in by}, ""
+        for entry in others:
+            if entry.request.id in names and entry.owed:
+                said += f" Request {entry.request.id!r} is {entry.standing} and stays owed: {self._run.way_out(entry)}."
+            elif entry.request.id in names and entry.waiting:
+                said += f" Request {entry.request.id!r} is {entry.standing} and has its turn."
+        raise UnfedError(gone_already(request, by) + (said or " Nothing is left to do."))
+
+    def refuse_if_unable(self, config: Config, method: str, request: Request, ahead: Sequence[Entry]) -> None:
+        """Refuse a method that could not serve the request after those that come before it."""
+        lineage.welcome(config, method, request, [e.request for e in ahead])
+        lineage.unbroken(self._run.config, method, _line(ahead))
+        if ahead:
+            module = self._run.world(ahead[0].seed).template.module
+            lineage.lasting(config.method(method), self.makers(ahead), module)
+
+    def refuse_if_blind(self, entry: Entry, accepted: Sequence[Entry]) -> None:
+        """Refuse `--until forgotten` where nothing could tell. What is not trained yet is judged at its turn."""
+        run = self._run
+        if "forgotten" not in Until.of(entry.until).goals or not run.trained(entry.seed):
+            return
+        world, config = run.world(entry.seed), entry.how.on(run.config, entry.method)
+        evaluator = world.evaluator([*(e.request for e in accepted), entry.request])
+        gate_of(world, config, entry).measurable(evaluator.evidence(run.current(entry.seed)))
+
+    def makers(self, ahead: Sequence[Entry]) -> list[tuple[str, Method]]:
+        """Which request was served by which method, as it was asked for, on the way to the model in force."""
+        config = self._run.config
+        return [(e.request.id, e.how.on(config, e.method).method(e.method)) for e in _line(ahead)]
+
+
+def _line(ahead: Sequence[Entry]) -> list[Entry]:
+    """The requests, of these, that made the model in force, or will have made it.
+
+    They stand in the order of service, of those that shared a job the first.
+    """
+    served = {entry.served: entry for entry in reversed(in_force(ahead))}
+    return [*reversed(served.values()), *(e for e in ahead if e.waiting)]
