@@ -72,6 +72,23 @@ def test_marked_rows_are_counted_where_they_cost() -> None:
     assert_recorded(plan_of(phase), federation(scheme="dirichlet"), model(), {"phi": another(3)})
 
 
+def test_phases_that_differ_in_their_view_alone_are_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+
+    def look(module: Any, inputs: Any) -> Any:
+        compiled.append(module)
+        return module
+
+    monkeypatch.setattr(recorded, "compiler", look)
+    clients, made = federation(scheme="dirichlet"), model()
+    for view in ("retain", "all", "retain"):
+        assert_recorded(plan_of(replace(BASE, view=view)), clients, made)
+    seen = len(compiled)
+    compiled.clear()
+    assert_recorded(plan_of(replace(BASE, view="retain")), federation(scheme="dirichlet"), model())
+    assert seen == len(compiled), "another view is another table of rows, not another step"
+
+
 def poisoned(clients: dict[str, ClientData]) -> dict[str, ClientData]:
     """The same clients, the first of which has stamped a trigger on its images."""
     first = clients["0"]

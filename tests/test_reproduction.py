@@ -13,6 +13,7 @@ import torch
 from unfed.analysis.bound import noisy_time, unlearning_time
 from unfed.analysis.gradient_noise import Noise
 from unfed.errors import UnfedError
+from unfed.methods import MoDE, Retrain, State
 from unfed.model.digest import digests, fingerprint
 from unfed.paper import analyses, record
 from unfed.paper.items import items as paper_items
@@ -273,3 +274,49 @@ def test_shares_of_clients_are_compared_after_equally_many_rounds(first: Run, tm
             found.append(replace(kept, preset="cifar10-cnn", config=config, jobs=jobs))
     said = reproduction.of_results(item, found)[1]
     assert len(said) == 3 and all("training.rounds 7 instead of 2000" in sentence for sentence in said)
+
+
+def run_block(out: Path, results: Path, *more: str) -> int:
+    sets = [part for one in (*SMALL, "seed=0") for part in ("--set", one)]
+    where = ["--out", str(out), "--results", str(results), "--commit", "abc"]
+    code: int = reproduction.main(["block", "digits-cnn", *sets, *where, *more])
+    return code
+
+
+def test_a_block_keeps_every_method_that_ends_and_says_which_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(self: MoDE, server: object) -> State:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MoDE, "begin", broken)
+        assert run_block(tmp_path / "run", tmp_path, "--methods", "retrain,mode,ft") == 1
+    assert "mode: failed: RuntimeError: out of memory" in capsys.readouterr().out
+    (kept,) = record.all_in(tmp_path)
+    assert {job.rpartition("/")[2] for job in kept.jobs} == {"train", "before", "retrain", "ft"}
+    assert run_block(tmp_path / "run", tmp_path, "--methods", "retrain,mode,ft") == 0, "given again, it mends"
+    (kept,) = record.all_in(tmp_path)
+    assert "0/client-0-leaves/mode" in kept.jobs and len(kept.made) == 1
+    with pytest.raises(UnfedError, match="another config"):
+        run_block(tmp_path / "run", tmp_path, "--methods", "retrain")
+
+
+def test_a_block_whose_budget_is_spent_goes_on_when_it_is_given_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_block(tmp_path / "run", tmp_path, "--methods", "retrain,ft", "--budget", "0s") == 130
+    assert "the budget is spent; the same command goes on" in capsys.readouterr().out
+    assert record.all_in(tmp_path) == [], "nothing has ended yet"
+    assert run_block(tmp_path / "run", tmp_path, "--methods", "retrain,ft") == 0
+    (kept,) = record.all_in(tmp_path)
+    whole = made(tmp_path / "whole", "seed=0", 'methods.run=["retrain","ft"]')
+    assert kept.jobs.keys() == record.kept(whole, "abc").jobs.keys()
+    same = [c["retain"] == record.kept(whole, "abc").jobs[job]["retain"] for job, c in kept.jobs.items()]
+    assert all(same), "and nobody can tell that it was interrupted"
+
+
+def test_a_block_without_a_trained_model_is_no_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Retrain, "begin", lambda self, server: (_ for _ in ()).throw(RuntimeError("no kernel")))
+    with pytest.raises(RuntimeError, match="no kernel"):
+        run_block(tmp_path / "run", tmp_path, "--methods", "retrain,ft")

@@ -1,5 +1,6 @@
 """Keep the results of runs at the paper's scale, and write docs/reproduction.md from what was kept.
 
+    python tools/reproduction.py block PRESET --out RUN --methods retrain,not --budget 24m      run it, method by method
     python tools/reproduction.py add RUN ...          finished jobs of run folders into results/
     python tools/reproduction.py add FOLDER ...       what was kept on another machine (--results FOLDER) as well
     python tools/reproduction.py analyse RUN table-7 figure-3 …     what an analysis finds, into results/analyses/
@@ -17,6 +18,7 @@ import argparse
 import io
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +28,8 @@ import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from unfed.cli.options import chosen as chosen_methods
+from unfed.cli.options import moment_of, watched_until
 from unfed.errors import UnfedError
 from unfed.measures.columns import GAP_METRICS
 from unfed.measures.trajectory import Line
@@ -36,6 +40,9 @@ from unfed.paper.making import markdown
 from unfed.paper.views import VIEWS, results
 from unfed.paper.views.base import Section
 from unfed.report import rules
+from unfed.runs.config import Config
+from unfed.runs.description import now
+from unfed.runs.progress import OutOfTime, QuietWatch
 from unfed.runs.run import Run
 
 OURS = "sealed"  # stands beside the paper's methods wherever it was run with them
@@ -49,6 +56,14 @@ ROUND = {"cnn": 0.045, "resnet18": 5.0, "vit": 2.0, "efficientnet": 10.0}
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
+    blocking = parts.add_parser("block")
+    blocking.add_argument("preset")
+    blocking.add_argument("--out", type=Path, required=True, help="the run folder; one of the same config goes on")
+    blocking.add_argument("--methods", required=True, help="with commas, in the order in which they are run")
+    blocking.add_argument("--set", action="append", default=[], dest="sets")
+    blocking.add_argument("--budget", default=None, help="24m: stop at the first save after this time")
+    blocking.add_argument("--results", type=Path, default=RESULTS)
+    blocking.add_argument("--commit", default=None)
     adding = parts.add_parser("add")
     adding.add_argument("runs", nargs="+", type=Path)
     adding.add_argument("--results", type=Path, default=RESULTS)
@@ -65,6 +80,9 @@ def main(arguments: Sequence[str]) -> int:
     drawing = parts.add_parser("figure")
     drawing.add_argument("result", type=Path)
     options = parser.parse_args(arguments)
+    if options.part == "block":
+        config = Config.preset(options.preset, [*options.sets, chosen_methods(options.methods)])
+        return block(config, options.out, options.results, options.commit or _commit(), moment_of(options.budget))
     if options.part == "add":
         for run in options.runs:
             for path in added(run, options.results, options.commit):
@@ -91,6 +109,35 @@ def main(arguments: Sequence[str]) -> int:
     for name, svg in drawn.items():
         (DRAWN / name).write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n", encoding="utf-8")
     return 0
+
+
+def block(config: Config, out: Path, results: Path, commit: str, moment: float | None) -> int:
+    """Run a config one method after another in one process, and keep what is finished after each.
+
+    A method that fails is said, and the others go on: what a machine is lent for once must not be lost with it. Exits
+    with 1 where one failed, with 130 where the time is spent.
+    """
+    run = Run.open(out) if (out / "run.json").exists() else Run.create(config, out)
+    if run.config != config:
+        raise UnfedError(f"{out} holds a run of another config; give --out a new folder.")
+    failed = 0
+    for label in run.labels:
+        run.only, started, outcome = frozenset({label}), time.monotonic(), "done"
+        try:
+            run.execute(watched_until(QuietWatch(), moment))
+        except OutOfTime:
+            outcome, failed = "the budget is spent; the same command goes on", 130
+        except Exception as error:
+            if not all(run.trained(seed) for seed in config.seed_list):
+                raise  # without θ* no other method can begin either
+            outcome, failed = f"failed: {type(error).__name__}: {error}", 1
+        run.only = None
+        print(f"{now()} {label}: {outcome}, {time.monotonic() - started:.0f} s", flush=True)
+        if any(run.folder.finished(job) for job, _ in run.jobs()):
+            print(record.write(record.kept(run, commit), results), flush=True)
+        if failed == 130:
+            break
+    return failed
 
 
 def added(place: Path, results: Path, commit: str | None) -> Iterator[Path]:
