@@ -3,7 +3,8 @@
     python benchmarks/population.py                                    digits, 64 federations, 60 rounds, two CPU cores
     python benchmarks/population.py --preset cifar10-cnn --device cuda --precision bf16 --models 1,8,32,128 \
         --rounds 20 --alone 4 --root DATA                              one GPU; the ratio settles after a few rounds
-    python benchmarks/population.py --processes 2                      the same, and side by side in two processes
+    python benchmarks/population.py --processes 2                      the same, and both ways in two processes
+    python benchmarks/population.py --ways "side by side" --set engine.chunk=40             stacks of at most 40 clients
     python benchmarks/population.py --models 2,3 --rounds 2 --pairs 1 --set model.name=cnn-tiny           a first look
 
 Each pair trains N federations as one cohort, and then A of them (`--alone`, at most N) by the readable loop; times are
@@ -11,7 +12,8 @@ per federation, so the ratio is fair where A < N. Both ways train the same θ* f
 evaluated in between, and the first rounds (compilation, caches) are made before the clock starts. `cpu_s` counts all
 threads: on a machine that others use too, it says more than `wall_s`. Every line goes into the record as soon as it is
 known, and what stands there is not measured again. The last lines have the ratios. Processes share the federations out
-in cohorts as `unfed population --processes` does; the clock starts when all are warm, and stops with the last.
+in cohorts as `unfed population` does on a CPU; the clock starts when all are warm, and stops with the last. `start_s`
+is what came before that, for all federations together: processes, imports, data, two rounds.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from unfed.runs.simulated import simulated
 from unfed.runs.world import World
 
 RECORDS = Path(__file__).parent / "records"
-KEY = ("preset", "hardware", "precision", "rounds", "models", "pair", "way")
+KEY = ("preset", "hardware", "precision", "rounds", "models", "chunk", "pair", "way")
 
 
 def config_of(told: argparse.Namespace, rounds: int) -> Config:
@@ -67,30 +69,43 @@ def trained(world: World, seeds: Sequence[int], together: bool) -> dict[str, flo
         return {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
 
 
-def in_processes(told: argparse.Namespace, models: int) -> dict[str, float]:
-    """The same side by side, in several processes."""
+def in_processes(told: argparse.Namespace, models: int, together: bool) -> dict[str, float]:
+    """The same in several processes."""
+    begin = time.perf_counter()
     spawn = multiprocessing.get_context("spawn")
     ready, spent = spawn.Barrier(told.processes + 1), spawn.SimpleQueue()
     each = TOGETHER["cpu"]
     cohorts = [range(i, min(i + each, models)) for i in range(0, models, each)]
     shares = [cohorts[i :: told.processes] for i in range(told.processes)]
-    helpers = [spawn.Process(target=_share, args=(told, share, ready, spent), daemon=True) for share in shares]
+    helpers = [
+        spawn.Process(target=_share, args=(told, share, together, ready, spent), daemon=True) for share in shares
+    ]
     for helper in helpers:
         helper.start()
     ready.wait()
     wall = time.perf_counter()
     cpu = sum(spent.get() for _ in helpers)
-    took = {"wall_s": time.perf_counter() - wall, "cpu_s": cpu}
+    took = {"wall_s": time.perf_counter() - wall, "cpu_s": cpu, "start_s": wall - begin}
     for helper in helpers:
         helper.join()
     return took
 
 
-def _share(told: argparse.Namespace, cohorts: Sequence[range], ready: Any, spent: Any) -> None:
+def _share(told: argparse.Namespace, cohorts: Sequence[range], together: bool, ready: Any, spent: Any) -> None:
     world = simulated(config_of(told, told.rounds), 0)
-    trained(replace(world, config=config_of(told, 2)), cohorts[0] if cohorts else range(1), True)
+    trained(replace(world, config=config_of(told, 2)), cohorts[0] if cohorts else range(1), together)
     ready.wait()
-    spent.put(sum(trained(world, seeds, True)["cpu_s"] for seeds in cohorts))
+    spent.put(sum(trained(world, seeds, together)["cpu_s"] for seeds in cohorts))
+
+
+def ways_of(told: argparse.Namespace) -> list[str]:
+    """The ways to train, those of several processes only where there are several."""
+    all_ways = ["side by side", "one by one"]
+    all_ways += [f"{way} in {told.processes} processes" for way in all_ways] if told.processes > 1 else []
+    wanted = told.ways.split(",") if told.ways else all_ways
+    if odd := [way for way in wanted if way not in all_ways]:
+        raise SystemExit(f"no way {odd[0]!r}; there are {', '.join(all_ways)}")
+    return wanted
 
 
 def hardware(world: World) -> str:
@@ -113,7 +128,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--alone", type=int, default=64, help="how many of them one after another, at most")
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--processes", type=int, default=1, help="and side by side in so many processes")
+    parser.add_argument("--processes", type=int, default=1, help="and both ways in so many processes")
+    parser.add_argument("--ways", help="only these, with commas")
     parser.add_argument("--root", help="where the data set lies")
     parser.add_argument("--set", action="append", default=[], help="change a config key")
     parser.add_argument("--out", type=Path, help="a .jsonl that is gone on with")
@@ -124,25 +140,26 @@ def main() -> None:
     short = replace(world, config=config_of(told, 2))  # the same model: recorded steps are kept with it
     images = told.rounds * sum(len(client.view("retain")) for client in world.clients)
     about = {"preset": told.preset, "hardware": hardware(world), "precision": told.precision, "rounds": told.rounds}
-    done = known(file)
+    about["chunk"] = world.config.engine.chunk
+    done, ways = known(file), ways_of(told)
     for models in (int(n) for n in told.models.split(",")):
         warm = set[str]()
-        ways = ("side by side", "one by one", *([f"{told.processes} processes"] if told.processes > 1 else []))
         for pair in range(told.pairs):
             for way in ways if pair % 2 == 0 else reversed(ways):
                 at = {**about, "models": models, "pair": pair, "way": way}
                 if tuple(at[name] for name in KEY) in done:
                     continue
-                together = way != "one by one"
-                count = models if together else min(models, told.alone)
-                if way == f"{told.processes} processes":
-                    took = in_processes(told, models)
+                together, several = way.startswith("side by side"), way.endswith("processes")
+                count = models if together or several else min(models, told.alone)
+                if several:
+                    took = in_processes(told, models, together)
                 else:
                     if way not in warm:
                         trained(short, range(count if together else 1), together)
                         warm.add(way)
                     took = trained(world, range(count), together)
-                each = {name: round(value / count, 4) for name, value in took.items()}
+                start = {"start_s": round(took.pop("start_s"), 1)} if several else {}
+                each = {name: round(value / count, 4) for name, value in took.items()} | start
                 line = {**at, "federations": count, **each, "images_per_s": round(images / each["wall_s"])}
                 if world.device.type == "cuda":
                     line["peak_gib"] = round(torch.cuda.max_memory_allocated(world.device) / 2**30, 2)
@@ -158,7 +175,7 @@ def ratios(file: Path) -> list[dict[str, Any]]:
     """One by one divided by another way, of the medians over pairs: above 1, that way gains."""
     groups: dict[tuple[Any, ...], dict[str, list[dict[str, Any]]]] = {}
     for line in known(file).values():
-        where = tuple(line[name] for name in KEY[:5])
+        where = tuple(line.get(name) for name in KEY[:6])
         groups.setdefault(where, {}).setdefault(line["way"], []).append(line)
     found = []
     for where, ways in groups.items():

@@ -12,6 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import unfed
 from populations import written
 from unfed import storage
 from unfed.cli.main import app
@@ -138,11 +139,24 @@ def test_a_cohort_that_another_process_is_at_is_left_to_it(
     assert populate(config, 3, tmp_path / "p").done("ft") == (0, 1, 2)
 
 
+def test_left_to_itself_it_takes_a_core_for_every_cohort_that_computes_on_one_thread(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs_population, "cores", lambda: 4)
+    world = simulated(small(*TWO), 0)
+    assert [runs_population.at_once(world, models) for models in (8, 9, 64)] == [1, 2, 4]
+    assert runs_population.at_once(replace(world, threads=2), 64) == 1  # one process uses the cores already
+    assert runs_population.at_once(replace(world, device=torch.device("cuda")), 64) == 1
+    with unfed.allow_code():
+        mine = small(*TWO, 'model.name="mine:Net"')
+    assert runs_population.at_once(replace(world, config=mine), 64) == 1  # code is permitted in one process
+
+
 @pytest.mark.slow
 def test_two_processes_make_the_bytes_of_one(small: Small, tmp_path: Path) -> None:
     config = small(*TWO, "training.rounds=1", "unlearning.rounds=1")
-    one = populate(config, 18, tmp_path / "one")
-    two = populate(config, 18, tmp_path / "two", manner=Manner(processes=2))
+    one = populate(config, 10, tmp_path / "one")
+    two = populate(config, 10, tmp_path / "two", manner=Manner(processes=2))
     assert len(two.about.cohorts) == 2 and _bytes(one.folder) == _bytes(two.folder)
 
 

@@ -30,7 +30,7 @@ def population(
     methods: Annotated[str | None, typer.Option(help="Other methods than the config's: `not,ft`, or `all`.")] = None,
     sets: Sets = [],  # noqa: B006  (typer reads the default, nobody changes it)
     device: Device = None,
-    processes: Annotated[int, typer.Option(help="How many at once; on a CPU, one per core.")] = 1,
+    processes: Annotated[int | None, typer.Option(help="How many at once; left out, one per core of a CPU.")] = None,
     one_by_one: Annotated[bool, typer.Option("--one-by-one", help="One federation after another.")] = False,
     allow_code: AllowCode = False,
     as_json: Json = False,

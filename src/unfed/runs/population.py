@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import multiprocessing
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,8 +44,8 @@ from unfed.runs.world import World, process_as_before
 
 RETAIN_ROWS = 2000
 """How many retained rows every model is asked about, at most."""
-TOGETHER = {"cpu": 16, "cuda": 128}
-"""How many seeds a cohort has, at most: their states are in memory at once."""
+TOGETHER = {"cpu": 8, "cuda": 128}
+"""How many seeds a cohort has, at most: all in memory at once; on a CPU, processes share cohorts out."""
 UNREAD = ("name", "device", "evaluation", "checkpoint", "gate", "seed")
 """What of a config changes no model, or is said elsewhere."""
 ASIDE = (*UNREAD, "methods.run", "data.root")
@@ -85,8 +86,8 @@ class Manner:
 
     together: bool = True
     """False is one federation after another: the same to the last bits, more slowly."""
-    processes: int = 1
-    """Each takes a cohort that no other is at; on a CPU, one per core."""
+    processes: int | None = 1
+    """Each takes a cohort that no other is at. None is one per core where each computes on one thread of the CPU."""
 
 
 def populate(
@@ -97,44 +98,60 @@ def populate(
     manner: Manner = Manner(),  # noqa: B008 (frozen)
 ) -> Population:
     """Train what is missing of a population with so many models of each kind."""
-    if manner.processes < 1:
+    if manner.processes is not None and manner.processes < 1:
         raise UnfedError(f"--processes is at least 1, not {manner.processes}.")
-    if manner.processes > 1 and config.code():
+    if (manner.processes or 1) > 1 and config.code():
         raise UnfedError("Code of your own runs in one process only; leave --processes out.")
-    spawn = multiprocessing.get_context("spawn")  # a fork would copy PyTorch's threads half-way
     checked(config, models)
-    alone = replace(manner, processes=1)
-    helpers = [
-        spawn.Process(target=_help, args=(config.to_json(), models, str(folder), alone), daemon=True)
-        for _ in range(manner.processes - 1)
-    ]
+    plugins.permit(config.code())
+    with process_as_before():
+        world = simulated(config, config.seed_list[0])
+        return _shared_out(world, models, Path(folder), said, manner)
+
+
+def _shared_out(world: World, models: int, where: Path, said: Said, manner: Manner) -> Population:
+    """The work of this process and of those that help it."""
+    spawn = multiprocessing.get_context("spawn")  # a fork would copy PyTorch's threads half-way
+    told = world.config.to_json(), models, str(where), manner
+    count = at_once(world, models) if manner.processes is None else manner.processes
+    helpers = [spawn.Process(target=_help, args=told, daemon=True) for _ in range(count - 1)]
     for helper in helpers:
         helper.start()
     try:
-        _work(config, models, Path(folder), said, alone)
+        found = _work(world, models, where, said, manner)
         for helper in helpers:
             helper.join()
         # What a helper left undone is done here, so that its reason is raised here.
-        return _work(config, models, Path(folder), said, alone) if helpers else store.load(folder)
+        return _work(world, models, where, said, manner) if helpers else found
     finally:
         for helper in helpers:
             helper.terminate()
             helper.join()
 
 
+def at_once(world: World, models: int) -> int:
+    """How many processes suit: one per core that has a cohort, where each computes on one thread of the CPU."""
+    if world.device.type != "cpu" or world.threads != 1 or world.config.code():
+        return 1
+    return min(cores(), len(_cut(range(models), TOGETHER["cpu"])))
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _help(config: dict[str, Any], models: int, folder: str, manner: Manner) -> None:
     """In another process: take cohorts until none is left that nobody is at."""
     with contextlib.suppress(UnfedError, KeyboardInterrupt):
-        _work(Config.kept(config), models, Path(folder), quiet, manner)
+        read = Config.kept(config)
+        _work(simulated(read, read.seed_list[0]), models, Path(folder), quiet, manner)
 
 
-@process_as_before()
-def _work(config: Config, models: int, where: Path, said: Said, manner: Manner) -> Population:
+def _work(world: World, models: int, where: Path, said: Said, manner: Manner) -> Population:
     """Train what is missing and nobody else is at."""
-    labels = checked(config, models)
-    plugins.permit(config.code())
-    base = config.seed_list[0]
-    world = simulated(config, base)
+    config = world.config
+    labels, base = checked(config, models), world.seed
     methods = {label: config.method(label) for label in labels}
     for label, method in methods.items():
         method.check(world.template.module)
@@ -232,7 +249,7 @@ def _about(world: World, methods: Mapping[str, Method], rows: RowGroups, seeds: 
         revisions=revisions.of(method.name for method in methods.values()),
         versions=versions(),
         hardware=hardware(world.device),
-        cohorts=_cut(seeds, TOGETHER.get(world.device.type, 16)),
+        cohorts=_cut(seeds, TOGETHER.get(world.device.type, TOGETHER["cpu"])),
         stated=config.to_json(),
     )
 
