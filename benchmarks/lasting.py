@@ -96,6 +96,7 @@ class Told:
     train_rounds: int | None = None
     lr: float | None = None
     batch: int | None = None
+    momentum: float | None = None
     root: str | None = None
     size: int | None = None
     train_size: int | None = None
@@ -117,6 +118,7 @@ class Bench:
         training = dict(recipe["training"])
         training["lr"] = told.lr or RATES.get((data, model), training["lr"])
         training["batch"] = told.batch or training["batch"]
+        training |= {"momentum": told.momentum} if told.momentum else {}
         self.trained = training["rounds"] = told.train_rounds or training["rounds"]
         raw = {
             "name": "lasting",
@@ -366,6 +368,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=None, help="rounds between two looks at the test accuracy")
     parser.add_argument("--train-rounds", type=int, default=None)
     parser.add_argument("--lr", type=float, default=None)
+    parser.add_argument("--momentum", type=float, default=None, help="of training; the recipe's if not given")
     parser.add_argument("--batch", type=int, default=None, help="of training; the recipe's if not given")
     parser.add_argument(
         "--steps", default="200", help="when a fit that tries to undo is looked at; 0 leaves undoing out"
@@ -403,6 +406,7 @@ def main() -> None:
         options.train_rounds,
         options.lr,
         options.batch,
+        options.momentum,
         options.root,
         options.size,
         options.train_size,
@@ -431,6 +435,7 @@ def main() -> None:
                     sizes = {
                         "size": told.size,
                         "batch": told.batch,
+                        "momentum": told.momentum,
                         "train_size": told.train_size,
                         "test_size": told.test_size,
                     }
