@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import differences
+import differences_kept
 from unfed.paper import record
 
 
@@ -44,3 +45,35 @@ def test_the_table_is_put_into_the_page_once(tmp_path: Path) -> None:
     assert page.startswith("# Page\n\nFirst.\n\n## One change") and "records/record.jsonl" in page
     assert differences.with_section(page, made) == page
     assert differences.with_section(page + "\n## More\n\nLast.\n", made) == page + "\n## More\n\nLast.\n"
+
+
+def kept() -> differences_kept.Kept:
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-cnn-434b*.json")
+    return differences_kept.Kept(path)
+
+
+def test_the_tables_of_the_page_are_what_the_kept_results_give() -> None:
+    page = differences_kept.PAGE.read_text(encoding="utf-8")
+    assert differences_kept.filled(page, kept()) == page, "run `benchmarks/differences_kept.py … --write`"
+
+
+def test_a_page_without_a_place_for_a_table_is_said() -> None:
+    with pytest.raises(SystemExit, match="no place for the table 'price'"):
+        differences_kept.filled("# Page\n", kept())
+
+
+def test_federaser_stands_where_retrain_stands_after_as_many_rounds() -> None:
+    found = kept()
+    line = next(row for row in differences_kept.disguise_table(found).splitlines() if row.startswith("| FedEraser |"))
+    ours, theirs = found.methods["federaser"], found.methods["retrain"]
+    at = [(differences_kept.at(ours, r), differences_kept.at(theirs, r)) for r in differences_kept.ALONG]
+    by_hand = [sum(abs(a[m] - b[m]) for m in ("retain", "forget", "test", "mia")) / 4 for a, b in at]
+    assert line == "| FedEraser | " + " | ".join(f"{value:.2f}" for value in by_hand) + " |"
+    assert max(by_hand) < 0.2, "a Retrain by another way"
+
+
+def test_the_papers_price_is_a_round_of_ours() -> None:
+    found = kept()
+    assert found.share("not") == pytest.approx(7.09e9 / 1.35e10)
+    assert "| NoT | 0.29 | 0.53 | " in differences_kept.price_table(found)
+    assert found.equals("not", 0.29) is None and found.equals("federaser", 1.58) == 840
