@@ -13,9 +13,14 @@ import torch
 from torch import nn
 
 from commands import given
+from unfed.analysis.activations import activations, called_layers
+from unfed.analysis.theory.jacobian import Asymmetry
 from unfed.api import write_report
 from unfed.claims import of_run
+from unfed.data import TensorSource
 from unfed.errors import UnfedError
+from unfed.model.functional import Template
+from unfed.model.params import params_of
 from unfed.runs.config import Config
 from unfed.runs.run import Run
 from unfed.runs.studies import THEORY
@@ -93,6 +98,54 @@ def test_the_layer_whose_answers_a_relu_takes() -> None:
     assert of_run.into_relu(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.ReLU()), "0.weight") is None
     assert of_run.into_relu(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), "0.weight") == "0"
     assert of_run.into_relu(nn.Linear(2, 2), "class_token") is None
+
+
+def test_few_held_out_rows_give_no_verdict_on_a_distribution(tmp_path: Path) -> None:
+    raw = {**RAW, "data": {"name": "digits", "test_size": 20}, "methods": {"run": ["retrain", "ft", "not"]}}
+    run = Run.create(Config.parse(raw), tmp_path / "run")
+    run.execute()
+    found = {one["id"]: one for one in of_run.try_on(run, of_run.CLAIMS)[0]["claims"]}
+    assert found["distance"]["verdict"] == "holds", "an inequality between rows needs no more of them"
+    for name in ("symmetry", "grafting", "cka-retrain"):
+        assert found[name]["verdict"] == "not tried", name
+        assert found[name]["seen"] == "The run holds out 20 rows, too few to tell; it takes 60."
+
+
+def test_a_layer_whose_symmetry_is_refused_does_not_count_as_symmetric(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A half-space may see little where all directions together see much."""
+    monkeypatch.setattr(of_run, "asymmetry", lambda y: Asymmetry(0.3, 0.1))
+    monkeypatch.setattr(of_run, "symmetry_test", lambda y, draws: 0.01)
+    found = of_run.try_on(run, of_run.chosen(["symmetry"]))[0]["claims"][0]
+    assert found["verdict"] == "fails" and "symmetry is refused at 5 of them" in found["seen"]
+    refused = iter([0.01, 0.5, 0.01, 0.01, 0.01])
+    monkeypatch.setattr(of_run, "symmetry_test", lambda y, draws: next(refused))
+    found = of_run.try_on(run, of_run.chosen(["symmetry"]))[0]["claims"][0]
+    assert found["verdict"].endswith("symmetry is not refused: norm1")
+
+
+def test_layers_that_are_only_read_and_layers_with_two_answers_can_be_watched() -> None:
+    class Reader(nn.Module):
+        """Its table is read, never called; attention answers with a pair."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.places, self.attend = nn.Embedding(3, 4), nn.MultiheadAttention(4, 1, batch_first=True)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x + self.places.weight
+            return self.head(self.attend(x, x, x)[0].mean(1))  # type: ignore[no-any-return]
+
+    module = Reader().eval()
+    template, source = Template(module, (3, 4)), TensorSource(torch.randn(8, 3, 4), torch.zeros(8, dtype=torch.int64))
+    layers = called_layers(template, params_of(module), source)
+    assert layers == ("attend", "head")
+    (answers,) = activations(template, params_of(module), source, torch.arange(8), layers)
+    assert answers["attend"].shape == (8, 12) and answers["head"].shape == (8, 2)
+    with pytest.raises(UnfedError, match="'places' was not called in a forward pass; choose another"):
+        list(activations(template, params_of(module), source, torch.arange(8), ("places",)))
 
 
 def test_an_even_network_is_told_apart_by_its_activations() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import unfed
 from commands import given
 from unfed.analysis.advice import Candidate, Probe, Prober, Sample, order_of
+from unfed.analysis.advice.rules import _judged
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.networks import build
@@ -166,6 +167,20 @@ def test_the_score_by_hand() -> None:
     assert Candidate("x", "negate", 1.0, Probe(1.0, 0.5, 0.5, 3.0)).score == pytest.approx(0.5)
     assert Candidate("x", "negate", 1.0, Probe(1.0, 0.9, 2.0, -4.0)).score == 0.0
     assert Candidate("x", "negate", 1.0).score is None
+
+
+def test_a_round_that_brings_nothing_back_is_said_in_words() -> None:
+    """A share below 0 means that the round made it worse; "-2794 %" would say nothing to anybody."""
+
+    class Seen:
+        before, accuracy = torch.zeros(1, 10), 90.0
+
+    worse = Candidate("conv1.weight", "reinit", 1.0, Probe(0.5, 0.8, 2.5, -27.94))
+    found = _judged([worse], Seen(), [], [])  # type: ignore[arg-type]
+    assert found.doubts == ("One round took back none of the loss; recovery may be slow.",)
+    assert found.why[-1].endswith("and one round takes away nothing of that loss.")
+    slow = Candidate("conv1.weight", "reinit", 1.0, Probe(0.5, 0.8, 2.5, 0.2))
+    assert "only 20% of the loss" in _judged([slow], Seen(), [], []).doubts[0]  # type: ignore[arg-type]
 
 
 def test_a_probe_sees_what_is_broken_and_what_comes_back() -> None:

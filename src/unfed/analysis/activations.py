@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from unfed.data import Source
 from unfed.errors import UnfedError, listed, nearest
@@ -46,31 +45,47 @@ def activations(
 
     A layer that is called twice gives its last one.
     """
-    module = template.module
-    known = dict(module.named_modules())
+    known = dict(template.module.named_modules())
     for name in layers:
         if name not in known:
             raise UnfedError(
                 f"The model has no layer {name!r}; it has {listed(list(known)[1:])}.{nearest(name, known)}"
             )
-    seen: dict[str, Tensor] = {}
+    for begin in range(0, len(rows), batch):
+        seen = _answers(template, params, source.fetch(rows[begin : begin + batch], None)[0], layers)
+        if missing := [name for name in layers if name not in seen]:
+            raise UnfedError(f"The layer {missing[0]!r} was not called in a forward pass; choose another.")
+        yield {name: seen[name] for name in layers}
 
-    def keep(name: str, out: Tensor) -> None:
-        seen[name] = out.detach().flatten(1)
+
+def called_layers(template: Template, params: Params, source: Source) -> tuple[str, ...]:
+    """`layers_of` without those that a forward pass does not call.
+
+    These are tables that are only read, and branches not taken.
+    """
+    layers = layers_of(template.module)
+    seen = _answers(template, params, source.fetch(torch.arange(1), None)[0], layers)
+    return tuple(name for name in layers if name in seen)
+
+
+def _answers(template: Template, params: Params, x: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+    """What those layers answer that are called.
+
+    Of several tensors (attention gives its weights too) it is the first.
+    """
+    known, seen = dict(template.module.named_modules()), dict[str, Tensor]()
+
+    def keep(name: str, out: Tensor | tuple[Tensor, ...]) -> None:
+        seen[name] = (out if isinstance(out, Tensor) else out[0]).detach().flatten(1)
 
     hooks = [known[name].register_forward_hook(lambda _, __, out, n=name: keep(n, out)) for name in layers]
     try:
-        for begin in range(0, len(rows), batch):
-            x, _ = source.fetch(rows[begin : begin + batch], None)
-            seen.clear()
-            with torch.no_grad():
-                functional_call(module, dict(params), (x,))
-            if missing := [name for name in layers if name not in seen]:
-                raise UnfedError(f"The layer {missing[0]!r} was not called in a forward pass; choose another.")
-            yield {name: seen[name] for name in layers}
+        with torch.no_grad():
+            template.bind(params)(x)
     finally:
         for hook in hooks:
             hook.remove()
+    return seen
 
 
 def paired(

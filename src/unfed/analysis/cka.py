@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from unfed.analysis.activations import layers_of, paired
+from unfed.analysis.activations import called_layers, paired
 from unfed.data import Source
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
@@ -82,7 +82,7 @@ def compare(
 
     A last, smaller batch is left out.
     """
-    chosen = tuple(layers or layers_of(template.module))
+    chosen = tuple(layers or called_layers(template, reference, source))
     batch = min(batch, len(rows))
     rows = rows[: len(rows) - len(rows) % batch] if batch else rows
     if batch < LEAST:

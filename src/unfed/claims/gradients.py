@@ -46,7 +46,7 @@ def premise(scene: Scene) -> Finding:
     last = told[-len(scene.effort.widths) :]
     widths = {"TV at least": [(str(w), value) for w, value in zip(scene.effort.widths, last, strict=True)]}
     return Finding(
-        holds_if(max(told) <= SMALL),
+        holds_if(max(told) <= SMALL and not shifted),
         f"TV(Y, −Y) is at least {min(told):.2f} to {max(told):.2f} at {tested} layers of CNNs, a ResNet and a ViT (95 %"
         f" confidence); it may be below {SMALL} at {near} of them, and symmetry is refused at {shifted} (p ≤ 0.05)."
         f" First layers of {scene.effort.widths[0]} to {scene.effort.widths[-1]} filters: at least {min(last):.2f}.",

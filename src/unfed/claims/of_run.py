@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from unfed.analysis import cka
-from unfed.analysis.activations import activations, layers_of
+from unfed.analysis.activations import activations, called_layers
 from unfed.analysis.bound import Sets, unlearning_time
 from unfed.analysis.gradient_noise import Descent
 from unfed.analysis.theory.compensation import relation_of
@@ -42,6 +42,8 @@ from unfed.values import is_measured
 
 WATCHED, READ, FITTED = 360, 2000, 2000
 """Rows that layers are watched on, that accuracies are read on, and that losses and slopes are taken on."""
+ENOUGH = 60
+"""Held-out rows below which nothing is said about a distribution or an accuracy."""
 MOST = 12
 """Layers that are tested one by one; of a deeper network so many, evenly spread."""
 
@@ -80,6 +82,13 @@ class Case:
             raise Lacking("the run has no held-out data")
         return self.world.held_out
 
+    @property
+    def many(self) -> Source:
+        """The same, if there are enough rows to tell something of all that could have been drawn."""
+        if len(self.test) < ENOUGH:
+            raise Lacking(f"the run holds out {len(self.test)} rows, too few to tell; it takes {ENOUGH}")
+        return self.test
+
     @cached_property
     def images(self) -> Tensor:
         return torch.arange(min(WATCHED, len(self.test)))
@@ -92,7 +101,7 @@ class Case:
         return Sets(holders[0].source, rows["retain"][:FITTED], rows["forget"][:FITTED])
 
     def accuracy(self, params: Params) -> float:
-        rows = torch.arange(min(READ, len(self.test)))
+        rows = torch.arange(min(READ, len(self.many)))
         return score(self.world.template, params, self.test, rows).accuracy
 
     def answers(self, params: Params, layer: str) -> Tensor:
@@ -138,7 +147,7 @@ def distance(case: Case) -> Finding:
     """Every perturbation of the first layer, where its answers go into a ReLU."""
     layer = into_relu(case.world.template.module, case.first[0].name)
     if layer is None:
-        raise Lacking(f"no ReLU stands behind {case.first[0].name}, and the theorem is about one")
+        raise Lacking(f"no module behind {case.first[0].name} is a ReLU, and the theorem is about one")
     before, shares, broken = case.answers(case.before, layer), dict[str, float](), 0
     for how in OTHERS:
         try:
@@ -178,21 +187,22 @@ def into_relu(module: nn.Module, weight: str) -> str | None:
 
 def symmetry(case: Case) -> Finding:
     """Per layer of θ*: can Y be told from −Y?"""
-    layers = layers_of(case.world.template.module)
+    layers = called_layers(case.world.template, case.before, case.many)
     if len(layers) > MOST:
         layers = tuple(layers[round(i * (len(layers) - 1) / (MOST - 1))] for i in range(MOST))
-    least, refused = dict[str, float](), 0
+    least, refused = dict[str, float](), set[str]()
     for layer in layers:
         y = case.answers(case.before, layer)
         least[layer] = asymmetry(y).at_least
-        refused += symmetry_test(y, draws=199) <= 0.05
-    near = [layer for layer, value in least.items() if value <= SMALL]
+        if symmetry_test(y, draws=199) <= 0.05:
+            refused.add(layer)
+    near = [layer for layer, value in least.items() if value <= SMALL and layer not in refused]
     return Finding(
         FAILS if not near else UNDER if len(near) < len(least) else holds_if(True),
         f"TV(Y, −Y) is at least {min(least.values()):.2f} to {max(least.values()):.2f} at {len(least)} layers (95 %"
-        f" confidence); symmetry is refused at {refused} of them (p ≤ 0.05).",
-        f"these layers, where it may be below {SMALL}: {', '.join(near)}",
-        data={"at_least": least, "refused": refused},
+        f" confidence); symmetry is refused at {len(refused)} of them (p ≤ 0.05).",
+        f"these layers, where it may be below {SMALL} and symmetry is not refused: {', '.join(near)}",
+        data={"at_least": least, "refused": len(refused)},
     )
 
 
@@ -246,7 +256,7 @@ def resemblance(case: Case) -> Finding:
     head = head_of(case.world.template.module)
     models = {"NoT": case.of("not"), "FT": case.of("ft")}
     found = cka.compare(
-        case.world.template, case.of("retrain"), models, case.test, case.images, (head,), batch=len(case.images)
+        case.world.template, case.of("retrain"), models, case.many, case.images, (head,), batch=len(case.images)
     )
     at = {name: own[head] for name, own in found.items()}
     unmeasured = [value for value in at.values() if not is_measured(value)]

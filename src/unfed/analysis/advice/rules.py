@@ -185,9 +185,11 @@ def _judged(ranked: Sequence[Candidate], prober: Prober, why: list[str], doubts:
     if rival is not None and (rival.score or 0.0) >= (1 - CLOSE) * best.score:
         doubts.append(f"{rival.layer} ({rival.perturbation}) scores nearly as high.")
     if best.probe.back < LITTLE:
-        doubts.append(f"One round took back only {best.probe.back:.0%} of the loss; recovery may be slow.")
+        some = f"only {best.probe.back:.0%}" if best.probe.back > 0 else "none"
+        doubts.append(f"One round took back {some} of the loss; recovery may be slow.")
+    taken = f"{best.probe.back:.0%}" if best.probe.back > 0 else "nothing"
     why.append(
         f"Perturbed by {best.perturbation}, {best.layer} breaks what the head knew (CKA down by {best.probe.drop:.2f},"
-        f" loss {best.probe.loss:.1f} times a guess's), and one round takes away {best.probe.back:.0%} of that loss."
+        f" loss {best.probe.loss:.1f} times a guess's), and one round takes away {taken} of that loss."
     )
     return Advice(best.layer, best.perturbation, tuple(why), tuple(doubts), tuple(ranked))
