@@ -247,6 +247,10 @@ def test_where_all_owners_allow_it_two_requests_read_as_in_a_simulation(config: 
         assert there.numbers["forget"] == pytest.approx(here.numbers["forget"], abs=1e-9)
         for name, value in here.earlier.items():
             assert not is_measured(there.earlier[name]) or there.earlier[name] == pytest.approx(value, abs=1e-9)
+        again = world.evaluator(requests).again(params)
+        assert {name: one["forget"] for name, one in again.items()} == there.earlier
+        usual = 10.0 if requests[0].classes else "not measured: the clients give no labels of single rows"
+        assert again[requests[0].id]["expected"] == usual
     assert is_measured(world.evaluator([LEAVES, SECOND])(params).earlier["r1"])
 
 

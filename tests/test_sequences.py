@@ -12,6 +12,7 @@ import torch
 
 import unfed
 from conftest import SMALL
+from unfed.api import write_report
 from unfed.cli.main import main
 from unfed.client.scores import score
 from unfed.data import Request
@@ -22,7 +23,7 @@ from unfed.report import tables
 from unfed.runs.config import Config
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
-from unfed.values import Value
+from unfed.values import Value, is_measured
 from worlds import slow
 
 SERVES = ("methods.run=[]", "request=[]")
@@ -167,6 +168,43 @@ def test_five_requests_in_a_row_stay_forgotten(tmp_path: Path, method: str) -> N
         assert all(number(again[r.id]) < 10 for r in FIVE[:i] if r.classes), "a class that left is not read any more"
 
 
+def test_what_left_earlier_is_measured_again_beside_what_a_model_that_never_saw_it_would_show(tmp_path: Path) -> None:
+    sets = (*SERVES, "poison.client=0", "evaluation.every=100")
+    run = Run.create(Config.parse(SMALL, sets), tmp_path / "run")
+    run.execute()
+    samples = Request("s", samples=tuple(("2", i) for i in range(40)))
+    for request in (FIRST, Request("seven", classes=(7,)), samples, SECOND):
+        run.forget(request, "ft", until=1)
+    entry, params, world = run.queue.find("r1"), run.current(0), run.world(0)
+    assert entry is not None and set(entry.again) == {"r0", "seven", "s"}
+    client, seven, some = (entry.again[name] for name in ("r0", "seven", "s"))
+    line = run.lines()[-1]
+    assert {name: one["forget"] for name, one in entry.again.items()} == line["earlier"]
+    assert client["backdoor"] == line["backdoor"] and "backdoor was planted in its rows" in str(client["expected"])
+    assert seven["expected"] == 10.0 and not {"backdoor"} & (seven.keys() | some.keys())
+    assert all(is_measured(one["mia"]) for one in entry.again.values())
+    rows = torch.cat([c.rows[c.view("forget")] for c in world.scoped([samples]).values()])
+    labels = [int(y) for y in world.dataset.train.labels[rows] if int(y) != 7]  # sevens had left before
+    test = world.dataset.test
+    assert test is not None
+    right = score(world.template, params, test, torch.arange(len(test))).correct
+    usual = [float(right[test.labels == y].double().mean()) for y in labels]
+    assert some["expected"] == pytest.approx(100 * sum(usual) / len(usual))
+    page = " ".join(write_report(run).read_text(encoding="utf-8").split()).replace("\u00a0", " ")
+    assert f"a model that never saw it about {some['expected']:.1f} %; MIA {some['mia']:.1f} %" in page
+    assert f"its backdoor works on {client['backdoor']:.1f} %" in page
+
+
+def test_a_request_has_one_number_on_one_model_whoever_asks_next(run: Run) -> None:
+    """Rows that had left before are not counted as its own, neither when it is served nor afterwards."""
+    samples = Request("s", samples=tuple(("1", i) for i in range(60)))
+    for request in (Request("seven", classes=(7,)), samples, THIRD):
+        run.forget(request, "ft", until=1)
+    served = [x for x in run.lines() if x["request"] == "s"][-1]
+    later = next(x for x in run.lines() if x["request"] == "r2" and x["method"] == "before")
+    assert later["earlier"]["s"] == served["own"] and later["earlier"]["seven"] == served["earlier"]["seven"]
+
+
 def test_every_number_of_a_request_is_about_what_it_takes_out_itself(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,7 +229,8 @@ def test_every_number_of_a_request_is_about_what_it_takes_out_itself(
     said = " ".join(capsys.readouterr().out.split())
     assert f"forget {own:.1f} %" in said and "served after 1 round:" in said
     was = [x for x in run.lines() if x["request"] == "class-7" and x["method"] == "before"][-1]["earlier"]["r0"]
-    assert f"Accuracy on what left earlier: r0 {was:.1f} % → {earlier:.1f} %." in said
+    right = f"Earlier request r0: the new model is right on {earlier:.1f} % of its data, the old one on {was:.1f} %;"
+    assert right in said
     page = " ".join((run.folder.path / "report.html").read_text(encoding="utf-8").split())
     assert f"the model is right on {own:.1f} % of its data" in page.replace("\u00a0", " ")
     assert "Earlier request r0" in page and f"Class 7, {len(rows)} training samples" in page

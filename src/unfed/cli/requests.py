@@ -25,6 +25,7 @@ from unfed.errors import Refused, UnfedError, members
 from unfed.measures import trajectory
 from unfed.methods import NoT
 from unfed.report import wording
+from unfed.report.words import again_words
 from unfed.runs import description
 from unfed.runs.onlooker import logged
 from unfed.runs.request_options import RequestOptions
@@ -196,18 +197,20 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
             f" {percent(last['validation'])} (before {percent(last['validation_before'])}),"
             f" forget {percent(trajectory.forget_of(last))}, test {percent(last['test'])}."
         )
-        if again := _measured_again(lines):
-            stdout.print(f"Accuracy on what left earlier: {escape(again)}.", soft_wrap=True)
+        for name, shows in _measured_again(run, request, lines):
+            stdout.print(escape(f"Earlier request {name}: {shows}."), soft_wrap=True)
         stdout.print(f"Report: {escape(str(report))}", soft_wrap=True)
     if lasting and status != "withdrawn" and not (as_json or quiet):
         stdout.print(escape(lasting), soft_wrap=True)
 
 
-def _measured_again(lines: Sequence[Mapping[str, Any]]) -> str:
+def _measured_again(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """What every earlier request took out, as the models before and after this one read it."""
     was = next((line.get("earlier") for line in lines if line["method"] == "before"), None) or {}
     again: Mapping[str, Any] = lines[-1].get("earlier") or {}
-    return ", ".join(f"{name} {percent(was.get(name))} → {percent(value)}" for name, value in again.items())
+    entry = run.queue.find(request)
+    seen = entry.again if entry else {}
+    return [(name, again_words({"forget": v, **seen.get(name, {})}, was.get(name))) for name, v in again.items()]
 
 
 def _lasting(run: Run, request: str) -> str | None:

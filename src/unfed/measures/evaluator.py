@@ -25,6 +25,7 @@ from torch import Tensor
 from unfed.client.scores import Scores, Way, called, score
 from unfed.data import ClientData, Request, Source, TensorSource, triggered
 from unfed.errors import UnfedError
+from unfed.measures.again import PLANTED, Again, expected
 from unfed.measures.attacks import try_membership_inference
 from unfed.measures.camouflage import Reactions, reactions
 from unfed.measures.forgotten import Evidence, Losses
@@ -35,6 +36,8 @@ from unfed.model.params import Params
 from unfed.values import Value, not_measured
 
 NOT_HELD_OUT = not_measured("no held-out data")
+DELETED = not_measured("its owners have deleted it")
+GONE = not_measured("all of it had left before")
 NOT_YET = not_measured("the attack is still being computed")
 
 
@@ -84,6 +87,10 @@ class Scorer(Protocol):
 
     def reactions(self, params: Params) -> Reactions | str:
         """How a model answers on held-out images to triggers of the gate's own, or why that is not known."""
+        ...
+
+    def again(self, params: Params) -> dict[str, Again]:
+        """What a model shows of every request but the last, by its id."""
         ...
 
 
@@ -173,6 +180,17 @@ class HeldOut:
         rows, source = self._stamped
         return self._score(params, source, rows).correct.cpu().numpy()
 
+    def everything(self, params: Params) -> tuple[Scores, Tensor] | None:
+        """How a model does on all test rows, forgotten classes too, and their labels."""
+        source = self._yardstick.held_out
+        if source is None:
+            return None
+        return self._score(params, source, torch.arange(len(source.labels))), source.labels.cpu()
+
+    def planted_by(self, request: Request) -> bool:
+        """Whether a request takes out the client that planted the backdoor, and that backdoor can be tried."""
+        return self._stamped is not None and self._yardstick.poisoned in request.clients
+
     def reactions(self, params: Params) -> Reactions | str:
         """How a model answers on the test images to triggers of the gate's own, or why that is not known."""
         stick = self._yardstick
@@ -209,8 +227,9 @@ class Evaluator:
         if deleted:  # what its owners have deleted, nobody can score
             self._forget = self._forget[~torch.isin(self._forget, _marked(scoped, deleted))]
         self._no_forget = not_measured("its owners have deleted it" if deleted else "nothing was forgotten yet")
-        self._places = {request.id: self._places_of(request, scoped) for request in requests[:-1]}
-        self._own = self._places_of_the_last(scoped) if len(self._requests) > 1 else None
+        places = [self._places_of(number, scoped) for number in range(len(self._requests))]
+        self._places = {request.id: own for request, own in zip(requests[:-1], places, strict=False)}
+        self._own = places[-1] if len(self._requests) > 1 else None
         # Validation speaks of the clients that stay: one without a retained row has left.
         staying = [c for c in holders if len(c.view("retain"))]
         self._val = torch.cat([c.rows[c.view("val")] for c in staying])
@@ -229,27 +248,54 @@ class Evaluator:
         rows = torch.cat([c.rows[c.view("forget")] for c in scoped.values()])
         seen, labels = self._score(params, rows), self._source.labels
         own: Losses | str = Losses.of(seen.loss, labels[rows.to(labels.device)])
-        flags = self._source.stamped if isinstance(self._source, TensorSource) else None
-        if flags is not None and bool(flags[rows.to(flags.device)].any()):
-            own = not_measured("a backdoor was planted in its rows, so rows of one label are not alike")
+        if self._planted(rows):
+            own = PLANTED
         return Evidence(own, self._held_out.losses(params), seen.correct.cpu().numpy(), stamped)
 
     def reactions(self, params: Params) -> Reactions | str:
         """How a model answers on the test images to triggers of the gate's own, or why that is not known."""
         return self._held_out.reactions(params)
 
-    def _places_of(self, request: Request, scoped: Scope) -> Tensor:
-        """Where the rows of one request stand among those that are scored.
+    def again(self, params: Params) -> dict[str, Again]:
+        """What a model shows of every request but the last, by its id."""
+        if not self._places:
+            return {}
+        held_out, source = self._held_out, self._source
+        seen, test, others = self._score(params, self._forget), held_out.scores(params), held_out.everything(params)
+        found: dict[str, Again] = {}
+        for request in self._requests[:-1]:
+            places = self._places[request.id]
+            accuracy = self._accuracy_at(seen, request, places)
+            rows = self._forget[places.to(self._forget.device)]
+            usual, mia = accuracy, accuracy
+            if not isinstance(accuracy, str):
+                labels = source.labels[rows.to(source.labels.device)].cpu()
+                usual = PLANTED if self._planted(rows) else expected(request, labels, others, source.classes)
+                mia = held_out.membership(seen[places], test)
+            found[request.id] = {"forget": accuracy, "expected": usual, "mia": mia}
+            if held_out.planted_by(request):
+                found[request.id]["backdoor"] = held_out.backdoor(params)
+        return found
 
-        It is empty where the request cannot be asked for.
+    @staticmethod
+    def _accuracy_at(forget: Scores, request: Request, places: Tensor) -> Value:
+        """The accuracy on some of the forgotten rows, if any of them are there."""
+        return forget[places].accuracy if len(places) else DELETED if request.deleted else GONE
+
+    def _planted(self, rows: Tensor) -> bool:
+        """Whether somebody stamped one of these rows."""
+        flags = self._source.stamped if isinstance(self._source, TensorSource) else None
+        return flags is not None and bool(flags[rows.to(flags.device)].any())
+
+    def _places_of(self, number: int, scoped: Scope) -> Tensor:
+        """Where the rows that one of the requests takes out itself stand among those that are scored.
+
+        What had left before it is not among them. It is empty where the request cannot be asked for.
         """
+        request, before = self._requests[number], self._requests[:number]
         own = self._forget[:0] if request.deleted else _marked(scoped, [request])
+        own = own[~torch.isin(own, _marked(scoped, before))] if before else own
         return torch.isin(self._forget, own).nonzero().flatten().cpu()
-
-    def _places_of_the_last(self, scoped: Scope) -> Tensor:
-        """The same for the last request, without what had left before it."""
-        own, before = self._places_of(self._requests[-1], scoped), _marked(scoped, self._requests[:-1])
-        return own[~torch.isin(self._forget[own.to(self._forget.device)], before).cpu()]
 
     def __call__(self, params: Params) -> Evaluation:
         return self.begun(params).complete()
@@ -273,8 +319,8 @@ class Evaluator:
             "mia": NOT_YET if some else nothing,
             "backdoor": self._held_out.backdoor(params),
         }
-        again = {name: _accuracy_at(forget, places) for name, places in self._places.items()}
-        own = None if self._own is None else _accuracy_at(forget, self._own)
+        again = {r.id: self._accuracy_at(forget, r, self._places[r.id]) for r in self._requests[:-1]}
+        own = None if self._own is None else self._accuracy_at(forget, self._requests[-1], self._own)
         attack = partial(self._held_out.membership, forget, test) if some else None
         columns = sample_columns(forget, test) if self._yardstick.samples else {}
         return Evaluation(numbers, columns, again, own, attack)
@@ -305,11 +351,6 @@ class Evaluator:
 def _marked(scoped: Scope, requests: Sequence[Request]) -> Tensor:
     """The rows that these requests take out."""
     return torch.cat([c.rows[c.view("forget")] for c in scoped(requests).values()])
-
-
-def _accuracy_at(forget: Scores, places: Tensor) -> Value:
-    """The accuracy on some of the forgotten rows, if any of them are there."""
-    return forget[places].accuracy if len(places) else not_measured("its owners have deleted it")
 
 
 def sample_columns(forget: Scores, test: Scores | None) -> dict[str, Tensor]:

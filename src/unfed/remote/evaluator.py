@@ -26,6 +26,7 @@ from unfed.client.plan import Measure
 from unfed.client.scores import Scores
 from unfed.data import Request
 from unfed.data.scope import View
+from unfed.measures.again import Again
 from unfed.measures.camouflage import Reactions
 from unfed.measures.evaluator import Evaluation, HeldOut, Yardstick, sample_columns
 from unfed.measures.forgotten import Evidence
@@ -41,6 +42,8 @@ from unfed.values import Value, not_measured
 NO_TEST = not_measured("the server holds no test data")
 DELETED = not_measured("data deleted")
 TOGETHER = not_measured("its owners count the rows of all requests together")
+NO_LABELS = not_measured("the clients give no labels of single rows")
+NO_SINGLE = not_measured("single rows are not asked for once their request is served")
 NO_SCORES = Scores(*(torch.empty(0) for _ in range(5)))
 Sums = Mapping[str, Tensor]
 Heard = Mapping[str, Mapping[View, Sums | Failure]]
@@ -163,13 +166,28 @@ class RemoteEvaluator:
             asked: dict[str, list[View]] = {name: ["forget"] for name in own}
             found = self._whole(self._survey(params, asked), own) if self._alone(own) else TOGETHER
         right = found if isinstance(found, str) else np.arange(int(found.count)) < int(found.correct)
-        single = self._no_forget or not_measured("the clients give no labels of single rows")
+        single = self._no_forget or NO_LABELS
         stamped = NO_TEST if self._yardstick.held_out is None else self._held_out.stamped(params)
         return Evidence(single, single, right, stamped, counted=True)
 
     def reactions(self, params: Params) -> Reactions | str:
         """How a model answers on the server's test images to triggers of the gate's own."""
         return NO_TEST if self._yardstick.held_out is None else self._held_out.reactions(params)
+
+    def again(self, params: Params) -> dict[str, Again]:
+        """What can be said of every request but the last; single rows are with their owners, and stay there."""
+        earlier = self._requests[:-1]
+        if not earlier:
+            return {}
+        heard = self._survey(params, {name: ["forget"] for name in self._counting})
+        found: dict[str, Again] = {}
+        classes = max(client.source.classes for client in self._roster.values())
+        for request in earlier:
+            usual: Value = 100.0 / classes if request.classes else NO_LABELS
+            found[request.id] = {"forget": self._earlier(request, heard), "expected": usual, "mia": NO_SINGLE}
+            if self._held_out.planted_by(request):
+                found[request.id]["backdoor"] = self._held_out.backdoor(params)
+        return found
 
     # --- asking -------------------------------------------------------------------------------------------------------
 

@@ -20,8 +20,7 @@ from unfed.report.figures import BySeed
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
 from unfed.report.wording import FEDERATED, Wording
-from unfed.report.words import date_text, gate_words, headline, not_taken_out, span_text, subject_of
-from unfed.values import is_measured
+from unfed.report.words import again_words, date_text, gate_words, headline, not_taken_out, span_text, subject_of
 
 SHOWN_CLIENTS = 40
 CELLS = 48  # of a strip; more rounds share a cell
@@ -44,7 +43,10 @@ def officer_view(
     return {
         "method": name_of(method) if method else "",
         "seed": seed if len({int(j["seed"]) for j in jobs}) > 1 else None,
-        "facts": [*_facts(run, request, method, job, bool(lines), words), *_measured_again(methods, seed, lines)],
+        "facts": [
+            *_facts(run, request, method, job, bool(lines), words),
+            *_measured_again(request, methods, seed, lines),
+        ],
         "change": _change(name_of(method), job, bool(lines)),
         "tensors": _tensors(job),
         "listings": _listings(job),
@@ -95,17 +97,18 @@ def _facts(
     return facts
 
 
-def _measured_again(methods: Mapping[str, BySeed], seed: int, lines: Sequence[Line]) -> list[tuple[str, str]]:
+def _measured_again(
+    request: Mapping[str, Any], methods: Mapping[str, BySeed], seed: int, lines: Sequence[Line]
+) -> list[tuple[str, str]]:
     """What every earlier request took out, as the models before and after this one read it."""
     before = methods.get("before", {}).get(seed, [])
     was: Mapping[str, Any] = (before[-1].get("earlier") if before else None) or {}
     again: Mapping[str, Any] = (lines[-1].get("earlier") if lines else None) or {}
-    found = []
-    for name, value in again.items():
-        now, then = (f"{v:.1f} %" if is_measured(v) else str(v) for v in (value, was.get(name)))
-        told = f"the new model is right on {now} of its data" + (f", the old one on {then}" if name in was else "")
-        found.append((f"Earlier request {name}", told if is_measured(value) else now))
-    return found
+    gate: Mapping[str, Any] = request.get("again") or {}
+    return [
+        (f"Earlier request {name}", again_words({"forget": value, **(gate.get(name) or {})}, was.get(name)))
+        for name, value in again.items()
+    ]
 
 
 def _standing(request: Mapping[str, Any]) -> list[tuple[str, str]]:

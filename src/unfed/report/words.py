@@ -39,6 +39,23 @@ def gate_words(request: Mapping[str, Any]) -> list[tuple[str, str]]:
     return told
 
 
+def again_words(now: Mapping[str, Any], was: Any = None) -> str:
+    """What a new model shows of a request that left earlier, beside what is expected where it was never seen."""
+    forget = now.get("forget")
+    if not is_measured(forget):
+        return str(forget)
+    told = f"the new model is right on {forget:.1f} % of its data"
+    told += f", the old one on {was:.1f} %" if is_measured(was) else ""
+    if "expected" in now:
+        usual, said = now["expected"], "a model that never saw it"
+        told += f"; {said} about {usual:.1f} %" if is_measured(usual) else f"; what {said} would be is {usual}"
+    if "mia" in now:
+        told += f"; MIA {now['mia']:.1f} %" if is_measured(now["mia"]) else f"; MIA {now['mia']}"
+    if is_measured(now.get("backdoor")):
+        told += f"; its backdoor works on {now['backdoor']:.1f} %"
+    return told
+
+
 def sentence(request: Mapping[str, Any], found: Sequence[Row], words: Wording = FEDERATED) -> str:
     """What happened, in one sentence that needs no knowledge of the field.
 

@@ -87,6 +87,7 @@ def entry(entry: Entry, way_out: Callable[[Entry], str]) -> dict[str, Any]:
     """Where a deletion request stands, for a report."""
     names = ("created", "method", "until", "state", "reason", "why", "changed", "served", "expires", "gate")
     about = {name: getattr(entry, name) for name in names} | {"attempts": [dict(tried) for tried in entry.attempts]}
+    about |= {"again": {name: dict(one) for name, one in entry.again.items()}} if entry.again else {}
     return about | {
         "standing": entry.standing,
         "owed": entry.owed,

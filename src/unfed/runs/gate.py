@@ -15,12 +15,13 @@ force and its request stays owed; whoever puts it in force all the same (`--acce
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unfed import rng
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
+from unfed.measures.again import Again
 from unfed.measures.camouflage import camouflage
 from unfed.measures.evaluator import Scorer
 from unfed.measures.forgotten import (
@@ -89,6 +90,8 @@ class Decision:
     checks: tuple[Check, ...]
     accepted: Mapping[str, Any] | None = None
     """Who put it in force though it did not pass, and when: by, at."""
+    again: Mapping[str, Again] = field(default_factory=dict)
+    """What the model that is to follow shows of every request before this one; it is shown, and decides nothing."""
 
     @property
     def stopped_by(self) -> tuple[Check, ...]:
@@ -180,7 +183,7 @@ class Gate:
             checks.append(Check.of(name, found, asked or name in self.rules.require))
         armed = camouflage(evaluator.reactions(before), evaluator.reactions(after), self.rules.max_rise)
         checks.append(Check.of("camouflage", armed, "camouflage" in self.rules.require))
-        return Decision(tuple(checks))
+        return Decision(tuple(checks), again=evaluator.again(after))
 
 
 def gate_of(world: World, config: Config, entry: Entry) -> Gate:

@@ -51,6 +51,14 @@ _MAY: dict[str, Callable[[Any], bool]] = {
         isinstance(value, list) and all(isinstance(one, dict) and isinstance(one.get("method"), str) for one in value)
     ),
     "rows": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+    "again": lambda value: (
+        isinstance(value, dict)
+        and all(
+            isinstance(one, dict)
+            and all(isinstance(v, (str, float, int)) and not isinstance(v, bool) for v in one.values())
+            for one in value.values()
+        )
+    ),
     "together": lambda value: isinstance(value, list) and all(type(one) is int and one >= 1 for one in value),
     "gate": lambda value: (
         isinstance(value, dict)
@@ -113,6 +121,8 @@ class Entry:
     """What was asked besides method and until."""
     gate: Mapping[str, Any] | None = None
     """What the gate found: its checks, whether they passed, who accepted it if they did not."""
+    again: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the model that it left shows of every request before it: forget, expected, mia, backdoor."""
     together: tuple[int, ...] = ()
     """The numbers of the requests that it was taken up with, its own among them; none if alone."""
 
@@ -188,9 +198,11 @@ class Entry:
     def to_json(self) -> dict[str, Any]:
         plain = {**vars(self), "earlier": list(self.earlier), "attempts": [dict(tried) for tried in self.attempts]}
         own = {"request": self.request.to_json(), "how": self.how.to_json(), "rows": list(self.rows)}
-        plain.pop("together")
-        shared = {"together": list(self.together)} if self.together else {}
-        return {**plain, **own, **shared, "schema": SCHEMA}
+        for name in ("together", "again"):
+            plain.pop(name)
+        more: dict[str, Any] = {"together": list(self.together)} if self.together else {}
+        more |= {"again": {name: dict(one) for name, one in self.again.items()}} if self.again else {}
+        return {**plain, **own, **more, "schema": SCHEMA}
 
     @staticmethod
     def from_json(raw: Any, where: str = "A request file") -> Entry:
@@ -227,7 +239,7 @@ class Entry:
         except UnfedError as error:
             raise UnfedError(f"{where} has a request that cannot be read ({error}); restore it from a copy.") from error
         values |= {"how": RequestOptions.from_json(raw.get("how") or {}, where), "gate": raw.get("gate")}
-        values["rows"] = tuple(raw.get("rows") or ())
+        values["rows"], values["again"] = tuple(raw.get("rows") or ()), raw.get("again") or {}
         for name in ("earlier", "attempts", "together"):
             values[name] = tuple(raw.get(name) or ())
         return Entry(request=request, described=raw.get("described"), **values)

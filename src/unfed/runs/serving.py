@@ -322,7 +322,7 @@ class Queue:
                 return
             shared = [e.served for e in entries if e.request.id in batch.ids and e.served is not None]
             place = shared[0] if shared else next_place(entries)  # one model, one place
-            done = found.stepped("fulfilled", now(), served=place, gate=decision.to_json())
+            done = found.stepped("fulfilled", now(), served=place, gate=decision.to_json(), again=decision.again)
             self._folder.put_request(done)
         self._purge(done)
 

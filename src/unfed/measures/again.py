@@ -1,0 +1,37 @@
+"""What left earlier, looked at once more on the model that a later request leaves.
+
+    forget      accuracy on what the request itself took out
+    expected    what a model that never saw it would reach, as far as that is known without Retrain: of a class chance,
+                of a client or of samples Σ_y n_y/n · (accuracy on held-out rows of label y), n_y of n rows of label y
+    mia         membership inference, its rows against test data
+    backdoor    how often it works, of a client that planted one; of nobody else
+
+A request stays forgotten while forget stands near what is expected. What cannot be measured says why.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unfed.client.scores import Scores
+from unfed.data import Request
+from unfed.values import Value, not_measured
+
+Again = dict[str, Value]
+"""forget, expected, mia, and backdoor where the request's clients planted one."""
+PLANTED = not_measured("a backdoor was planted in its rows, so rows of one label are not alike")
+
+
+def expected(request: Request, labels: Tensor, held_out: tuple[Scores, Tensor] | None, classes: int) -> Value:
+    """What a model that never saw the request's rows would read right of them, in percent."""
+    if request.classes:
+        return 100.0 / classes
+    if held_out is None:
+        return not_measured("no held-out data")
+    seen, theirs = held_out
+    right = torch.bincount(theirs, weights=seen.correct.cpu().double(), minlength=classes)
+    count, own = torch.bincount(theirs, minlength=classes), torch.bincount(labels, minlength=classes)
+    if bool((count[own > 0] == 0).any()):
+        return not_measured("no held-out row has a label of its rows")
+    return 100.0 * float((own * right / count.clamp(min=1)).sum() / own.sum())
