@@ -1,4 +1,4 @@
-"""Flower on this machine, for benchmarks: a SuperLink that simulates, and apps as folders that `flwr run` takes."""
+"""Flower on this machine, for benchmarks: a SuperLink that simulates or has real nodes, and apps for `flwr run`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+SCRIPTS = Path(__file__).parent.parent / "examples" / "flower" / "deploy"
 OWN = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -60,17 +62,71 @@ def simulator(where: Path, **more: str) -> Iterator[dict[str, str]]:
             process.wait()
 
 
+@contextlib.contextmanager
+def deployment(
+    where: Path, nodes: int, database: str = ":flwr-in-memory:", poll: float = 1.0, **more: str
+) -> Iterator[dict[str, str]]:
+    """A SuperLink and SuperNodes as processes with TLS and keys, by the tutorial's own scripts.
+
+    `poll`: seconds after which a node asks for work again. One whose app gives no sign of life 30 seconds after it was
+    started starts it again, and many that start at once on few cores never get that far: asking seldom, each at its own
+    second, spreads them.
+    """
+    own = {"NODES": str(nodes), "PORT": str(free_port()), "ALLOW": "", "DATABASE": database, "WHERE": str(where)}
+    env, groups = environment(where, **own, **more), list[int]()
+
+    def script(name: str, **also: str) -> None:
+        with open(where / f"{name}.log", "wb") as log:
+            command = ["bash", "-eu", str(SCRIPTS / f"{name}.sh")]
+            started = subprocess.Popen(command, env=env | also, cwd=where, stdout=log, stderr=log, process_group=0)
+        groups.append(started.pid)
+        if started.wait():
+            raise SystemExit((where / f"{name}.log").read_text())
+
+    try:
+        script("1-certificates")
+        script("2-superlink")
+        script("3-supernodes", FLWR_SUPEREXEC_TASK_POLL_INTERVAL=str(poll))
+        yield env
+    except BaseException:
+        print(_told_by_superlink(where / "logs" / "superlink.log"), flush=True)
+        raise
+    finally:
+        script("7-stop")
+        for group in groups:  # a server app outlives its SuperLink
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+
+
+def _told_by_superlink(log: Path) -> str:
+    """The last lines of its log that are no mere notes."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "\n".join([line for line in lines if "INFO" not in line][-60:])
+
+
 def flwr_run(app: Path, env: dict[str, str], config: str = "", nodes: int | None = None) -> str:
     """What `flwr run --stream` shows; a run that did not complete is an error."""
     command = ["flwr", "run", str(app), "local", "--stream"]
     command += ["--run-config", config] if config else []
     if nodes is not None:
         command += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
-    shown = subprocess.run(command, env=env, capture_output=True, text=True).stdout
-    listed: Any = json.loads(subprocess.run([*LIST], env=env, capture_output=True, text=True).stdout)
-    if listed["runs"][0]["status"] != "finished:completed":
-        raise SystemExit(f"{shown}\n{app.name} did not complete: {listed['runs'][0]['status-details']}")
-    return shown
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not (last := _last_run(env))["status"].startswith("finished"):
+        time.sleep(2.0)  # the stream may break off on a busy machine, while the run goes on
+    if last["status"] != "finished:completed":
+        raise SystemExit(f"{done.stdout}\n{app.name} did not complete: {last['status-details']}")
+    return done.stdout
+
+
+def _last_run(env: dict[str, str]) -> dict[str, Any]:
+    """What `flwr ls` says of the newest run; a busy SuperLink is asked again."""
+    for _ in range(10):
+        listed = subprocess.run([*LIST], env=env, capture_output=True, text=True)
+        if listed.stdout.startswith("{") and (runs := json.loads(listed.stdout).get("runs")):
+            found: dict[str, Any] = runs[0]
+            return found
+        time.sleep(2.0)
+    raise SystemExit(f"The SuperLink does not answer: {listed.stdout}{listed.stderr}")
 
 
 def told() -> dict[str, str]:

@@ -1,11 +1,12 @@
 """Flower's own quickstarts, taken from a clone of Flower, with their data set replaced and a handful of lines changed.
 
     git clone https://github.com/adap/flower
-    python benchmarks/flower_quickstarts.py flower
+    python benchmarks/flower_quickstarts.py flower              in Flower's simulator
+    python benchmarks/flower_quickstarts.py flower --real       on a SuperLink and four SuperNodes, as processes
 
-Of the two apps nothing is part of this repository. Each is run twice with `flwr run` in Flower's simulator: as it is
-but for the data (which would be downloaded), and then with `Unlearn`, from the model that the first run left. Every
-message is counted where a client app is called, by a line in `sitecustomize.py` that the app knows nothing of.
+Of the two apps nothing is part of this repository. Each is run twice with `flwr run`: as it is but for the data (which
+would be downloaded), and then with `Unlearn`, from the model that the first run left. Every message is counted where a
+client app is called, by a line in `sitecustomize.py` that the app knows nothing of.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flower_machines import flwr_run, simulator, told
+from flower_machines import deployment, flwr_run, simulator, told
 
 NODES = 4
 COUNTING = """
 import os, sys
-if any(word.endswith("default_worker.py") for word in sys.orig_argv):  # ray's processes that run client apps
+if any(word.endswith(("default_worker.py", "flwr-clientapp")) for word in sys.orig_argv):  # where client apps run
     from flwr.clientapp import ClientApp
     called = ClientApp.__call__
     def noted(self, message, context):
@@ -147,6 +148,7 @@ def asked(file: Path) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("flower", type=Path, help="a clone of Flower")
+    parser.add_argument("--real", action="store_true", help="SuperNodes as processes, instead of the simulator")
     parser.add_argument("--out", type=Path, help="write the record here as well")
     given = parser.parse_args()
     revision = ["git", "-C", str(given.flower), "rev-parse", "HEAD"]
@@ -162,20 +164,22 @@ def main() -> None:
             task = own / str(app["package"]) / "task.py"
             task.write_text(app["data"](task.read_text()))
             note, paths = where / "asked", [str(where / "counting"), str(Path(__file__).parent.parent / "src")]
-            with simulator(where, ASKED=str(note), PYTHONPATH=":".join(paths)) as env:
-                flwr_run(own, env, str(app["config"]), NODES)
+            more, nodes = {"ASKED": str(note), "PYTHONPATH": ":".join(paths)}, None if given.real else NODES
+            with deployment(where, NODES, **more) if given.real else simulator(where, **more) as env:
+                flwr_run(own, env, str(app["config"]), nodes)
                 before = asked(note)
                 package = own / str(app["package"])
                 client, server = (
                     changed(package / "client_app.py", INTRODUCED),
                     changed(package / "server_app.py", app["server"]),
                 )
-                flwr_run(own, env, str(app["config"]), NODES)
+                flwr_run(own, env, str(app["config"]), nodes)
                 after = asked(note)
         records.append(
             {
                 **told(),
-                "command": "python benchmarks/flower_quickstarts.py flower",
+                "command": "python benchmarks/flower_quickstarts.py flower" + (" --real" if given.real else ""),
+                "kind": "SuperNodes as processes, TLS and keys" if given.real else "Flower's simulator (ray)",
                 "app": name,
                 "flower": commit,
                 "lines": {"client app": client, "server app": server},

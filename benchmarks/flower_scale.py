@@ -14,13 +14,12 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from flower_machines import app_of, environment, flwr_run, free_port, simulator, told
+from flower_machines import app_of, deployment, flwr_run, simulator, told
 
 HERE = Path(__file__).parent
 COMPONENTS = 'serverapp = "flower_scale_app.server:app"\nclientapp = "flower_scale_app.client:app"'
@@ -62,25 +61,13 @@ def simulated(where: Path, nodes: int, pairs: int, rounds: int) -> list[dict[str
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def real(where: Path, nodes: int, rounds: int) -> list[dict[str, Any]]:
+def real(where: Path, nodes: int, rounds: int, database: str, poll: float) -> list[dict[str, Any]]:
     """The tutorial's own scripts with so many nodes, then one pair."""
-    first, out = free_port(), where / "lines.jsonl"
-    own = {"NODES": str(nodes), "PORT": str(first), "ALLOW": "", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "2"}
-    env = environment(where, WHERE=str(where), **own)  # so many nodes that ask often would leave no time to work
-    scripts = HERE.parent / "examples" / "flower" / "deploy"
-
-    def script(name: str) -> None:
-        with open(where / f"{name}.log", "wb") as log:
-            subprocess.run(["bash", "-eu", str(scripts / f"{name}.sh")], env=env, check=True, stdout=log, stderr=log)
-
-    config = f'timeout = 90.0\nwarm = false\npairs = 1\nrounds = {rounds}\nnodes = {nodes}\nout = "{out}"'
+    out = where / "lines.jsonl"
+    config = f'timeout = 300.0\nwarm = false\npairs = 1\nrounds = {rounds}\nnodes = {nodes}\nout = "{out}"'
     app = app_of(HERE / "flower_scale_app", where, COMPONENTS, config)
-    try:
-        for name in ("1-certificates", "2-superlink", "3-supernodes"):
-            script(name)
+    with deployment(where, nodes, database, poll) as env:
         flwr_run(app, env)
-    finally:
-        script("7-stop")
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
@@ -90,18 +77,22 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--database", default=":flwr-in-memory:", help="of the SuperLink with real nodes; or a file")
+    parser.add_argument("--poll", type=float, default=60.0, help="seconds after which a real node asks for work again")
     parser.add_argument("--out", type=Path, help="write the record here as well")
     asked = parser.parse_args()
     began, load = time.perf_counter(), os.getloadavg()
     with tempfile.TemporaryDirectory(prefix="flower-scale-") as folder:
         if asked.real:
-            lines = real(Path(folder), asked.real, asked.rounds)
+            lines = real(Path(folder), asked.real, asked.rounds, asked.database, asked.poll)
         else:
             lines = simulated(Path(folder), asked.nodes, asked.pairs, asked.rounds)
     record = {
         **told(),
-        "command": "python benchmarks/flower_scale.py" + (f" --real {asked.real}" if asked.real else ""),
+        "command": "python benchmarks/flower_scale.py"
+        + (f" --real {asked.real} --rounds {asked.rounds}" if asked.real else ""),
         "nodes": asked.real or asked.nodes,
+        **({"database": asked.database, "poll seconds": asked.poll, "rounds": asked.rounds} if asked.real else {}),
         "kind": "SuperNodes as processes, TLS and keys" if asked.real else "Flower's simulator (ray)",
         "load before and after": [round(load[0], 1), round(os.getloadavg()[0], 1)],
         "whole seconds": round(time.perf_counter() - began, 1),

@@ -111,7 +111,7 @@ class Deployment:
         command += ["--host", "127.0.0.1", "--port", str(port + 1 + place), "--node-config", config]
         return self.start(command, f"{key}.log")
 
-    def run(self, app: Path, **said: str | int) -> str:
+    def run(self, app: Path, **said: str | float) -> str:
         """What `flwr run --stream` shows of an app; `said` is its run config."""
         config = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in said.items())
         command = ["flwr", "run", str(app), "local", "--stream", "--run-config", config, *self.federation]
@@ -213,6 +213,8 @@ forget = -1
 model = ""
 asked = ""
 evidence = ""
+until = ""
+probes = false
 """
     )
     return app
@@ -226,3 +228,19 @@ def asked(file: Path) -> dict[str, Counter[str]]:
         found.setdefault(partition, Counter())[kind] += 1
     file.unlink(missing_ok=True)
     return found
+
+
+def forgets_in_a_second_run(deployment: Deployment, name: str, where: Path) -> Counter[str]:
+    """Two separate `flwr run`s of an app: everybody trains, then partition 0 is forgotten; what that one was asked."""
+    app, file, evidence = quickstart(where, name), where / "asked", where / "evidence"
+    said = {"model": str(where / "model.npz"), "asked": str(file)}
+    out = deployment.run(app, **said)
+    assert asked(file) == {str(k): {"train": 1, "evaluate": 1} for k in range(4)}, out
+    out = deployment.run(app, forget=0, evidence=str(evidence), **said)
+    found = asked(file)
+    leaver = found.pop("0", Counter())
+    # Those who stay evaluate once more: the model before.
+    assert found == {str(k): {"train": 1, "evaluate": 2} for k in (1, 2, 3)}, out
+    assert (where / "model.unlearned.npz").exists()
+    assert json.loads((evidence / "unlearning.json").read_text())["finished"] == "all rounds"
+    return leaver

@@ -8,11 +8,12 @@ from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
+from unfed.flower import introduce
 from unfed.flower.client import app as client_app
 from unfed.flower.transport import directory_of
 from unfed.remote.node_data import describe
@@ -123,6 +124,27 @@ class Nameless(InProcessGrid):
     @property
     def get_nodes(self) -> Any:
         raise AttributeError
+
+
+def echoing() -> ClientApp:
+    """A foreign app whose clients send the arrays back as they came; they say who they are."""
+    app = introduce(ClientApp())
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays = next(iter(message.content.array_records.values()))
+        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 2})}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 2, "acc": 0.5})}), reply_to=message)
+
+    return app
+
+
+def foreign_grid(count: int = 4, app: ClientApp | None = None, **leavers_own: str) -> InProcessGrid:
+    """Partitions 0, 1, … of a foreign app; node 1000 is the one that leaves."""
+    return InProcessGrid([{"partition-id": k, **({} if k else leavers_own)} for k in range(count)], app or echoing())
 
 
 def grid_of(config: Config, allow: str = EVERYTHING) -> InProcessGrid:

@@ -30,20 +30,7 @@ from unfed.remote.options import Options
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
 from unfed.runs.run import Run
-
-EXPERIMENT: dict[str, Any] = {
-    "name": "small",
-    "partition.clients": 4,
-    "model.name": "cnn-tiny",
-    "training.rounds": 2,
-    "training.batch": 64,
-    "training.lr": 0.02,
-    "unlearning.rounds": 2,
-    "gate.max_drop": 100.0,
-    "evaluation.attack": False,
-    "engine.precision": "float64",
-    "engine.name": "sequential",
-}
+from worlds import as_sets, assert_same, experiment, run_config
 
 
 def nodes(allow: str = EVERYTHING) -> InProcessGrid:
@@ -52,22 +39,14 @@ def nodes(allow: str = EVERYTHING) -> InProcessGrid:
 
 
 def values(folder: Path, **changes: Any) -> dict[str, Any]:
-    own = {key.replace("_", "-"): value for key, value in changes.items()}
-    base = {"run-folder": str(folder), "forget-clients": "0", "min-nodes": 4, "wait-seconds": 0.01, "round-timeout": 5}
-    return {**base, **{f"experiment.{key}": value for key, value in EXPERIMENT.items()}, **own}
+    base = {"run_folder": str(folder), "forget_clients": "0", "min_nodes": 4, "wait_seconds": 0.01, "round_timeout": 5}
+    return run_config(experiment(4), **{**base, **changes})
 
 
 def simulated(folder: Path, *sets: str) -> Run:
-    changes = [f"{key}={str(value).lower()}" for key, value in EXPERIMENT.items()]
-    run = Run.create(Config.parse({"checkpoint": {"rounds": 1}}, [*changes, *sets]), folder)
+    run = Run.create(Config.parse({"checkpoint": {"rounds": 1}}, [*as_sets(experiment(4)), *sets]), folder)
     run.execute()
     return run
-
-
-def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert list(one) == list(other)
-    for name, value in one.items():
-        torch.testing.assert_close(other[name], value, rtol=0, atol=1e-12, msg=name)
 
 
 def state(folder: Path) -> dict[str, Any]:

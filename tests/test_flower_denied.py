@@ -13,14 +13,14 @@ import torch
 
 pytest.importorskip("flwr", reason="needs unfed[flower]")
 
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from flower_grid import EVERYTHING, InProcessGrid
+from flower_grid import EVERYTHING, InProcessGrid, echoing, foreign_grid
 from test_flower_app import nodes, values
 from unfed.errors import UnfedError
-from unfed.flower import SubsetGrid, Unlearn, introduce, node_with
+from unfed.flower import SubsetGrid, Unlearn, node_with
 from unfed.flower.server import run as serve
 from unfed.remote.options import Options
 from unfed.runs.run import Run
@@ -136,23 +136,8 @@ def test_single_rows_that_cannot_be_recognised_are_refused_and_not_let_in(tmp_pa
 # --- a foreign app ----------------------------------------------------------------------------------------------------
 
 
-def foreign() -> ClientApp:
-    app = introduce(ClientApp())
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        arrays = message.content.array_records["arrays"]
-        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 2})}), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 2, "acc": 0.5})}), reply_to=message)
-
-    return app
-
-
 def federation(count: int = 4, names: Sequence[str] = (), app: ClientApp | None = None) -> InProcessGrid:
-    grid = InProcessGrid([{"partition-id": k} for k in range(count)], app or foreign())
+    grid = foreign_grid(count, app)
     grid.names = dict(zip(grid.nodes, names, strict=False))
     return grid
 
@@ -179,8 +164,8 @@ def test_second_keys_of_a_registered_name_are_named_and_apps_without_introduce_a
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     silent = ClientApp()
-    silent.train()(lambda message, context: foreign()(message, context))
-    silent.evaluate()(lambda message, context: foreign()(message, context))
+    silent.train()(lambda message, context: echoing()(message, context))
+    silent.evaluate()(lambda message, context: echoing()(message, context))
     file, grid = tmp_path / "left.txt", federation(5, ("north", "south", "north", "east", "west"), silent)
     file.write_text("north\n")
     with caplog.at_level(logging.WARNING, "flwr"):

@@ -18,9 +18,10 @@ from flwr.common.config import flatten_dict, fuse_dicts, parse_config_args
 
 from flower_deployment import SCRIPTS
 from flower_grid import InProcessGrid
-from test_flower_app import Breaking, assert_same, nodes, state
+from test_flower_app import Breaking, nodes, state
 from unfed.flower.server import run as serve
 from unfed.runs.run import Run
+from worlds import assert_same
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "flower.md").read_text()

@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason="needs unfed[flower]")
 from flwr.app import Message
 
 from flower_grid import EVERYTHING, InProcessGrid, flower_world, grid_of, lost
-from test_flower_app import assert_same, nodes, values
+from test_flower_app import nodes, values
 from unfed.data import Request
 from unfed.federation.server import JobServer, Members, Setup
 from unfed.flower.server import run as serve
@@ -28,6 +28,7 @@ from unfed.remote.options import Options
 from unfed.remote.world import nodes_of
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
+from worlds import assert_same
 from worlds import serve as server_of
 
 Change = Callable[["Changing"], None]

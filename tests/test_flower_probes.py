@@ -12,14 +12,13 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="needs unfed[flower]")
 
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 
-from flower_grid import InProcessGrid
+from flower_grid import foreign_grid
 from unfed.cli.main import app as cli
 from unfed.errors import UnfedError
-from unfed.flower import Evidence, Probes, Unlearn, introduce, negate, node_with
+from unfed.flower import Evidence, Probes, Unlearn, negate, node_with
 from unfed.measures.undo import Budget, Effort, Grid
 
 QUICK = Effort(rounds=1, batch=8, grid=Grid(rows=(16,), budget=Budget(stops=(2,)), rates=(0.1,)))
@@ -68,24 +67,30 @@ def test_arrays_that_an_app_numbers_are_the_modules_in_order() -> None:
         probes.found({"x": torch.ones(1)}, before)
 
 
-def test_no_rows_at_all_are_refused() -> None:
+def test_no_rows_at_all_and_rows_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UnfedError, match="at least one row"):
         Probes(net, rows(0, 0))
+    with pytest.raises(UnfedError, match="The probes' model cannot read the probes' rows"):
+        Probes(net, rows(64, 0), (torch.ones(2, 5), torch.zeros(2, dtype=torch.int64)))
+
+
+def test_a_factory_of_another_model_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
+    wider = {name: torch.cat([value, value]) for name, value in trained().items()}
+    others = {
+        "The app's '0.weight' has the shape .16, 4., in the probes' model": wider,
+        "have no '0.weight'": {"w": torch.ones(2)},
+    }
+    for sentence, arrays in others.items():
+        grid, own = foreign_grid(3), Evidence(tmp_path / "e", undo=Probes(net, rows(64, 0), effort=QUICK))
+        with pytest.raises(UnfedError, match=sentence):
+            Unlearn(FedAvg, None, node_with(partition_id=0), evidence=own).start(
+                grid, ArrayRecord(arrays), num_rounds=1
+            )
+        assert grid.sent == [] and not (tmp_path / "e").exists()
 
 
 def test_what_came_back_stands_in_the_evidence_and_on_the_page(tmp_path: Path) -> None:
-    app = introduce(ClientApp())
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        arrays = message.content.array_records["arrays"]
-        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 2})}), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 2, "acc": 0.5})}), reply_to=message)
-
-    grid = InProcessGrid([{"partition-id": k} for k in range(3)], app)
+    grid = foreign_grid(3)
     probes = Probes(net, rows(64, 0), rows(40, 1), effort=QUICK)
     strategy = Unlearn(FedAvg, negate(net()), node_with(partition_id=0), evidence=Evidence(tmp_path / "e", undo=probes))
     strategy.start(grid, ArrayRecord(trained()), num_rounds=1)

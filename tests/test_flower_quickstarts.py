@@ -9,12 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="needs unfed[flower]")
 
-from flower_deployment import Deployment, asked, quickstart
+from flower_deployment import Deployment, asked, forgets_in_a_second_run, quickstart
+from quickstarts import torch_app
+from unfed.cli.main import app as cli
 
 pytestmark = pytest.mark.flower_processes
 
@@ -34,15 +40,32 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 def test_the_leaver_trains_zero_times_and_measures_with_its_leave(
     name: str, deployment: Deployment, tmp_path: Path
 ) -> None:
-    app, file = quickstart(tmp_path, name), tmp_path / "asked"
-    said = {"model": str(tmp_path / "model.npz"), "asked": str(file)}
-    out = deployment.run(app, **said)
-    assert asked(file) == {str(k): {"train": 1, "evaluate": 1} for k in range(4)}, out
     received = deployment.received(0, "train")
-    out = deployment.run(app, forget=0, evidence=str(tmp_path / "evidence"), **said)
-    staying = {str(k): {"train": 1, "evaluate": 2} for k in (1, 2, 3)}
-    assert asked(file) == {"0": {"evaluate": 2}, **staying}, out
-    assert deployment.received(0, "train") == received  # the node's own log says so too
+    assert forgets_in_a_second_run(deployment, name, tmp_path) == {"evaluate": 2}
+    assert deployment.received(0, "train") == received + 1  # the node's own log: once, in the first of the two runs
     evidence = json.loads((tmp_path / "evidence" / "unlearning.json").read_text())
     assert [len(evidence["leaver"][when]) for when in ("before", "after")] == [1, 1]
-    assert (tmp_path / "model.unlearned.npz").exists() and evidence["finished"] == "all rounds"
+
+
+def test_rounds_go_on_until_it_is_forgotten_and_the_server_tries_to_bring_it_back(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    app, file, folder = quickstart(tmp_path, "torch"), tmp_path / "asked", tmp_path / "evidence"
+    torch.manual_seed(0)
+    arrays: Any = {name: tensor.numpy() for name, tensor in torch_app.Net().state_dict().items()}
+    np.savez(tmp_path / "model.npz", **arrays)
+    said = {"model": str(tmp_path / "model.npz"), "asked": str(file), "evidence": str(folder)}
+    out = deployment.run(app, forget=0, rounds=2, until="accuracy", probes=True, **said)
+    found = json.loads((folder / "unlearning.json").read_text())
+    rounds = len(found["rounds"])
+    told = [(line["leaver"][0]["metrics"], line["metrics"]["evaluate"]) for line in found["rounds"]]
+    above = [leaver["accuracy"] > staying["accuracy"] for leaver, staying in told]
+    assert all(above[:-1]) and found["finished"] == ("all rounds, not forgotten" if above[-1] else "forgotten"), out
+    # The model before, every round's, and the last one with the negation taken back; the leaver is asked no more.
+    measured, counted = 1 + rounds + 1, asked(file)
+    assert counted.pop("0") == {"evaluate": measured}
+    assert counted == {str(k): {"train": rounds, "evaluate": measured} for k in (1, 2, 3)}
+    assert found["probes"]["measured"].keys() == {"unlearned", "before"} and "unmeasured" not in found
+    CliRunner().invoke(cli, ["report", str(folder)])
+    page = (folder / "report.html").read_text()
+    assert "Can it be undone?" in page and f"to measure a model before or after: {measured}." in page

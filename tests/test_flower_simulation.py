@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="needs unfed[flower]")
 pytest.importorskip("ray", reason="needs unfed[simulation]")
 
-from flower_deployment import Deployment, Simulator, asked, quickstart
+from flower_deployment import Deployment, Simulator, asked, forgets_in_a_second_run, quickstart
 from test_flower_app import nodes
+from unfed.cli.main import app as cli
 from unfed.flower.server import run as serve
+from unfed.remote.messages import FORMAT
 from unfed.runs.run import Run
 
 pytestmark = pytest.mark.flower_processes
@@ -60,15 +63,28 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
 def test_an_app_in_the_shape_of_a_quickstart_forgets_in_a_second_run(
     name: str, simulator: Simulator, tmp_path: Path
 ) -> None:
-    app, file = quickstart(tmp_path, name), tmp_path / "asked"
-    said = {"model": str(tmp_path / "model.npz"), "asked": str(file)}
-    out = simulator.run(app, **said)
-    assert asked(file) == {str(k): {"train": 1, "evaluate": 1} for k in range(4)}, out
-    out = simulator.run(app, forget=0, evidence=str(tmp_path / "evidence"), **said)
-    # Those who stay evaluate once more: the model before. The leaver neither trains nor measures.
-    assert asked(file) == {str(k): {"train": 1, "evaluate": 2} for k in (1, 2, 3)}, out
-    assert (tmp_path / "model.unlearned.npz").exists()
-    assert json.loads((tmp_path / "evidence" / "unlearning.json").read_text())["finished"] == "all rounds"
+    assert forgets_in_a_second_run(simulator, name, tmp_path) == {}  # it neither trains nor measures
+
+
+NEWER = """
+from unfed.remote import messages
+messages.FORMAT += 1  # in the process of the server app alone
+from unfed.flower.server import app
+"""
+
+
+def test_clients_of_another_version_are_told_to_install_the_same(simulator: Simulator, tmp_path: Path) -> None:
+    app = tmp_path / "newer"
+    made = CliRunner().invoke(cli, ["flower", "init", str(app), "--nodes", "4", "--run-folder", str(tmp_path / "run")])
+    assert made.exit_code == 0, made.output
+    (app / "newer.py").write_text(NEWER)
+    project = app / "pyproject.toml"
+    project.write_text(project.read_text().replace("unfed.flower.server:app", "newer:app"))
+    out = simulator.run(app, mode="train", wait_seconds=1.0)
+    sentence = f"The server speaks format {FORMAT + 1}, this client format {FORMAT}; install the same version of unfed"
+    assert out.count("Only 0 of 4 clients are there") == 1 and sentence in out and "Traceback" not in out, out
+    assert simulator.flwr("ls", "local")["runs"][0]["status"] == "finished:failed"
+    assert not (tmp_path / "run").exists()
 
 
 LOADING = "while it is loaded"  # Flower says it once of the client app, and then of the simulation

@@ -6,8 +6,10 @@ times and to measure zero times; both are counted, and so is that everybody else
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +22,6 @@ from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
-from flwr.common import ndarrays_to_parameters
-from flwr.server import LegacyContext, ServerConfig
-from flwr.server.strategy import FedAvg as LegacyFedAvg
-from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -41,7 +39,7 @@ from flower_grid import InProcessGrid, Separate
 from quickstarts import torch_app
 from quickstarts.shared import NODES
 from quickstarts.torch_app import Net, rows, step
-from unfed.flower import SubsetGrid, Unlearn, introduce_mod, negate, node_with
+from unfed.flower import Unlearn, introduce_mod, negate, node_with
 
 ROUNDS, LEAVER = 2, 61000
 STAYING = NODES - 1
@@ -119,19 +117,32 @@ class Trainer(NumPyClient):
         return 0.0, len(self.x), {}
 
 
-def test_secure_aggregation_asks_the_leaver_to_train_zero_times() -> None:
+# --- the recipes of the page ------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parent.parent / "docs" / "flower.md").read_text(encoding="utf-8")
+
+
+def follow(recipe: str, grid: InProcessGrid) -> dict[str, Any]:
+    """Do what a recipe of the page says, in a server app that has a trained model."""
+    (text,) = re.findall(rf"<!-- recipe: {recipe} -->\n```python\n(.*?)```", PAGE, re.S)
+    torch.manual_seed(0)
+    own = {"grid": grid, "context": Context(1, 1, {}, RecordDict(), {}), "trained": dict(Net().state_dict())}
+    known: dict[str, Any] = {**own, "Net": Net, "ArrayRecord": ArrayRecord, "STAYING": STAYING, "ROUNDS": ROUNDS}
+    exec(compile(text, "docs/flower.md", "exec"), known)
+    return known
+
+
+def test_the_pages_recipe_for_differential_privacy_asks_the_leaver_to_train_zero_times() -> None:
+    grid = later_run(torch_app.client_app())
+    known = follow("differential privacy", grid)
+    assert asked(grid, LEAVER) == {"query": 1} and known["strategy"].refusals == []
+    assert asked(grid, LEAVER + 1) == {"query": 1, "train": ROUNDS, "evaluate": ROUNDS}
+
+
+def test_the_pages_recipe_for_secure_aggregation_asks_the_leaver_to_train_zero_times() -> None:
     app = ClientApp(lambda context: Trainer(*rows(context)).to_client(), mods=[introduce_mod, secaggplus_mod])
     grid = later_run(app, Separate)
-    negated = negate(Net())(dict(Net().state_dict()))
-    strategy = LegacyFedAvg(
-        min_available_clients=STAYING,
-        min_fit_clients=STAYING,
-        min_evaluate_clients=STAYING,
-        initial_parameters=ndarrays_to_parameters([t.numpy() for t in negated.values()]),
-    )
-    context = LegacyContext(Context(1, 1, {}, RecordDict(), {}), ServerConfig(num_rounds=ROUNDS), strategy)
-    fit = SecAggPlusWorkflow(num_shares=STAYING, reconstruction_threshold=2, clipping_range=8.0, max_weight=500)
-    DefaultWorkflow(fit_workflow=fit)(SubsetGrid(grid, node_with(partition_id=0), least=STAYING, wait=0), context)
+    follow("secure aggregation", grid)
     assert asked(grid, LEAVER) == {"query": 1}
     stages = 4  # of every round: set up, share keys, collect masked vectors, unmask
     for node in range(LEAVER + 1, LEAVER + NODES):

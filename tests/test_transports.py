@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from unfed.api import write_report
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.methods import FineTune
-from unfed.remote.messages import CENSUS, MEASURE, TRAIN, Ask
+from unfed.remote.messages import CENSUS, FORMAT, MEASURE, TRAIN, Ask
 from unfed.remote.node_data import describe
 from unfed.remote.nodes import Directory
 from unfed.remote.server import run
@@ -33,24 +32,12 @@ from unfed.runs.config import Config
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World
-from worlds import serve
+from worlds import as_sets, assert_same, experiment, run_config, serve
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "transport"))
 from direct import Direct
 
-EXPERIMENT: dict[str, Any] = {
-    "name": "small",
-    "partition.clients": 3,
-    "model.name": "cnn-tiny",
-    "training.rounds": 2,
-    "training.batch": 64,
-    "training.lr": 0.02,
-    "unlearning.rounds": 2,
-    "gate.max_drop": 100.0,
-    "evaluation.attack": False,
-    "engine.precision": "float64",
-    "engine.name": "sequential",
-}
+EXPERIMENT = experiment(3)
 ASKED = ['request.id="client-1"', 'request.clients=["1"]', 'methods.run=["not"]', "checkpoint.rounds=1"]
 NODES = [
     {"partition-id": 0, "device": "cpu"},
@@ -134,8 +121,7 @@ def over(request: pytest.FixtureRequest) -> Iterator[Over]:
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The same experiment by the sequential engine."""
-    changes = [f"{key}={str(value).lower()}" for key, value in EXPERIMENT.items()]
-    found = Run.create(Config.parse({}, [*changes, *ASKED]), tmp_path_factory.mktemp("here") / "run")
+    found = Run.create(Config.parse({}, [*as_sets(EXPERIMENT), *ASKED]), tmp_path_factory.mktemp("here") / "run")
     found.execute()
     return found
 
@@ -147,8 +133,8 @@ def local(here: Run) -> World:
 
 def values(folder: Path) -> dict[str, Any]:
     """The run config of a server that compares NoT on client 1."""
-    base = {"run-folder": str(folder), "forget-clients": "1", "min-nodes": 3, "wait-seconds": 120.0}
-    return {**base, "round-timeout": 120.0, **{f"experiment.{key}": value for key, value in EXPERIMENT.items()}}
+    base = {"run_folder": str(folder), "forget_clients": "1", "min_nodes": 3, "wait_seconds": 120.0}
+    return run_config(EXPERIMENT, **base, round_timeout=120.0)
 
 
 def world_over(over: Over, transport: Transport, local: World) -> tuple[World, Directory]:
@@ -156,12 +142,6 @@ def world_over(over: Over, transport: Transport, local: World) -> tuple[World, D
     directory = Directory(Messenger(transport, 120.0), speech=over.speech)
     directory.wait(3, describe(local.config, 0), 120.0)
     return remote_world(local.config, 0, directory, Holdings(local.dataset)), directory
-
-
-def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
-    assert list(one) == list(other)
-    for name, value in one.items():
-        torch.testing.assert_close(other[name], value, rtol=0, atol=1e-12, msg=name)
 
 
 def test_models_and_numbers_are_those_of_the_sequential_engine(over: Over, here: Run, tmp_path: Path) -> None:
@@ -227,6 +207,18 @@ def test_a_client_that_is_lost_is_named_and_the_round_goes_on_without_it(over: O
     directory.wait(3, describe(local.config, 0), 120.0)
     server.recover(state)
     assert len(server.refusals) == 1
+
+
+def test_a_server_of_another_version_is_told_to_install_the_same(
+    over: Over, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own: Any = Ask.words
+    newer = property(lambda ask: {**own.fget(ask), "format": FORMAT + 1})
+    monkeypatch.setattr(Ask, "words", newer)
+    sentence = f"The server speaks format {FORMAT + 1}, this client format {FORMAT}; install the same version of unfed"
+    with pytest.raises(UnfedError, match=f"Only 0 of 3 clients are there .*: {sentence} on both; start more"):
+        run(over.transport, {**values(tmp_path / "run"), "wait-seconds": 0.01}, over.speech)
+    assert not (tmp_path / "run").exists()
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from unfed.data import ClientData, Request
 from unfed.federation.history import History, Recorder
@@ -32,6 +34,41 @@ def slow(*cases: object) -> list[object]:
 
 
 LEAVES = Request("r1", clients=("0",))
+
+
+def experiment(clients: int) -> dict[str, Any]:
+    """A small experiment whose clients may be elsewhere: in float64, so that equality can be claimed."""
+    return {
+        "name": "small",
+        "partition.clients": clients,
+        "model.name": "cnn-tiny",
+        "training.rounds": 2,
+        "training.batch": 64,
+        "training.lr": 0.02,
+        "unlearning.rounds": 2,
+        "gate.max_drop": 100.0,
+        "evaluation.attack": False,
+        "engine.precision": "float64",
+        "engine.name": "sequential",
+    }
+
+
+def run_config(experiment: Mapping[str, Any], **own: Any) -> dict[str, Any]:
+    """An experiment as the run config of a server whose clients are elsewhere, with keys of its own."""
+    keys = {key.replace("_", "-"): value for key, value in own.items()}
+    return {**{f"experiment.{key}": value for key, value in experiment.items()}, **keys}
+
+
+def as_sets(experiment: Mapping[str, Any]) -> list[str]:
+    """An experiment as changes of a config."""
+    return [f"{key}={str(value).lower()}" for key, value in experiment.items()]
+
+
+def assert_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    """The same params by the same names, up to the last rounding of float64."""
+    assert list(one) == list(other)
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, rtol=0, atol=1e-12, msg=name)
 
 
 def sized(world: World, *sizes: int) -> World:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context
@@ -14,12 +14,20 @@ from sklearn.datasets import load_digits
 
 from unfed.flower import Evidence, Unlearn, node_with
 
+if TYPE_CHECKING:
+    from unfed.flower import Probes
+
 NODES = 4
 
 
 def part(context: Context) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """A node's own digits."""
+    return digits_of(int(context.node_config["partition-id"]))
+
+
+def digits_of(own: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Every fourth digit."""
-    digits, own = load_digits(), int(context.node_config["partition-id"])
+    digits = load_digits()
     return digits.data[own::NODES] / 16, digits.target[own::NODES]
 
 
@@ -30,7 +38,12 @@ def note(context: Context, kind: str) -> None:
             file.write(f"{context.node_config['partition-id']} {kind}\n")
 
 
-def server_app(start: Callable[[], ArrayRecord], strategy: Callable[[], Strategy], perturb: Any) -> ServerApp:
+def server_app(
+    start: Callable[[], ArrayRecord],
+    strategy: Callable[[], Strategy],
+    perturb: Any,
+    probes: Callable[[], Probes] | None = None,
+) -> ServerApp:
     """Trains from scratch, or (`forget` is not -1) takes a partition out of the model that an earlier run kept."""
     app = ServerApp()
 
@@ -41,7 +54,9 @@ def server_app(start: Callable[[], ArrayRecord], strategy: Callable[[], Strategy
         if forget < 0:
             result = strategy().start(grid, start(), num_rounds=rounds)
         else:
-            evidence = Evidence(str(said["evidence"])) if said["evidence"] else None
+            undo = probes() if said["probes"] and probes else False
+            until = str(said["until"]) or None
+            evidence = Evidence(str(said["evidence"]), forgotten=until, undo=undo) if said["evidence"] else None
             unlearn = Unlearn(strategy, perturb, node_with(partition_id=forget), wait=5, evidence=evidence)
             result = unlearn.start(grid, kept(model), num_rounds=rounds)
             model = model.with_suffix(".unlearned.npz")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from quickstarts.shared import note, part, server_app
+from quickstarts.shared import digits_of, note, part, server_app
 from unfed.flower import introduce, negate
+
+if TYPE_CHECKING:
+    from unfed.flower import Probes
 
 
 class Net(torch.nn.Module):
@@ -26,8 +29,21 @@ class Net(torch.nn.Module):
 
 
 def rows(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = part(context)
+    return tensors(*part(context))
+
+
+def tensors(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+
+
+def probes() -> Probes:
+    """A server that holds rows like those of partitions 1, 2 and, to see what comes back, of the leaver."""
+    from unfed.flower import Probes  # not at the top: a client's process imports this file for every message
+    from unfed.measures.undo import Budget, Effort, Grid
+
+    effort = Effort(rounds=1, batch=8, grid=Grid(rows=(16,), budget=Budget(stops=(2,)), rates=(0.1,)))
+    retain, test, forget = (tensors(*digits_of(k)) for k in (1, 2, 0))
+    return Probes(Net, retain, test, forget, effort=effort)
 
 
 def step(net: Net, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -61,4 +77,4 @@ def client_app(*mods: Any) -> ClientApp:
 
 
 client = client_app()
-server = server_app(lambda: ArrayRecord(Net().state_dict()), FedAvg, negate(Net()))
+server = server_app(lambda: ArrayRecord(Net().state_dict()), FedAvg, negate(Net()), probes)

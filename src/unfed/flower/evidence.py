@@ -63,10 +63,8 @@ class Evidence:
         self.metrics = {"train": {}, "evaluate": {}, "server": {}}
         if path.exists():
             self._kept = storage.read_json(path, "evidence of an unlearning")
-            if self._kept["arrays"]["before"] != digests["before"] or not done:
-                raise UnfedError(f"{self.folder} holds evidence of another unlearning; give evidence another folder.")
-            self._kept["rounds"] = [line for line in self._kept["rounds"] if line["round"] <= done]
-            return False
+            self._go_on(about, digests, done)
+            return not done
         self._kept = {"schema": 1, "unfed": unfed.__version__, "created": now(), **about, "arrays": dict(digests)}
         self._kept |= {
             "recover": self.recover,
@@ -79,6 +77,34 @@ class Evidence:
         with storage.disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return True
+
+    def _go_on(self, about: Mapping[str, Any], digests: Mapping[str, Any], done: int) -> None:
+        """Take up what an earlier start wrote; whom it asked in rounds that came to nothing is not thrown away."""
+        known, rounds = self._kept["arrays"], self._kept["rounds"]
+        begun = any(line["arrays"] not in (None, known["perturbed"]) for line in rounds) or self.finished
+        if known["before"] != digests["before"] or (begun and not done):
+            raise UnfedError(
+                f"{self.folder} holds evidence of another unlearning, or of one of which no arrays were kept"
+                " (keep=FILE); give evidence another folder."
+            )
+        broken = [line for line in rounds if line["round"] > done]
+        self._kept |= {
+            "arrays": known if done else dict(digests),
+            "rounds": [line for line in rounds if line["round"] <= done],
+            "abandoned": [*self._kept.get("abandoned", ()), *broken],
+            "finished": None if broken else self.finished,
+        }
+        self._kept.pop("unmeasured", None)
+        nodes = {one["who"]: one["nodes"] for one in self._kept["leavers"]}  # another run may number them anew
+        self._kept["leavers"] = [
+            {**one, "nodes": sorted({*one["nodes"], *nodes.get(one["who"], ())})} for one in about["leavers"]
+        ]
+
+    @property
+    def finished(self) -> str | None:
+        """How the rounds ended, if they did."""
+        found: str | None = self._kept.get("finished")
+        return found
 
     def before(self, source: str, asked: Sequence[int], metrics: MetricRecord | None) -> None:
         """Note what the model before is worth, as clients (`evaluate`) or the server (`server`) say."""
@@ -97,6 +123,11 @@ class Evidence:
         self._kept["undo"] = {key: plain(v) if isinstance(v, MetricRecord) else v for key, v in found.items()}
         self._write()
 
+    def unmeasured(self, what: str, why: str) -> None:
+        """Note what could not be measured of the model after."""
+        self._kept.setdefault("unmeasured", {})[what] = why
+        self._write()
+
     def probed(self, found: Mapping[str, Any]) -> None:
         """Note what the probes brought back."""
         self._kept["probes"] = dict(found)
@@ -107,6 +138,7 @@ class Evidence:
         if what == "train" and (ends := self._ends()) and all(ends.values()):
             raise Enough
         found = list(messages)
+        self._kept["finished"] = None
         self._line(round)[what] = sorted({message.metadata.dst_node_id for message in found})
         self._write()
         return found

@@ -20,15 +20,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import Result, Strategy
@@ -36,16 +33,14 @@ from flwr.serverapp.strategy import Result, Strategy
 from unfed import storage
 from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError
-from unfed.federation.aggregate import all_finite
 from unfed.flower.evidence import Enough, Evidence
+from unfed.flower.judging import Judge, minimum
 from unfed.flower.leaving import Exclude, SubsetGrid
 from unfed.flower.negating import Perturb
 from unfed.flower.probes import Probes
-from unfed.flower.replies import tensors
 from unfed.flower.wire import from_arrays
 from unfed.flower.worth import Worth
-from unfed.remote.packed import Declared
-from unfed.remote.replies import Failure, Unreadable, attempt, finite, said
+from unfed.remote.replies import said
 
 log = logging.getLogger("flwr")
 
@@ -80,9 +75,10 @@ class Unlearn(Strategy):
         self._factory, self._perturb, self._exclude = strategy_factory, perturb, exclude
         self._gone, self._wait, self._keep = gone, wait, None if keep is None else Path(keep)
         self._inner: Strategy | None = None
-        self._like: dict[str, Declared] = {}
+        self._judge: Judge | None = None
         self._subset: SubsetGrid | None = None
         self._begun, self._done, self._before = "", 0, 0
+        self._not_kept: list[str] = []
         self._worth: Worth | None = None
         self.refusals: list[Refusal] = []
         """Updates that were not aggregated, with the node's id for a name."""
@@ -97,37 +93,50 @@ class Unlearn(Strategy):
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *args: Any, **kwargs: Any) -> Result:
         """As your strategy's own start, with the trained model's arrays."""
+        if num_rounds < 1:
+            raise UnfedError(
+                f"num_rounds = {num_rounds}, but nothing is forgotten before those who stay have trained again; take 1"
+                " or more."
+            )
         inner = self._built()
-        least = max((int(getattr(s, name, 0) or 0) for s in _layers(inner) for name in MINIMUMS), default=0)
-        subset = SubsetGrid(grid, self._exclude, self._gone, least, self._wait, self._deny)
+        if self._evidence is not None and isinstance(self._evidence.undo, Probes):
+            self._evidence.undo.check(from_arrays(initial_arrays))
+        subset = SubsetGrid(grid, self._exclude, self._gone, minimum(inner), self._wait, self._deny)
         subset.settle()
-        self._inner, self._subset, self.refusals = inner, subset, []
-        self._like = {name: (tuple(array.shape), array.dtype) for name, array in initial_arrays.items()}
-        self._begun, self._done = _digest(initial_arrays), 0
-        self.arrays = self._kept() or self._perturbed(initial_arrays)
-        if self._done >= num_rounds:
-            log.info("unfed: all %d rounds are in %s already", num_rounds, self._keep)
-            return Result(arrays=self.arrays)
+        self._inner, self._subset, self.refusals, self._not_kept = inner, subset, [], []
+        self._judge, self._begun, self._done = Judge(inner, initial_arrays), _digest(initial_arrays), 0
+        self.arrays = self._kept(initial_arrays) or self._perturbed(initial_arrays)
         self._before = before = self._done
+        given = dict(zip(("timeout", "train_config", "evaluate_config", "evaluate_fn"), args, strict=False)) | kwargs
+        rounds = max(0, num_rounds - before)
+        if not rounds:
+            log.info("unfed: all %d rounds are in %s already", num_rounds, self._keep)
         if self._evidence is not None:
-            result = self._witnessed(self._evidence, initial_arrays, num_rounds - before, args, kwargs)
-        else:
-            result = super().start(subset, self.arrays, num_rounds - before, *args, **kwargs)
+            return self._witnessed(self._evidence, initial_arrays, rounds, given)
+        return self._rounds(rounds, given)
+
+    def _rounds(self, rounds: int, given: dict[str, Any]) -> Result:
+        """The rounds that are left, numbered after those that were done before."""
+        assert self._subset is not None and self.arrays is not None
+        before, central = self._before, given.get("evaluate_fn")
+        if not rounds:
+            return Result(arrays=self.arrays)
+        if central is not None:
+            given = {**given, "evaluate_fn": lambda server_round, arrays: central(server_round + before, arrays)}
+        result = super().start(self._subset, self.arrays, rounds, **given)
         if self._done == before:
-            why = "; ".join(f"node {r.client}: {r.reason}" for r in self.refusals[:3]) or "nobody answered"
+            refused = [f"node {r.client}: {r.reason}" for r in self.refusals]
+            why = "; ".join([*self._not_kept, *refused][:3]) or "nobody answered"
             raise Refused(
-                f"None of {num_rounds - before} rounds had a usable update ({why}), so nothing was learned; mend these"
-                " clients and start again."
+                f"None of {rounds} rounds had a usable update ({why}), so nothing was learned; mend these clients and"
+                " start again."
             )
         return result
 
-    def _witnessed(
-        self, evidence: Evidence, initial: ArrayRecord, rounds: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Result:
-        """The same start, with everything that is done written down."""
+    def _witnessed(self, evidence: Evidence, initial: ArrayRecord, rounds: int, given: dict[str, Any]) -> Result:
+        """The same rounds, with everything that is done written down."""
         assert self._subset is not None and self.arrays is not None
-        given = dict(zip(("timeout", "train_config", "evaluate_config", "evaluate_fn"), args, strict=False)) | kwargs
-        central, changed = given.pop("evaluate_fn", None), _digests(self.arrays)
+        central, changed = given.get("evaluate_fn"), _digests(self.arrays)
         found = [{"who": one.words, "nodes": sorted(one(self._subset.whole))} for one in self._subset.leavers]
         about = {
             "strategy": type(self.inner).__name__,
@@ -142,26 +151,41 @@ class Unlearn(Strategy):
         evidence.check_metric()
 
         def told(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            metrics: MetricRecord | None = central(server_round, arrays)
-            if server_round:
-                evidence.told(server_round + self._before, "server", metrics)
+            metrics: MetricRecord | None = central(server_round, arrays) if central else None
+            if server_round > self._before:
+                evidence.told(server_round, "server", metrics)
             return metrics
 
         try:
-            more = {**given, "evaluate_fn": told} if central else given
-            result = super().start(self._subset, self.arrays, rounds, **more)
+            result = self._rounds(rounds, {**given, "evaluate_fn": told} if central else given)
         except Enough:
             log.info("unfed: what the rounds were to go on for has come; they end")
             result = Result(self.arrays, *(evidence.metrics[what] for what in ("train", "evaluate", "server")))
-        if self._done > self._before:
-            heard = evidence.last_heard()
-            evidence.leaver("after", worth.to_leavers(self.arrays, self._done) if heard is None else heard)
-            if evidence.undo:
-                self._turned_back(evidence, initial, worth)
-            if isinstance(evidence.undo, Probes):
-                evidence.probed(evidence.undo.found(from_arrays(initial), from_arrays(self.arrays)))
-            evidence.end("all rounds", _digest(self.arrays))
+        if self._done > self._before or not evidence.finished:
+            self._close(evidence, initial, worth)
         return result
+
+    def _close(self, evidence: Evidence, initial: ArrayRecord, worth: Worth) -> None:
+        """Measure the model after: what cannot be measured any more says why, and takes nothing from the model."""
+        assert self.arrays is not None
+        after, probes = self.arrays, evidence.undo
+        heard = evidence.last_heard()
+        parts: dict[str, Callable[[], None]] = {
+            "Forget accuracy": lambda: evidence.leaver(
+                "after", worth.to_leavers(after, self._done) if heard is None else heard
+            )
+        }
+        if probes:
+            parts["Undoing"] = lambda: self._turned_back(evidence, initial, worth)
+        if isinstance(probes, Probes):
+            parts["Probes"] = lambda: evidence.probed(probes.found(from_arrays(initial), from_arrays(after)))
+        for name, measure in parts.items():
+            try:
+                measure()
+            except Exception as error:
+                log.warning("unfed: %s of the model after is not measured: %s", name, error)
+                evidence.unmeasured(name, said(error))
+        evidence.end("all rounds", _digest(after))
 
     def _look(self, evidence: Evidence, initial: ArrayRecord, worth: Worth, central: bool) -> None:
         """What the model before is worth to those who stay, to the server, and to who left and gave leave."""
@@ -203,7 +227,7 @@ class Unlearn(Strategy):
 
     # --- the last good arrays -----------------------------------------------------------------------------------------
 
-    def _kept(self) -> ArrayRecord | None:
+    def _kept(self, initial: ArrayRecord) -> ArrayRecord | None:
         """Where an earlier start of the same unlearning got to, if its file is there."""
         if self._keep is None or not self._keep.exists():
             return None
@@ -214,7 +238,7 @@ class Unlearn(Strategy):
             )
         self._done = int(about["round"])
         log.info("unfed: going on after round %d, kept in %s", self._done, self._keep)
-        return ArrayRecord(OrderedDict((name, found[name]) for name in self._like))
+        return ArrayRecord(OrderedDict((name, found[name]) for name in initial))
 
     def _good(self, arrays: ArrayRecord) -> None:
         self.arrays, self._done = arrays, self._done + 1
@@ -251,25 +275,38 @@ class Unlearn(Strategy):
     def _aggregated_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        assert self._judge is not None
         out = self._out()  # once for all replies: on real nodes it is a question to the SuperLink
-        good = [reply for reply in replies if not self._refused(server_round, reply, out)]
+        good = [reply for reply in replies if not self._refused(server_round, reply, self._judge.objection(reply, out))]
         if not good:
             log.warning("unfed: round %d got no usable update; the arrays stay as they were", server_round)
             return None, None
-        self._learn_types(good)
+        self._judge.learn_types(good)
         try:
             arrays, metrics = self.inner.aggregate_train(server_round + self._before, good)
         except InconsistentMessageReplies as error:  # "Skipping aggregation", says Flower, and ends the run
-            log.warning("unfed: round %d is not kept: %s", server_round, error)
+            self._drop(server_round, said(error))
             return None, None
         if arrays is None or not len(arrays):
             return None, metrics
-        typed = self._typed(arrays)
+        typed = self._judge.typed(arrays)
         if isinstance(typed, str):
-            log.warning("unfed: round %d is not kept: %s", server_round, typed)
+            self._drop(server_round, typed)
             return None, metrics
         self._good(typed)
         return typed, metrics
+
+    def _drop(self, server_round: int, why: str) -> None:
+        """Note why a round changes nothing though there were replies."""
+        log.warning("unfed: round %d is not kept: %s", server_round, why)
+        self._not_kept.append(f"round {server_round}: {why}")
+
+    def _refused(self, server_round: int, reply: Message, why: str | None) -> bool:
+        if why is not None:
+            node = str(reply.metadata.src_node_id)
+            self.refusals.append(Refusal(server_round, node, why))
+            log.warning("unfed: node %s in round %d: %s", node, server_round, why)
+        return why is not None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -297,82 +334,6 @@ class Unlearn(Strategy):
     def _out(self) -> frozenset[int]:
         return frozenset() if self._subset is None else self._subset.excluded
 
-    # --- what may be aggregated -------------------------------------------------------------------------------------
-
-    def _refused(self, server_round: int, reply: Message, out: Collection[int]) -> bool:
-        found = attempt(partial(self._judged, reply, out))
-        if isinstance(found, Failure):
-            node = str(reply.metadata.src_node_id)
-            self.refusals.append(Refusal(server_round, node, found.reason))
-            log.warning("unfed: node %s in round %d: %s", node, server_round, found.reason)
-        return isinstance(found, Failure)
-
-    def _judged(self, reply: Message, out: Collection[int]) -> None:
-        """Look at what the strategy aggregates of a reply: its arrays and the weight it uses."""
-        if reply.metadata.src_node_id in out:
-            raise Unreadable("it has left this federation")
-        if reply.has_error():
-            raise Unreadable(f"it failed: {said((reply.error.reason or 'no reason given').strip().splitlines()[-1])}")
-        for record in self._aggregated(reply):
-            finite(tensors(record, {name: _as_trained(known, record.get(name)) for name, known in self._like.items()}))
-        weight_key = self._setting("weighted_by_key")
-        if weight_key is None:
-            return
-        weights = [metrics[weight_key] for metrics in reply.content.metric_records.values() if weight_key in metrics]
-        if not weights:
-            raise Unreadable(f"its metrics lack the weight {weight_key!r}")
-        for weight in weights:
-            if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
-                raise Unreadable(f"its weight {weight_key!r} is {said(weight, 40)}, which is not a positive number")
-
-    def _aggregated(self, reply: Message) -> list[ArrayRecord]:
-        """The arrays that the strategy looks at: those under its key, or the only ones there are."""
-        records, key = reply.content.array_records, self._setting("arrayrecord_key")
-        return [record for name, record in records.items() if name == key or len(records) == 1]
-
-    def _learn_types(self, replies: Iterable[Message]) -> None:
-        """A stock strategy's training may leave float64 everywhere; clients know what their tensors are."""
-        records = [record for reply in replies for record in self._aggregated(reply)]
-        for name, known in self._like.items() if records else ():
-            found = {_as_trained(known, record[name]) for record in records}
-            self._like[name] = found.pop() if len(found) == 1 else known
-
-    def _setting(self, name: str) -> str | None:
-        return next((str(getattr(layer, name)) for layer in _layers(self.inner) if hasattr(layer, name)), None)
-
-    def _typed(self, arrays: ArrayRecord) -> ArrayRecord | str:
-        """The average in the types of the model (averaging turns counters into floats), or why it is not one."""
-        found = from_arrays(arrays)
-        if not all_finite(list(found.values())):
-            return "its average is not finite"
-        kinds = {name: getattr(torch, dtype) for name, (_, dtype) in self._like.items()}
-        typed = OrderedDict((name, _as(value, kinds.get(name, value.dtype))) for name, value in found.items())
-        return ArrayRecord(typed)
-
-
-MINIMUMS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
-
-
-def _layers(strategy: Strategy) -> Iterator[Strategy]:
-    """A strategy, and whatever it is wrapped around (differential privacy)."""
-    inner: Any = strategy
-    while isinstance(inner, Strategy):
-        yield inner
-        inner = getattr(inner, "strategy", None)
-
-
-NARROWER = ("int64", "int32", "float32", "float16")
-
-
-def _as_trained(known: Declared, array: Array | None) -> Declared:
-    """What an array must be; a narrower one may come where a strategy had made a float64 of it.
-
-    Averaging turns counters into float64, and FedAdam and its like turn everything into it; clients load such arrays
-    into their own model and answer in its types.
-    """
-    narrower = array is not None and known[1] == "float64" and array.dtype in NARROWER
-    return (known[0], array.dtype) if narrower and array is not None else known
-
 
 def _digest(arrays: ArrayRecord) -> str:
     found = hashlib.sha256()
@@ -383,7 +344,3 @@ def _digest(arrays: ArrayRecord) -> str:
 
 def _digests(arrays: ArrayRecord) -> dict[str, str]:
     return {name: hashlib.sha256(array.data).hexdigest() for name, array in arrays.items()}
-
-
-def _as(tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    return tensor.to(kind) if kind.is_floating_point else tensor.round().to(kind)

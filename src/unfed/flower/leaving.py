@@ -52,13 +52,15 @@ class Leaver:
     """Whether somebody must be found: of those who were forgotten before, nobody need be there."""
     willing: Callable[[], Collection[int]] = frozenset
     """Who of them gave leave, in its own node config, to be asked what a model is worth on its rows."""
+    absent: str = "nobody is connected, and if it comes back it stays out"
+    """What the log says where nobody is found and nobody need be."""
 
     def __call__(self, grid: Grid) -> Collection[int]:
         return self.find(grid)
 
 
-Exclude = Collection[int | Leaver] | Leaver | Find
-"""Node ids and leavers, or a function that finds ids among those connected, whenever somebody looks."""
+Exclude = Collection[int | Leaver] | Leaver | Find | int
+"""Node ids and leavers, one or several, or a function that finds ids among those connected, whenever somebody looks."""
 
 
 def registered(*names: str) -> Leaver:
@@ -197,7 +199,7 @@ class SubsetGrid(Grid):
     ) -> None:
         self._grid, self._gone, self._least, self._wait = grid, gone, least, wait
         before = () if deny is None else (denied(deny),)
-        nobody = not callable(exclude) and not exclude and bool(before)
+        nobody = not callable(exclude) and not isinstance(exclude, int) and not exclude and bool(before)
         self._leavers = (*(() if nobody else _leavers(exclude)), *before)
         self._out: set[int] = set()
         self._settled, self._short_since = False, 0.0
@@ -238,9 +240,8 @@ class SubsetGrid(Grid):
         connected = set(self._grid.get_node_ids())
         if connected and connected == self._unknown():
             raise UnfedError(self._nobody(self._leavers[0]))
-        for words, nodes in found.items():
-            listed = ", ".join(map(str, nodes)) or "nobody is connected, and if it comes back it stays out"
-            log.info("unfed: %s has left: %s", words, listed)
+        for one in self._leavers:
+            log.info("unfed: %s has left: %s", one.words, ", ".join(map(str, found[one.words])) or one.absent)
         for node in sorted(self._unknown()):
             log.warning("unfed: node %s is left out: it does not say who it is, so it might be the leaver", node)
         self._settled = True
@@ -322,11 +323,10 @@ class SubsetGrid(Grid):
 
 def _leavers(exclude: Exclude) -> Sequence[Leaver]:
     """Each part of an exclusion by itself: each of them must match somebody."""
-    if isinstance(exclude, Leaver):
-        return (exclude,)
-    if callable(exclude):
+    if callable(exclude) and not isinstance(exclude, Leaver):
         return (Leaver("whoever the given function finds", exclude),)
-    found = tuple(one if isinstance(one, Leaver) else _node(one) for one in exclude)
+    several = [exclude] if isinstance(exclude, Leaver | int | str) else exclude or ()
+    found = tuple(one if isinstance(one, Leaver) else _node(one) for one in several)
     if not found:
         raise UnfedError(
             "exclude names nobody, so nobody would be left out; name who leaves, by node_with(…) or an id, or who left"
@@ -336,8 +336,16 @@ def _leavers(exclude: Exclude) -> Sequence[Leaver]:
 
 
 def _node(number: int) -> Leaver:
+    if not isinstance(number, int):
+        name = repr(str(number))
+        raise UnfedError(
+            f"exclude takes node ids as numbers, not {number!r}; a name is registered({name}) or"
+            f" node_with(client={name}), a partition is node_with(partition_id=…)."
+        )
     remedy = (
         "ids are drawn anew in every run of Flower's simulator and for every SuperNode without a key, so name it by"
         " node_with(partition_id=…)"
     )
-    return Leaver(f"node {number}", lambda grid: [n for n in grid.get_node_ids() if n == number], remedy=remedy)
+    absent = "nobody is connected under this id; without a key it would come back under another one, and be asked"
+    found: Find = lambda grid: [n for n in grid.get_node_ids() if n == number]  # noqa: E731
+    return Leaver(f"node {number}", found, remedy=remedy, absent=absent)

@@ -25,6 +25,7 @@ from unfed.model.functional import Template
 from unfed.model.layers import choose
 from unfed.model.params import Params, params_of
 from unfed.model.perturb import Perturbed
+from unfed.remote.replies import said
 
 Rows = tuple[Tensor, Tensor]
 NO_RETRAIN = "nothing was trained from scratch without the leaver"
@@ -49,7 +50,29 @@ class Probes:
         self._model, self._effort = model, effort
         self._module = model()
         self._retain, self._test, self._forget = retain, test, forget
+        for rows in (retain, test, forget):
+            self._try(rows)
         self._knowledge = Knowledge("The unlearning", Perturbed("negate", choose(self._module, tuple(layers), False)))
+
+    def _try(self, rows: Rows | None) -> None:
+        """See that the model takes such rows, before anything is unlearned."""
+        if rows is None or not len(rows[0]):
+            return
+        try:
+            with torch.no_grad():
+                self._model().eval()(rows[0][:1])
+        except Exception as error:
+            raise UnfedError(f"The probes' model cannot read the probes' rows ({said(error)}); mend either.") from error
+
+    def check(self, arrays: Params) -> None:
+        """Refuse, before anybody is asked to train, arrays that are not of the probes' model."""
+        like = params_of(self._module)
+        for name, array in in_order(self._module, arrays).items():
+            if array.shape != like[name].shape:
+                raise UnfedError(
+                    f"The app's {name!r} has the shape {tuple(array.shape)}, in the probes' model it has"
+                    f" {tuple(like[name].shape)}; give Probes the app's own model."
+                )
 
     def found(self, before: Params, after: Params) -> dict[str, Any]:
         """What every attack brought back, as JSON has it."""

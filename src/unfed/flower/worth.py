@@ -7,7 +7,7 @@ to train.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from unfed.flower.evidence import plain
+from unfed.flower.judging import setting
 from unfed.flower.leaving import SubsetGrid
 
 
@@ -25,13 +26,13 @@ class Worth:
         """`given`: what `start` was called with · `central`: the server's own evaluation, if the app has one."""
         self._strategy, self._subset, self._central = strategy, subset, central
         self._config = given.get("evaluate_config") or ConfigRecord()
-        self._timeout = float(given.get("timeout", 3600))
-        self._asked: RecordDict | None = None
+        self._timeout = given.get("timeout", 3600.0)
+        self._asked: Message | None = None
 
     def seen(self, messages: Iterable[Message]) -> list[Message]:
         """The same messages, of which the first is remembered: a leaver is asked in the same words."""
         found = list(messages)
-        self._asked = found[0].content if found else self._asked
+        self._asked = found[0] if found else self._asked
         return found
 
     def to_the_staying(self, arrays: ArrayRecord) -> tuple[list[int], MetricRecord | None]:
@@ -49,24 +50,30 @@ class Worth:
     def to_leavers(self, arrays: ArrayRecord, server_round: int) -> list[dict[str, Any]]:
         """One entry for each who gave leave: its metrics, or why there are none; the others get no message."""
         willing = {node for leaver in self._subset.leavers for node in leaver.willing()}
-        if self._asked is None or not willing:
+        if not willing:
             return []
-        return _answers(self._subset.whole, willing, _question(self._asked, arrays, server_round), self._timeout)
+        if self._asked is None:
+            self.seen(self._strategy.configure_evaluate(server_round, arrays, self._config, self._subset))
+        if self._asked is None:
+            return [{"node": node, "why": "the strategy asks nobody to evaluate"} for node in sorted(willing)]
+        kind, content = self._asked.metadata.message_type, self._question(self._asked.content, arrays, server_round)
+        messages = [Message(content, node, kind) for node in sorted(willing)]
+        return _answers(self._subset.whole, messages, self._timeout)
+
+    def _question(self, asked: RecordDict, arrays: ArrayRecord, server_round: int) -> RecordDict:
+        """What the strategy asks those who stay, about other arrays."""
+        found, key = RecordDict(dict(asked.items())), setting(self._strategy, "arrayrecord_key")
+        for name in [key] if key in asked.array_records else [*asked.array_records]:
+            found[str(name)] = arrays
+        for name, config in asked.config_records.items():
+            known = "server-round" in config
+            found[name] = ConfigRecord({**config, "server-round": server_round} if known else {**config})
+        return found
 
 
-def _question(asked: RecordDict, arrays: ArrayRecord, server_round: int) -> RecordDict:
-    """What the strategy asks those who stay, about other arrays."""
-    found = RecordDict(dict(asked.items()))
-    for key in asked.array_records:
-        found[key] = arrays
-    for key, config in asked.config_records.items():
-        found[key] = ConfigRecord({**config, "server-round": server_round} if "server-round" in config else {**config})
-    return found
-
-
-def _answers(grid: Grid, nodes: Collection[int], content: RecordDict, timeout: float) -> list[dict[str, Any]]:
-    told: dict[int, dict[str, Any]] = {node: {"node": node, "why": "it did not answer"} for node in sorted(nodes)}
-    messages = [Message(content, node, "evaluate") for node in told]
+def _answers(grid: Grid, messages: Sequence[Message], timeout: float) -> list[dict[str, Any]]:
+    nodes = [message.metadata.dst_node_id for message in messages]
+    told: dict[int, dict[str, Any]] = {node: {"node": node, "why": "it did not answer"} for node in nodes}
     for reply in grid.send_and_receive(messages, timeout=timeout):
         node = reply.metadata.src_node_id
         if node not in told:

@@ -139,7 +139,7 @@ class Directory:
     def _meet(self, node: int, found: Reply | Failure) -> None:
         if isinstance(found, Failure):
             if node not in self._names:
-                self.failures[node] = found.reason
+                self._fails(node, found.reason)
             return
         words = found.said
         if self.denied.refuses(node, [str(words[key]) for key in ("name", *KEYS) if key in words]):
@@ -148,14 +148,19 @@ class Directory:
         name = bound or attempt(lambda: name_of(words.get("name", "")))
         census = Census.of(found)
         if isinstance(name, Failure):
-            self.failures[node] = name.reason
+            self._fails(node, name.reason)
         elif not name:
-            self.failures[node] = "it does not say who it is"
+            self._fails(node, "it does not say who it is")
         elif isinstance(census, Failure):
-            self.failures[node] = census.reason
+            self._fails(node, census.reason)
         else:
             self._names[node] = name
             self.seen[name] = census
+
+    def _fails(self, node: int, reason: str) -> None:
+        """Note, for the log too, that a node takes no part: a run may go on without it."""
+        self.failures[node] = reason
+        self.speech.log.warning("unfed: node %s takes no part: %s", node, reason)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -20,8 +20,9 @@ def foreign_page(kept: Mapping[str, Any], title: str) -> str:
     """Everything that was written down; what a foreign app cannot give says why."""
     rounds = kept["rounds"]
     out = {node for leaver in kept["leavers"] for node in leaver["nodes"]}
-    asked = [{"round": line["round"], **{w: _nodes(line[w]) for w in ("train", "evaluate")}} for line in rounds]
-    wrong = sum(node in out for line in rounds for what in ("train", "evaluate") for node in line[what])
+    broken = kept.get("abandoned", [])
+    wrong = sum(node in out for line in [*rounds, *broken] for what in ("train", "evaluate") for node in line[what])
+    failed = {name: not_measured(why) for name, why in kept.get("unmeasured", {}).items()}
     return page(
         "foreign.html.j2",
         title=title,
@@ -34,9 +35,10 @@ def foreign_page(kept: Mapping[str, Any], title: str) -> str:
         measured=_measured(kept),
         arrays=kept["arrays"],
         metrics=_metrics(kept),
-        asked=asked,
+        asked=[{"round": line["round"], **_asked(line)} for line in rounds],
         refused=[one for line in rounds for one in line["refused"]],
-        missing=_forgotten_rows(kept) | MISSING | _not_undone(kept),
+        broken=[{"round": f"{line['round']}, broken off", **_asked(line)} for line in broken],
+        missing=_forgotten_rows(kept) | MISSING | _not_undone(kept) | failed,
         **_probes(kept),
     )
 
@@ -70,6 +72,10 @@ def _not_undone(kept: Mapping[str, Any]) -> dict[str, str]:
     """Why nobody tried to take the perturbation back; nothing where somebody did."""
     tried = kept.get("undo", {"reason": "nobody took the perturbation back to see (undo=True of the evidence does)"})
     return {"Undoing": not_measured(tried["reason"])} if "reason" in tried else {}
+
+
+def _asked(line: Mapping[str, Any]) -> dict[str, str]:
+    return {what: _nodes(line[what]) for what in ("train", "evaluate")}
 
 
 def _nodes(numbers: list[int]) -> str:

@@ -1,0 +1,115 @@
+"""What may be aggregated of the replies to a round, and what the average of them must be.
+
+Of a reply only that is judged which the strategy aggregates: the arrays under its key, and the weight that it uses.
+Metrics and further records are the app's own affair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, Message
+from flwr.serverapp.strategy import Strategy
+
+from unfed.federation.aggregate import all_finite
+from unfed.flower.replies import tensors
+from unfed.flower.wire import from_arrays
+from unfed.remote.packed import Declared
+from unfed.remote.replies import Failure, Unreadable, attempt, finite, said
+
+MINIMUMS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
+NARROWER = ("int64", "int32", "float32", "float16")
+
+
+class Judge:
+    """Knows the arrays that went out, and by which names the strategy finds its arrays and weights in a reply."""
+
+    def __init__(self, strategy: Strategy, arrays: ArrayRecord) -> None:
+        self._weight = setting(strategy, "weighted_by_key")
+        self._key = setting(strategy, "arrayrecord_key")
+        self._like: dict[str, Declared] = {name: (tuple(array.shape), array.dtype) for name, array in arrays.items()}
+
+    def objection(self, reply: Message, out: Collection[int]) -> str | None:
+        """Why a reply may not be aggregated; None where it may."""
+        found = attempt(partial(self._read, reply, out))
+        return found.reason if isinstance(found, Failure) else None
+
+    def _read(self, reply: Message, out: Collection[int]) -> None:
+        if reply.metadata.src_node_id in out:
+            raise Unreadable("it has left this federation")
+        if reply.has_error():
+            raise Unreadable(f"it failed: {said((reply.error.reason or 'no reason given').strip().splitlines()[-1])}")
+        if not reply.content.array_records:  # or stock strategies would drop the whole round for it
+            raise Unreadable("it sent no arrays")
+        for record in self._aggregated(reply):
+            finite(tensors(record, {name: _as_trained(known, record.get(name)) for name, known in self._like.items()}))
+        if self._weight is not None:
+            self._weigh(reply, self._weight)
+
+    def _weigh(self, reply: Message, key: str) -> None:
+        weights = [metrics[key] for metrics in reply.content.metric_records.values() if key in metrics]
+        if not weights:
+            raise Unreadable(f"its metrics lack the weight {key!r}")
+        for weight in weights:
+            if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
+                raise Unreadable(f"its weight {key!r} is {said(weight, 40)}, which is not a positive number")
+
+    def _aggregated(self, reply: Message) -> list[ArrayRecord]:
+        """The arrays that the strategy looks at: those under its key, or the only ones there are."""
+        records = reply.content.array_records
+        return [record for name, record in records.items() if name == self._key or len(records) == 1]
+
+    def learn_types(self, replies: Iterable[Message]) -> None:
+        """A stock strategy's training may leave float64 everywhere; clients know what their tensors are."""
+        records = [record for reply in replies for record in self._aggregated(reply)]
+        for name, known in self._like.items() if records else ():
+            found = {_as_trained(known, record[name]) for record in records}
+            self._like[name] = found.pop() if len(found) == 1 else known
+
+    def typed(self, arrays: ArrayRecord) -> ArrayRecord | str:
+        """The average in the types of the model (averaging turns counters into floats), or why it is not one."""
+        found = from_arrays(arrays)
+        if not all_finite(list(found.values())):
+            return "its average is not finite"
+        kinds = {name: getattr(torch, dtype) for name, (_, dtype) in self._like.items()}
+        typed = OrderedDict((name, _as(value, kinds.get(name, value.dtype))) for name, value in found.items())
+        return ArrayRecord(typed)
+
+
+def layers(strategy: Strategy) -> Sequence[Strategy]:
+    """A strategy, and whatever strategies it is wrapped around, whatever it calls them."""
+    found = [strategy]
+    for layer in found:
+        inner = [own for own in getattr(layer, "__dict__", {}).values() if isinstance(own, Strategy)]
+        found += [own for own in inner if not any(own is one for one in found)]
+    return found
+
+
+def setting(strategy: Strategy, name: str) -> str | None:
+    """What a strategy, or the first it is wrapped around that says so, calls something."""
+    return next((str(getattr(layer, name)) for layer in layers(strategy) if hasattr(layer, name)), None)
+
+
+def minimum(strategy: Strategy) -> int:
+    """How many nodes a strategy waits for, at most."""
+    waits: list[Any] = [getattr(layer, name, 0) for layer in layers(strategy) for name in MINIMUMS]
+    return max((int(number or 0) for number in waits), default=0)
+
+
+def _as_trained(known: Declared, array: Array | None) -> Declared:
+    """What an array must be; a narrower one may come where a strategy had made a float64 of it.
+
+    Averaging turns counters into float64, and FedAdam and its like turn everything into it; clients load such arrays
+    into their own model and answer in its types.
+    """
+    narrower = array is not None and known[1] == "float64" and array.dtype in NARROWER
+    return (known[0], array.dtype) if narrower and array is not None else known
+
+
+def _as(tensor: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    return tensor.to(kind) if kind.is_floating_point else tensor.round().to(kind)

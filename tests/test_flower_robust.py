@@ -1,0 +1,305 @@
+"""`Unlearn` in the hands of somebody who makes mistakes, and on a day when nodes do: sentences, and no lost model."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr", reason="needs unfed[flower]")
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, Strategy
+
+from flower_grid import NAMES, InProcessGrid, foreign_grid
+from unfed.cli.main import app as cli
+from unfed.errors import Refused, UnfedError
+from unfed.flower import Evidence, SubsetGrid, Unlearn, introduce, negate_arrays, node_with, registered
+
+LEAVER = 1000
+ARRAYS = ArrayRecord({"w": torch.ones(2)})
+
+
+def unlearn(strategy: Callable[[], Strategy] = FedAvg, **more: Any) -> Unlearn:
+    return Unlearn(strategy, negate_arrays("w"), node_with(partition_id=0), wait=0, **more)
+
+
+def page(folder: Path) -> str:
+    done = CliRunner().invoke(cli, ["report", str(folder)])
+    assert done.exit_code == 0, done.output
+    return (folder / "report.html").read_text()
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "unlearning.json").read_text())
+    return found
+
+
+# --- who leaves -------------------------------------------------------------------------------------------------------
+
+
+def test_one_node_id_needs_no_list() -> None:
+    assert list(SubsetGrid(foreign_grid(), LEAVER).get_node_ids()) == [1001, 1002, 1003]
+
+
+@pytest.mark.parametrize("exclude", ["north", ["north"], [LEAVER, "north"]])
+def test_a_bare_word_is_no_id_and_what_to_write_is_said(exclude: Any) -> None:
+    with pytest.raises(UnfedError, match=r"as numbers, not 'north'; a name is registered\('north'\) or node_with"):
+        SubsetGrid(foreign_grid(), exclude)
+
+
+def test_nobody_is_nobody_in_every_spelling() -> None:
+    spellings: list[Any] = [[], (), None, ""]
+    for nobody in spellings:
+        with pytest.raises(UnfedError, match="exclude (names nobody|takes node ids)"):
+            SubsetGrid(foreign_grid(), nobody)
+
+
+def test_an_id_that_is_gone_is_not_said_to_stay_out(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("flwr").propagate = True
+    with caplog.at_level("INFO", "flwr"):
+        SubsetGrid(foreign_grid(), [7], gone=True).settle()
+        assert "without a key it would come back under another one, and be asked" in caplog.text
+        SubsetGrid(foreign_grid(), node_with(partition_id=9), gone=True).settle()
+        assert "a node with partition-id=9 has left: nobody is connected, and if it comes back it stays" in caplog.text
+
+
+@pytest.mark.parametrize("by_name", [False, pytest.param(True, marks=pytest.mark.skipif(not NAMES, reason="no names"))])
+def test_a_second_node_of_the_same_name_is_out_too_and_both_are_named(
+    by_name: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("flwr").propagate = True
+    grid = foreign_grid()
+    grid.nodes[7] = dict(grid.nodes[LEAVER])
+    grid.names = {LEAVER: "north", 7: "north", 1001: "south"}
+    with caplog.at_level("INFO", "flwr"):
+        who = registered("north") if by_name else node_with(partition_id=0)
+        Unlearn(FedAvg, None, who, wait=0).start(grid, ARRAYS, num_rounds=1)
+    assert not grid.asked(LEAVER, "train", "evaluate") and not grid.asked(7, "train", "evaluate")
+    assert "has left: 7, 1000" in caplog.text and len(grid.asked(1001, "train")) == 1
+
+
+# --- what is wrapped --------------------------------------------------------------------------------------------------
+
+
+class Around(Strategy):
+    """Somebody's own wrapper, which calls what it wraps by a name of its own."""
+
+    def __init__(self, mine: Strategy) -> None:
+        self._mine = mine
+
+    def configure_train(self, *args: Any) -> Iterable[Message]:
+        return self._mine.configure_train(*args)
+
+    def aggregate_train(self, *args: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        return self._mine.aggregate_train(*args)
+
+    def configure_evaluate(self, *args: Any) -> Iterable[Message]:
+        return self._mine.configure_evaluate(*args)
+
+    def aggregate_evaluate(self, *args: Any) -> MetricRecord | None:
+        return self._mine.aggregate_evaluate(*args)
+
+    def summary(self) -> None:
+        """Nothing to say."""
+
+
+def private(strategy: Strategy) -> Strategy:
+    return DifferentialPrivacyServerSideFixedClipping(strategy, 0.1, 1.0, 3)
+
+
+WRAPPED: dict[str, Callable[[Strategy], Strategy]] = {
+    "by another name": Around,
+    "twice": lambda inner: private(private(inner)),
+    "both": lambda inner: Around(private(inner)),
+}
+
+
+@pytest.mark.parametrize("how", list(WRAPPED))
+def test_a_minimum_that_only_the_leaver_made_up_is_found_under_every_wrapper(how: str) -> None:
+    def strategy() -> Strategy:
+        return WRAPPED[how](FedAvg(min_available_nodes=4))
+
+    with pytest.raises(Refused, match="waits for 4 nodes, but without the leaver 3 are connected"):
+        unlearn(strategy).start(foreign_grid(), ARRAYS, num_rounds=1)
+
+
+def test_what_is_aggregated_is_judged_under_every_wrapper() -> None:
+    grid = foreign_grid()
+    grid.tamper[1002] = without("metrics", "train")
+    strategy = unlearn(lambda: Around(FedAvg()))
+    strategy.start(grid, ARRAYS, num_rounds=1)
+    assert [r.reason for r in strategy.refusals] == ["its metrics lack the weight 'num-examples'"]
+
+
+def test_unlearn_around_unlearn_is_refused() -> None:
+    with pytest.raises(UnfedError, match=r"Unlearn has a start\(\) of its own"):
+        unlearn(unlearn).start(foreign_grid(), ARRAYS, num_rounds=1)
+
+
+# --- bad replies, bad rounds ------------------------------------------------------------------------------------------
+
+
+def without(record: str, kind: str) -> Callable[[Message, Message], Message]:
+    def changed(question: Message, reply: Message) -> Message:
+        if question.metadata.message_type == kind:
+            del reply.content[record]
+        return reply
+
+    return changed
+
+
+def test_a_client_that_sends_no_arrays_does_not_cost_the_others_their_round() -> None:
+    grid, strategy = foreign_grid(), unlearn()
+    grid.tamper[1002] = without("arrays", "train")
+    result = strategy.start(grid, ARRAYS, num_rounds=2)
+    assert [(r.client, r.reason) for r in strategy.refusals] == [("1002", "it sent no arrays")] * 2
+    assert result.arrays.to_torch_state_dict()["w"].tolist() == [-1.0, -1.0]
+
+
+def test_replies_that_flower_cannot_average_are_the_reason_that_is_given() -> None:
+    def another(question: Message, reply: Message) -> Message:
+        if question.metadata.message_type == "train":
+            reply.content["metrics"] = MetricRecord({"num-examples": 2, "mine": 1.0})
+        return reply
+
+    grid = foreign_grid()
+    grid.tamper[1002] = another
+    with pytest.raises(Refused, match="None of 1 rounds had a usable update .round 1: .*[Mm]etric"):
+        unlearn().start(grid, ARRAYS, num_rounds=1)
+
+
+def test_no_rounds_are_no_unlearning() -> None:
+    grid = foreign_grid()
+    with pytest.raises(UnfedError, match="num_rounds = 0, but nothing is forgotten before those who stay have trained"):
+        unlearn().start(grid, ARRAYS, num_rounds=0)
+    assert grid.sent == []
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+class Dying(InProcessGrid):
+    """Breaks down when it is to carry the n-th round of training."""
+
+    def __init__(self, at: int) -> None:
+        grid = foreign_grid()
+        super().__init__(grid.nodes.values(), grid.app)
+        self.left = at
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        found = list(messages)
+        self.left -= any(m.metadata.message_type == "train" for m in found)
+        if self.left == 0:
+            raise ConnectionError("the SuperLink is gone")
+        return super().send_and_receive(found, timeout=timeout)
+
+
+def test_the_servers_own_evaluation_goes_on_counting_after_a_crash(tmp_path: Path) -> None:
+    seen: list[int] = []
+    for grid in (Dying(3), foreign_grid()):
+        strategy = unlearn(keep=tmp_path / "kept.safetensors", evidence=tmp_path / "e")
+        try:
+            strategy.start(grid, ARRAYS, num_rounds=4, evaluate_fn=lambda round, arrays: seen.append(round))
+        except ConnectionError:
+            seen.append(-1)
+    # First the model before, then round 0 of the first start, and what was kept of round 2 at the second.
+    assert seen == [0, 0, 1, 2, -1, 2, 3, 4]
+    assert [line["round"] for line in kept(tmp_path / "e")["rounds"]] == [1, 2, 3, 4]
+
+
+def test_the_same_call_goes_on_after_a_crash_in_the_first_round_and_whom_it_asked_is_not_lost(tmp_path: Path) -> None:
+    def start(grid: InProcessGrid) -> None:
+        unlearn(evidence=tmp_path / "e").start(grid, ARRAYS, num_rounds=1)
+
+    with pytest.raises(ConnectionError):
+        start(Dying(1))
+    start(foreign_grid())
+    found = kept(tmp_path / "e")
+    assert found["finished"] == "all rounds" and len(found["rounds"]) == 1
+    assert [line["train"] for line in found["abandoned"]] == [[1001, 1002, 1003]]
+    assert "1, broken off" in page(tmp_path / "e")
+    with pytest.raises(UnfedError, match="or of one of which no arrays were kept"):
+        start(foreign_grid())  # what is finished is not written over
+
+
+def test_evidence_that_was_cut_off_after_the_last_round_is_closed_by_the_same_call(tmp_path: Path) -> None:
+    class Cut(Evidence):
+        def end(self, how: str, after: str) -> None:
+            raise SystemExit(0)
+
+    own: dict[str, Any] = {"keep": tmp_path / "kept.safetensors"}
+    with pytest.raises(SystemExit):
+        unlearn(evidence=Cut(tmp_path / "e"), **own).start(foreign_grid(allow="forget"), ARRAYS, num_rounds=1)
+    assert kept(tmp_path / "e")["finished"] is None
+    grid = foreign_grid(allow="forget")
+    result = unlearn(evidence=tmp_path / "e", **own).start(grid, ARRAYS, num_rounds=1)
+    assert kept(tmp_path / "e")["finished"] == "all rounds" and not grid.asked(1001, "train")
+    assert kept(tmp_path / "e")["leaver"]["after"][0]["metrics"]["acc"] == 0.5
+    assert result.arrays.to_torch_state_dict()["w"].tolist() == [-1.0, -1.0]
+    again = foreign_grid(allow="forget")
+    unlearn(evidence=tmp_path / "e", **own).start(again, ARRAYS, num_rounds=1)
+    assert not again.asked(LEAVER, "train", "evaluate")  # all is done, and nobody is asked once more
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_measured_after_the_last_round_costs_no_model(tmp_path: Path) -> None:
+    class Leaving(InProcessGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+            found = super().send_and_receive(messages, timeout=timeout)
+            if len(self.asked(1001, "evaluate")) == 2:  # the model before, and the only round
+                self.nodes.pop(1003, None)
+            return found
+
+    grid = Leaving(foreign_grid().nodes.values(), foreign_grid().app)
+    strategy = unlearn(lambda: FedAvg(min_available_nodes=3), evidence=Evidence(tmp_path / "e", undo=True))
+    result = strategy.start(grid, ARRAYS, num_rounds=1, timeout=None)
+    assert result.arrays.to_torch_state_dict()["w"].tolist() == [-1.0, -1.0]
+    assert kept(tmp_path / "e")["finished"] == "all rounds"
+    assert "not measured: The strategy waits for 3 nodes, but without the leaver 2 are" in page(tmp_path / "e")
+
+
+def test_a_strategy_that_asks_nobody_to_evaluate_is_the_reason_that_is_given(tmp_path: Path) -> None:
+    grid = foreign_grid(allow="forget")
+    unlearn(lambda: FedAvg(fraction_evaluate=0.0), evidence=tmp_path / "e").start(grid, ARRAYS, num_rounds=1)
+    assert not grid.asked(LEAVER, "train", "evaluate")
+    shown = page(tmp_path / "e")
+    assert "not measured: the strategy asks nobody to evaluate" in shown and "gave no leave" not in shown
+
+
+def test_a_leaver_that_gave_leave_is_asked_in_the_apps_own_words(tmp_path: Path) -> None:
+    """Under the app's own name for an evaluation, and with the model alone exchanged among several records."""
+    app = introduce(ClientApp())
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message)
+
+    @app.evaluate("quickly")
+    def evaluate(message: Message, context: Context) -> Message:
+        records = message.content.array_records
+        w, scale = (float(records[name].to_torch_state_dict()["w"][0]) for name in ("arrays", "scale"))
+        return Message(RecordDict({"m": MetricRecord({"acc": w * scale, "num-examples": 1})}), reply_to=message)
+
+    class Quick(FedAvg):
+        def configure_evaluate(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        ) -> Iterable[Message]:
+            scale = ArrayRecord({"w": torch.full((2,), 10.0)})
+            content = RecordDict({"scale": scale, "arrays": arrays, "config": config})
+            return [Message(content, node, "evaluate.quickly") for node in grid.get_node_ids()]
+
+    unlearn(Quick, evidence=tmp_path / "e").start(foreign_grid(app=app, allow="forget"), ARRAYS, num_rounds=1)
+    told = {when: found[0]["metrics"]["acc"] for when, found in kept(tmp_path / "e")["leaver"].items()}
+    assert told == {"before": 10.0, "after": -10.0}
