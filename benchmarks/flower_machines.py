@@ -17,6 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+QUEUE = """
+import os, sys
+if any(word.endswith("flwr-clientapp") for word in sys.orig_argv):
+    import fcntl
+    place = open(os.path.join(os.path.dirname(__file__), f"place{os.getpid() % 2}"), "w")
+    fcntl.flock(place, fcntl.LOCK_EX)  # until this process ends
+    sys.place = place
+"""
+"""Lets two client apps run at a time; it is read by every Python process before anything else."""
 SCRIPTS = Path(__file__).parent.parent / "examples" / "flower" / "deploy"
 OWN = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -64,14 +73,18 @@ def simulator(where: Path, **more: str) -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def deployment(
-    where: Path, nodes: int, database: str = ":flwr-in-memory:", poll: float = 1.0, **more: str
+    where: Path, nodes: int, database: str = ":flwr-in-memory:", poll: float | None = None, **more: str
 ) -> Iterator[dict[str, str]]:
     """A SuperLink and SuperNodes as processes with TLS and keys, by the tutorial's own scripts.
 
-    `poll`: seconds after which a node asks for work again. One whose app gives no sign of life 30 seconds after it was
-    started starts it again, and many that start at once on few cores never get that far: asking seldom, each at its own
-    second, spreads them.
+    A node whose app gives no sign of life 30 seconds after it was started starts it again, and many that start at once
+    on few cores never get that far. With `poll` they ask for work every so many seconds, each at its own second, and
+    apps run two at a time.
     """
+    if poll is not None:
+        (where / "queue").mkdir()
+        (where / "queue" / "sitecustomize.py").write_text(QUEUE)
+        more["PYTHONPATH"] = os.pathsep.join([str(where / "queue"), *filter(None, [os.environ.get("PYTHONPATH")])])
     own = {"NODES": str(nodes), "PORT": str(free_port()), "ALLOW": "", "DATABASE": database, "WHERE": str(where)}
     env, groups = environment(where, **own, **more), list[int]()
 
@@ -86,7 +99,7 @@ def deployment(
     try:
         script("1-certificates")
         script("2-superlink")
-        script("3-supernodes", FLWR_SUPEREXEC_TASK_POLL_INTERVAL=str(poll))
+        script("3-supernodes", FLWR_SUPEREXEC_TASK_POLL_INTERVAL=str(poll or 1))
         yield env
     except BaseException:
         print(_told_by_superlink(where / "logs" / "superlink.log"), flush=True)

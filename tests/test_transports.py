@@ -210,8 +210,9 @@ def test_a_client_that_is_lost_is_named_and_the_round_goes_on_without_it(over: O
 
 
 def test_a_server_of_another_version_is_told_to_install_the_same(
-    over: Over, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    over: Over, local: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    world_over(over, over.transport, local)  # all three are there
     own: Any = Ask.words
     newer = property(lambda ask: {**own.fget(ask), "format": FORMAT + 1})
     monkeypatch.setattr(Ask, "words", newer)

@@ -79,7 +79,7 @@ class Evidence:
         return True
 
     def _go_on(self, about: Mapping[str, Any], digests: Mapping[str, Any], done: int) -> None:
-        """Take up what an earlier start wrote; whom it asked in rounds that came to nothing is not thrown away."""
+        """Take up what an earlier start wrote; whom its broken rounds asked is not thrown away."""
         known, rounds = self._kept["arrays"], self._kept["rounds"]
         begun = any(line["arrays"] not in (None, known["perturbed"]) for line in rounds) or self.finished
         if known["before"] != digests["before"] or (begun and not done):

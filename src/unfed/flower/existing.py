@@ -166,7 +166,7 @@ class Unlearn(Strategy):
         return result
 
     def _close(self, evidence: Evidence, initial: ArrayRecord, worth: Worth) -> None:
-        """Measure the model after: what cannot be measured any more says why, and takes nothing from the model."""
+        """Measure the model after; what cannot be measured any more says why, and costs no model."""
         assert self.arrays is not None
         after, probes = self.arrays, evidence.undo
         heard = evidence.last_heard()

@@ -27,7 +27,7 @@ NARROWER = ("int64", "int32", "float32", "float16")
 
 
 class Judge:
-    """Knows the arrays that went out, and by which names the strategy finds its arrays and weights in a reply."""
+    """Knows the arrays that went out, and where the strategy finds arrays and weights in a reply."""
 
     def __init__(self, strategy: Strategy, arrays: ArrayRecord) -> None:
         self._weight = setting(strategy, "weighted_by_key")
