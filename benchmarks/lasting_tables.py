@@ -112,6 +112,8 @@ def table(lines: Sequence[Line], within: float) -> list[str]:
     text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for k, by in by_requests(lines).items():
         reference = {x["seed"]: x["after"] for x in by.get("reference") or by.get("retrain", [])}
+        first = next(own for variant, own in by.items() if variant != "reference")
+        text.append(before_row(k, [x["before"] for x in first], len(head), client))
         for variant, own in by.items():
             if variant == "reference":
                 continue
@@ -124,6 +126,13 @@ def table(lines: Sequence[Line], within: float) -> list[str]:
             cells += [mean([w.get(n) for w in worst]) for n in (("forget", "backdoor") if client else ("forget",))]
             text.append("| " + " | ".join(cells) + " |")
     return text
+
+
+def before_row(k: int, found: Sequence[Mapping[str, Any]], columns: int, client: bool) -> str:
+    """What θ* shows of the same requests: where it does not hold the leaver, there is nothing to forget."""
+    cells = [str(k), "θ*, before"] + [mean([x.get(n) for x in found]) for n in ("retain", "forget", "test", "mia")]
+    cells += ["—", mean([x.get("backdoor") for x in found])] if client else ["—"]
+    return "| " + " | ".join(cells + ["—"] * (columns - len(cells))) + " |"
 
 
 def undo_table(lines: Sequence[Line]) -> list[str]:

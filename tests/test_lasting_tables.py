@@ -56,3 +56,11 @@ def test_the_page_shows_what_the_records_hold() -> None:
     for record in records:
         shown = made.page([json.loads(row) for row in record.read_text().splitlines()], 2.0)
         assert shown.strip() in text, record.name
+
+
+def test_beside_what_was_left_stands_what_the_model_before_held() -> None:
+    """A leaver that θ* never learnt is forgotten by everybody, which says nothing of a method."""
+    held = {"retain": 99.0, "forget": 28.6, "test": 78.0, "mia": 60.0, "backdoor": 7.6}
+    lines = [{**line("sealed", 0, [(5, 77.0)]), "before": held, "after": held, "scope": "client"}]
+    assert tables().table(lines, 2.0)[2] == "| 1 | θ*, before | 99.0 | 28.6 | 78.0 | 60.0 | — | 7.6 | — | — | — | — |"
+    assert tables().table([{**lines[0], "scope": "class"}], 2.0)[2].count("—") == 4
