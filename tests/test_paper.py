@@ -99,6 +99,19 @@ def test_a_second_item_trains_nothing_again_and_each_shows_its_own_methods(tmp_p
         assert f'"{own}"' in text and f'"{other}"' not in text
 
 
+def test_items_that_differ_in_who_leaves_train_once(tmp_path: Path) -> None:
+    few = ["training.rounds=2", "unlearning.rounds=1", "evaluation.every=1", "seed=0", 'methods.run=["retrain"]']
+    sets = [part for change in few for part in ("--set", change)]
+    done = paper("table-3", "table-4", "--out", str(tmp_path), *sets)
+    assert done.exit_code == 0, done.output
+    one, other = (Run.open(folder) for folder in sorted((tmp_path / "runs").iterdir()))
+    assert f"θ* of {other.folder.path.name} is that of {one.folder.path.name}" in done.output.replace("\n", " ") or (
+        f"θ* of {one.folder.path.name} is that of {other.folder.path.name}" in done.output.replace("\n", " ")
+    )
+    trained = [[line for line in run.lines() if line["method"] == "train"] for run in (one, other)]
+    assert trained[0] == trained[1] and len(trained[0]) == 3, "the same seconds, too: it was taken over"
+
+
 def test_the_papers_own_methods_and_models_are_run_at_its_scale() -> None:
     """Each published row has a run of that data, model and method."""
     from unfed.report.tables import name_of

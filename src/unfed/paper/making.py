@@ -1,6 +1,7 @@
 """Runs what an item needs, each run once, and writes the item down.
 
-    OUT/runs/PRESET-HASH    run folders, shared between items: interrupted ones go on, what is done is read
+    OUT/runs/PRESET-HASH    run folders, shared between items: interrupted ones go on, what is done is read; runs that
+                            differ in who leaves train θ* once
     OUT/table-1.md .tex     the rows          OUT/figure-4.svg …     the pictures
     OUT/table-1.json        the numbers       OUT/paper.html         everything made here so far
 
@@ -28,6 +29,7 @@ from unfed.report.words import date_text
 from unfed.runs.description import now
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
+from unfed.runs.same_training import take_training
 
 Shown = Callable[[Run], AbstractContextManager[Watch]]
 """Who watches a run while it works."""
@@ -50,6 +52,7 @@ def make(
         told(f"{item.heading}: {item.title}")
         runs = _runs(item, scale, folder, sets)
         for run in runs.values():
+            _take_trained(run, scale, folder, sets, told)
             with shown(run) as watch:
                 run.execute(watch)
         try:
@@ -69,6 +72,13 @@ def make(
 def _runs(item: Item, scale: str, folder: Path, sets: Sequence[str]) -> dict[Spec, Run]:
     found = shared(scale, sets)
     return {spec: Run.open(_place(folder, found[spec]), found[spec].methods) for spec in item.runs[scale]}
+
+
+def _take_trained(run: Run, scale: str, folder: Path, sets: Sequence[str], told: Told) -> None:
+    """θ* from another run that has trained the same: items that differ in who leaves train once."""
+    for one in dict.fromkeys(_place(folder, one) for one in shared(scale, sets).values()):
+        if one != run.folder.path and (one / "run.json").exists() and (seeds := take_training(run, Run.open(one))):
+            told(f"θ* of {run.folder.path.name} is that of {one.name} (seeds {', '.join(map(str, seeds))})")
 
 
 def _open_all(items: Sequence[Item], scale: str, folder: Path, sets: Sequence[str]) -> None:
