@@ -120,7 +120,10 @@ def test_a_run_of_the_papers_own_config_stands_beside_it(first: Run, tmp_path: P
     text, _ = reproduction.page(tmp_path)
     assert "| CIFAR-10, CNN | NoT | " in text and " ≠ |" in text, "two rounds on digits are not the paper's 2,000"
     assert "Differs from the item: training.rounds 2 instead of 2000." in text
-    assert "Not run: ft, federaser, fukd, pgd, mode, fcu." in text
+    # θ* again and six methods of seed 0, θ* and all eight of two more, 2,000 rounds of 0.045 s: 7 · 1.5 + 2 · 9 · 1.5
+    missing = "ft, federaser, fukd, pgd, mode, fcu (seed 0); everything of seeds 1, 2"
+    assert f"Not run: {missing}: about 38 GPU minutes, θ* included." in text
+    assert "beside whatever else the machine did: seed 0 0.0 minutes (3 jobs)" in text
 
 
 def test_a_result_stays_on_the_page_when_a_later_version_adds_a_key(first: Run, tmp_path: Path) -> None:
@@ -314,6 +317,18 @@ def test_a_block_whose_budget_is_spent_goes_on_when_it_is_given_again(
     assert kept.jobs.keys() == record.kept(whole, "abc").jobs.keys()
     same = [c["retain"] == record.kept(whole, "abc").jobs[job]["retain"] for job, c in kept.jobs.items()]
     assert all(same), "and nobody can tell that it was interrupted"
+
+
+def test_a_block_takes_a_trained_model_over_where_it_is_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_block(tmp_path / "first", tmp_path, "--methods", "retrain") == 0
+    other = ["--methods", "retrain", "--set", 'request={id="class-0", classes=[0]}']
+    assert run_block(tmp_path / "second", tmp_path, *other, "--trained-in", str(tmp_path / "first")) == 0
+    assert "first: taken over" in capsys.readouterr().out
+    one, two = (record._trained(Run.open(tmp_path / name)) for name in ("first", "second"))
+    assert one == two and list(one) == ["0"]
+    assert run_block(tmp_path / "third", tmp_path, *other, "--trained-in", str(tmp_path / "nowhere")) == 0
 
 
 def test_a_block_without_a_trained_model_is_no_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from unfed.runs.config import Config
 from unfed.runs.description import now
 from unfed.runs.progress import OutOfTime, QuietWatch
 from unfed.runs.run import Run
+from unfed.runs.same_training import take_training
 
 OURS = "sealed"  # stands beside the paper's methods wherever it was run with them
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     blocking.add_argument("--out", type=Path, required=True, help="the run folder; one of the same config goes on")
     blocking.add_argument("--methods", required=True, help="with commas, in the order in which they are run")
     blocking.add_argument("--set", action="append", default=[], dest="sets")
+    blocking.add_argument("--trained-in", type=Path, default=None, help="a run folder with the same θ*, if it is there")
     blocking.add_argument("--budget", default=None, help="24m: stop at the first save after this time")
     blocking.add_argument("--results", type=Path, default=RESULTS)
     blocking.add_argument("--commit", default=None)
@@ -82,7 +84,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.part == "block":
         config = Config.preset(options.preset, [*options.sets, chosen_methods(options.methods)])
-        return block(config, options.out, options.results, options.commit or _commit(), moment_of(options.budget))
+        run = opened(config, options.out, options.trained_in)
+        return block(run, options.results, options.commit or _commit(), moment_of(options.budget))
     if options.part == "add":
         for run in options.runs:
             for path in added(run, options.results, options.commit):
@@ -111,15 +114,23 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def block(config: Config, out: Path, results: Path, commit: str, moment: float | None) -> int:
-    """Run a config one method after another in one process, and keep what is finished after each.
+def opened(config: Config, out: Path, source: Path | None) -> Run:
+    """The run of a config, new or begun before; θ* is taken over from another folder if that has trained the same."""
+    run = Run.open(out) if (out / "run.json").exists() else Run.create(config, out)
+    if run.config != config:
+        raise UnfedError(f"{out} holds a run of another config; give --out a new folder.")
+    if source is not None and (source / "run.json").exists():
+        taken = take_training(run, Run.open(source))
+        print(f"{now()} θ* of {source}: {'taken over' if taken else 'not taken over'}", flush=True)
+    return run
+
+
+def block(run: Run, results: Path, commit: str, moment: float | None) -> int:
+    """Run a comparison one method after another in one process, and keep what is finished after each.
 
     A method that fails is said, and the others go on: what a machine is lent for once must not be lost with it. Exits
     with 1 where one failed, with 130 where the time is spent.
     """
-    run = Run.open(out) if (out / "run.json").exists() else Run.create(config, out)
-    if run.config != config:
-        raise UnfedError(f"{out} holds a run of another config; give --out a new folder.")
     failed = 0
     for label in run.labels:
         run.only, started, outcome = frozenset({label}), time.monotonic(), "done"
@@ -128,7 +139,7 @@ def block(config: Config, out: Path, results: Path, commit: str, moment: float |
         except OutOfTime:
             outcome, failed = "the budget is spent; the same command goes on", 130
         except Exception as error:
-            if not all(run.trained(seed) for seed in config.seed_list):
+            if not all(run.trained(seed) for seed in run.config.seed_list):
                 raise  # without θ* no other method can begin either
             outcome, failed = f"failed: {type(error).__name__}: {error}", 1
         run.only = None
@@ -261,12 +272,44 @@ def about(spec: Spec, kept: record.Kept, different: Sequence[str], lines: Sequen
     when = ", ".join(sorted({one["created"][:10] for one in made}))
     commits = ", ".join(sorted({one["commit"][:7] for one in made}))
     seeds = ", ".join(str(seed) for seed in kept.seeds)
-    left = [m for m in spec.config().methods.run if m not in methods]
     again = record.retrained_otherwise(kept)
     told = f"{spec.name}: seeds {seeds}{fewer(kept, sorted(methods))}; {where}, {when}, commit {commits}."
     told += f" Differs from the item: {'; '.join(different)}." if different else ""
     told += f" θ* was trained more than once and is not the same for seeds {', '.join(again)}." if again else ""
-    return told + (f" Not run: {', '.join(left)}." if left else "")
+    return f"{told} {took(kept, methods)}{left_out(spec, kept)}"
+
+
+def took(kept: record.Kept, methods: Collection[str]) -> str:
+    """How long the rounds of the shown jobs took, by seed: what was measured, not what a price says."""
+    shown = {name: columns for name, columns in kept.jobs.items() if name.rpartition("/")[2] in {*methods, "train"}}
+    by_seed: dict[str, list[float]] = {}
+    for name, columns in shown.items():
+        if columns["seconds"][-1]:
+            by_seed.setdefault(name.partition("/")[0], []).append(columns["seconds"][-1])
+    told = [f"seed {seed} {sum(own) / 60:.1f} minutes ({len(own)} jobs)" for seed, own in sorted(by_seed.items())]
+    return f"Rounds alone, beside whatever else the machine did: {', '.join(told)}." if told else ""
+
+
+def left_out(spec: Spec, kept: record.Kept) -> str:
+    """What the item asks for and these results do not have, method by method and seed by seed, with its price."""
+    config = spec.config()
+    jobs = {(job.partition("/")[0], job.rpartition("/")[2]) for job in kept.jobs}
+    gone = {seed: [m for m in config.methods.run if (str(seed), m) not in jobs] for seed in kept.seeds}
+    alike: dict[str, list[int]] = {}
+    for seed, labels in gone.items():
+        alike.setdefault(", ".join(labels), []).append(seed)
+    told = [f"{labels} ({_named(seeds)})" for labels, seeds in alike.items() if labels]
+    absent = [seed for seed in config.seed_list if seed not in gone]
+    told += [f"everything of {_named(absent)}"] if absent else []
+    if not told:
+        return ""
+    minutes = sum(priced(config, labels) for labels in gone.values() if labels)
+    minutes += len(absent) * priced(config, config.methods.run)
+    return f" Not run: {'; '.join(told)}: about {minutes:,.0f} GPU minutes, θ* included."
+
+
+def _named(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def figure(kept: record.Kept) -> str:
@@ -316,10 +359,14 @@ def missing(item: Item, specs: Sequence[Spec]) -> str:
 def price(spec: Spec) -> float:
     """GPU minutes by the seconds of a round: θ*, Retrain and every method, for every seed."""
     config = spec.config()
-    rounds = config.training.rounds * (1 + ("retrain" in config.methods.run))
-    rounds += sum(config.unlearning.rounds for label in config.methods.run if label != "retrain")
-    seconds = next(value for name, value in ROUND.items() if config.model.name.startswith(name))
-    return rounds * len(config.seed_list) * seconds / 60
+    return priced(config, config.methods.run) * len(config.seed_list)
+
+
+def priced(config: Config, labels: Collection[str]) -> float:
+    """GPU minutes of θ* and these methods, for one seed."""
+    rounds = config.training.rounds * (1 + ("retrain" in labels))
+    rounds += sum(config.unlearning.rounds for label in labels if label != "retrain")
+    return rounds * next(value for name, value in ROUND.items() if config.model.name.startswith(name)) / 60
 
 
 def _commit() -> str:
