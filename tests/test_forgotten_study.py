@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-from itertools import product
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-FILE = Path(__file__).parent.parent / "benchmarks" / "forgotten.py"
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+RECORD = BENCHMARKS / "records" / "2026-11-16-forgotten-cpu.jsonl"
+CLASS, BACKDOOR = ("class", "forgotten"), ("client", "backdoor")
 
 
 def study() -> Any:
-    spec = importlib.util.spec_from_file_location("forgotten_study", FILE)
+    spec = importlib.util.spec_from_file_location("forgotten_study", BENCHMARKS / "forgotten.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -33,14 +35,17 @@ def held(lines: list[dict[str, Any]]) -> set[tuple[str, str]]:
 @pytest.mark.slow
 def test_retrain_passes_and_the_trained_model_fails_in_one_small_federation(tmp_path: Path) -> None:
     """Eight rounds: enough to know a class, too few to plant a backdoor or to fit single rows."""
-    assert held(study().case("few", "iid", True, 0, tmp_path, rounds=8)) == {("class", "forgotten")}
+    assert held(study().case("few", "iid", True, 0, tmp_path, rounds=8)) == {CLASS}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
-def test_over_ten_seeds_with_and_without_poison(seed: int, tmp_path: Path) -> None:
-    cases = product(("iid", "dirichlet"), (False, True))
-    found: set[tuple[str, str]] = set()
-    for scheme, poison in cases:
-        found |= held(study().case("few", scheme, poison, seed, tmp_path / f"{scheme}-{poison}"))
-    assert {("class", "forgotten"), ("client", "backdoor")} <= found
+def test_sixty_rounds_show_a_backdoor_too(tmp_path: Path) -> None:
+    """One federation of the study; ten seeds of all are run by `benchmarks/forgotten.py`, and recorded."""
+    assert held(study().case("few", "iid", True, 0, tmp_path)) >= {CLASS, BACKDOOR}
+
+
+def test_over_ten_recorded_seeds_with_and_without_poison_retrain_failed_nowhere() -> None:
+    lines = [json.loads(line) for line in RECORD.read_text(encoding="utf-8").splitlines()]
+    assert len({(line["seed"], line["scheme"], line["poison"]) for line in lines}) == 10 * 2 * 2
+    for seed in {line["seed"] for line in lines}:
+        assert held([line for line in lines if line["seed"] == seed]) >= {CLASS, BACKDOOR}, seed
