@@ -41,16 +41,34 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
     return told if len(values) < 2 else f"{told} ± {stdev(values):.{digits}f}"
 
 
-def cell(rows: Sequence[Row] | None) -> str:
-    """The gap, and in brackets the rounds until the test accuracy was back: the median of the seeds."""
+def cell(rows: Sequence[Row] | None, seeds: int = 0) -> str:
+    """The gap, and in brackets the rounds until the test accuracy was back: the median of the seeds.
+
+    Where there should be more `seeds` than there are, it says how many there are.
+    """
     if not rows:
         return ""
     alive = [row for row in rows if row["gap"] is not None]
     if not alive:
-        return "did not survive"
+        return f"did not survive{fewer(rows, seeds)}"
     back = median([float("inf") if row["back"] is None else row["back"] for row in alive])
     lost = "" if len(alive) == len(rows) else f", {len(rows) - len(alive)} of {len(rows)} did not survive"
-    return f"{spread([row['gap'] for row in alive])} ({'–' if back == float('inf') else f'{back:g}'}){lost}"
+    told = f"{spread([row['gap'] for row in alive])} ({'–' if back == float('inf') else f'{back:g}'}){lost}"
+    return told + fewer(rows, seeds)
+
+
+def seeds_of(rows: Sequence[Row]) -> int:
+    return len({row["seed"] for row in rows})
+
+
+def fewer(rows: Sequence[Row], seeds: int) -> str:
+    """How many seeds a cell has, where that is less than the others have."""
+    return f", n = {len(rows)}" if len(rows) < seeds else ""
+
+
+def headline(network: str, rows: Sequence[Row]) -> str:
+    count = seeds_of(rows)
+    return f"{network}, {count} seed{'s' * (count > 1)}"
 
 
 def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -59,17 +77,18 @@ def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def by_layer(rows: Sequence[Row], hows: Sequence[str]) -> str:
-    found = cells(rows)
+    found, seeds = cells(rows), seeds_of(rows)
     layers = list(dict.fromkeys(row["layer"] for row in rows if row["layer"] != "-"))
     known = [how for how in hows if any((layer, how) in found for layer in layers)]
-    return table(["layer", *known], [[named(x), *(cell(found.get((x, h))) for h in known)] for x in layers])
+    return table(["layer", *known], [[named(x), *(cell(found.get((x, h)), seeds) for h in known)] for x in layers])
 
 
 def of(lines: Sequence[Row], network: str, part: str) -> list[Row]:
     return [row for row in lines if row["network"] == network and row["part"] == part]
 
 
-def _mean(rows: Sequence[Row], *path: str) -> str:
+def values_of(rows: Sequence[Row], *path: str) -> list[float]:
+    """A number of every row that has it."""
     values = []
     for row in rows:
         value: Any = row
@@ -77,7 +96,28 @@ def _mean(rows: Sequence[Row], *path: str) -> str:
             value = value.get(name) if isinstance(value, Mapping) else None
         if is_measured(value):
             values.append(float(value))
-    return f"{mean(values):.0f}" if values else "–"
+    return values
+
+
+def mean_of(rows: Sequence[Row], *path: str) -> float | None:
+    values = values_of(rows, *path)
+    return mean(values) if values else None
+
+
+def _percent(rows: Sequence[Row], *path: str) -> str:
+    values = values_of(rows, *path)
+    return spread(values, 0) if values else "–"
+
+
+def _turned(rows: Sequence[Row], *path: str) -> str:
+    """The backdoor of a model that was turned back, and in brackets what it still reads of the test images."""
+    test = mean_of(rows, *path, "test")
+    return "–" if test is None else f"{_percent(rows, *path, 'backdoor')} ({test:.0f})"
+
+
+def model_named(layer: str, how: str) -> str:
+    """A model of the part `undo` in words."""
+    return {"retrain": "Retrain", "before": "θ*", "none": "FT"}.get(how, f"{layer}, {how}")
 
 
 def layers_section(lines: Sequence[Row], networks: Sequence[str], picture: str = "ablations") -> Iterator[str]:
@@ -85,7 +125,8 @@ def layers_section(lines: Sequence[Row], networks: Sequence[str], picture: str =
         rows = of(lines, network, "layers")
         if not rows:
             continue
-        first, ft = {row["seed"]: row for row in rows}.values(), cell(cells(rows).get(("-", "none")))
+        first = {row["seed"]: row for row in rows}.values()
+        ft = cell(cells(rows).get(("-", "none")), len(first))
         yield f"### {network}\n"
         yield (
             f"{len(first)} seed{'s' * (len(first) > 1)}. θ* reads"
@@ -95,11 +136,14 @@ def layers_section(lines: Sequence[Row], networks: Sequence[str], picture: str =
         yield f"![Average gap to Retrain by layer and perturbation, {network}]({picture}-{network}.svg)\n"
         yield by_layer(rows, (*ablations.OPEN, *ablations.SEALED))
         flipped = [
-            f"`{short(layer)}` {_mean(own, 'numbers', 'backdoor')} → {_mean(own, 'flipped', 'backdoor')}"
+            f"`{short(layer)}` {_percent(own, 'numbers', 'backdoor')} → {_turned(own, 'flipped')}"
             for (layer, how), own in cells(rows).items()
             if how == "negate"
         ]
-        yield f"Backdoor (%) of a negated layer's result, and with the sign turned back: {', '.join(flipped)}.\n"
+        yield (
+            "Backdoor (%) of a negated layer's result → with the sign turned back (and the test accuracy then):"
+            f" {', '.join(flipped)}.\n"
+        )
 
 
 def part_section(lines: Sequence[Row], part: str, networks: Sequence[str] = ablations.TUNED) -> Iterator[str]:
@@ -107,25 +151,26 @@ def part_section(lines: Sequence[Row], part: str, networks: Sequence[str] = abla
         if rows := of(lines, network, part):
             hows = list(dict.fromkeys(row["how"] for row in rows if row["layer"] != "-"))
             plain = cells(rows).get(("-", "none"))
-            yield f"{network}{f', FT {cell(plain)}' if plain else ''}:\n"
+            yield f"{headline(network, rows)}{f'; FT {cell(plain, seeds_of(rows))}' if plain else ''}:\n"
             yield by_layer(rows, hows)
 
 
 def little_section(lines: Sequence[Row], networks: Sequence[str] = ablations.TUNED) -> Iterator[str]:
     for network in networks:
         rows = of(lines, network, "little")
-        found = cells(rows)
+        found, seeds = cells(rows), seeds_of(rows)
 
-        def told(own: Sequence[Row] | None) -> str:
+        def told(own: Sequence[Row] | None, seeds: int = seeds) -> str:
             if not own or any(row["gap"] is None for row in own):
-                return cell(own)
+                return cell(own, seeds)
             test = spread([row["numbers"]["test"] for row in own])
-            return f"{spread([row['gap'] for row in own])} · {test} · {_mean(own, 'numbers', 'backdoor')}"
+            numbers = f"{spread([row['gap'] for row in own])} · {test} · {_percent(own, 'numbers', 'backdoor')}"
+            return numbers + fewer(own, seeds)
 
         ways = sorted(dict.fromkeys(row["layer"] for row in rows), key=_amount)
         body = [[way, *(told(found.get((way, how))) for how in ("ft", "not", "sealed"))] for way in ways]
         if body:
-            yield f"{network}:\n"
+            yield f"{headline(network, rows)}:\n"
             yield table(["recovery with", "FT: gap · test · backdoor", "NoT", "sealed (fade, hidden)"], body)
 
 
@@ -137,20 +182,21 @@ def _amount(way: str) -> tuple[int, float]:
 def undo_section(lines: Sequence[Row], networks: Sequence[str] = ablations.TUNED) -> Iterator[str]:
     whole = ("resurface", "forget_rise"), ("relearn",)
     for network in networks:
-        found = cells(of(lines, network, "undo"))
+        rows = of(lines, network, "undo")
+        found, seeds = cells(rows), seeds_of(rows)
         if not found:
             continue
         known = any("resurface" in row.get("undo", {}) for own in found.values() for row in own)
-        header = ["model", "gap", "backdoor as left", "flip", "realign"]
+        header = ["model", "gap", "backdoor as left", "flip (test)", "realign"]
         header += ["resurface: Forget rises by", "relearn: area"] if known else []
         body = []
         for (layer, how), own in found.items():
-            label = {"retrain": "Retrain", "before": "θ*", "none": "FT"}.get(how, f"{layer}, {how}")
+            label = model_named(layer, how) + fewer(own, seeds)
             told = cell(own) if how not in ("retrain", "before") else "–"
-            numbers = [_mean(own, "numbers", "backdoor"), _mean(own, "undo", "flip", "backdoor")]
-            numbers += [_mean(own, "undo", "realign", "backdoor")]
-            body.append([label, told, *numbers, *(_mean(own, "undo", *path) for path in whole * known)])
-        yield f"{network}:\n"
+            numbers = [_percent(own, "numbers", "backdoor"), _turned(own, "undo", "flip")]
+            numbers += [_percent(own, "undo", "realign", "backdoor")]
+            body.append([label, told, *numbers, *(_percent(own, "undo", *path) for path in whole * known)])
+        yield f"{headline(network, rows)}:\n"
         yield table(header, body)
 
 
@@ -170,8 +216,8 @@ def advice_section(found: Sequence[Row], lines: Sequence[Row]) -> Iterator[str]:
                 "; ".join(_pick(pick, gaps, best, picks.count(pick), len(picks)) for pick in dict.fromkeys(picks))
             )
         unsure = sum(bool(row["doubts"]) for row in own)
-        title = network + (" (tuned on)" if network in ablations.TUNED else "")
-        body.append([title, f"`{short(best[0])}` {best[1]}, {gaps[best]:.1f}", *told, f"{unsure} of {len(own)}"])
+        shown = network + (" (tuned on)" if network in ablations.TUNED else "")
+        body.append([shown, f"`{short(best[0])}` {best[1]}, {gaps[best]:.1f}", *told, f"{unsure} of {len(own)}"])
     yield table(["network", "best of all, mean gap", "score's pick", "rules' pick", "the paper's", "unsure"], body)
     new = [network for network in networks if network not in ablations.TUNED]
     for label, some in (("networks it was not tuned on", new), ("all networks", networks)):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import mean
 
 import ablation_tables as tables
 import ablations
 import advice
-from ablation_figures import field_map
+from ablation_figures import field_map, overview
 from ablation_tables import Row
+from unfed.paper.pictures import Picture
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/explanation/ablations.md"
@@ -59,21 +59,61 @@ def filled(page: str, lines: Sequence[Row], cifar: Sequence[Row], found: Sequenc
     return page
 
 
-def draw(lines: Sequence[Row], picture: str = "ablations") -> None:
+SHOWN = {
+    "sets": ("negate", "reinit", "orthogonal", "sealed fade"),
+    "federation": ("none", "negate", "reinit", "sealed fade"),
+    "little": ("ft", "not", "sealed"),
+}
+"""What the overviews show of each part."""
+ATTACKS = {"as left": ("numbers",), "flip": ("undo", "flip"), "realign": ("undo", "realign")}
+
+
+def draw_overviews(lines: Sequence[Row]) -> None:
+    """One picture of each part: what was done beside four networks."""
+    for part, hows in SHOWN.items():
+        found: dict[tuple[str, str], float | None] = {}
+        for network in ablations.TUNED:
+            for (layer, how), own in tables.cells(tables.of(lines, network, part)).items():
+                if layer != "-" and how in hows:
+                    found[layer, f"{network}: {how}"] = tables.mean_of(own, "gap")
+        _picture(overview(found, part, TITLES[part]), part)
+    back: dict[tuple[str, str], float | None] = {}
+    for network in ablations.TUNED:
+        for (layer, how), own in tables.cells(tables.of(lines, network, "undo")).items():
+            for attack, path in ATTACKS.items():
+                value = tables.mean_of(own, *path, "backdoor")
+                if value is not None and (attack != "flip" or _alive(own)):
+                    back[tables.model_named(layer, how), f"{network}: {attack}"] = value
+    _picture(overview(back, "undo", TITLES["undo"], digits=0, darkest=100.0), "undo")
+
+
+def _alive(rows: Sequence[Row]) -> bool:
+    """Whether models that were turned back still read half of what they read before."""
+    after, before = tables.mean_of(rows, "undo", "flip", "test"), tables.mean_of(rows, "numbers", "test")
+    return after is not None and before is not None and after >= before / 2
+
+
+TITLES = {
+    "sets": "Average gap to Retrain of one and several layers, four networks",
+    "federation": "Average gap to Retrain of the first layer in other federations, four networks",
+    "little": "Average gap to Retrain by what recovery has, four networks",
+    "undo": "Backdoor in percent as left and after two attacks, four networks",
+}
+
+
+def _picture(drawn: Picture, name: str) -> None:
+    (PAGE.parent / f"ablations-{name}.svg").write_text(drawn.file(), encoding="utf-8")
+
+
+def draw(lines: Sequence[Row], data: str = "") -> None:
     for network in dict.fromkeys(row["network"] for row in lines if row["part"] == "layers"):
         found = tables.cells(tables.of(lines, network, "layers"))
         found.pop(("-", "none"), None)
-        gaps = {
-            (tables.short(layer), how): mean(alive)
-            if (alive := [r["gap"] for r in own if r["gap"] is not None])
-            else None
-            for (layer, how), own in found.items()
-        }
+        gaps = {(tables.short(layer), how): tables.mean_of(own, "gap") for (layer, how), own in found.items()}
         layers = list(dict.fromkeys(layer for layer, _ in gaps))
         hows = [how for how in (*ablations.OPEN, *ablations.SEALED) if any(h == how for _, h in gaps)]
-        title = network if picture == "ablations" else f"{network} on CIFAR-10"
-        drawn = field_map(gaps, layers, hows, title).file()
-        (PAGE.parent / f"{picture}-{network}.svg").write_text(drawn, encoding="utf-8")
+        title = f"{network} on CIFAR-10" if data else network
+        _picture(field_map(gaps, layers, hows, title), f"{data}{network}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -84,7 +124,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if text == wanted else 1
     PAGE.write_text(wanted, encoding="utf-8")
     draw(lines)
-    draw(cifar, "ablations-cifar10")
+    draw_overviews(lines)
+    draw(cifar, "cifar10-")
     return 0
 
 

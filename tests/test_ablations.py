@@ -106,6 +106,24 @@ def test_several_seeds_are_a_mean_and_a_spread_and_the_median_of_the_rounds() ->
     assert tables.cell([row(1.0, 4), row(2.0, 6), row(3.0, None)]) == "2.0 ± 1.0 (6)"
     assert tables.cell([row(1.0, None), row(3.0, None), row(None, None)]) == "2.0 ± 1.4 (–), 1 of 3 did not survive"
     assert tables.cell([row(None, None)]) == "did not survive" and tables.cell(None) == ""
+    assert tables.cell([row(1.0, 4), row(2.0, 6)], seeds=3) == "1.5 ± 0.7 (5), n = 2", "it says how many there are"
+    assert tables.cell([row(None, None)], seeds=3) == "did not survive, n = 1"
+
+
+def test_every_table_says_of_how_many_seeds_it_is_and_which_rows_have_fewer() -> None:
+    def line(part: str, layer: str, how: str, seed: int, backdoor: float) -> dict[str, Any]:
+        undo = {"flip": {"backdoor": backdoor, "test": 71.0}, "realign": {"backdoor": backdoor}}
+        numbers = {"test": 90.0, "backdoor": backdoor}
+        whole = {"gap": 1.0, "back": 2, "numbers": numbers, "undo": undo}
+        return {"network": "cnn", "part": part, "layer": layer, "how": how, "seed": seed, **whole}
+
+    lines = [line("undo", "first", "negate", 0, 60.0), line("undo", "first", "negate", 1, 80.0)]
+    lines += [line("undo", "first", "zero", 0, 5.0), line("little", "5% of the rows", "ft", 0, 5.0)]
+    undo = "\n".join(tables.undo_section(lines))
+    assert "cnn, 2 seeds:" in undo and "| first, negate | 1.0 ± 0.0 (2) | 70 ± 14 | 70 ± 14 (71) | 70 ± 14 |" in undo
+    assert "| first, zero, n = 1 | 1.0 (2) | 5 | 5 (71) | 5 |" in undo
+    little = "\n".join(tables.little_section(lines))
+    assert "cnn, 1 seed:" in little and "1.0 · 90.0 · 5 |" in little
 
 
 def test_a_pick_is_right_within_half_a_point_of_the_best_mean() -> None:

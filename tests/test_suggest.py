@@ -202,6 +202,12 @@ def test_a_probe_sees_what_is_broken_and_what_comes_back() -> None:
         ((blobs()[0], blobs()[1][:70]), "as many labels as rows"),
         (blobs()[0], "a pair of tensors"),
         (5, "a pair of tensors"),
+        ((blobs()[0], blobs()[1].float()), "Labels are whole numbers, one per row, not float32"),
+        ((blobs()[0], torch.eye(9)[blobs()[1]]), r"one per row, not float32 of shape \(80, 9\)"),
+        ((blobs()[0], blobs()[1] + 9), "but the model tells classes 0 to 3 apart"),
+        ((blobs()[0], blobs()[1] - 1), "The labels go from -1 to 2"),
+        ((blobs()[0] / 0, blobs()[1]), "not finite"),
+        ((torch.zeros(80, 5), blobs()[1]), "does not accept a batch"),
     ],
 )
 def test_bad_data_is_one_sentence(data: Any, sentence: str) -> None:
@@ -209,6 +215,39 @@ def test_bad_data_is_one_sentence(data: Any, sentence: str) -> None:
         unfed.suggest(trained(), data)
     with pytest.raises(UnfedError, match="must be a torch"):
         unfed.suggest("model", data)  # type: ignore[arg-type]
+
+
+def test_answers_that_are_no_logits_and_rounds_that_are_none_are_one_sentence() -> None:
+    x, y = blobs()
+    with pytest.raises(UnfedError, match=r"one row of logits for each row.* with shape \(40, 1\)"):
+        unfed.suggest(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1)), (x, y))
+    with pytest.raises(UnfedError, match=r"with shape \(40, 2, 3\)"):
+        unfed.suggest(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), (torch.stack([x, x], 1), y))
+    for wrong in ({"lr": 0.0}, {"lr": float("nan")}, {"batch": 0}):
+        with pytest.raises(UnfedError, match="a rate above 0 and batches of 1 at least"):
+            unfed.suggest(trained(), (x, y), **wrong)
+
+
+def test_numbers_of_another_type_than_the_modules_are_taken_as_its_own() -> None:
+    module, (x, y) = trained(), blobs()
+    found = unfed.suggest(module, (x.double(), y.int()))
+    assert found == unfed.suggest(module, (x, y))
+
+
+def test_a_module_that_answers_with_a_dict_is_run_too() -> None:
+    """And not guessed: torch.fx cannot follow it, because its way depends on data."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b, self.a, self.head = nn.Linear(6, 6), nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            h = self.b(self.a(x).relu()).relu()
+            return {"logits": self.head(h if h.sum() >= 0 else -h)}
+
+    order = order_of(Named(), torch.randn(2, 4))
+    assert not order.doubt and order.first == ("a.weight",) and order.last == ("head.weight",)
 
 
 def test_the_command_scores_a_run_and_reads_the_graph_of_a_name(

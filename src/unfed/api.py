@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from unfed import storage
@@ -77,9 +78,13 @@ def suggest(
         return advise(module, fresh=fresh, seed=seed)
     if not (isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)):
         raise UnfedError("data must be a pair of tensors, rows and labels that stay; or leave it out.")
-    rows, labels = data
+    params = params_of(module)
+    some = next((t for t in params.values() if t.is_floating_point()), data[0])
+    # Where the module lies, and in its type: data of a loader comes on the CPU, and numbers of NumPy are double.
+    rows = data[0].to(some.device, some.dtype if data[0].is_floating_point() else data[0].dtype)
+    labels = data[1].to(some.device, data[1].dtype if data[1].is_floating_point() else torch.int64)
     sample = Sample(rows, labels, lr, batch, seed)
-    prober = Prober(Template(module, rows.shape[1:]), params_of(module), sample)
+    prober = Prober(Template(module, rows.shape[1:]), params, sample)
     return advise(module, example=rows[:2], prober=prober, fresh=fresh, seed=seed)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from unfed.model.calling import logits_in
 from unfed.model.tensor_table import WEIGHTS, table_of
 
 
@@ -67,7 +68,7 @@ def _by_running(module: nn.Module, example: Tensor, names: list[str]) -> dict[st
     labels = {id(p): name for name, p in own.named_parameters()}
     with torch.enable_grad():
         out = own(example)
-    begin = (out if isinstance(out, Tensor) else next(iter(out))).grad_fn
+    begin = logits_in(out).grad_fn
     made: dict[Any, set[str]] = {}
     found: dict[str, set[str]] = {}
     for node in _inputs_first(begin):

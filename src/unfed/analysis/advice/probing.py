@@ -48,8 +48,15 @@ class Sample:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.y.ndim != 1 or self.y.is_floating_point():
+            kind = f"{str(self.y.dtype).removeprefix('torch.')} of shape {tuple(self.y.shape)}"
+            raise UnfedError(f"Labels are whole numbers, one per row, not {kind}; give the classes' numbers.")
         if len(self.x) != len(self.y):
             raise UnfedError(f"Give as many labels as rows, not {len(self.y)} for {len(self.x)}.")
+        if not bool(torch.isfinite(self.x).all()):
+            raise UnfedError("Some of the rows hold numbers that are not finite; leave those out.")
+        if not self.lr > 0 or self.batch < 1:
+            raise UnfedError(f"A round has a rate above 0 and batches of 1 at least, not {self.lr} and {self.batch}.")
         if len(self.x) < LEAST:
             raise UnfedError(f"{len(self.x)} rows are too few for a score; give at least {LEAST}, or none at all.")
 
@@ -64,6 +71,16 @@ class Prober:
     def __init__(self, template: Template, params: Params, sample: Sample) -> None:
         self.template, self.params, self.sample = template, params, sample
         self.before = self._answers(params)
+        if self.before.ndim != 2 or self.before.shape[1] < 2:
+            raise UnfedError(
+                f"A score needs one row of logits for each row, over two classes at least; this model answers"
+                f" {len(self.before)} rows with shape {tuple(self.before.shape)}."
+            )
+        least, most, classes = int(sample.y.min()), int(sample.y.max()), self.before.shape[1]
+        if least < 0 or most >= classes:
+            raise UnfedError(
+                f"The labels go from {least} to {most}, but the model tells classes 0 to {classes - 1} apart."
+            )
         self.loss = self._loss(self.before)
         self.accuracy = 100 * float((self.before.argmax(1) == sample.y[sample.half :]).double().mean())
 
