@@ -9,7 +9,7 @@ engine rows      three federations of four clients, each from its own model unde
 population rows  the same through servers, threads and methods: θ* and what methods make of it, three training seeds
 
 float64 must agree to 1e-9, recorded float32 (without TF32) to 1e-5. Float32 operation by operation is reported: there a
-library picks another kernel for another number of groups, and a near-tie of a max-pool may fall otherwise.
+library picks another kernel for another number of groups, and near-ties fall otherwise (decisions.py shows which).
 So is bf16. A row is printed, and appended to FILE, when it is done. Exits with 1 if anything that must be equal is not.
 """
 

@@ -17,6 +17,8 @@ from unfed.measures.population.agreement import agreement
 from unfed.measures.population.interval import Interval, auc_p, over_models, over_models_and_rows, permuted
 from unfed.measures.population.signals import Floats
 from unfed.measures.population.verdict import Apart, Attacked, share_of, verdict
+from unfed.report.how_sure import grid
+from unfed.values import not_measured
 
 LOG = math.log
 
@@ -404,6 +406,16 @@ def test_rows_go_by_their_local_names() -> None:
     assert {entry["row"] for entry in found["methods"]["ft"]["exposure"]} == set(names)
     exposures = [entry["auc"] for entry in found["methods"]["ft"]["exposure"]]
     assert exposures == sorted(exposures, reverse=True)
+
+
+def test_of_a_single_forgotten_row_all_is_measured_that_can_be() -> None:
+    found = judge(Made(16, 1, shift=6.0), {"ft": "FT"}, effort=QUICK)
+    ft = found["methods"]["ft"]
+    assert ft["attacks"]["iam"] == not_measured("IAM takes its spread over rows, and there is only one forgotten row")
+    assert found["yardstick"]["attacks"]["iam"] == ft["attacks"]["iam"]
+    assert ft["verdict"]["kind"] == "told" and "U-LiRA" in ft["verdict"]["sentence"]
+    assert "IAM" not in ft["verdict"]["sentence"] and ft["exposure"][0]["auc"] > 0.9
+    assert "not measured" in dict(grid(found)[0])["FT"][2]
 
 
 def test_a_population_that_is_too_small_or_of_no_rows_is_one_sentence() -> None:

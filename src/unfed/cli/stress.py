@@ -14,6 +14,7 @@ from rich.table import Table
 from unfed import storage
 from unfed.cli.console import Console, echo
 from unfed.cli.options import AllowCode, Device, Json, Quiet, Sets, read_with_methods, with_device
+from unfed.runs.population import Manner
 from unfed.runs.stress import BOUND, CASES, Cell
 from unfed.runs.stress import stress as measure
 
@@ -50,7 +51,7 @@ def stress(
             stderr.print(f"{escape(last[0])}: {rounds} rounds of {models} models", soft_wrap=True)
 
     try:
-        cells = measure(read, models, folder, names, bound, said)
+        cells = measure(read, models, folder, names, bound, said, Manner(processes=None))
     except KeyboardInterrupt:
         stderr.print("Interrupted. Nothing is lost: give the same command again, and it goes on.", soft_wrap=True)
         sys.exit(130)

@@ -15,8 +15,10 @@ a bound. Retrain is judged like the others: exact unlearning of what was named l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from unfed.population.memorised import most_memorised
 from unfed.population.store import RETRAIN, Population
 from unfed.runs.config import Config
 from unfed.runs.config_tables import PoisonConfig
-from unfed.runs.population import populate
+from unfed.runs.population import Manner, populate
 from unfed.runs.simulated import simulated
 
 BOUND = 10.0
@@ -174,8 +176,11 @@ def stress(
     cases: Sequence[str],
     bound: float = BOUND,
     said: Said | None = None,
+    manner: Manner = Manner(),  # noqa: B008 (frozen)
 ) -> list[Cell]:
     """Train what is missing of every case, and say what is left behind, by case and kind of model."""
+    if math.isnan(bound):
+        raise UnfedError("--bound is the percentage of harm above which a method fails, not nan.")
     for name in cases:
         if name not in CASES:
             raise UnfedError(f"There is no case {name!r}; use {listed(CASES)}.{nearest(name, CASES)}")
@@ -183,8 +188,9 @@ def stress(
         raise UnfedError("These cases take at least three clients: one poisons, one helps it, and somebody stays.")
     found: list[Cell] = []
     for name in cases:
-        own = _case_config(name, config, models, Path(folder), said)
-        population = _populated(name, own, models, Path(folder, name), said)
+        train = partial(_populated, name, models=models, said=said, manner=manner)
+        own = _case_config(name, config, Path(folder), train)
+        population = train(own, Path(folder, name))
         for kind in (kind for kind in population.about.kinds if kind == "before" or kind in _asked(own)):
             harm = CASES[name].harm(population, kind, own.poison)
             mean, std = float(harm.mean()), float(harm.std(ddof=1))
@@ -197,24 +203,26 @@ def _asked(config: Config) -> list[str]:
     return [RETRAIN, *config.methods.run]
 
 
-def _populated(case: str, config: Config, models: int, folder: Path, said: Said | None) -> Population:
+def _populated(
+    case: str, config: Config, folder: Path, *, models: int, said: Said | None, manner: Manner
+) -> Population:
     def told(kind: str, round: int, rounds: int) -> None:
         if said is not None:
             said(case, kind, round, rounds)
 
-    population = populate(config, models, folder, told)
+    population = populate(config, models, folder, told, manner)
     if any(len(population.done(kind)) < population.about.models for kind in _asked(config)):
         raise UnfedError(f"Another process is at {folder}; give the same command again when it is done.")
     return population
 
 
-def _case_config(name: str, config: Config, models: int, folder: Path, said: Said | None) -> Config:
+def _case_config(name: str, config: Config, folder: Path, train: Callable[[Config, Path], Population]) -> Config:
     if name != "memorised":
         return changed(config, CASES[name].change(config))
     client = (config.poison or PoisonConfig()).client
     plain = {"poison": None, "request": [{"id": "leaves", "clients": [client]}]}
     first = changed(config, plain)
     first = Config.kept(first.to_json() | {"methods": {**first.to_json()["methods"], "run": [RETRAIN]}})
-    known = _populated("memorised", first, models, folder / "memorised-known", said)
+    known = train(first, folder / "memorised-known")
     rows = _listed(most_memorised(known, MEMORISED))
     return changed(config, {"poison": None, "request": [{"id": "memorised", "samples": rows}]})

@@ -26,9 +26,11 @@ from unfed.measures.population.interval import (
 )
 from unfed.measures.population.seen import Seen
 from unfed.measures.population.signals import Floats
+from unfed.values import not_measured
 
 ATTACKS = {"u-lira": "U-LiRA", "rmia": "RMIA", "iam": "IAM"}
 
+ONE_ROW = not_measured("IAM takes its spread over rows, and there is only one forgotten row")
 SINGLE_MODELS = 16
 """So many models of each kind are asked one by one; a classifier is fitted for each."""
 CURVE = 60
@@ -58,7 +60,10 @@ class Care:
 
 
 def scores(sides: Sides) -> dict[str, tuple[Floats, Floats]]:
-    """The scores of each attack for the judged models, [models, rows]: unlearned and Retrain."""
+    """The scores of each attack for the judged models, [models, rows]: unlearned and Retrain.
+
+    IAM has none where there is only one row.
+    """
     gaussians = lira.fit(sides.fit_unlearned.phi, sides.fit_retrained.phi)
     out, shadow = sides.fit_retrained, sides.fit_retrained.forget[0]
 
@@ -68,11 +73,14 @@ def scores(sides: Sides) -> dict[str, tuple[Floats, Floats]]:
     def of_iam(target: Seen, before: Seen) -> Floats:
         return np.stack([iam.score(t, b, shadow) for t, b in zip(target.forget, before.forget, strict=True)])
 
-    return {
+    found = {
         "u-lira": (gaussians.score(sides.unlearned.phi), gaussians.score(sides.retrained.phi)),
         "rmia": (of_rmia(sides.unlearned), of_rmia(sides.retrained)),
-        "iam": (of_iam(sides.unlearned, sides.before_unlearned), of_iam(sides.retrained, sides.before_retrained)),
     }
+    if len(shadow) > 1:
+        unlearned = of_iam(sides.unlearned, sides.before_unlearned)
+        found["iam"] = unlearned, of_iam(sides.retrained, sides.before_retrained)
+    return found
 
 
 def attacked(

@@ -139,8 +139,12 @@ class _Judge:
     def _attacked(
         self, scores: Mapping[str, tuple[Floats, Floats]], care: Care
     ) -> tuple[list[Attacked], dict[str, Any]]:
-        tests, found = [], {}
+        tests: list[Attacked] = []
+        found: dict[str, Any] = {}
         for name, title in ATTACKS.items():
+            if name not in scores:
+                found[name] = attacking.ONE_ROW
+                continue
             area, found[name] = attacking.attacked(scores[name], self._rows.slices, care)
             tests.append(Attacked(title, area, found[name]["auc"]["p"], self._level))
         return tests, found
