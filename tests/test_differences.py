@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+import block_seconds
 import differences
 import differences_kept
 from unfed.paper import record
@@ -77,3 +78,14 @@ def test_the_papers_price_is_a_round_of_ours() -> None:
     assert found.share("not") == pytest.approx(7.09e9 / 1.35e10)
     assert "| NoT | 0.29 | 0.53 | " in differences_kept.price_table(found)
     assert found.equals("not", 0.29) is None and found.equals("federaser", 1.58) == 840
+
+
+def test_the_seconds_of_a_block_are_those_of_the_page() -> None:
+    root = differences_kept.PAGE.parents[2]
+    (path,) = (root / "results").glob("cifar10-cnn-434b*.json")
+    made = block_seconds.table(path, 2)
+    assert made in (root / "docs" / "performance.md").read_text(encoding="utf-8")
+    by_hand = sum(
+        c["seconds"][-1] for job, c in record.read(path).jobs.items() if job.startswith("2/") and len(c["round"]) > 1
+    )
+    assert f"| together | {by_hand:.0f} |" in made

@@ -335,3 +335,13 @@ def test_a_block_without_a_trained_model_is_no_block(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Retrain, "begin", lambda self, server: (_ for _ in ()).throw(RuntimeError("no kernel")))
     with pytest.raises(RuntimeError, match="no kernel"):
         run_block(tmp_path / "run", tmp_path, "--methods", "retrain,ft")
+
+
+def test_what_is_refused_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduction.told(["add", str(tmp_path)]) == 2
+    assert reproduction.told(["block", "digits-cn", "--out", str(tmp_path / "run"), "--methods", "ft"]) == 2
+    assert reproduction.told(["block", "digits-cnn", "--out", str(tmp_path / "run"), "--methods", "nott"]) == 2
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first == f"error: {tmp_path} is no run folder, and nothing was kept in it; give one that `unfed run` made."
+    assert "Did you mean 'digits-cnn'?" in second and "Did you mean 'not'?" in third
+    assert not (tmp_path / "run").exists()

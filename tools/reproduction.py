@@ -382,5 +382,15 @@ away, `≠` neither ([what that means exactly](how-to/paper.md)). With one seed 
 and a verdict says less. What was tried where we differ stands in [differences](explanation/differences.md).
 """
 
+
+def told(arguments: Sequence[str]) -> int:
+    """`main`, whose refusals are one sentence and exit code 2, as in `unfed` itself."""
+    try:
+        return main(arguments)
+    except UnfedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(told(sys.argv[1:]))
