@@ -439,3 +439,15 @@ def test_out_of_disk_ends_in_a_sentence_and_the_run_can_go_on(
     assert not list((tmp_path / "run").rglob("*.tmp"))
     Run.open(tmp_path / "run").execute()
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def test_a_request_alone_names_the_model_of_the_method_that_served_it_and_never_one_of_several(
+    small: Small, tmp_path: Path
+) -> None:
+    run = Run.create(small("methods.run=['not','ft']", "training.rounds=1", "unlearning.rounds=1"), tmp_path / "run")
+    run.execute()
+    with pytest.raises(UnfedError, match="Methods were compared on request 'r1'.* --method, not or ft"):
+        run.job_of(None, "r1", None)
+    run.forget(Request("later", clients=("1",)), "ft", 1)
+    assert run.job_of(None, "later", None) == Job(0, "later", "ft") == run.current_job(0)
+    assert run.job_of(None, "r1", "not") == Job(0, "r1", "not")

@@ -181,7 +181,7 @@ def test_what_left_earlier_is_measured_again_beside_what_a_model_that_never_saw_
     line = run.lines()[-1]
     assert {name: one["forget"] for name, one in entry.again.items()} == line["earlier"]
     assert client["backdoor"] == line["backdoor"] and "backdoor was planted in its rows" in str(client["expected"])
-    assert seven["expected"] == 10.0 and not {"backdoor"} & (seven.keys() | some.keys())
+    assert seven["chance"] == 10.0 and "expected" not in seven and not {"backdoor"} & (seven.keys() | some.keys())
     assert all(is_measured(one["mia"]) for one in entry.again.values())
     rows = torch.cat([c.rows[c.view("forget")] for c in world.scoped([samples]).values()])
     labels = [int(y) for y in world.dataset.train.labels[rows] if int(y) != 7]  # sevens had left before
@@ -191,7 +191,7 @@ def test_what_left_earlier_is_measured_again_beside_what_a_model_that_never_saw_
     usual = [float(right[test.labels == y].double().mean()) for y in labels]
     assert some["expected"] == pytest.approx(100 * sum(usual) / len(usual))
     page = " ".join(write_report(run).read_text(encoding="utf-8").split()).replace("\u00a0", " ")
-    assert f"a model that never saw it about {some['expected']:.1f} %; MIA {some['mia']:.1f} %" in page
+    assert f"a model that never saw it would be on about {some['expected']:.1f} %; MIA {some['mia']:.1f} %" in page
     assert f"its backdoor works on {client['backdoor']:.1f} %" in page
 
 

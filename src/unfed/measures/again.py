@@ -1,12 +1,14 @@
 """What left earlier, looked at once more on the model that a later request leaves.
 
     forget      accuracy on what the request itself took out
-    expected    what a model that never saw it would reach, as far as that is known without Retrain: of a class chance,
-                of a client or of samples Σ_y n_y/n · (accuracy on held-out rows of label y), n_y of n rows of label y
+    chance      of a class: one in so many classes, more than which a model that never saw it does not reach
+    expected    of a client or of samples, what a model that never saw them would reach about, without Retrain:
+                Σ_y n_y/n · (accuracy on held-out rows of label y), n_y of its n rows of label y
     mia         membership inference, its rows against test data
     backdoor    how often it works, of a client that planted one; of nobody else
 
-A request stays forgotten while forget stands near what is expected. What cannot be measured says why.
+A request stays forgotten while forget is at most chance, or stands near what is expected. What cannot be measured says
+why.
 """
 
 from __future__ import annotations
@@ -15,18 +17,15 @@ import torch
 from torch import Tensor
 
 from unfed.client.scores import Scores
-from unfed.data import Request
 from unfed.values import Value, not_measured
 
 Again = dict[str, Value]
-"""forget, expected, mia, and backdoor where the request's clients planted one."""
+"""forget, chance or expected, mia, and backdoor where the request's clients planted one."""
 PLANTED = not_measured("a backdoor was planted in its rows, so rows of one label are not alike")
 
 
-def expected(request: Request, labels: Tensor, held_out: tuple[Scores, Tensor] | None, classes: int) -> Value:
-    """What a model that never saw the request's rows would read right of them, in percent."""
-    if request.classes:
-        return 100.0 / classes
+def expected(labels: Tensor, held_out: tuple[Scores, Tensor] | None, classes: int) -> Value:
+    """What a model that never saw rows of these labels would read right of them, in percent."""
     if held_out is None:
         return not_measured("no held-out data")
     seen, theirs = held_out

@@ -270,9 +270,10 @@ class Evaluator:
             usual, mia = accuracy, accuracy
             if not isinstance(accuracy, str):
                 labels = source.labels[rows.to(source.labels.device)].cpu()
-                usual = PLANTED if self._planted(rows) else expected(request, labels, others, source.classes)
+                usual = PLANTED if self._planted(rows) else expected(labels, others, source.classes)
                 mia = held_out.membership(seen[places], test)
-            found[request.id] = {"forget": accuracy, "expected": usual, "mia": mia}
+            beside: Again = {"chance": 100.0 / source.classes} if request.classes else {"expected": usual}
+            found[request.id] = {"forget": accuracy, **beside, "mia": mia}
             if held_out.planted_by(request):
                 found[request.id]["backdoor"] = held_out.backdoor(params)
         return found

@@ -183,8 +183,8 @@ class RemoteEvaluator:
         found: dict[str, Again] = {}
         classes = max(client.source.classes for client in self._roster.values())
         for request in earlier:
-            usual: Value = 100.0 / classes if request.classes else NO_LABELS
-            found[request.id] = {"forget": self._earlier(request, heard), "expected": usual, "mia": NO_SINGLE}
+            beside: Again = {"chance": 100.0 / classes} if request.classes else {"expected": NO_LABELS}
+            found[request.id] = {"forget": self._earlier(request, heard), **beside, "mia": NO_SINGLE}
             if self._held_out.planted_by(request):
                 found[request.id]["backdoor"] = self._held_out.backdoor(params)
         return found

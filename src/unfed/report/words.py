@@ -46,9 +46,11 @@ def again_words(now: Mapping[str, Any], was: Any = None) -> str:
         return str(forget)
     told = f"the new model is right on {forget:.1f} % of its data"
     told += f", the old one on {was:.1f} %" if is_measured(was) else ""
+    if "chance" in now:
+        told += f"; chance is {now['chance']:.1f} %"
     if "expected" in now:
         usual, said = now["expected"], "a model that never saw it"
-        told += f"; {said} about {usual:.1f} %" if is_measured(usual) else f"; what {said} would be is {usual}"
+        told += f"; {said} would be on about {usual:.1f} %" if is_measured(usual) else f"; what {said} reads is {usual}"
     if "mia" in now:
         told += f"; MIA {now['mia']:.1f} %" if is_measured(now["mia"]) else f"; MIA {now['mia']}"
     if is_measured(now.get("backdoor")):

@@ -14,6 +14,7 @@ from typing import Any
 
 from unfed.errors import UnfedError, listed
 from unfed.runs.folder import Job
+from unfed.runs.requests import in_force as in_order
 from unfed.runs.run import Run
 
 
@@ -57,7 +58,7 @@ def in_force(run: Run, seed: int) -> InForce:
     """The model in force of one repetition."""
     job = run.current_job(seed)
     entries = [entry for entry in run.folder.requests() if entry.seed == seed and entry.accepted]
-    served = tuple(entry.request.id for entry in entries if entry.state == "fulfilled")
+    served = tuple(entry.request.id for entry in in_order(entries))
     open_ones = tuple(entry.request.id for entry in entries if entry.state != "fulfilled")
     compared = tuple(run.config.methods.run) if run.config.request and not served else ()
     return InForce(job, served, open_ones, compared)

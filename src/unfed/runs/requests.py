@@ -122,7 +122,7 @@ class Entry:
     gate: Mapping[str, Any] | None = None
     """What the gate found: its checks, whether they passed, who accepted it if they did not."""
     again: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What the model that it left shows of every request before it: forget, expected, mia, backdoor."""
+    """What the model that it left shows of every request before it: forget, chance or expected, mia, backdoor."""
     together: tuple[int, ...] = ()
     """The numbers of the requests that it was taken up with, its own among them; none if alone."""
 

@@ -35,6 +35,7 @@ from unfed.runs.folder import Job, RunFolder
 from unfed.runs.gate import gate_of
 from unfed.runs.job import JobRunner, JobSpec
 from unfed.runs.job_notes import began, start_on
+from unfed.runs.meant import method_meant
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import Heartbeat, Watch
 from unfed.runs.record import Record
@@ -381,7 +382,8 @@ class Run(Record):
         ids = [*self.config.request_ids()] + [e.request.id for e in self.folder.requests()]
         if request is None and len(ids) != 1:
             raise UnfedError(f"This run has {len(ids)} requests; say which one with --request, {listed(ids)}.")
-        return Job(seed, request or ids[0], method or "not")
+        name = request or ids[0]
+        return Job(seed, name, method or method_meant(self.folder.requests(), self.config, seed, name))
 
     def scope(self, seed: int) -> tuple[Request, ...]:
         """What was asked to leave, but for what was withdrawn; in a mere comparison, the compared requests."""
