@@ -13,6 +13,7 @@ from typing import Any, cast
 import click
 import pytest
 import typer
+from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
@@ -128,6 +129,18 @@ def test_on_a_terminal_texts_are_broken_at_words_and_in_a_pipe_not_at_all() -> N
     assert max(map(len, written(on_screen).splitlines())) <= 80
     assert set(written(on_screen).split()) == {"forgetting"}
     assert written(piped) == words + "\n"
+
+
+def test_a_title_is_broken_where_the_terminal_ends_and_not_where_its_table_does() -> None:
+    console, table = (
+        terminal(),
+        Table(title="Two words [bold]or three[/bold], and more than the table is wide", box=None),
+    )
+    table.add_column("a")
+    table.add_row("1")
+    console.print(table)
+    assert written(console).splitlines()[0] == "Two words or three, and more than the table is wide"
+    assert [line.strip() for line in written(console).splitlines()[1:]] == ["a", "1"]
 
 
 def line(method: str, **more: object) -> Line:

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
+from copy import copy
 from typing import Any
 
 import typer
 from rich import console
 from rich.cells import cell_len
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 _KEPT = "\n\t"
@@ -45,7 +47,11 @@ class Console(console.Console):
     """A console that shows what is in a text and obeys none of it, and breaks no word."""
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **named: Any) -> None:
-        """As rich prints, but for texts, which are broken between words, or not at all."""
+        """As rich prints, but for texts and titles, which are broken between words, or not at all."""
+        if len(objects) == 1 and isinstance(table := objects[0], Table) and isinstance(table.title, str):
+            self.print(table.title, style=table.title_style or "bold")  # rich would break it where the table ends
+            objects = (untitled := copy(table),)
+            untitled.title = None
         if not objects or not all(isinstance(one, str) for one in objects):
             super().print(*objects, soft_wrap=soft_wrap, **named)
             return
