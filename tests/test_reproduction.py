@@ -126,6 +126,15 @@ def test_a_run_of_the_papers_own_config_stands_beside_it(first: Run, tmp_path: P
     assert "beside whatever else the machine did: seed 0 0.0 minutes (3 jobs)" in text
 
 
+def test_a_table_whose_own_method_was_not_run_is_not_run(first: Run, tmp_path: Path) -> None:
+    spec = next(s for s in paper_items()["table-8"].runs["paper"] if s.preset == "cifar10-cnn")
+    record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=spec.config().to_json()), tmp_path)
+    text = reproduction.page(tmp_path)[0]
+    table = text[text.index("## Table 8") : text.index("## Figure 1")]
+    assert "| Retrain |" not in table and "Not run: CIFAR-10, CNN (about" in table, "Retrain alone measures nothing"
+    assert "CIFAR-10, CNN: seed 0;" in text[: text.index("## Table 8")]
+
+
 def test_a_result_stays_on_the_page_when_a_later_version_adds_a_key(first: Run, tmp_path: Path) -> None:
     spec = next(s for s in paper_items()["table-1"].runs["paper"] if s.preset == "cifar10-cnn")
     earlier = json.loads(json.dumps(spec.config().to_json()))

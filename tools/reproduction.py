@@ -18,7 +18,6 @@ import argparse
 import io
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,9 +26,10 @@ from typing import Any
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from paper_block import block, opened
 
 from unfed.cli.options import chosen as chosen_methods
-from unfed.cli.options import moment_of, watched_until
+from unfed.cli.options import moment_of
 from unfed.errors import UnfedError
 from unfed.measures.columns import GAP_METRICS
 from unfed.measures.trajectory import Line
@@ -41,10 +41,7 @@ from unfed.paper.views import VIEWS, results
 from unfed.paper.views.base import Section
 from unfed.report import rules
 from unfed.runs.config import Config
-from unfed.runs.description import now
-from unfed.runs.progress import OutOfTime, QuietWatch
 from unfed.runs.run import Run
-from unfed.runs.same_training import take_training
 
 OURS = "sealed"  # stands beside the paper's methods wherever it was run with them
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,43 +109,6 @@ def main(arguments: Sequence[str]) -> int:
     for name, svg in drawn.items():
         (DRAWN / name).write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n", encoding="utf-8")
     return 0
-
-
-def opened(config: Config, out: Path, source: Path | None) -> Run:
-    """The run of a config, new or begun before; θ* is taken over from another folder if that has trained the same."""
-    run = Run.open(out) if (out / "run.json").exists() else Run.create(config, out)
-    if run.config != config:
-        raise UnfedError(f"{out} holds a run of another config; give --out a new folder.")
-    if source is not None and (source / "run.json").exists():
-        taken = take_training(run, Run.open(source))
-        print(f"{now()} θ* of {source}: {'taken over' if taken else 'not taken over'}", flush=True)
-    return run
-
-
-def block(run: Run, results: Path, commit: str, moment: float | None) -> int:
-    """Run a comparison one method after another in one process, and keep what is finished after each.
-
-    A method that fails is said, and the others go on: what a machine is lent for once must not be lost with it. Exits
-    with 1 where one failed, with 130 where the time is spent.
-    """
-    failed = 0
-    for label in run.labels:
-        run.only, started, outcome = frozenset({label}), time.monotonic(), "done"
-        try:
-            run.execute(watched_until(QuietWatch(), moment))
-        except OutOfTime:
-            outcome, failed = "the budget is spent; the same command goes on", 130
-        except Exception as error:
-            if not all(run.trained(seed) for seed in run.config.seed_list):
-                raise  # without θ* no other method can begin either
-            outcome, failed = f"failed: {type(error).__name__}: {error}", 1
-        run.only = None
-        print(f"{now()} {label}: {outcome}, {time.monotonic() - started:.0f} s", flush=True)
-        if any(run.folder.finished(job) for job, _ in run.jobs()):
-            print(record.write(record.kept(run, commit), results), flush=True)
-        if failed == 130:
-            break
-    return failed
 
 
 def added(place: Path, results: Path, commit: str | None) -> Iterator[Path]:
@@ -219,7 +179,8 @@ def of_analyses(item: Item, looked: Sequence[analyses.Kept]) -> Found:
 def of_results(item: Item, kept: Sequence[record.Kept]) -> Found:
     """An item that takes lines, from those that were kept."""
     there, within, said, absent = dict[str, list[Line]](), dict[str, float](), list[str](), list[Spec]()
-    near = {spec: record.fitting(kept, spec.preset, spec.config().to_json()) for spec in item.runs["paper"]}
+    fitting = {spec: record.fitting(kept, spec.preset, spec.config().to_json()) for spec in item.runs["paper"]}
+    near = {spec: [pair for pair in found if _begun(pair[0], spec)] for spec, found in fitting.items()}
     if item.view != "results":  # a curve is missed in a picture, a row in a table is said
         near = {spec: [pair for pair in found if _complete(pair[0], spec)] for spec, found in near.items()}
     if item.view == "ratios":
@@ -253,6 +214,11 @@ def _alike(near: Mapping[Spec, list[tuple[record.Kept, list[str]]]]) -> dict[Spe
     return {spec: [pair for pair in found if tuple(pair[1]) == common.get(spec.preset)] for spec, found in near.items()}
 
 
+def _begun(kept: record.Kept, spec: Spec) -> bool:
+    """Whether a method of the item's own is there: Retrain alone is a yardstick without anything to measure."""
+    return bool({*spec.config().methods.run} & {job.rpartition("/")[2] for job in kept.jobs} - {"retrain"})
+
+
 def _complete(kept: record.Kept, spec: Spec) -> bool:
     """Whether every method that the item shows is there."""
     return {*spec.config().methods.run} <= {job.rpartition("/")[2] for job in kept.jobs}
@@ -271,9 +237,8 @@ def about(spec: Spec, kept: record.Kept, different: Sequence[str], lines: Sequen
     where = ", ".join(sorted({one["hardware"] for one in made}))
     when = ", ".join(sorted({one["created"][:10] for one in made}))
     commits = ", ".join(sorted({one["commit"][:7] for one in made}))
-    seeds = ", ".join(str(seed) for seed in kept.seeds)
     again = record.retrained_otherwise(kept)
-    told = f"{spec.name}: seeds {seeds}{fewer(kept, sorted(methods))}; {where}, {when}, commit {commits}."
+    told = f"{spec.name}: {_named(kept.seeds)}{fewer(kept, sorted(methods))}; {where}, {when}, commit {commits}."
     told += f" Differs from the item: {'; '.join(different)}." if different else ""
     told += f" θ* was trained more than once and is not the same for seeds {', '.join(again)}." if again else ""
     return f"{told} {took(kept, methods)}{left_out(spec, kept)}"
