@@ -349,6 +349,15 @@ def test_models_that_are_less_sure_than_retrain_can_be_told_as_well() -> None:
     assert hidden.kind == "undecided" and hidden.bound == pytest.approx(0.58)
 
 
+def test_an_attack_whose_interval_holds_a_half_tells_nothing() -> None:
+    """On these rows it may be rare among models of one kind; other rows could as well have given a coin toss."""
+    coin = Attacked("RMIA", Interval(0.505, 0.498, 0.511), 0.002, 0.01)
+    assert verdict("MoDE", 32, [coin], []).kind == "cannot"
+    lira = Attacked("U-LiRA", Interval(0.945, 0.941, 0.950), 0.002, 0.01)
+    found = verdict("MoDE", 32, [lira, coin], [])
+    assert found.kind == "told" and "RMIA" not in found.sentence
+
+
 def test_tests_share_their_level() -> None:
     assert share_of(5) == pytest.approx(0.01)
 

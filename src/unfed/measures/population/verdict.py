@@ -2,8 +2,9 @@
 
     told        something tells them apart: an attack's AUC is above ½ (they remember) or below it (they are less sure
                 of the rows than models that never saw them, which shows as well), or a distance is larger, than models
-                of one kind would show, by a permutation test with p below the level; a distance no larger than that
-                between Retrains tells nothing, whatever its p. The tests share 5 % between them
+                of one kind would show, by a permutation test with p below the level; an AUC whose 95 % interval holds
+                ½, or a distance no larger than that between Retrains, tells nothing, whatever its p. The tests share
+                5 % between them
     cannot      nothing told, and no AUC farther than 0.05 from ½ could have gone unseen (the far end of the 95 %
                 intervals): the smallest difference that N models show is said with it
     undecided   nothing told, but a difference that matters could have gone unseen; how many models it takes is said
@@ -40,7 +41,8 @@ class Attacked:
 
     @property
     def told(self) -> bool:
-        return self.p < self.level
+        """Whether it is rare among models of one kind, and other rows would hardly have given a coin toss."""
+        return self.p < self.level and not self.auc.low <= 0.5 <= self.auc.high
 
     @property
     def far(self) -> float:
