@@ -21,6 +21,7 @@ from unfed.errors import UnfedError, UnfedWarning
 from unfed.federation.server import OPTIMISER
 from unfed.methods import State
 from unfed.runs import carriers, handed_out
+from unfed.runs import probe as probing
 from unfed.runs.affected import affected
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
@@ -253,3 +254,25 @@ def test_a_model_that_one_minus_sign_turns_back_is_listed_until_a_method_that_la
     run.forget(Request("third", classes=(3,)), "sealed", until=1)
     assert "models/0/third/sealed.safetensors" not in undoable()
     assert all("unfed probe" in one.do for one in affected(run, "1") if "minus sign" in one.what)
+
+
+def test_an_export_that_one_minus_sign_turns_back_is_listed(run: Run, tmp_path: Path) -> None:
+    run.forget(Request("first", clients=("1",)), "not", until=1)
+    given("export", run.folder.path, "-o", tmp_path / "out.safetensors")
+    (export,) = [one for one in affected(run, "1") if one.kind == "export"]
+    assert "by one minus sign" in export.what and "sealed and retrain leave no way back" in export.do
+
+
+def test_in_a_comparison_what_scores_its_rows_and_what_can_be_turned_back_is_listed(tmp_path: Path) -> None:
+    sets = ("methods.run=['not','ft']", "training.rounds=1", "unlearning.rounds=1")
+    run = Run.create(Config.parse(SMALL, sets), tmp_path / "run")
+    run.execute()
+    probing.first_look(run, "not")
+    of_leaver, of_another = ({one.file: one.what for one in affected(run, client)} for client in ("0", "1"))
+    assert of_leaver["samples/0/r1/ft"] == "how a model scores its rows"
+    assert "and its labels" in of_leaver["undo/0/r1/not.json"]
+    assert (
+        "by one minus sign" in of_leaver["models/0/r1/not.safetensors"]
+        and "models/0/r1/ft.safetensors" not in of_leaver
+    )
+    assert of_another["samples/0/r1/ft"] == "scores by a model that carries it", "it is in every model"

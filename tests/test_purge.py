@@ -112,6 +112,15 @@ def test_what_carries_the_leaver_goes_and_leaves_tombstones(run: Run) -> None:
     assert told["models/0/train.safetensors"].sha256 == hashlib.sha256(before["models/0/train.safetensors"]).hexdigest()
 
 
+def test_no_score_of_a_purged_row_is_left_in_what_later_requests_kept(run: Run) -> None:
+    """Whoever left is scored together with whoever leaves, so a later request's files hold its rows one by one."""
+    rows = {e.request.id: (e.described or {})["forgotten_rows"] for e in run.folder.requests()}
+    later = sorted((run.folder.path / "samples" / "0" / "second").rglob("*.safetensors"))
+    assert all(len(storage.load(file)[0]["forget/loss"]) == rows["first"] + rows["second"] for file in later) and later
+    purge(run, "first")
+    assert not any(file.exists() for file in later) and check(run.folder).findings == []
+
+
 def test_nothing_that_the_folder_lists_is_left_and_it_is_whole(run: Run) -> None:
     purge(run, "first")
     of_first = [one for one in Run.open(run.folder.path).info()["influence"] if one["request"] == "first"]

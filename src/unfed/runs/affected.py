@@ -21,7 +21,7 @@ from unfed.runs.elsewhere import elsewhere
 from unfed.runs.folder import Job
 from unfed.runs.record import Record
 from unfed.runs.requests import Entry, in_force
-from unfed.runs.turning_back import inverse_of, turned_back
+from unfed.runs.turning_back import inverse_by, inverse_of, turned_back
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class _Seen:
     clean: Collection[Path]
     """The jobs whose models are without it."""
     found: Sequence[Carrier]
+    compared: tuple[str, ...] = ()
+    """Where no request was filed for it: those of a comparison that leave it out."""
 
 
 def affected(run: Record, client: str) -> list[Affected]:
@@ -80,12 +82,10 @@ def _seen(run: Record, client: str, seed: int) -> _Seen:
     if entry is not None:
         clean = carriers.without(run.folder, run.config, entry, entries)
         return _Seen(seed, entry, clean, carriers.carriers(run.folder, run.config, entry, entries))
-    compared, clean = run.config.request_ids(), set()
-    for i, request in enumerate(run.config.request):
-        if client in request.clients:
-            clean = {Job(seed, name, label).path for name in compared[i:] for label in run.config.methods.run}
-            break
-    return _Seen(seed, None, clean, carriers.look(run.folder, seed, (client,), clean))
+    asked = [i for i, request in enumerate(run.config.request) if client in request.clients]
+    compared = run.config.request_ids()[asked[0] :] if asked else ()
+    clean = {Job(seed, name, label).path for name in compared for label in run.config.methods.run}
+    return _Seen(seed, None, clean, carriers.look(run.folder, seed, (client,), clean, compared), tuple(compared))
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
@@ -99,15 +99,26 @@ def _in_folder(run: Record, client: str, seen: _Seen) -> Iterator[Affected]:
 
 def _turned_back(run: Record, seen: _Seen) -> Iterator[Affected]:
     """Models that are without the client until somebody takes a public perturbation back."""
-    line = in_force(entry for entry in run.folder.requests() if entry.seed == seen.seed)
-    after = line[line.index(seen.entry) :] if seen.entry in line else []
-    for entry in turned_back(run.config, after):
-        job = Job(seen.seed, entry.request.id, entry.method)
+    for job, (name, how) in _ways_back(run, seen).items():
         if run.folder.model_file(job).exists():
-            name, how = after[0].request.id, inverse_of(run.config, after[0])
             what = f"whoever has it can turn back what {NoT.title} did for request {name!r}, by {how}"
             do = f"`unfed probe {run.folder.path} --request {name}` shows how far; sealed and retrain leave no way back"
             yield Affected("model", f"models/{job.path.as_posix()}.safetensors", what, do)
+
+
+def _ways_back(run: Record, seen: _Seen) -> dict[Job, tuple[str, str]]:
+    """The jobs whose models can be rid of what took the client out: for which request, and by what."""
+    line = in_force(entry for entry in run.folder.requests() if entry.seed == seen.seed)
+    after = line[line.index(seen.entry) :] if seen.entry in line else []
+    found = {
+        Job(seen.seed, entry.request.id, entry.method): (after[0].request.id, str(inverse_of(run.config, after[0])))
+        for entry in turned_back(run.config, after)
+    }
+    for name in seen.compared[:1]:
+        for label in run.config.methods.run:
+            if how := inverse_by(run.config, label):
+                found[Job(seen.seed, name, label)] = name, how
+    return found
 
 
 def _is_in_force(run: Record, seed: int, one: Carrier) -> bool:
@@ -140,11 +151,17 @@ def _handed_out(run: Record, client: str, seeds: Sequence[_Seen]) -> Iterator[Af
         path = one.path(where)
         there = consistency.file_digest(path) == one.sha256
         if one.what == "export":
-            if one.job is None or one.job.seed not in of or one.job.path in of[one.job.seed].clean:
+            if one.job is None or one.job.seed not in of:
+                continue
+            back = _ways_back(run, of[one.job.seed]).get(one.job)
+            if one.job.path in of[one.job.seed].clean and back is None:
                 continue
             what = f"the model {one.job.path.as_posix()}, exported on {one.at} (SHA-256 {one.sha256})"
             told = "ask whoever was given it to delete it; `unfed export` hands out the model in force"
             do = f"delete it and {told}" if there else f"it is not there as it was; {told}"
+            if back is not None:
+                what += f": whoever has it can turn back what {NoT.title} did for request {back[0]!r}, by {back[1]}"
+                do = "sealed and retrain leave no way back; ask whoever was given it to take what they leave instead"
         else:
             what = f"a {one.what} of {one.at}: names and numbers of its requests, no weights"
             again = f"`unfed report {where}`" if one.what == "report" else "`unfed compare`"

@@ -64,12 +64,21 @@ def carriers(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[
     clean = without(folder, config, entry, entries)
     names = [name for name in (entry.request.id, entry.shared) if name]
     tried = {Job(entry.seed, name, label).path for label in entry.methods for name in names} - clean
-    return _Look(folder, entry.seed, entry.request.id, entry.request.clients, clean, tried).all()
+    # What is not fulfilled may be tried again and score the same rows to the same bytes, where a tombstone would stand.
+    served = [e for e in entries if e.seed == entry.seed and e.state == "fulfilled"]
+    later = [entry, *(e for e in served if _leaves_out(e, entry))]
+    scored = {name for e in later for name in (e.request.id, e.shared) if name}
+    return _Look(folder, entry.seed, entry.request.id, entry.request.clients, clean, tried, scored).all()
 
 
-def look(folder: RunFolder, seed: int, clients: Sequence[str], clean: Collection[Path]) -> list[Carrier]:
-    """What carries clients that no request has named; `clean` are the jobs that left them out."""
-    return _Look(folder, seed, "", clients, clean).all()
+def look(
+    folder: RunFolder, seed: int, clients: Sequence[str], clean: Collection[Path], compared: Sequence[str] = ()
+) -> list[Carrier]:
+    """What carries clients that no request was filed for.
+
+    `clean` are the jobs that left them out, `compared` the requests of a comparison that did.
+    """
+    return _Look(folder, seed, next(iter(compared), ""), clients, clean, scored=compared).all()
 
 
 def without(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> set[Path]:
@@ -131,6 +140,8 @@ class _Look:
     clean: Collection[Path]
     tried: Collection[Path] = field(default_factory=set)
     """Jobs that were to take it out, and whose models are not in force."""
+    scored: Collection[str] = ()
+    """Its own request and those after it: whoever left is scored with whoever leaves, row by row."""
 
     def all(self) -> list[Carrier]:
         return [
@@ -192,17 +203,21 @@ class _Look:
             job = path.relative_to(self.folder.path / "samples")
             if not path.is_dir() or not any(one.suffix == ".safetensors" for one in path.iterdir()):
                 continue
-            if len(job.parts) > 2 and job.parts[1] == self.request:
-                yield self._carrier(f"samples/{job.as_posix()}", "how a model scores its rows", "samples")
+            if len(job.parts) > 2 and job.parts[1] in self.scored:
+                what = "how a model scores its rows" + self._among_others(job.parts[1])
+                yield self._carrier(f"samples/{job.as_posix()}", what, "samples")
             elif job not in self.clean and bases.get(job) not in self.clean:
                 yield self._carrier(f"samples/{job.as_posix()}", "scores by a model that carries it", "samples")
+
+    def _among_others(self, request: str) -> str:
+        return "" if request == self.request else f", among those that had left by request {request}"
 
     def _undo(self) -> Iterator[Carrier]:
         for path in sorted((self.folder.path / "undo" / str(self.seed)).rglob("*.json")):
             job = path.relative_to(self.folder.path / "undo").with_suffix("")
-            if job.parts[1] == self.request or job not in self.clean:
-                what = "what came back of it when it was probed, and its labels"
-                if job.parts[1] != self.request:
+            if job.parts[1] in self.scored or job not in self.clean:
+                what = "what came back of it when it was probed, and its labels" + self._among_others(job.parts[1])
+                if job.parts[1] not in self.scored:
                     what = "a probe of a model that carries it"
                 yield self._carrier(f"undo/{job.as_posix()}.json", what, "undo")
 

@@ -17,9 +17,14 @@ from unfed.runs.requests import Entry
 
 def inverse_of(config: Config, entry: Entry) -> str | None:
     """What takes back what a request's method did, in words; None where nobody knows an inverse."""
-    if config.methods.name_of(entry.method) != NoT.name:
+    return inverse_by(entry.how.on(config, entry.method), entry.method)
+
+
+def inverse_by(config: Config, label: str) -> str | None:
+    """The same of a method as a config has it."""
+    if config.methods.name_of(label) != NoT.name:
         return None
-    perturbation = entry.how.on(config, entry.method).methods.said(entry.method, "perturbation", NoT.perturbation)
+    perturbation = config.methods.said(label, "perturbation", NoT.perturbation)
     if perturbation not in INVERSES:
         return None
     return "one minus sign" if perturbation == "negate" else f"the inverse of {perturbation!r}"
