@@ -56,6 +56,14 @@ def test_a_row_whose_reading_was_fitted_says_so_in_every_form() -> None:
     assert "fitted" not in markdown(rows(LINES))
 
 
+def test_where_forget_counts_those_who_left_before_the_rows_of_the_request_itself_stand_below() -> None:
+    second = [{**one, "own": 36.6667 if one["method"] == "not" else 50.0} for one in LINES[2:]]
+    assert "NoT: on what this request takes out 36.67 %; Forget counts what left before it too." in markdown(
+        rows(second)
+    )
+    assert "takes out" not in markdown(rows(LINES))
+
+
 def test_only_the_best_method_is_marked_never_before_or_retrain() -> None:
     close = [dict(LINES[1], method="before"), *LINES[1:]]  # even if θ* had Retrain's very numbers
     _, body = plain(rows(close))

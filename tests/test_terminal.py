@@ -20,10 +20,11 @@ from typer.testing import CliRunner
 from unfed.cli import completion
 from unfed.cli.commands import HOMES, PANELS, load
 from unfed.cli.console import Console, between_words
-from unfed.cli.display import Display, print_results
+from unfed.cli.display import Display, print_results, request_line
 from unfed.cli.main import app
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
+from unfed.methods import METHODS
 from unfed.report import rows
 from unfed.runs.folder import Job
 from unfed.runs.run import Run
@@ -177,3 +178,16 @@ def test_a_finished_line_says_how_long_it_took_and_fits(small: Small, tmp_path: 
     said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last).replace("\r", "")
     assert re.search(r"✓ NoT +20 rounds in 0:00  test 93.6 %  forget 19.8 %  backdoor 45.5 %", said)
     assert "left" not in said and len(said.strip()) <= 80
+
+
+def test_a_method_is_a_line_of_the_list() -> None:
+    said = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "80"}).stdout
+    assert [text.split()[0] for text in said.splitlines()[1 : 1 + len(METHODS)]] == list(METHODS)
+
+
+def test_what_a_gate_found_stands_below_its_request_check_by_check() -> None:
+    checks = [dict(name=name, value=1.5, verdict="passed", what="the drop", bound=2.0) for name in ("utility", "other")]
+    request = dict(id="r1", state="denied", standing="denied (gate)", why="It lost too much.", expires=None, owed=True)
+    said = request_line({**request, "way_out": "ask again", "gate": {"checks": checks}}).splitlines()
+    assert said[0] == "request r1: denied (gate); It lost too much; it stays owed: ask again."
+    assert [text.split(": ")[0] for text in said[1:]] == ["  gate, utility", "  gate, other"]

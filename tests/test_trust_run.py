@@ -398,7 +398,7 @@ def test_the_whole_way_by_commands(made: Path, tmp_path: Path, unfed: Callable[.
     operator = tmp_path / "operator.key"
     assert unfed("run", config, "--out", run, "--operator", operator, "--quiet")[0] == 0
     code, said, _ = unfed("keys", "roster", run, f"0={tmp_path / 'zero.pub'}", "--operator", operator)
-    assert code == 0 and "the operator and 1 clients" in said
+    assert code == 0 and "the operator and 1 client." in said
     words = ("--key", tmp_path / "zero.key", "--to", tmp_path / "operator.pub", "--client", "0", "-o", file)
     assert unfed("request", "sign", *words)[0] == 0
     code, said, _ = unfed("request", "check", run, file)

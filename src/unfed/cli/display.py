@@ -194,7 +194,10 @@ def is_number(text: str) -> bool:
 
 
 def request_line(request: Mapping[str, Any]) -> str:
-    """Where a deletion request stands, in a line; what can be done where it is owed."""
+    """Where a deletion request stands, and what can be done where it is owed.
+
+    Each check of its gate stands in a line of its own below.
+    """
     standing = str(request["standing"])
     about = [f"request {request['id']}: {standing}"]
     if request["state"] == "fulfilled":
@@ -205,10 +208,10 @@ def request_line(request: Mapping[str, Any]) -> str:
         about.append(f"to be begun by {request['expires']}")
     if request.get("expected_by") and request["state"] not in ("fulfilled", "revoked"):
         about.append(f"promised by {request['expected_by']}")
-    about += [f"{title.lower()}: {text}" for title, text in gate_words(request)]
     if request["owed"]:
         about.append(f"it stays owed: {request['way_out']}")
-    return escape("; ".join(about) + ("." if request["owed"] else ""))
+    checks = [f"\n  {title.lower()}: {text}" for title, text in gate_words(request)]
+    return escape("; ".join(about) + ("." if request["owed"] else "") + "".join(checks))
 
 
 @contextmanager

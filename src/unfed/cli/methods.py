@@ -31,14 +31,12 @@ def methods(context: typer.Context, as_json: Json = False) -> None:
         typer.echo(json.dumps(listed))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "method", "scopes", "needs", "reference"):
+    for column in ("name", "method", "scopes", "needs"):
         table.add_column(column)
     for name, method in METHODS.items():
-        table.add_row(
-            name, method.title, ", ".join(sorted(method.scopes)), ", ".join(sorted(method.needs)), method.cite
-        )
+        table.add_row(name, method.title, ", ".join(sorted(method.scopes)), ", ".join(sorted(method.needs)))
     stdout.print(table)
-    stdout.print("\nHyperparameters of one: unfed methods show NAME")
+    stdout.print("\nWhere one comes from, and its hyperparameters: unfed methods show NAME")
 
 
 @app.command("show")

@@ -78,7 +78,8 @@ def keys_roster(
     if as_json:
         echo(json.dumps(roster.to_json(found)))
     else:
-        say(f"On the roster of {run}: the operator and {len(found.clients)} clients. Requests go to {found.business}.")
+        clients = f"{len(found.clients)} client{'' if len(found.clients) == 1 else 's'}"
+        say(f"On the roster of {run}: the operator and {clients}. Requests go to {found.business}.")
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------

@@ -169,6 +169,9 @@ def notes(made: Table) -> list[str]:
         who = name_of(row.method) + (f" ({row.request})" if several else "")
         if row.note:
             found.append(f"{who}: {made.words.said(row.note)}.")
+        if row.own is not None and is_measured(row.own.mean):
+            own = number_text(row.own)
+            found.append(f"{who}: on what this request takes out {own} %; Forget counts what left before it too.")
         if row.undoes:
             found.append(
                 f"{who}: as published, it turns {', '.join(row.undoes)} back to what it was before an earlier request;"
