@@ -116,7 +116,7 @@ def sentence(found: Sequence[Found]) -> str:
 
 
 def _turned_words(found: Sequence[Found], metric: str, rest: str) -> str:
-    """What is said where nothing was tried but the inverse: how good a model that leaves, and what is open."""
+    """What is said where only the inverse was tried: how good a model that leaves, and what is open."""
     turned, theirs = (_mean(found, who, "flip", metric) for who in ("unlearned", "retrain"))
     test, was = (_mean(found, "unlearned", part, "test") for part in ("flip", "published"))
     if not is_measured(turned):

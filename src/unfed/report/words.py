@@ -40,7 +40,7 @@ def gate_words(request: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def again_words(now: Mapping[str, Any], was: Any = None) -> str:
-    """What a new model shows of a request that left earlier, beside what is expected where it was never seen."""
+    """What a new model shows of a request that left earlier, beside what one that never saw it would."""
     forget = now.get("forget")
     if not is_measured(forget):
         return str(forget)

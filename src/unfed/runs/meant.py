@@ -10,7 +10,7 @@ from unfed.runs.requests import Entry
 
 
 def method_meant(entries: Iterable[Entry], config: Config, seed: int, request: str) -> str:
-    """The method that served the request, or the only one that was compared on it; several are not guessed among."""
+    """The method that served the request, or the only one compared on it; of several none is guessed."""
     served = [entry.method for entry in entries if (entry.seed, entry.request.id) == (seed, request)]
     labels = served or list(config.methods.run)
     if len(labels) > 1 and request in config.request_ids():

@@ -95,9 +95,9 @@ def probe(
 
 
 def first_look(run: Probed, method: str) -> dict[str, Any] | None:
-    """What turning back alone brings, of a method's model on the last request of a comparison; kept in the folder.
+    """What turning a method's model back brings, on the last request of a comparison.
 
-    Whatever was measured of these models already is handed back instead; None where the model is not there.
+    It is kept in the folder. Whatever was measured of these models already is handed back instead; None where the model is not there.
     """
     run.permit()
     asked = [Job(run.config.seed_list[0], request.id, method) for request in run.config.requests()[-1:]]
@@ -134,7 +134,7 @@ def elsewhere(run: Probed) -> str | None:
 def _probed(
     run: Probed, found: Sequence[Target], effort: Effort | None, said: Callable[[str], None] = lambda what: None
 ) -> Iterator[dict[str, Any]]:
-    """What was measured of these models; without an effort nothing is fitted, and whatever is known is enough."""
+    """What is known of these models, measured where it is not; without an effort nothing is fitted."""
     scenes = _Scenes(run)
     for target in found:
         said(_name(target.job))

@@ -113,7 +113,7 @@ def undo(
 
 
 def turned_back(scene: Scene, models: Models, knowledge: Knowledge) -> dict[str, dict[str, Any]]:
-    """`flip` alone, in the shape of the whole: where another measurement would stand, that it was not tried."""
+    """`flip` alone, in the shape of the whole: the other measurements say that they were not tried."""
     found: dict[str, dict[str, Any]] = {}
     for who, params in models.items().items():
         if isinstance(params, str):
