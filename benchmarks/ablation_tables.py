@@ -120,20 +120,21 @@ def model_named(layer: str, how: str) -> str:
     return {"retrain": "Retrain", "before": "θ*", "none": "FT"}.get(how, f"{layer}, {how}")
 
 
-def layers_section(lines: Sequence[Row], networks: Sequence[str], picture: str = "ablations") -> Iterator[str]:
+def layers_section(lines: Sequence[Row], networks: Sequence[str], data: str = "") -> Iterator[str]:
     for network in networks:
         rows = of(lines, network, "layers")
         if not rows:
             continue
         first = {row["seed"]: row for row in rows}.values()
         ft = cell(cells(rows).get(("-", "none")), len(first))
-        yield f"### {network}\n"
+        yield f"### Every layer ({data}, {network})\n" if data else f"### {network}\n"
         yield (
             f"{len(first)} seed{'s' * (len(first) > 1)}. θ* reads"
             f" {spread([row['before']['test'] for row in first])} % of the test images, Retrain"
             f" {spread([row['retrain']['test'] for row in first])} %; FT ends with gap {ft}.\n"
         )
-        yield f"![Average gap to Retrain by layer and perturbation, {network}]({picture}-{network}.svg)\n"
+        where, file = (f"{network} on {data}", "ablations-cifar10") if data else (network, "ablations")
+        yield f"![Average gap to Retrain by layer and perturbation, {where}]({file}-{network}.svg)\n"
         yield by_layer(rows, (*ablations.OPEN, *ablations.SEALED))
         flipped = [
             f"`{short(layer)}` {_percent(own, 'numbers', 'backdoor')} → {_turned(own, 'flipped')}"
@@ -179,6 +180,12 @@ def _amount(way: str) -> tuple[int, float]:
     return (0, float(share[1])) if share else (2 if way == TAUGHT else 1, 0.0)
 
 
+def _place(layer: str, how: str) -> tuple[int, int]:
+    """Where a model stands in the table, in whatever order its cells were made."""
+    hows = ("retrain", "before", "none", *ablations.OPEN, *ablations.SEALED)
+    return ("-", "first", "hidden").index(layer), hows.index(how)
+
+
 def undo_section(lines: Sequence[Row], networks: Sequence[str] = ablations.TUNED) -> Iterator[str]:
     whole = ("resurface", "forget_rise"), ("relearn",)
     for network in networks:
@@ -190,7 +197,7 @@ def undo_section(lines: Sequence[Row], networks: Sequence[str] = ablations.TUNED
         header = ["model", "gap", "backdoor as left", "flip (test)", "realign"]
         header += ["resurface: Forget rises by", "relearn: area"] if known else []
         body = []
-        for (layer, how), own in found.items():
+        for (layer, how), own in sorted(found.items(), key=lambda one: _place(*one[0])):
             label = model_named(layer, how) + fewer(own, seeds)
             told = cell(own) if how not in ("retrain", "before") else "–"
             numbers = [_percent(own, "numbers", "backdoor"), _turned(own, "undo", "flip")]

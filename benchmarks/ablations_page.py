@@ -26,7 +26,7 @@ ALL = (*ablations.TUNED, *ablations.OTHERS)
 def _cifar(lines: Sequence[Row]) -> Iterator[str]:
     if not lines:
         yield "There is no record of it yet; the command above makes one.\n"
-    yield from tables.layers_section(lines, ("cnn",), "ablations-cifar10")
+    yield from tables.layers_section(lines, ("cnn",), "CIFAR-10")
     for title, section in (
         ("What comes back", tables.undo_section(lines, ("cnn",))),
         ("Several layers at once", tables.part_section(lines, "sets", ("cnn",))),

@@ -92,6 +92,21 @@ def test_the_bound_and_the_broken_layer_by_hand(run: Run) -> None:
     assert set(test) == {"whole", "of Retrain", "negated", "drawn anew"}
 
 
+def test_the_time_of_a_recovery_is_counted_at_its_own_rates(tmp_path: Path) -> None:
+    """Recovery may have another rate than training, and a schedule; Adam has no time of this kind."""
+    own = {"rounds": 2, "lr": 0.01, "schedule": {"kind": "step", "factor": 0.5}}
+    raw = {**RAW, "unlearning": own, "methods": {"run": ["not"]}}
+    run = Run.create(Config.parse(raw), tmp_path / "sgd")
+    run.execute()
+    (found,) = of_run.try_on(run, of_run.chosen(["time-flow"]))[0]["claims"]
+    assert found["data"]["taken"] == pytest.approx(6 * (0.01 + 0.005) / (1 - run.config.training.momentum))
+    raw = {**RAW, "training": {**RAW["training"], "optimiser": "adam", "lr": 0.001}, "methods": {"run": ["not"]}}
+    run = Run.create(Config.parse(raw), tmp_path / "adam")
+    run.execute()
+    (found,) = of_run.try_on(run, of_run.chosen(["time-flow"]))[0]["claims"]
+    assert found["verdict"] == "not tried" and "run by adam, and the theorem counts the time" in found["seen"]
+
+
 def test_the_layer_whose_answers_a_relu_takes() -> None:
     normed = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
     assert of_run.into_relu(normed, "1.weight") == "2" and of_run.into_relu(normed, "4.weight") is None

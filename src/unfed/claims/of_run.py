@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +25,7 @@ from unfed.analysis.theory.jacobian import asymmetry, symmetry_test
 from unfed.claims.base import FAILS, UNDER, Finding, holds_if
 from unfed.claims.distances import OTHERS, SLACK
 from unfed.claims.gradients import SMALL
+from unfed.client.batch import bounds
 from unfed.client.scores import score
 from unfed.data import Request, Source
 from unfed.errors import UnfedError, listed, nearest
@@ -121,12 +121,7 @@ def time(case: Case) -> Finding:
     template, sets = case.world.template, case.sets
     if not len(sets.forget):
         raise Lacking("the forgotten rows are gone, and the loss gap is taken on them")
-    phase = case.world.training_settings().phase
-    members = [len(c.view("retain")) for c in case.world.scoped(case.requests).values() if c.holds("retain")]
-    step = phase.optimiser
-    descent = Descent(step.lr, phase.batch, step.momentum, len(members))
-    steps = math.ceil(max(members) / phase.batch) * (phase.epochs or 1)
-    taken = descent.time(case.rounds["not"] * steps)
+    taken = _taken(case, "not")
     steepest = max(sets.steepness(template, params) for params in (theta, end))
     bound = unlearning_time(
         sets.delta(template, end),
@@ -141,6 +136,18 @@ def time(case: Case) -> Finding:
         f" {bound:.2g}: {bound / taken:.2g} of it. The slope is the larger one of start and end.",
         data={"bound": bound, "taken": taken, "slope": steepest},
     )
+
+
+def _taken(case: Case, label: str) -> float:
+    """How long a method's rounds were: η / (1 − μ) for every step, at the rate that its round had."""
+    settings = case.world.unlearning_settings(False, label)
+    phase, step = settings.phase, settings.phase.optimiser
+    if step.rule != "sgd":
+        raise Lacking(f"the rounds were run by {step.rule}, and the theorem counts the time of plain descent")
+    members = [len(c.view("retain")) for c in case.world.scoped(case.requests).values() if c.holds("retain")]
+    steps = len(bounds(max(members), phase.batch)) * (phase.epochs or 1)
+    rates = [settings.schedule.rate(step.lr, r, settings.rounds) for r in range(1, case.rounds[label] + 1)]
+    return sum(Descent(rate, phase.batch, step.momentum, len(members)).time(steps) for rate in rates if rate > 0)
 
 
 def distance(case: Case) -> Finding:
