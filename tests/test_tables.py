@@ -57,7 +57,7 @@ def test_a_row_whose_reading_was_fitted_says_so_in_every_form() -> None:
 
 
 def test_where_forget_counts_those_who_left_before_the_rows_of_the_request_itself_stand_below() -> None:
-    second = [{**one, "own": 36.6667 if one["method"] == "not" else 50.0} for one in LINES[2:]]
+    second: list[Any] = [{**one, "own": 36.6667 if one["method"] == "not" else 50.0} for one in LINES[2:]]
     assert "NoT: on what this request takes out 36.67 %; Forget counts what left before it too." in markdown(
         rows(second)
     )

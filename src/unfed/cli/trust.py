@@ -78,8 +78,8 @@ def keys_roster(
     if as_json:
         echo(json.dumps(roster.to_json(found)))
     else:
-        clients = f"{len(found.clients)} client{'' if len(found.clients) == 1 else 's'}"
-        say(f"On the roster of {run}: the operator and {clients}. Requests go to {found.business}.")
+        number = f"{len(found.clients)} client{'' if len(found.clients) == 1 else 's'}"
+        say(f"On the roster of {run}: the operator and {number}. Requests go to {found.business}.")
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
