@@ -13,19 +13,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-QUEUE = """
-import os, sys
-if any(word.endswith("flwr-clientapp") for word in sys.orig_argv):
-    import fcntl
-    place = open(os.path.join(os.path.dirname(__file__), f"place{os.getpid() % 2}"), "w")
-    fcntl.flock(place, fcntl.LOCK_EX)  # until this process ends
-    sys.place = place
+PATIENCE = """
+import sys
+if sys.orig_argv[1:2] and sys.orig_argv[1].endswith(("flower-superlink", "flower-supernode")):
+    from flwr.supercore.corestate import in_memory_corestate, sql_corestate
+    from flwr.supernode import fleet_http_connection
+    for module in (in_memory_corestate, sql_corestate, fleet_http_connection):
+        module.HEARTBEAT_DEFAULT_INTERVAL = {seconds}
 """
-"""Lets two client apps run at a time; it is read by every Python process before anything else."""
+"""Read by every Python process before anything else: how long Flower waits for a sign of life."""
 SCRIPTS = Path(__file__).parent.parent / "examples" / "flower" / "deploy"
 OWN = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -73,42 +73,52 @@ def simulator(where: Path, **more: str) -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def deployment(
-    where: Path, nodes: int, database: str = ":flwr-in-memory:", poll: float | None = None, **more: str
+    where: Path, nodes: int, database: str = ":flwr-in-memory:", patience: int | None = None, **more: str
 ) -> Iterator[dict[str, str]]:
     """A SuperLink and SuperNodes as processes with TLS and keys, by the tutorial's own scripts.
 
-    A node whose app gives no sign of life 30 seconds after it was started starts it again, and many that start at once
-    on few cores never get that far. With `poll` they ask for work every so many seconds, each at its own second, and
-    apps run two at a time.
+    A node whose app gives no sign of life 30 seconds after it was started starts it again, and a SuperLink gives a run
+    up whose server app gives none for a minute: many apps that start at once on few cores never get that far. Flower
+    has no option for it; `patience` sets its 30 seconds to another number.
     """
-    if poll is not None:
-        (where / "queue").mkdir()
-        (where / "queue" / "sitecustomize.py").write_text(QUEUE)
-        more["PYTHONPATH"] = os.pathsep.join([str(where / "queue"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    if patience is not None:
+        (where / "patience").mkdir()
+        (where / "patience" / "sitecustomize.py").write_text(PATIENCE.format(seconds=patience))
+        more["PYTHONPATH"] = os.pathsep.join([str(where / "patience"), *filter(None, [os.environ.get("PYTHONPATH")])])
     own = {"NODES": str(nodes), "PORT": str(free_port()), "ALLOW": "", "DATABASE": database, "WHERE": str(where)}
-    env, groups = environment(where, **own, **more), list[int]()
+    env = environment(where, **own, **more)
 
     def script(name: str, **also: str) -> None:
         with open(where / f"{name}.log", "wb") as log:
             command = ["bash", "-eu", str(SCRIPTS / f"{name}.sh")]
-            started = subprocess.Popen(command, env=env | also, cwd=where, stdout=log, stderr=log, process_group=0)
-        groups.append(started.pid)
-        if started.wait():
+            done = subprocess.run(command, env=env | also, cwd=where, stdout=log, stderr=log)
+        if done.returncode:
             raise SystemExit((where / f"{name}.log").read_text())
 
     try:
         script("1-certificates")
         script("2-superlink")
-        script("3-supernodes", FLWR_SUPEREXEC_TASK_POLL_INTERVAL=str(poll or 1))
+        script("3-supernodes", FLWR_SUPEREXEC_TASK_POLL_INTERVAL="2" if patience else "0.3")
         yield env
     except BaseException:
         print(_told_by_superlink(where / "logs" / "superlink.log"), flush=True)
         raise
     finally:
+        started = _started(int(file.read_text()) for file in (where / "pids").glob("*"))
         script("7-stop")
-        for group in groups:  # a server app outlives its SuperLink
+        for pid in started:  # a server app outlives its SuperLink
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+
+
+def _started(pids: Iterable[int]) -> list[int]:
+    """These processes and all that they started."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = [(int(pid), int(parent)) for pid, parent in map(str.split, listed.splitlines())]
+    found = list(pids)
+    for one in found:
+        found += [pid for pid, parent in parents if parent == one]
+    return found
 
 
 def _told_by_superlink(log: Path) -> str:

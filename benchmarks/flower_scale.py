@@ -61,12 +61,12 @@ def simulated(where: Path, nodes: int, pairs: int, rounds: int) -> list[dict[str
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def real(where: Path, nodes: int, rounds: int, database: str, poll: float) -> list[dict[str, Any]]:
+def real(where: Path, nodes: int, rounds: int, database: str, patience: int) -> list[dict[str, Any]]:
     """The tutorial's own scripts with so many nodes, then one pair."""
     out = where / "lines.jsonl"
-    config = f'timeout = 300.0\nwarm = false\npairs = 1\nrounds = {rounds}\nnodes = {nodes}\nout = "{out}"'
+    config = f'timeout = 600.0\nwarm = false\npairs = 1\nrounds = {rounds}\nnodes = {nodes}\nout = "{out}"'
     app = app_of(HERE / "flower_scale_app", where, COMPONENTS, config)
-    with deployment(where, nodes, database, poll) as env:
+    with deployment(where, nodes, database, patience) as env:
         flwr_run(app, env)
     return [json.loads(line) for line in out.read_text().splitlines()]
 
@@ -78,21 +78,24 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--database", default=":flwr-in-memory:", help="of the SuperLink with real nodes; or a file")
-    parser.add_argument("--poll", type=float, default=60.0, help="seconds after which a real node asks for work again")
+    parser.add_argument(
+        "--patience", type=int, default=300, help="seconds in the place of Flower's 30, with real nodes"
+    )
     parser.add_argument("--out", type=Path, help="write the record here as well")
     asked = parser.parse_args()
     began, load = time.perf_counter(), os.getloadavg()
     with tempfile.TemporaryDirectory(prefix="flower-scale-") as folder:
         if asked.real:
-            lines = real(Path(folder), asked.real, asked.rounds, asked.database, asked.poll)
+            lines = real(Path(folder), asked.real, asked.rounds, asked.database, asked.patience)
         else:
             lines = simulated(Path(folder), asked.nodes, asked.pairs, asked.rounds)
+    options = f" --real {asked.real} --rounds {asked.rounds}" if asked.real else ""
+    own = {"database": asked.database, "patience seconds": asked.patience} if asked.real else {}
     record = {
         **told(),
-        "command": "python benchmarks/flower_scale.py"
-        + (f" --real {asked.real} --rounds {asked.rounds}" if asked.real else ""),
+        "command": f"python benchmarks/flower_scale.py{options}",
         "nodes": asked.real or asked.nodes,
-        **({"database": asked.database, "poll seconds": asked.poll, "rounds": asked.rounds} if asked.real else {}),
+        **own,
         "kind": "SuperNodes as processes, TLS and keys" if asked.real else "Flower's simulator (ray)",
         "load before and after": [round(load[0], 1), round(os.getloadavg()[0], 1)],
         "whole seconds": round(time.perf_counter() - began, 1),

@@ -100,6 +100,10 @@ class InProcessGrid(Grid):
         return [m for m in mine if not kinds or m.metadata.message_type in kinds]
 
 
+if not NAMES:
+    del InProcessGrid.get_nodes  # an older Flower's grid has no such thing
+
+
 def _as_in_a_running_server_app() -> None:
     """Say which run and node this process is; an older Flower does not ask."""
     try:
