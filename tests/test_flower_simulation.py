@@ -69,7 +69,8 @@ def test_an_app_in_the_shape_of_a_quickstart_forgets_in_a_second_run(
 NEWER = """
 from unfed.remote import messages
 messages.FORMAT += 1  # in the process of the server app alone
-from unfed.flower.server import app
+from unfed.flower import server
+app = server.app
 """
 
 
@@ -77,9 +78,11 @@ def test_clients_of_another_version_are_told_to_install_the_same(simulator: Simu
     app = tmp_path / "newer"
     made = CliRunner().invoke(cli, ["flower", "init", str(app), "--nodes", "4", "--run-folder", str(tmp_path / "run")])
     assert made.exit_code == 0, made.output
-    (app / "newer.py").write_text(NEWER)
+    (app / "newer").mkdir()
+    (app / "newer" / "__init__.py").write_text("")
+    (app / "newer" / "server.py").write_text(NEWER)
     project = app / "pyproject.toml"
-    project.write_text(project.read_text().replace("unfed.flower.server:app", "newer:app"))
+    project.write_text(project.read_text().replace("unfed.flower.server:app", "newer.server:app"))
     out = simulator.run(app, mode="train", wait_seconds=1.0)
     sentence = f"The server speaks format {FORMAT + 1}, this client format {FORMAT}; install the same version of unfed"
     assert out.count("Only 0 of 4 clients are there") == 1 and sentence in out and "Traceback" not in out, out
