@@ -154,8 +154,9 @@ def _last_run(env: dict[str, str]) -> dict[str, Any]:
 
 def told() -> dict[str, str]:
     """When, on what and with what a record was made."""
-    there = {found.name.lower() for found in importlib.metadata.distributions()}
-    found = {name: importlib.metadata.version(name) for name in ("flwr", "ray", "numpy", "torch") if name in there}
+    there = {one.name.lower() for one in importlib.metadata.distributions()}
+    names: list[str] = [name for name in ("flwr", "ray", "numpy", "torch") if name in there]
+    found = {name: importlib.metadata.version(name) for name in names}
     hardware = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"
     return {"date": time.strftime("%Y-%m-%d"), "hardware": hardware, "python": platform.python_version(), **found}
 

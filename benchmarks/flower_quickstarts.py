@@ -164,8 +164,9 @@ def main() -> None:
             task = own / str(app["package"]) / "task.py"
             task.write_text(app["data"](task.read_text()))
             note, paths = where / "asked", [str(where / "counting"), str(Path(__file__).parent.parent / "src")]
-            more, nodes = {"ASKED": str(note), "PYTHONPATH": ":".join(paths)}, None if given.real else NODES
-            with deployment(where, NODES, **more) if given.real else simulator(where, **more) as env:
+            asks, path, nodes = str(note), ":".join(paths), None if given.real else NODES
+            made = deployment(where, NODES, ASKED=asks, PYTHONPATH=path) if given.real else None
+            with made or simulator(where, ASKED=asks, PYTHONPATH=path) as env:
                 flwr_run(own, env, str(app["config"]), nodes)
                 before = asked(note)
                 package = own / str(app["package"])
