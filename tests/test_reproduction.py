@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import torch
 
 from unfed.analysis.bound import noisy_time, unlearning_time
 from unfed.analysis.gradient_noise import Noise
+from unfed.engines.base import Block, Visit
+from unfed.engines.batched import Batched
 from unfed.errors import UnfedError
-from unfed.methods import MoDE, Retrain, State
+from unfed.methods import MoDE, NoT, Retrain, State
 from unfed.model.digest import digests, fingerprint
 from unfed.paper import analyses, record
 from unfed.paper.items import items as paper_items
@@ -338,6 +341,48 @@ def test_a_block_takes_a_trained_model_over_where_it_is_the_same(
     one, two = (record._trained(Run.open(tmp_path / name)) for name in ("first", "second"))
     assert one == two and list(one) == ["0"]
     assert run_block(tmp_path / "third", tmp_path, *other, "--trained-in", str(tmp_path / "nowhere")) == 0
+
+
+def test_methods_side_by_side_give_what_they_give_one_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths: list[int] = []
+    stacked = Batched.train_together
+
+    def seen(self: Batched, visits: Sequence[Visit]) -> list[list[Block]]:
+        widths.append(sum(len(visit.clients) for visit in visits))
+        return stacked(self, visits)
+
+    methods = ["--methods", "retrain,pgd,ft", "--set", "engine.precision=float64"]
+    assert run_block(tmp_path / "one", tmp_path / "a", *methods) == 0
+    monkeypatch.setattr(Batched, "train_together", seen)
+    assert run_block(tmp_path / "many", tmp_path / "b", *methods, "--together", "--alone", "ft") == 0
+    assert widths == [2 * 9] * 2, "both rounds of two methods of nine clients each, however they begin"
+    (one,), (many,) = record.all_in(tmp_path / "a"), record.all_in(tmp_path / "b")
+    assert one.jobs.keys() == many.jobs.keys() and one.key == many.key
+    for job, columns in one.jobs.items():
+        for metric in ("round", "retain", "forget", "test", "mia", "comm_bytes", "flops"):
+            assert many.jobs[job][metric] == columns[metric], (job, metric)
+    assert "ft: done" in capsys.readouterr().out
+
+
+def test_side_by_side_a_method_that_fails_or_runs_out_of_time_costs_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: NoT, server: object) -> State:
+        raise RuntimeError("out of memory")
+
+    methods = ["--methods", "retrain,not", "--together"]
+    assert run_block(tmp_path / "run", tmp_path, *methods, "--budget", "0s") == 130
+    with monkeypatch.context() as patched:
+        patched.setattr(NoT, "begin", broken)
+        assert run_block(tmp_path / "run", tmp_path, *methods) == 1
+    assert "not: failed: RuntimeError: out of memory" in capsys.readouterr().out
+    assert run_block(tmp_path / "run", tmp_path, *methods) == 0, "given again, it goes on"
+    (kept,) = record.all_in(tmp_path)
+    assert {job.rpartition("/")[2] for job in kept.jobs} == {"train", "before", "retrain", "not"}
+    with pytest.raises(UnfedError, match="one seed"):
+        run_block(tmp_path / "two", tmp_path, *methods, "--set", "seed=[0,1]")
 
 
 def test_a_block_without_a_trained_model_is_no_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from unfed.cli.options import watched_until
 from unfed.errors import UnfedError
@@ -31,6 +32,32 @@ def opened(config: Config, out: Path, source: Path | None) -> Run:
     return run
 
 
+class Ended(NamedTuple):
+    """How the work on a run ended: in words, and as an exit code."""
+
+    said: str
+    code: int
+
+
+def outcome_of(run: Run, moment: float | None) -> Ended:
+    """Do what is left of a run, until a moment; what fails is an outcome, unless it is θ* that fails."""
+    try:
+        run.execute(watched_until(QuietWatch(), moment))
+    except OutOfTime:
+        return Ended("the budget is spent; the same command goes on", 130)
+    except Exception as error:
+        if not all(run.trained(seed) for seed in run.config.seed_list):
+            raise  # without θ* no other method can begin either
+        return Ended(f"failed: {type(error).__name__}: {error}", 1)
+    return Ended("done", 0)
+
+
+def kept_so_far(run: Run, results: Path, commit: str) -> None:
+    """Keep the jobs of a run that are finished, if there are any."""
+    if any(run.folder.finished(job) for job, _ in run.jobs()):
+        print(record.write(record.kept(run, commit), results), flush=True)
+
+
 def block(run: Run, results: Path, commit: str, moment: float | None) -> int:
     """Run a comparison one method after another in one process, and keep what is finished after each.
 
@@ -39,19 +66,12 @@ def block(run: Run, results: Path, commit: str, moment: float | None) -> int:
     """
     failed = 0
     for label in run.labels:
-        run.only, started, outcome = frozenset({label}), time.monotonic(), "done"
-        try:
-            run.execute(watched_until(QuietWatch(), moment))
-        except OutOfTime:
-            outcome, failed = "the budget is spent; the same command goes on", 130
-        except Exception as error:
-            if not all(run.trained(seed) for seed in run.config.seed_list):
-                raise  # without θ* no other method can begin either
-            outcome, failed = f"failed: {type(error).__name__}: {error}", 1
+        run.only, started = frozenset({label}), time.monotonic()
+        ended = outcome_of(run, moment)
         run.only = None
-        print(f"{now()} {label}: {outcome}, {time.monotonic() - started:.0f} s", flush=True)
-        if any(run.folder.finished(job) for job, _ in run.jobs()):
-            print(record.write(record.kept(run, commit), results), flush=True)
+        print(f"{now()} {label}: {ended.said}, {time.monotonic() - started:.0f} s", flush=True)
+        kept_so_far(run, results, commit)
+        failed = ended.code or failed
         if failed == 130:
             break
     return failed

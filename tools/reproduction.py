@@ -20,13 +20,15 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from paper_block import block, opened
+from paper_block import block, kept_so_far, opened
+from paper_together import together
 
 from unfed.cli.options import chosen as chosen_methods
 from unfed.cli.options import moment_of
@@ -60,6 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     blocking.add_argument("--methods", required=True, help="with commas, in the order in which they are run")
     blocking.add_argument("--set", action="append", default=[], dest="sets")
     blocking.add_argument("--trained-in", type=Path, default=None, help="a run folder with the same θ*, if it is there")
+    blocking.add_argument("--together", action="store_true", help="the methods' rounds as one stack, a folder for each")
+    blocking.add_argument("--alone", default="", help="with --together: methods that come afterwards, one by one")
     blocking.add_argument("--budget", default=None, help="24m: stop at the first save after this time")
     blocking.add_argument("--results", type=Path, default=RESULTS)
     blocking.add_argument("--commit", default=None)
@@ -81,8 +85,12 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.part == "block":
         config = Config.preset(options.preset, [*options.sets, chosen_methods(options.methods)])
-        run = opened(config, options.out, options.trained_in)
-        return block(run, options.results, options.commit or _commit(), moment_of(options.budget))
+        commit, moment = options.commit or _commit(), moment_of(options.budget)
+        if options.together:
+            own = {m: Config.preset(options.preset, [*options.sets, chosen_methods(m)]) for m in config.methods.run}
+            keep = partial(kept_so_far, results=options.results, commit=commit)
+            return together(config, own, options.alone.split(","), options.out, keep, moment)
+        return block(opened(config, options.out, options.trained_in), options.results, commit, moment)
     if options.part == "add":
         for run in options.runs:
             for path in added(run, options.results, options.commit):

@@ -1,0 +1,114 @@
+"""A block of the paper whose methods run side by side, every round of all of them as one stack of clients.
+
+    OUT/train       θ*, with what any of the methods records              OUT/METHOD     one run folder for each method
+    retrain ─ round 1 ─┐        ┌─ round 2 ─ …
+    ft      ─ round 1 ─┼─ stack ┼─ round 2 ─ …         `engines/side_by_side.py`
+    not     ─ round 1 ─┘        └─ round 2 ─ …
+
+Nothing in a method knows of the others: each is an ordinary run that takes θ* over, with a trajectory and saves of its
+own, and `unfed resume` goes on with it alone. A wider stack changes last bits, as `engine.chunk` does. Methods whose
+rounds differ from the others' (MoDE's guidance, FedEraser's replay) are better left alone: each width is compiled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from paper_block import outcome_of
+
+from unfed.data import ClientData
+from unfed.engines import Batched, Engine
+from unfed.engines.side_by_side import SideBySide, Table
+from unfed.errors import UnfedError
+from unfed.runs.config import Config
+from unfed.runs.description import now
+from unfed.runs.run import Run
+from unfed.runs.same_training import take_training
+from unfed.runs.world import World, local_engine, process_as_before
+
+
+class SharedEngines:
+    """One engine for all who ask for the same clients with the same rows marked."""
+
+    def __init__(self, table: Table) -> None:
+        self._table, self._known = table, list[tuple[Mapping[str, ClientData], Batched]]()
+
+    def __call__(self, world: World, clients: Mapping[str, ClientData]) -> Engine:
+        for known, engine in self._known:
+            if known.keys() == clients.keys() and all(_same(known[name], own) for name, own in clients.items()):
+                return SideBySide(engine, self._table)
+        made = local_engine(world, clients)
+        assert isinstance(made, Batched)
+        self._known.append((clients, made))
+        return SideBySide(made, self._table)
+
+
+def _same(one: ClientData, other: ClientData) -> bool:
+    tables = ((one.rows, other.rows), (one.train, other.train), (one.forget, other.forget), (one.val, other.val))
+    return one.source is other.source and all(torch.equal(a, b) for a, b in tables)
+
+
+def together(
+    whole: Config, configs: Mapping[str, Config], alone: Collection[str], out: Path, keep: Callable[[Run], None],
+    moment: float | None,
+) -> int:  # fmt: skip
+    """θ*, then the methods side by side, then those that are left alone; exits as `paper_block.block` does."""
+    if len(whole.seed_list) != 1:
+        raise UnfedError("Methods run side by side for one seed; set seed to a single number.")
+    base = _opened(whole, out / "train")
+    base.only = frozenset()
+    ended = outcome_of(base, moment)
+    print(f"{now()} θ*: {ended.said}", flush=True)
+    if ended.code:
+        return ended.code
+    world = base.world(whole.seed_list[0])
+    if world.choice.name != "batched":
+        raise UnfedError("Only the batched engine stacks clients, and this world has another; leave --together out.")
+    table = Table(world.device)
+    shared, codes = replace(world, engines=SharedEngines(table)), dict[str, int]()
+
+    def opened(label: str, own: World) -> Run:
+        run = _opened(configs[label], out / label, own)
+        take_training(run, base)
+        return run
+
+    def work(label: str, run: Run, until: float | None = moment) -> int:
+        started, ended = time.monotonic(), outcome_of(run, until)
+        if ended.code != 130 or until == moment:
+            print(f"{now()} {label}: {ended.said}, {time.monotonic() - started:.0f} s", flush=True)
+            keep(run)
+        codes[label] = ended.code
+        return ended.code
+
+    with process_as_before():
+        world.settle()  # each run leaves the process as it found it, and others are still at work
+        runs = {label: opened(label, shared) for label in configs if label not in alone}
+        # Beginnings differ; once all stand before round 1, their rounds go in step, and one width is compiled.
+        new = [label for label, run in runs.items() if not _begun(run)]
+        failed = [label for label in new if work(label, runs[label], until=0.0) == 1]
+        table.run([partial(work, label, run) for label, run in runs.items() if label not in failed])
+    for label in configs:
+        if label in alone and 130 not in codes.values():
+            work(label, opened(label, world))
+    return max(codes.values(), default=0)
+
+
+def _begun(run: Run) -> bool:
+    """Whether the method of a run has been saved at least once."""
+    return any(run.folder.numbers(job) is not None for job, _ in run.jobs() if job.request is not None)
+
+
+def _opened(config: Config, folder: Path, world: World | None = None) -> Run:
+    """The run of a config, new or begun before, in a world that is built already if there is one."""
+    own = None if world is None else replace(world, config=config)
+    run = Run.open(folder) if (folder / "run.json").exists() else Run.create(config, folder, own)
+    if run.config != config:
+        raise UnfedError(f"{folder} holds a run of another config; give --out a new folder.")
+    if own is not None:
+        run.use(own)
+    return run
