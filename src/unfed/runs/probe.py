@@ -97,7 +97,8 @@ def probe(
 def first_look(run: Probed, method: str) -> dict[str, Any] | None:
     """What turning a method's model back brings, on the last request of a comparison.
 
-    It is kept in the folder. Whatever was measured of these models already is handed back instead; None where the model is not there.
+    It is kept in the folder. Whatever was measured of these models already is handed back instead; None where the model
+    is not there.
     """
     run.permit()
     asked = [Job(run.config.seed_list[0], request.id, method) for request in run.config.requests()[-1:]]
