@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from conftest import SMALL
 from unfed import storage
 from unfed.cli.main import app
+from unfed.cli.running import _headline
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.federation.server import OPTIMISER
@@ -276,3 +277,11 @@ def test_in_a_comparison_what_scores_its_rows_and_what_can_be_turned_back_is_lis
         and "models/0/r1/ft.safetensors" not in of_leaver
     )
     assert of_another["samples/0/r1/ft"] == "scores by a model that carries it", "it is in every model"
+
+
+def test_of_one_holder_of_all_data_no_client_is_asked_for(tmp_path: Path) -> None:
+    base = {"name": "c", "setting": "central", "model": SMALL["model"], "training": {"rounds": 1}}
+    run = Run.create(Config.parse(base, []), tmp_path / "run")
+    with pytest.raises(UnfedError, match="one holder of all data, so no client is in or out of it"):
+        affected(run, "0")
+    assert "one holder of all data" in _headline(run) and "client" not in _headline(run)

@@ -226,9 +226,10 @@ def _next_steps(run: Run) -> list[str]:
 
 def _headline(run: Run) -> str:
     about, config = run.description, run.config
+    many = len(about["clients"])
+    held = "one holder of all data" if config.setting == "central" else f"{many} client{'s' if many != 1 else ''}"
     return (
-        f"[bold]{escape(config.name)}[/bold]: {escape(config.data.name)}, {len(about['clients'])} clients,"
-        f" {escape(config.model.name)}"
+        f"[bold]{escape(config.name)}[/bold]: {escape(config.data.name)}, {held}, {escape(config.model.name)}"
         f" with {about['parameters']:,} parameters; {about['engine']} engine on {about['device']}."
     )
 

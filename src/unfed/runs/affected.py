@@ -51,6 +51,11 @@ class _Seen:
 
 def affected(run: Record, client: str) -> list[Affected]:
     """Every model, state, export, report and upload that still carries a client."""
+    if run.config.setting == "central":
+        raise UnfedError(
+            "A centralised run has one holder of all data, so no client is in or out of it; what still carries a"
+            " request stands in the report, and `unfed purge` deletes it."
+        )
     known = _clients(run)
     if client not in known:
         raise UnfedError(f"This run has no client {client!r}; it has {listed(sorted(known))}.")
