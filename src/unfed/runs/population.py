@@ -130,7 +130,10 @@ def _shared_out(world: World, models: int, where: Path, said: Said, manner: Mann
 
 
 def at_once(world: World, models: int) -> int:
-    """How many processes suit: one per core that has a cohort, where each computes on one thread of the CPU."""
+    """How many processes suit.
+
+    One per core that has a cohort, where each computes on one thread of the CPU.
+    """
     if world.device.type != "cpu" or world.threads != 1 or world.config.code():
         return 1
     return min(cores(), len(_cut(range(models), TOGETHER["cpu"])))

@@ -33,13 +33,19 @@ def training_key(run: Record) -> str:
 
 
 def records_enough(source: Record, run: Record) -> bool:
-    """Whether the source's training kept the histories that this run's methods need, as they would have kept them."""
+    """Whether the source's training kept the histories that this run's methods need.
+
+    They must be as this run would have kept them.
+    """
     there = source.config.recorded()
     return all(there.get(label) == method for label, method in run.config.recorded().items())
 
 
 def take_training(run: Record, source: Record) -> list[int]:
-    """Take θ* over for every seed that this run still has to train and the source has trained; gives those seeds."""
+    """Take θ* over for every seed that this run still has to train and the source has trained.
+
+    Gives those seeds.
+    """
     if training_key(run) != training_key(source) or not records_enough(source, run) or source.folder.requests():
         return []
     with run.folder.lock() as free:
@@ -51,7 +57,10 @@ def take_training(run: Record, source: Record) -> list[int]:
 
 
 def _taken(run: Record, source: Record, seed: int) -> bool:
-    """One seed's lines, then its state, which vouches for them, then its model: killed in between, it is trained."""
+    """Take one seed over.
+
+    Its lines come first, then its state, which vouches for them, then its model: killed in between, it is trained.
+    """
     job, file = run.training_job(seed), source.folder.model_file(source.training_job(seed))
     if not (source.folder.finished(job) and file.exists()):
         return False

@@ -67,7 +67,9 @@ def recordable(phase: Phase) -> bool:
 
 
 def signature(phase: Phase) -> Phase:
-    """The phase without what may change from visit to visit: its rate, its penalties' strength, whose rows it takes.
+    """The phase without what may change from visit to visit.
+
+    That is its rate, its penalties' strength, and whose rows it takes.
 
     Rows and the draws of a view are loaded into the buffers, so phases that differ in nothing else share a recording:
     a minute of compiling a ViT, for MoDE's two.
