@@ -59,7 +59,7 @@ def test_the_table_has_a_row_for_every_method_and_for_the_yardstick(judged: dict
 
 
 def test_pictures_say_in_words_what_they_show(judged: dict[str, Any]) -> None:
-    margins, roc = view(judged, "sure-0")["pictures"]
+    margins, roc, rmia, iam = view(judged, "sure-0")["pictures"]
     around = dict(re.findall(r"(\w+) lies around (-?[\d.]+)[;.]", margins["svg"]))
     assert {name: round(float(value.rstrip("."))) for name, value in around.items()} == {
         "Retrain": 1,
@@ -68,7 +68,14 @@ def test_pictures_say_in_words_what_they_show(judged: dict[str, Any]) -> None:
         "before": 4,
     }
     assert "FT has AUC 0.9" in roc["svg"]
+    for attack, drawn in (("rmia", rmia), ("iam", iam)):
+        assert f"FT has AUC {judged['methods']['ft']['attacks'][attack]['auc']['value']:.3f}" in drawn["svg"]
     assert view(judged, "sure-0") == view(judged, "sure-0"), "the same every time"
+
+
+def test_an_attack_that_could_not_be_tried_is_not_drawn() -> None:
+    single = judge(Made(8, 1, 1.0), {"ft": "FT"}, effort=Effort(draws=10, permutations=10))
+    assert [one["title"].split(":")[0] for one in view(single, "x")["pictures"]][1:] == ["U-LiRA", "RMIA"]
 
 
 def test_a_population_too_small_for_four_groups_has_no_attack_on_retrain_itself() -> None:

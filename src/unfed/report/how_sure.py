@@ -61,7 +61,8 @@ def view(judged: Judged | None, name: str) -> dict[str, Any]:
         return {"reason": NO_POPULATION}
     methods: Mapping[str, Any] = judged["methods"]
     numbers = styles(list(methods))
-    drawn = [pictures.distributions(judged, numbers, f"{name}-margins"), pictures.roc(judged, numbers, f"{name}-roc")]
+    drawn = [pictures.distributions(judged, numbers, f"{name}-margins")]
+    drawn += [pictures.roc(judged, numbers, f"{name}-roc-{attack}", attack) for attack in ATTACKS]
     body, notes = grid(judged)
     return {
         "reason": None,

@@ -9,12 +9,13 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from unfed.measures.population.attacking import ATTACKS
 from unfed.report.drawing import DASHES, INK, REFERENCE, SERIES, STYLE
 from unfed.report.picture import Picture, Point, picture
 from unfed.values import is_measured
 
 MARGINS = "Margins on the forgotten rows: how often (%)"
-ROC = "U-LiRA: true against false positives, both on a logarithmic scale"
+ROC = "{}: true against false positives, both on a logarithmic scale"
 BEFORE_DASH = (2.0, 1.6)
 
 
@@ -71,25 +72,29 @@ def _mean(middles: list[float], shares: list[float]) -> float:
     return sum(x * share for x, share in zip(middles, shares, strict=True))
 
 
-def roc(judged: Mapping[str, Any], numbers: Mapping[str, int], name: str) -> Picture | None:
-    """One line per method; the dashed one is a coin toss."""
+def roc(judged: Mapping[str, Any], numbers: Mapping[str, int], name: str, attack: str = "u-lira") -> Picture | None:
+    """One line per method; the dashed one is a coin toss. None where the attack could not be tried."""
+    tried = {kind: one["attacks"][attack] for kind, one in judged["methods"].items()}
+    if not all(isinstance(found, Mapping) for found in tried.values()):
+        return None
     points, told = [], []
     with matplotlib.rc_context({**STYLE, "axes.grid.axis": "both"}):
         figure = Figure(figsize=(4.8, 3.0), layout="constrained")
         axes = figure.add_subplot()
-        lowest = min(one["attacks"]["u-lira"]["roc"][0][0] for one in judged["methods"].values())
+        lowest = min(found["roc"][0][0] for found in tried.values())
         axes.plot([lowest, 1], [lowest, 1], color=REFERENCE, linestyle="--", linewidth=1.4, label="a coin toss")
-        for kind, one in judged["methods"].items():
-            curve = [(x, y) for x, y in one["attacks"]["u-lira"]["roc"] if y > 0]
+        for kind, found in tried.items():
+            title = str(judged["methods"][kind]["title"])
+            curve = [(x, y) for x, y in found["roc"] if y > 0]
             colour, dash = _look(numbers[kind])
-            (line,) = axes.plot([x for x, _ in curve], [y for _, y in curve], color=colour, label=str(one["title"]))
+            (line,) = axes.plot([x for x, _ in curve], [y for _, y in curve], color=colour, label=title)
             if dash:
                 line.set_dashes(dash)
             points += [
-                Point(x, y, f"{one['title']}: {100 * y:.2f} % at {100 * x:.2f} % false alarms", (one["title"], x, y))
+                Point(x, y, f"{title}: {100 * y:.2f} % at {100 * x:.2f} % false alarms", (title, x, y))
                 for x, y in curve[::3]
             ]
-            told.append(f"{one['title']} has AUC {one['attacks']['u-lira']['auc']['value']:.3f}{_low(one)}")
+            told.append(f"{title} has AUC {found['auc']['value']:.3f}{_low(found)}")
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(lowest, 1)
@@ -99,10 +104,12 @@ def roc(judged: Mapping[str, Any], numbers: Mapping[str, int], name: str) -> Pic
         axes.set_xticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
         axes.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
         axes.minorticks_off()
-        return picture(figure, name, ROC, "; ".join(told) + ".", ("method", "fpr", "tpr"), points)
+        return picture(
+            figure, name, ROC.format(ATTACKS[attack]), "; ".join(told) + ".", ("method", "fpr", "tpr"), points
+        )
 
 
-def _low(one: Mapping[str, Any]) -> str:
-    at = one["attacks"]["u-lira"]["tpr_0.01"]
+def _low(found: Mapping[str, Any]) -> str:
+    at = found["tpr_0.01"]
     value = at["value"] if isinstance(at, Mapping) else at
     return f", finds {100 * value:.1f} % at 1 % false alarms" if is_measured(value) else ""
