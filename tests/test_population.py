@@ -25,6 +25,7 @@ from unfed.runs.folder import Job
 from unfed.runs.population import Manner, RowGroups, populate
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
+from unfed.runs.world import process_as_before
 from worlds import Small, slow
 
 DOUBLE = ("engine.precision=float64", "engine.name=batched", "checkpoint.rounds=1")
@@ -150,6 +151,34 @@ def test_left_to_itself_it_takes_a_core_for_every_cohort_that_computes_on_one_th
     with unfed.allow_code():
         mine = small(*TWO, 'model.name="mine:Net"')
     assert runs_population.at_once(replace(world, config=mine), 64) == 1  # code is permitted in one process
+
+
+def test_a_helper_ends_with_the_process_that_asked_for_it(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone:
+        def is_alive(self) -> bool:
+            return False
+
+    monkeypatch.setattr("multiprocessing.parent_process", Gone)
+    config = small(*TWO, "training.rounds=2", "unlearning.rounds=1")
+    with process_as_before():
+        runs_population._help(config.to_json(), 2, str(tmp_path / "p"), Manner())
+    assert store.load(tmp_path / "p").done("before") == ()
+
+
+def test_the_command_says_that_another_process_is_at_some_models(tmp_path: Path) -> None:
+    file, out = tmp_path / "c.toml", tmp_path / "p"
+    file.write_text(
+        'name = "c"\n[partition]\nclients = 3\n[model]\nname = "cnn-tiny"\n[training]\nrounds = 1\nbatch = 256\n'
+        '[unlearning]\nrounds = 1\n[request]\nclients = ["0"]\n[methods]\nrun = ["ft"]\n'
+    )
+    (out / "state" / "0").mkdir(parents=True)
+    words = ["population", str(file), "--models", "2", "--out", str(out)]
+    with presence.held(out / "state" / "0", "work"):
+        said = CliRunner().invoke(app, words)
+    assert said.exit_code == 0 and "Another process is at 6 of the models" in said.output.replace("\n", " ")
+    assert "Another process" not in CliRunner().invoke(app, words).output
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from unfed.cli.options import AllowCode, Device, Json, Quiet, Sets, read_with_me
 from unfed.population.accuracy import Accuracy, accuracies
 from unfed.population.store import Population
 from unfed.runs.cohort import Said
-from unfed.runs.population import Manner, populate, quiet
+from unfed.runs.population import Manner, missing, populate, quiet
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -49,6 +49,12 @@ def population(
     except KeyboardInterrupt:
         stderr.print("Interrupted. Nothing is lost: give the same command again, and it goes on.", soft_wrap=True)
         sys.exit(130)
+    if left := missing(found, read, models):
+        stderr.print(
+            f"Another process is at {left} of the models in {escape(str(folder))}; give the same command again when it"
+            " is done.",
+            soft_wrap=True,
+        )
     rows = accuracies(found)
     if as_json:
         echo(json.dumps({"population": str(folder), "models": models, "accuracy": [row.to_json() for row in rows]}))

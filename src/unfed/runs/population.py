@@ -148,7 +148,14 @@ def _help(config: dict[str, Any], models: int, folder: str, manner: Manner) -> N
     """In another process: take cohorts until none is left that nobody is at."""
     with contextlib.suppress(UnfedError, KeyboardInterrupt):
         read = Config.kept(config)
-        _work(simulated(read, read.seed_list[0]), models, Path(folder), quiet, manner)
+        _work(simulated(read, read.seed_list[0]), models, Path(folder), _while_wanted, manner)
+
+
+def _while_wanted(kind: str, round: int, rounds: int) -> None:
+    """End with the process that asked for help, however that ended: its cohort is gone on with by the next command."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        raise KeyboardInterrupt
 
 
 def _work(world: World, models: int, where: Path, said: Said, manner: Manner) -> Population:
@@ -172,6 +179,12 @@ def _work(world: World, models: int, where: Path, said: Said, manner: Manner) ->
                 if free:
                     _cohort(population, Cohort(world, seeds, where, manner.together), methods, rows, said)
     return store.load(where)
+
+
+def missing(population: Population, config: Config, models: int) -> int:
+    """How many of the models that were asked for are not there, because another process is at them."""
+    seeds = set(range(config.seed_list[0], config.seed_list[0] + models))
+    return sum(len(seeds - set(population.done(kind))) for kind in (BEFORE, *checked(config, models)))
 
 
 def checked(config: Config, models: int) -> list[str]:
