@@ -134,6 +134,11 @@ def test_whoever_left_is_shown_to_have_taken_part_in_no_round_since(
     proof = prove_absence(log, people, names.known("c"), after=2)
     shown = verify_absence(proof, [KEY.public])
     assert (shown.rounds, shown.after, shown.checkpoint.size) == (2, 2, 5)
+    at = {"at": "2026-01-01T00:00:00Z", "round": 0, "method": "not", "model": "m"}
+    log.append({"type": "round", **at, "participants": people.root([])})
+    log.sign(KEY)
+    begun = verify_absence(prove_absence(log, people, names.known("c"), after=2), [KEY.public])
+    assert (begun.rounds, begun.checkpoint.size) == (2, 6), "round 0 is the model that a method begins with"
 
 
 def test_whoever_took_part_has_no_such_proof(rounds: tuple[Log, Participants, Pseudonyms]) -> None:
