@@ -150,6 +150,7 @@ def test_rounds_that_do_not_suffice_to_forget_are_told_with_the_numbers(run: Run
     with pytest.raises(Refused, match=r"not forgotten after 3 rounds .forgotten failed: .* more than 10") as error:
         run.forget(Request("seven", classes=(7,)), "ft", "forgotten")
     assert error.value.exit_code == 3
+    assert "--until 6, where forgetting is shown and does not decide" in str(error.value), "a number asks for less"
     entry = entry_of(run, "seven")
     assert (entry.state, entry.reason) == ("denied", "gate")
 

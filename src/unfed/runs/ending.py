@@ -61,6 +61,8 @@ class Ending:
     def missed(self, request: str | None, round: int, notes: JobNotes, outcome: str, before: Value) -> Refused:
         """The sentence for a job whose rounds did not suffice."""
         more = f"more rounds are given by --until {2 * self.rounds}"
+        if "forgotten" in self.until.goals:
+            more += ", where forgetting is shown and does not decide"
         if outcome == "not forgotten":
             return NotForgotten(f"Request {request!r} is not forgotten after {round} rounds ({notes.watched}); {more}.")
         assert not isinstance(before, str)
