@@ -179,7 +179,8 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
     lasting = _lasting(run, request)
     if as_json:
         told = {"request": request, "status": status, "last": last, "report": report and str(report)}
-        typer.echo(json.dumps({**told, "lasting": lasting}))
+        entry = run.queue.find(request)
+        typer.echo(json.dumps({**told, "lasting": lasting, "again": dict(entry.again) if entry else {}}))
     elif quiet:
         return
     elif status == "queued":
