@@ -152,7 +152,10 @@ def _help(config: dict[str, Any], models: int, folder: str, manner: Manner) -> N
 
 
 def _while_wanted(kind: str, round: int, rounds: int) -> None:
-    """End with the process that asked for help, however that ended: its cohort is gone on with by the next command."""
+    """End with the process that asked for help, however that ended.
+
+    Its cohort is gone on with by the next command.
+    """
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         raise KeyboardInterrupt
