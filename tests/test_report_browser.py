@@ -135,7 +135,7 @@ def test_a_population_is_drawn_and_fits_a_phone(browser: Browser, tmp_path: Path
     path = tmp_path / "report.html"
     path.write_text(render({**run, "population": {"r1": judged}}, lines), encoding="utf-8")
     page, problems = visit(browser, path, width=390)
-    assert problems == [] and page.locator("#how-sure figure svg[role=img]").count() == 2
+    assert problems == [] and page.locator("#how-sure figure svg[role=img]").count() == 4  # distances, three ROCs
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.close()

@@ -28,7 +28,7 @@ from unfed.errors import UnfedError, UnfedWarning
 app = typer.Typer(
     name="unfed",
     cls=Commands,
-    help="Take a participant, a class or samples out of a trained federated model, and show that they are out.",
+    help="Take a participant, a class or samples out of a trained federated model, and measure whether they are out.",
     epilog="Begin with `unfed demo`. Each command explains itself: `unfed forget --help`.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
