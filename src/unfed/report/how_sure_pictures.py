@@ -15,7 +15,7 @@ from unfed.report.picture import Picture, Point, picture
 from unfed.values import is_measured
 
 MARGINS = "Margins on the forgotten rows: how often (%)"
-ROC = "{}: true against false positives, both on a logarithmic scale"
+ROC = "{}: true against false positives (both scales log.)"
 BEFORE_DASH = (2.0, 1.6)
 
 
