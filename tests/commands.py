@@ -9,7 +9,7 @@ import pytest
 from unfed.cli.main import main
 
 
-def given(
+def called(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["unfed", *words])

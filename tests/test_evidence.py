@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commands import called
 from conftest import SMALL
-from unfed.cli.main import main
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
@@ -412,14 +412,7 @@ def unfed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     """Gives a command in this process: exit code, stdout, stderr."""
 
     def give(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["unfed", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        return called([*map(str, words)], monkeypatch, capsys)
 
     return give
 

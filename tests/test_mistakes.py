@@ -7,14 +7,13 @@ import re
 import shlex
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from unfed.cli.main import main
+from commands import called
 from unfed.data import TensorSource
 from unfed.errors import UnfedError, members, nearest
 
@@ -68,13 +67,8 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 
 def answer(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["unfed", *words])
-    try:
-        main()
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    said = " ".join(capsys.readouterr().err.split())
+    code, _, told = called(words, monkeypatch, capsys)
+    said = " ".join(told.split())
     boxed = re.search(r"╮ │ (.*?) │ ╰", said)  # what typer finds before a command begins stands in a box
     return code, boxed[1] if boxed else said.rpartition("error: ")[2]
 

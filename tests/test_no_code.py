@@ -17,9 +17,10 @@ import pytest
 import typer
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from commands import called
 from flower_grid import InProcessGrid
 from unfed import methods, plugins, storage
-from unfed.cli.main import app, main
+from unfed.cli.main import app
 from unfed.client.plan import Phase, Plan
 from unfed.data import datasets
 from unfed.errors import UnfedError
@@ -97,13 +98,8 @@ def unfed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     """Gives a command in this process: (exit code, stderr)."""
 
     def give(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["unfed", *words])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, capsys.readouterr().err
+        code, _, told = called(list(words), monkeypatch, capsys)
+        return code, told
 
     return give
 

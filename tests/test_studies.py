@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from commands import given
+from commands import called
 from unfed.analysis.activations import activations, called_layers
 from unfed.analysis.theory.jacobian import Asymmetry
 from unfed.api import write_report
@@ -181,21 +181,21 @@ def test_the_command_tries_a_run_and_says_in_one_sentence_what_cannot_be(
 ) -> None:
     torch.manual_seed(0)
     monkeypatch.chdir(tmp_path)
-    code, out, said = given(["theory", "run", "--only", "compensation", "--json"], monkeypatch, capsys)
+    code, out, said = called(["theory", "run", "--only", "compensation", "--json"], monkeypatch, capsys)
     found = json.loads(out)
     assert code == 0 and [one["id"] for one in found[0]["claims"]] == ["compensation"], said
-    code, out, _ = given(["theory", "run", "--only", "compensation"], monkeypatch, capsys)
+    code, out, _ = called(["theory", "run", "--only", "compensation"], monkeypatch, capsys)
     assert code == 0 and "Theorem 4" in out and "Report:" in out
-    code, out, _ = given(["theory", "run", "--list"], monkeypatch, capsys)
+    code, out, _ = called(["theory", "run", "--list"], monkeypatch, capsys)
     assert code == 0 and "time-flow" in out and "directions" not in out
     for words, sentence in (
         (["theory", "run", "--only", "directions"], "is not tried on a run's models"),
         (["theory", "run", "--quick"], "leave --out and --quick out"),
         (["theory", "nowhere"], "nowhere"),
     ):
-        code, _, said = given(words, monkeypatch, capsys)
+        code, _, said = called(words, monkeypatch, capsys)
         assert code == 2 and sentence in said and said.strip().count("\n") == 0, said
     for model in (run.folder.path / "models").rglob("*.safetensors"):
         model.unlink()
-    code, _, said = given(["theory", "run"], monkeypatch, capsys)
+    code, _, said = called(["theory", "run"], monkeypatch, capsys)
     assert code == 2 and "finish the run first" in said

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import unfed
-from commands import given
+from commands import called
 from unfed.analysis.advice import Candidate, Probe, Prober, Sample, order_of
 from unfed.analysis.advice.rules import _judged
 from unfed.errors import UnfedError
@@ -267,23 +267,23 @@ def test_the_command_scores_a_run_and_reads_the_graph_of_a_name(
         "device": "cpu",
     }
     run = Run.create(Config.parse(raw), tmp_path / "run")
-    code, _, said = given(["suggest", "run"], monkeypatch, capsys)
+    code, _, said = called(["suggest", "run"], monkeypatch, capsys)
     assert code == 2 and "\n" not in said.strip(), "nothing is trained yet"
     run.execute()
     before = sorted(tmp_path.rglob("*"))
-    code, out, said = given(["suggest", "run", "--rules", "--json"], monkeypatch, capsys)
+    code, out, said = called(["suggest", "run", "--rules", "--json"], monkeypatch, capsys)
     assert code == 0 and sorted(tmp_path.rglob("*")) == before, "rules speak of no model, and write nothing"
-    code, out, said = given(["suggest", "run", "--json"], monkeypatch, capsys)
+    code, out, said = called(["suggest", "run", "--json"], monkeypatch, capsys)
     found = json.loads(out)
     assert code == 0 and {one["layer"] for one in found["ranked"]} == {"conv1.weight", "conv2.weight"}, said
     assert all(one["score"] is not None for one in found["ranked"])
     assert json.loads((tmp_path / "run/advice/0.json").read_text())["advice"] == found
     assert "Which layer to perturb (seed 0)" in (tmp_path / "run/report.html").read_text()
-    code, out, _ = given(["suggest", "run", "--rules"], monkeypatch, capsys)
+    code, out, _ = called(["suggest", "run", "--rules"], monkeypatch, capsys)
     assert code == 0 and "Perturb conv1.weight by reinit." in out and "In doubt: There was no data" in out
-    code, out, _ = given(["suggest", "demo"], monkeypatch, capsys)
+    code, out, _ = called(["suggest", "demo"], monkeypatch, capsys)
     assert code == 0 and 'methods.not.layers=["conv1.weight"]' in out.replace("\n", "")
-    code, _, said = given(["suggest", "reznet18"], monkeypatch, capsys)
+    code, _, said = called(["suggest", "reznet18"], monkeypatch, capsys)
     assert code == 2 and "Did you mean 'resnet18'" in said
-    code, _, said = given(["suggest", "canary:run"], monkeypatch, capsys)
+    code, _, said = called(["suggest", "canary:run"], monkeypatch, capsys)
     assert code == 2 and "--allow-code" in said

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from unfed.cli.main import main
+from commands import called
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.runs.config import Config
@@ -96,14 +96,7 @@ def unfed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     """Gives a command in this process: exit code, stdout, stderr."""
 
     def give(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["unfed", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        return called([*map(str, words)], monkeypatch, capsys)
 
     return give
 

@@ -35,7 +35,7 @@ from unfed.runs.folder import Job, RunFolder
 from unfed.runs.gate import gate_of
 from unfed.runs.job import JobRunner, JobSpec
 from unfed.runs.job_notes import began, start_on
-from unfed.runs.meant import method_meant
+from unfed.runs.method_of_request import method_of_request
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import Heartbeat, Watch
 from unfed.runs.record import Record
@@ -383,7 +383,7 @@ class Run(Record):
         if request is None and len(ids) != 1:
             raise UnfedError(f"This run has {len(ids)} requests; say which one with --request, {listed(ids)}.")
         name = request or ids[0]
-        return Job(seed, name, method or method_meant(self.folder.requests(), self.config, seed, name))
+        return Job(seed, name, method or method_of_request(self.folder.requests(), self.config, seed, name))
 
     def scope(self, seed: int) -> tuple[Request, ...]:
         """What was asked to leave, but for what was withdrawn; in a mere comparison, the compared requests."""

@@ -1,4 +1,4 @@
-"""Whose model is meant where somebody names a request and no method."""
+"""The method whose model is meant where somebody names a request and no method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unfed.runs.config import Config
 from unfed.runs.requests import Entry
 
 
-def method_meant(entries: Iterable[Entry], config: Config, seed: int, request: str) -> str:
+def method_of_request(entries: Iterable[Entry], config: Config, seed: int, request: str) -> str:
     """The method that served the request, or the only one compared on it; of several none is guessed."""
     served = [entry.method for entry in entries if (entry.seed, entry.request.id) == (seed, request)]
     labels = served or list(config.methods.run)
