@@ -6,7 +6,8 @@ It is never 0 and never blank in the place of a number.
 from __future__ import annotations
 
 import math
-from typing import TypeGuard
+from collections.abc import Mapping
+from typing import Any, TypeGuard
 
 Value = float | str
 
@@ -21,3 +22,12 @@ def not_measured(reason: str) -> str:
 def is_measured(value: object) -> TypeGuard[float]:
     """True for a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def as_json(value: Any) -> Any:
+    """The same as JSON can hold it: names are text, sequences lists, and a number that is none says so."""
+    if isinstance(value, Mapping):
+        return {str(name): as_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(one) for one in value]
+    return not_measured(f"it is {value}") if isinstance(value, float) and not math.isfinite(value) else value

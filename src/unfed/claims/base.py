@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unfed.claims.scene import Scene
-from unfed.values import not_measured
+from unfed.values import as_json
 
 HOLDS, UNDER, FAILS = "holds", "holds under", "fails"
 Points = Sequence[tuple[float | str, float]]
@@ -53,7 +53,7 @@ class Finding:
         return f"{self.verdict} {self.under}" if self.verdict == UNDER else self.verdict
 
     def to_json(self) -> dict[str, Any]:
-        plain: dict[str, Any] = _plain(
+        plain: dict[str, Any] = as_json(
             {
                 **vars(self),
                 "grids": [vars(grid) for grid in self.grids],
@@ -92,12 +92,3 @@ def holds_if(right: bool, under: str = "") -> str:
 
 def _point(raw: Sequence[Any]) -> tuple[float | str, float]:
     return raw[0], math.nan if isinstance(raw[1], str) else float(raw[1])
-
-
-def _plain(value: Any) -> Any:
-    """As JSON can hold it; a number that is none says so."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return not_measured(f"it is {value}") if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,7 +9,6 @@ are those of `unfed probe` (measures/undo), on the model after and, as the yards
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
@@ -26,6 +25,7 @@ from unfed.model.layers import choose
 from unfed.model.params import Params, params_of
 from unfed.model.perturb import Perturbed
 from unfed.remote.replies import said
+from unfed.values import as_json
 
 Rows = tuple[Tensor, Tensor]
 NO_RETRAIN = "nothing was trained from scratch without the leaver"
@@ -78,7 +78,7 @@ class Probes:
         """What every attack brought back, as JSON has it."""
         models = Models(in_order(self._module, after), in_order(self._module, before), NO_RETRAIN)
         measured = undo(self._scene(), models, self._knowledge, self._effort)
-        return {"measured": _plain(measured), "effort": _plain(asdict(self._effort))}
+        return {"measured": as_json(measured), "effort": as_json(asdict(self._effort))}
 
     def _scene(self) -> Scene:
         named = {"retain": self._retain, "test": self._test, "forget": self._forget}
@@ -100,11 +100,3 @@ def _view(rows: Rows | None, classes: int) -> View | None:
     if rows is None or not len(rows[0]):
         return None
     return View(TensorSource(*rows, classes=classes), torch.arange(len(rows[0])))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import json
 import multiprocessing
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +39,7 @@ from unfed.runs.config import Config
 from unfed.runs.config_differences import differences
 from unfed.runs.description import hardware, versions
 from unfed.runs.simulated import simulated
-from unfed.runs.world import World, process_as_before
+from unfed.runs.world import World, cores, process_as_before
 
 RETAIN_ROWS = 2000
 """How many retained rows every model is asked about, at most."""
@@ -137,11 +136,6 @@ def at_once(world: World, models: int) -> int:
     if world.device.type != "cpu" or world.threads != 1 or world.config.code():
         return 1
     return min(cores(), len(_cut(range(models), TOGETHER["cpu"])))
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _help(config: dict[str, Any], models: int, folder: str, manner: Manner) -> None:

@@ -10,7 +10,6 @@ same run gives the same bytes.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
@@ -28,7 +27,7 @@ from unfed.runs.elsewhere import elsewhere as is_elsewhere
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.undo_results import SCHEMA, Target, file_of, model_digest, read, targets
 from unfed.runs.world import World, process_as_before
-from unfed.values import not_measured
+from unfed.values import as_json
 
 RETRAIN = "retrain"
 QUICK = Grid(rows=(100,), budget=Budget(stops=(20,)), singles=2, restarts=1)
@@ -154,20 +153,9 @@ def _probed(
         found_out = (
             turned_back(scene, three, knowledge) if effort is None else undo(scene, three, knowledge, effort, shared)
         )
-        whole = {**about, "measured": _plain(found_out)}
+        whole = {**about, "measured": as_json(found_out)}
         storage.write_json(file_of(run.folder, target.job), whole)
         yield whole
-
-
-def _plain(value: Any) -> Any:
-    """The same for a JSON file: a number that is none says so."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return not_measured(f"the number is {value}")
-    return value
 
 
 class _Scenes:

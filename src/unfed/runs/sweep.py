@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import re
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from unfed.runs.families import Member, Variant, places
 from unfed.runs.folder import RunFolder
 from unfed.runs.run import Run
 from unfed.runs.status import status
+from unfed.runs.world import cores
 
 MOST = 1000
 """Runs of one sweep; more is a slip of the keyboard."""
@@ -145,7 +145,7 @@ def at_once(runs: Sequence[Run], wanted: int | None) -> int:
         return min(wanted, len(runs))
     alone = all(str(run.description.get("hardware", "")).endswith(", 1 CPU threads") for run in runs)
     on_cpu = all(run.description.get("device") == "cpu" for run in runs)
-    return min(os.cpu_count() or 1, len(runs)) if alone and on_cpu else 1
+    return min(cores(), len(runs)) if alone and on_cpu else 1
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ who scores models.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,6 +40,11 @@ from unfed.runs.config import Config
 from unfed.runs.config_tables import RecoveryConfig
 from unfed.runs.from_config import DTYPES
 from unfed.runs.seeds import Seeds
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
