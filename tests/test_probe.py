@@ -19,7 +19,7 @@ from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.measures.undo import NOT_TRIED, Budget, Effort, Grid
 from unfed.methods import FineTune
-from unfed.report.undo_section import NOT_PROBED, sentence, view
+from unfed.report.undo_section import NOT_PROBED, comes_back, sentence, view
 from unfed.report.undo_table import grid
 from unfed.runs import probe as probing
 from unfed.runs.config import Config
@@ -108,6 +108,14 @@ def test_a_first_look_is_kept_and_shown_as_what_it_is_until_a_probe_measures_the
     assert probing.first_look(run, "not") == whole, "what is known is not thrown away for less"
     assert "public inverse was tried" not in write_report(run).read_text()
     assert probing.first_look(run, "sealed") is None
+
+
+def test_the_top_of_the_page_says_what_comes_back_and_nothing_where_no_more_does_than_in_retrain() -> None:
+    said = comes_back([told(4.0, 70.0, 2.0)])
+    assert said is not None and said.startswith("What NoT forgot is still in its model: undone, the backdoor works on")
+    assert said.endswith("again (Retrain, treated alike: 2.0 %).")
+    assert comes_back([told(60.0, 62.0, 2.0)]) is None, "what was never forgotten does not come back"
+    assert comes_back([told(4.0, 70.0, "not measured: no")]) is None, "without Retrain nothing is beside it"
 
 
 def test_what_was_measured_of_another_model_is_not_shown(run: Run) -> None:

@@ -122,7 +122,7 @@ def caveats(run: Mapping[str, Any], views: Sequence[Mapping[str, Any]]) -> list[
         said.append("Whether it can be undone was not tried.")
     elif not any(view["undoing"]["fitted"] for view in views):
         said.append("Of the ways to undo it, only the perturbation's public inverse was tried.")
-    return said
+    return said + list(dict.fromkeys(told for view in views for told in view["undoing"]["back"]))
 
 
 def asked_for(run: Mapping[str, Any], grouped: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -29,6 +29,8 @@ NOT_PROBED = not_measured("nobody tried to undo this run's models, `unfed probe`
 ABOVE = 5.0
 """Points above Retrain from which on the words say that something comes back."""
 
+SHOWS = {"backdoor": "the backdoor works on", "forget": "the model reads"}
+REST = {"backdoor": "of stamped images", "forget": "of the forgotten rows right"}
 PICTURES = {"backdoor": "Backdoor success (%)", "forget": "Accuracy on the forgotten data (%)"}
 
 
@@ -38,11 +40,12 @@ def view(found: Sequence[Found], name: str) -> dict[str, Any]:
     for one in found:
         methods.setdefault(str(one["method"]), []).append(one)
     if not methods:
-        return {"reason": NOT_PROBED, "fitted": False, "sentences": [], "pictures": [], "tables": []}
+        return {"reason": NOT_PROBED, "fitted": False, "back": [], "sentences": [], "pictures": [], "tables": []}
     drawn = [picture(methods, metric, name=f"{name}-{metric}") for metric in PICTURES]
     return {
         "reason": None,
         "fitted": any(fitted(ones) for ones in methods.values()),
+        "back": [told for ones in methods.values() if (told := comes_back(ones)) is not None],
         "sentences": [sentence(ones) for ones in methods.values()],
         "pictures": [one.view() for one in drawn if one is not None],
         "tables": [table(ones) for ones in methods.values()],
@@ -91,8 +94,7 @@ def _mean(found: Sequence[Found], who: str, *path: str) -> Value:
 def sentence(found: Sequence[Found]) -> str:
     """What was measured of one method, beside Retrain, in plain words."""
     title, metric = str(found[0]["title"]), metric_of(found)
-    what = {"backdoor": "the backdoor works on", "forget": "the model reads"}[metric]
-    rest = {"backdoor": "of stamped images", "forget": "of the forgotten rows right"}[metric]
+    what, rest = SHOWS[metric], REST[metric]
     published, back, theirs = (
         _mean(found, "unlearned", "published", metric),
         worst(found, "unlearned", metric),
@@ -113,6 +115,23 @@ def sentence(found: Sequence[Found]) -> str:
     if back > theirs + ABOVE:
         return f"{told} What was forgotten can be brought back."
     return f"{told} These attacks bring back no more than they find in Retrain."
+
+
+def comes_back(found: Sequence[Found]) -> str | None:
+    """One sentence for the top of the page, where more comes back than in Retrain treated alike; else None."""
+    title, metric = str(found[0]["title"]), metric_of(found)
+    published = _mean(found, "unlearned", "published", metric)
+    pairs = [
+        [_mean(found, who, "flip", metric) for who in ("unlearned", "retrain")],
+        [worst(found, who, metric) for who in ("unlearned", "retrain")],
+    ]
+    known = [(mine, theirs) for mine, theirs in pairs if is_measured(mine) and is_measured(theirs)]
+    more = [pair for pair in known if is_measured(published) and pair[0] > max(pair[1], published) + ABOVE]
+    if not more:
+        return None
+    mine, theirs = max(more)
+    again = f"undone, {SHOWS[metric]} {mine:.1f} % {REST[metric]} again (Retrain, treated alike: {theirs:.1f} %)"
+    return f"What {title} forgot is still in its model: {again}."
 
 
 def _turned_words(found: Sequence[Found], metric: str, rest: str) -> str:
