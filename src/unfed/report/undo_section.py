@@ -118,7 +118,7 @@ def sentence(found: Sequence[Found]) -> str:
 
 
 def comes_back(found: Sequence[Found]) -> str | None:
-    """One sentence for the top of the page, where more comes back than in Retrain treated alike; else None."""
+    """One sentence for the top of the page, where more comes back than in Retrain treated alike."""
     title, metric = str(found[0]["title"]), metric_of(found)
     published = _mean(found, "unlearned", "published", metric)
     pairs = [
