@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from unfed.flower.evidence import Evidence
     from unfed.flower.existing import Unlearn
     from unfed.flower.identity import introduce, introduce_mod
-    from unfed.flower.leaving import SubsetGrid, denied, node_with, registered
+    from unfed.flower.leaving import denied, node_with, registered
     from unfed.flower.negating import negate, negate_arrays
     from unfed.flower.probes import Probes
+    from unfed.flower.subset import SubsetGrid
 
 _WHERE = {
     "evidence": ("Evidence",),
@@ -29,7 +30,8 @@ _WHERE = {
     "negating": ("negate", "negate_arrays"),
     "probes": ("Probes",),
     "identity": ("introduce", "introduce_mod"),
-    "leaving": ("SubsetGrid", "denied", "node_with", "registered"),
+    "leaving": ("denied", "node_with", "registered"),
+    "subset": ("SubsetGrid",),
 }
 __all__ = [
     "Evidence",

@@ -61,10 +61,6 @@ class Evidence:
         """Open the folder; whether the model before is still to be evaluated."""
         path = self.folder / FILE
         self.metrics = {"train": {}, "evaluate": {}, "server": {}}
-        if path.exists():
-            self._kept = storage.read_json(path, "evidence of an unlearning")
-            self._go_on(about, digests, done)
-            return not done
         self._kept = {"schema": 1, "unfed": unfed.__version__, "created": now(), **about, "arrays": dict(digests)}
         self._kept |= {
             "recover": self.recover,
@@ -74,31 +70,37 @@ class Evidence:
             "finished": None,
             "leaver": {},
         }
+        if path.exists():
+            self._go_on(storage.read_json(path, "evidence of an unlearning"), done)
+            return not done
         with storage.disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return True
 
-    def _go_on(self, about: Mapping[str, Any], digests: Mapping[str, Any], done: int) -> None:
-        """Take up what an earlier start wrote; whom its broken rounds asked is not thrown away."""
-        known, rounds = self._kept["arrays"], self._kept["rounds"]
-        begun = any(line["arrays"] not in (None, known["perturbed"]) for line in rounds) or self.finished
-        if known["before"] != digests["before"] or (begun and not done):
+    def _go_on(self, old: dict[str, Any], done: int) -> None:
+        """Take up what an earlier start wrote; whom its broken rounds asked is not thrown away.
+
+        Before the first good round all else is as it is said now: a name that was wrong then must not stay.
+        """
+        new, known, rounds = self._kept, old["arrays"], old["rounds"]
+        begun = any(line["arrays"] not in (None, known["perturbed"]) for line in rounds) or old["finished"]
+        same = all(old.get(key, new[key]) == new[key] for key in ("forgotten", "unnamed"))
+        if known["before"] != new["arrays"]["before"] or (begun and not done) or (done and not same):
             raise UnfedError(
                 f"{self.folder} holds evidence of another unlearning, or of one of which no arrays were kept"
                 " (keep=FILE); give evidence another folder."
             )
         broken = [line for line in rounds if line["round"] > done]
-        self._kept |= {
-            "arrays": known if done else dict(digests),
-            "rounds": [line for line in rounds if line["round"] <= done],
-            "abandoned": [*self._kept.get("abandoned", ()), *broken],
-            "finished": None if broken else self.finished,
-        }
-        self._kept.pop("unmeasured", None)
-        nodes = {one["who"]: one["nodes"] for one in self._kept["leavers"]}  # another run may number them anew
-        self._kept["leavers"] = [
-            {**one, "nodes": sorted({*one["nodes"], *nodes.get(one["who"], ())})} for one in about["leavers"]
-        ]
+        nodes = {one["who"]: one["nodes"] for one in old["leavers"]}  # another run may number them anew
+        leavers = [{**one, "nodes": sorted({*one["nodes"], *nodes.get(one["who"], ())})} for one in new["leavers"]]
+        if done:
+            self._kept = {
+                **old,
+                "rounds": [line for line in rounds if line["round"] <= done],
+                "finished": None if broken else old["finished"],
+            }
+            self._kept.pop("unmeasured", None)
+        self._kept |= {"leavers": leavers, "abandoned": [*old.get("abandoned", ()), *broken]}
 
     @property
     def finished(self) -> str | None:

@@ -22,6 +22,7 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,11 @@ from unfed import storage
 from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError
 from unfed.flower.evidence import Enough, Evidence
-from unfed.flower.judging import Judge, minimum
-from unfed.flower.leaving import Exclude, SubsetGrid
+from unfed.flower.judging import Judge, check_forgets, minimum
+from unfed.flower.leaving import Exclude
 from unfed.flower.negating import Perturb
 from unfed.flower.probes import Probes
+from unfed.flower.subset import SubsetGrid
 from unfed.flower.wire import from_arrays
 from unfed.flower.worth import Worth
 from unfed.remote.replies import said
@@ -142,6 +144,7 @@ class Unlearn(Strategy):
             "strategy": type(self.inner).__name__,
             "leavers": found,
             "forgotten": sorted({name for one in self._subset.leavers for name in one.names}),
+            "unnamed": [one.words for one in self._subset.leavers if one.needed and not one.names],
         }
         digests = {"before": self._begun, "perturbed": _digest(self.arrays)}
         altered = [name for name, own in _digests(initial).items() if own != changed.get(name)]
@@ -217,6 +220,7 @@ class Unlearn(Strategy):
                 f"{type(inner).__name__} has a start() of its own, which Unlearn would not go through; perturb the"
                 " arrays yourself and hand your strategy a SubsetGrid."
             )
+        check_forgets(inner)
         return inner
 
     def _perturbed(self, initial: ArrayRecord) -> ArrayRecord:
@@ -236,21 +240,40 @@ class Unlearn(Strategy):
             raise UnfedError(
                 f"{self._keep} was kept on the way from another model; move it away, or give keep another name."
             )
+        if about.get("left") != self._left():
+            others = " and ".join(about.get("left", ())) or "nobody knows who"
+            raise UnfedError(
+                f"{self._keep} was kept while others left ({others}), and who leaves now may have trained in its"
+                " rounds; move it away, or give keep another name."
+            )
+        if self._perturb is not None and not about.get("perturbed"):
+            raise UnfedError(
+                f"{self._keep} was kept by a start without a perturbation, so nothing in it was perturbed; move it"
+                " away, or give keep another name."
+            )
         self._done = int(about["round"])
         log.info("unfed: going on after round %d, kept in %s", self._done, self._keep)
         return ArrayRecord(OrderedDict((name, found[name]) for name in initial))
 
-    def _good(self, arrays: ArrayRecord) -> None:
-        self.arrays, self._done = arrays, self._done + 1
+    def _good(self, arrays: ArrayRecord, round: int) -> None:
+        """Keep a round's arrays under its number: rounds that changed nothing have numbers too."""
+        self.arrays, self._done = arrays, round
         if self._keep is not None:
-            storage.save(self._keep, from_arrays(arrays), {"begun": self._begun, "round": self._done})
+            about = {"begun": self._begun, "round": round, "left": self._left(), "perturbed": self._perturb is not None}
+            storage.save(self._keep, from_arrays(arrays), about)
+
+    def _left(self) -> list[str]:
+        """Who leaves, as a start that goes on must name them again."""
+        assert self._subset is not None
+        return sorted(one.mark for one in self._subset.leavers)
 
     # --- the hooks --------------------------------------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        messages = self.inner.configure_train(server_round + self._before, arrays, config, grid)
+        with self._looking():
+            messages = list(self.inner.configure_train(server_round + self._before, arrays, config, grid))
         return self._noted(server_round, "train", messages)
 
     def aggregate_train(
@@ -267,6 +290,10 @@ class Unlearn(Strategy):
             self._evidence.told(server_round + self._before, "train", metrics, refused=own, arrays=digest)
         return arrays, metrics
 
+    def _looking(self) -> AbstractContextManager[None]:
+        assert self._subset is not None
+        return self._subset.configuring()
+
     def _noted(self, server_round: int, what: str, messages: Iterable[Message]) -> Iterable[Message]:
         if self._evidence is None:
             return messages
@@ -277,7 +304,9 @@ class Unlearn(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         assert self._judge is not None
         out = self._out()  # once for all replies: on real nodes it is a question to the SuperLink
-        good = [reply for reply in replies if not self._refused(server_round, reply, self._judge.objection(reply, out))]
+        good, refused = self._judge.sift(replies, out)
+        for reply, why in refused:
+            self._refuse(server_round, reply, why)
         if not good:
             log.warning("unfed: round %d got no usable update; the arrays stay as they were", server_round)
             return None, None
@@ -293,7 +322,7 @@ class Unlearn(Strategy):
         if isinstance(typed, str):
             self._drop(server_round, typed)
             return None, metrics
-        self._good(typed)
+        self._good(typed, server_round + self._before)
         return typed, metrics
 
     def _drop(self, server_round: int, why: str) -> None:
@@ -301,17 +330,16 @@ class Unlearn(Strategy):
         log.warning("unfed: round %d is not kept: %s", server_round, why)
         self._not_kept.append(f"round {server_round}: {why}")
 
-    def _refused(self, server_round: int, reply: Message, why: str | None) -> bool:
-        if why is not None:
-            node = str(reply.metadata.src_node_id)
-            self.refusals.append(Refusal(server_round, node, why))
-            log.warning("unfed: node %s in round %d: %s", node, server_round, why)
-        return why is not None
+    def _refuse(self, server_round: int, reply: Message, why: str) -> None:
+        node = str(reply.metadata.src_node_id)
+        self.refusals.append(Refusal(server_round, node, why))
+        log.warning("unfed: node %s in round %d: %s", node, server_round, why)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        messages = self.inner.configure_evaluate(server_round + self._before, arrays, config, grid)
+        with self._looking():
+            messages = list(self.inner.configure_evaluate(server_round + self._before, arrays, config, grid))
         if self._worth is not None:
             messages = self._worth.seen(messages)
         return self._noted(server_round, "evaluate", messages)

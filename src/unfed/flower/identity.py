@@ -1,7 +1,7 @@
 """Let a client app say who its node is: one line in an app that knows nothing else of unfed.
 
-    app = introduce(ClientApp())                                after it is made, or
-    app = ClientApp(client_fn, mods=[introduce_mod])            where it is made of a client function
+    app = introduce(ClientApp())                                after it is made, of functions or of a client function
+    app = ClientApp(client_fn, mods=[introduce_mod, …])         the same as the first of its mods
 
 Flower draws node ids anew for every run of its simulator, and for a SuperNode without a key whenever it connects. What
 stays is what the one who runs a node wrote into its config: `client`, `client-name` (NVFlare's bridge writes that) or
@@ -18,20 +18,30 @@ from flwr.clientapp import ClientApp
 
 from unfed.remote.naming import KEYS
 
-ACTION = "unfed"
-QUESTION = f"query.{ACTION}"
+QUESTION = "query.unfed"
 ANSWER = "who"
 ALLOW = "allow"
 
 
+class _Introduced(ClientApp):
+    """A client app that answers one question itself."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return introduce_mod(message, context, super().__call__)
+
+
 def introduce(app: ClientApp) -> ClientApp:
-    """The same app, which now answers when a server asks who its node is."""
-    app.query(ACTION)(_answered)
+    """The same app, which now answers when a server asks who its node is.
+
+    It answers before the app's own mods and lifespan see the question: they are written for messages with a model.
+    """
+    if not issubclass(type(app), _Introduced):
+        app.__class__ = type("Introduced", (_Introduced, type(app)), {})
     return app
 
 
 def introduce_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-    """The same for an app that is made of a client function: a mod that answers this one question itself."""
+    """The same as a mod, which answers this one question itself; mods before it see the question too."""
     if message.metadata.message_type == QUESTION:
         return _answered(message, context)
     return call_next(message, context)

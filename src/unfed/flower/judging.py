@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, Message
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Strategy
 
+from unfed.errors import UnfedError
 from unfed.federation.aggregate import all_finite
-from unfed.flower.replies import tensors
+from unfed.flower.replies import decoded, tensors
 from unfed.flower.wire import from_arrays
 from unfed.remote.packed import Declared
 from unfed.remote.replies import Failure, Unreadable, attempt, finite, said
 
 MINIMUMS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
+TREES = (FedXgbBagging, FedXgbCyclic)
 NARROWER = ("int64", "int32", "float32", "float16")
 
 
@@ -30,26 +32,52 @@ class Judge:
     """Knows the arrays that went out, and where the strategy finds arrays and weights in a reply."""
 
     def __init__(self, strategy: Strategy, arrays: ArrayRecord) -> None:
+        own = [type(layer).aggregate_train.__module__ for layer in layers(strategy)]
+        self._own = any(not module.startswith("flwr.") for module in own)
         self._weight = setting(strategy, "weighted_by_key")
         self._key = setting(strategy, "arrayrecord_key")
+        self._usual = True
         self._like: dict[str, Declared] = {name: (tuple(array.shape), array.dtype) for name, array in arrays.items()}
 
-    def objection(self, reply: Message, out: Collection[int]) -> str | None:
-        """Why a reply may not be aggregated; None where it may."""
-        found = attempt(partial(self._read, reply, out))
-        return found.reason if isinstance(found, Failure) else None
+    def sift(self, replies: Iterable[Message], out: Collection[int]) -> tuple[list[Message], list[tuple[Message, str]]]:
+        """The replies that may be aggregated, and the others with the reason.
+
+        A strategy with an aggregation of its own may have replies of a form of its own (compressed, differences,
+        without weights): where not one has the usual form, only who has left, failed or sent NaN is refused.
+        """
+        found = list(replies)
+        good, refused = self._sorted(found, partial(self._read, out=out))
+        if self._own and found and not good:
+            good, refused = self._sorted(found, partial(self._read_loosely, out=out))
+            self._usual = not good
+        return good, refused
+
+    def _sorted(
+        self, replies: Sequence[Message], read: Callable[[Message], None]
+    ) -> tuple[list[Message], list[tuple[Message, str]]]:
+        found = [(reply, attempt(partial(read, reply))) for reply in replies]
+        refused = [(reply, why.reason) for reply, why in found if isinstance(why, Failure)]
+        return [reply for reply, why in found if not isinstance(why, Failure)], refused
+
+    def _read_loosely(self, reply: Message, out: Collection[int]) -> None:
+        self._arrived(reply, out)
+        for record in reply.content.array_records.values():
+            finite({name: decoded(name, array) for name, array in record.items()})
 
     def _read(self, reply: Message, out: Collection[int]) -> None:
+        self._arrived(reply, out)
+        for record in self._aggregated(reply):
+            finite(tensors(record, {name: _as_trained(known, record.get(name)) for name, known in self._like.items()}))
+        if self._weight is not None:
+            self._weigh(reply, self._weight)
+
+    def _arrived(self, reply: Message, out: Collection[int]) -> None:
         if reply.metadata.src_node_id in out:
             raise Unreadable("it has left this federation")
         if reply.has_error():
             raise Unreadable(f"it failed: {said((reply.error.reason or 'no reason given').strip().splitlines()[-1])}")
         if not reply.content.array_records:  # or stock strategies would drop the whole round for it
             raise Unreadable("it sent no arrays")
-        for record in self._aggregated(reply):
-            finite(tensors(record, {name: _as_trained(known, record.get(name)) for name, known in self._like.items()}))
-        if self._weight is not None:
-            self._weigh(reply, self._weight)
 
     def _weigh(self, reply: Message, key: str) -> None:
         weights = [metrics[key] for metrics in reply.content.metric_records.values() if key in metrics]
@@ -66,6 +94,8 @@ class Judge:
 
     def learn_types(self, replies: Iterable[Message]) -> None:
         """A stock strategy's training may leave float64 everywhere; clients know what their tensors are."""
+        if not self._usual:
+            return
         records = [record for reply in replies for record in self._aggregated(reply)]
         for name, known in self._like.items() if records else ():
             found = {_as_trained(known, record[name]) for record in records}
@@ -76,6 +106,9 @@ class Judge:
         found = from_arrays(arrays)
         if not all_finite(list(found.values())):
             return "its average is not finite"
+        for name, (shape, _) in self._like.items():
+            if name not in found or tuple(found[name].shape) != shape:
+                return f"its result is not of the model's form ({name!r} is gone, or has another shape)"
         kinds = {name: getattr(torch, dtype) for name, (_, dtype) in self._like.items()}
         typed = OrderedDict((name, _as(value, kinds.get(name, value.dtype))) for name, value in found.items())
         return ArrayRecord(typed)
@@ -99,6 +132,16 @@ def minimum(strategy: Strategy) -> int:
     """How many nodes a strategy waits for, at most."""
     waits: list[Any] = [getattr(layer, name, 0) for layer in layers(strategy) for name in MINIMUMS]
     return max((int(number or 0) for number in waits), default=0)
+
+
+def check_forgets(strategy: Strategy) -> None:
+    """Refuse strategies whose model is a growing collection, in which what the leaver gave stays as it is."""
+    trees = next((type(layer).__name__ for layer in layers(strategy) if isinstance(layer, TREES)), None)
+    if trees is not None:
+        raise UnfedError(
+            f"{trees} collects trees, and those that were grown on the leaver's rows would stay in the model; train a"
+            f" new one without the leaver: {trees}(…).start(SubsetGrid(grid, exclude), …) from an empty model."
+        )
 
 
 def _as_trained(known: Declared, array: Array | None) -> Declared:

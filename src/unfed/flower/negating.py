@@ -75,6 +75,9 @@ def negate_arrays(*names: str) -> Perturb:
         missing = next((name for name in names if name not in arrays), None)
         if missing is not None:
             raise UnfedError(f"There is no array {missing!r} to negate; there are {', '.join(map(repr, arrays))}.")
+        whole = next((name for name in names if not arrays[name].is_floating_point()), None)
+        if whole is not None:
+            raise UnfedError(f"The array {whole!r} holds {arrays[whole].dtype}, which are no weights; name another.")
         return {name: -value if name in names else value for name, value in arrays.items()}
 
     return changed

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Strategy
 
 from unfed.flower.evidence import plain
 from unfed.flower.judging import setting
-from unfed.flower.leaving import SubsetGrid
+from unfed.flower.subset import SubsetGrid
 
 
 class Worth:

@@ -40,6 +40,12 @@ def imported(config: Config) -> Config:
         names = tuple(str(name) for name in kept["forgotten"])
         if not names:
             raise UnfedError(f"{own.run} names its leaver by a node id; write its name into a file, and name that.")
+        if unnamed := kept.get("unnamed"):
+            ids = " and ".join(map(str, unnamed))
+            raise UnfedError(
+                f"{own.run} knows {ids} by no name, so the others alone would stay out; write"
+                f" all names ({', '.join(names)}, …) into a file, and name that."
+            )
         return config.model_copy(update={"deny": own.model_copy(update={"clients": names})})
     folder = RunFolder(own.run)
     before = Config.kept(folder.description()["config"]).deny

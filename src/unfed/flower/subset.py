@@ -1,0 +1,206 @@
+"""A grid without those who left: what a strategy sees of the nodes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+
+from unfed.errors import Refused, UnfedError
+from unfed.flower.leaving import Exclude, Leaver, denied, leavers_of
+from unfed.flower.roll import JUST_CONNECTED
+
+log = logging.getLogger("flwr")
+
+
+class SubsetGrid(Grid):
+    """A grid without some of its nodes: they are not listed, not sent to, and not listened to.
+
+    `gone` says that the leaver need not be connected. `least` nodes must stay; who waits for them waits no longer than
+    `wait` seconds. `deny` names the run in which others were forgotten before (see `denied`).
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        exclude: Exclude = (),
+        gone: bool = False,
+        least: int = 0,
+        wait: float = 30.0,
+        deny: str | Path | None = None,
+    ) -> None:
+        self._grid, self._gone, self._least, self._wait = grid, gone, least, wait
+        before = () if deny is None else (denied(deny),)
+        nobody = not callable(exclude) and not isinstance(exclude, int) and not exclude and bool(before)
+        self._leavers: Sequence[Leaver] = (*(() if nobody else leavers_of(exclude)), *before)
+        self._out: set[int] = set()
+        self._doubted: set[int] = set()
+        self._settled, self._short_since = False, 0.0
+        self._looks: list[float] | None = None
+
+    @property
+    def excluded(self) -> frozenset[int]:
+        """Whoever has left, under every id seen so far; nodes that will not say who they are count as left."""
+        self._find()
+        return frozenset(self._out | {node for node in self._grid.get_node_ids() if self._doubt(node)})
+
+    @property
+    def whole(self) -> Grid:
+        """The grid with everybody on it."""
+        return self._grid
+
+    @property
+    def leavers(self) -> Sequence[Leaver]:
+        """Who is left out, each as it was named."""
+        return self._leavers
+
+    def _find(self) -> None:
+        """Look for those who left among the nodes that are connected now; the log names whoever is new."""
+        if not self._settled:
+            self.settle()
+        for leaver in self._leavers:
+            self._note(leaver, set(leaver(self._grid)))
+
+    def _note(self, leaver: Leaver, found: set[int]) -> None:
+        if self._settled and leaver.needed and (late := sorted(found - self._out)):  # a deny list speaks for itself
+            log.warning("unfed: %s has left, and is connected again: %s", leaver.words, ", ".join(map(str, late)))
+        self._out |= found
+
+    def _doubt(self, node: int) -> str | None:
+        """Why a node might be one of those who left; the log says it once."""
+        why = next((why for leaver in self._leavers if (why := leaver.doubt(node)) is not None), None)
+        if why not in (None, JUST_CONNECTED) and node not in self._out | self._doubted:
+            self._doubted.add(node)
+            log.warning("unfed: node %s is left out, for it might be the leaver: %s", node, why)
+        return why
+
+    def _stays(self, node: int) -> bool:
+        """Whether a node is known, and known to be nobody who left: one that joined a moment ago waits."""
+        return node not in self._out and self._doubt(node) is None
+
+    def settle(self) -> None:
+        """See who is meant, before anything is sent to anybody."""
+        until = time.monotonic() + self._wait
+        while True:
+            found = {leaver.words: sorted(leaver(self._grid)) for leaver in self._leavers}
+            missing = next((one for one in self._leavers if one.needed and not found[one.words]), None)
+            if self._gone or missing is None:
+                break
+            if time.monotonic() >= until:
+                raise UnfedError(self._nobody(missing))
+            time.sleep(min(1.0, max(0.0, until - time.monotonic())))
+        connected = list(self._grid.get_node_ids())
+        if connected and all(any(one.doubt(node) for one in self._leavers) for node in connected):
+            raise UnfedError(self._nobody(self._leavers[0]))
+        for one in self._leavers:
+            log.info("unfed: %s has left: %s", one.words, ", ".join(map(str, found[one.words])) or one.absent)
+            self._note(one, set(found[one.words]))
+        self._settled = True
+        for node in sorted(connected):
+            self._doubt(node)
+
+    def _nobody(self, leaver: Leaver) -> str:
+        connected = list(self._grid.get_node_ids())
+        count, doubts = len(connected), [why for node in connected if (why := leaver.doubt(node)) is not None]
+        who = leaver.words[0].upper() + leaver.words[1:]
+        if doubts:
+            return (
+                f"{who} cannot be told apart: {len(doubts)} of {count} connected nodes do not say who they are. Of the"
+                f" first: {doubts[0]}."
+            )
+        return (
+            f"{who} is not among the {count} nodes that are connected, so nobody would be left out;"
+            f" {leaver.remedy}, or pass gone=True if the leaver is not there any more."
+        )
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        self._refuse([dst_node_id])
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        self._find()
+        found = [node for node in self._grid.get_node_ids() if self._stays(node)]
+        self._enough(len(found))
+        self._not_for_ever(len(found))
+        return found
+
+    def _enough(self, left: int) -> None:
+        """Refuse to let a stock strategy wait for a minimum of nodes that is not there.
+
+        It would ask again and again, for ever where only the leaver made up the minimum.
+        """
+        if left >= self._least:
+            self._short_since = 0.0
+            return
+        self._short_since = self._short_since or time.monotonic()
+        if time.monotonic() - self._short_since >= self._wait:
+            raise Refused(
+                f"The strategy waits for {self._least} nodes, but without the leaver {left} are connected; start more,"
+                " or lower its min_available_nodes, min_train_nodes and min_evaluate_nodes."
+            )
+
+    @contextmanager
+    def configuring(self) -> Iterator[None]:
+        """While a strategy says whom it asks: one that only looks, again and again, waits for who will not come."""
+        self._looks = []
+        try:
+            yield
+        finally:
+            self._looks = None
+
+    def _not_for_ever(self, left: int) -> None:
+        """Refuse to let a strategy wait by a minimum of its own, which it tells nobody."""
+        if self._looks is None:
+            return
+        self._looks.append(time.monotonic())
+        if len(self._looks) > 3 and self._looks[-1] - self._looks[0] >= self._wait:
+            raise Refused(
+                f"The strategy has looked for {self._wait:g} s who is connected and asks nobody; without the leaver"
+                f" {left} nodes are, so lower the number that it waits for, or give Unlearn a longer wait."
+            )
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        self._find()
+        return [node for node in self._grid.get_nodes() if self._stays(node.node_id)]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(self._allowed(messages))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._heard(self._grid.pull_messages(message_ids))
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self._heard(self._grid.send_and_receive(self._allowed(messages), timeout=timeout))
+
+    def _allowed(self, messages: Iterable[Message]) -> list[Message]:
+        found = list(messages)
+        self._looks = None if self._looks is None else []
+        self._refuse([message.metadata.dst_node_id for message in found])
+        return [message for message in found if self._stays(message.metadata.dst_node_id)]
+
+    def _refuse(self, nodes: Iterable[int]) -> None:
+        self._find()
+        for node in nodes:
+            if node in self._out:
+                raise UnfedError(f"Node {node} has left this federation, so no message goes to it; choose other nodes.")
+
+    def _heard(self, replies: Iterable[Message]) -> list[Message]:
+        heard = list(replies)
+        self._find()
+        return [reply for reply in heard if self._stays(reply.metadata.src_node_id)]

@@ -1,0 +1,311 @@
+"""`Unlearn` in apps of shapes that it was not written around, and in the hands of somebody with a second request."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs unfed[flower]")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, FedXgbBagging
+
+from flower_grid import NAMES, InProcessGrid, echoing, foreign_grid
+from unfed.errors import Refused, UnfedError
+from unfed.flower import Evidence, SubsetGrid, Unlearn, introduce, introduce_mod, negate_arrays, node_with, registered
+from unfed.runs.deny import clients_on
+
+LEAVER = 1000
+ARRAYS = ArrayRecord({"w": torch.ones(2)})
+
+
+def unlearn(strategy: Callable[[], FedAvg] = FedAvg, leaves: int = 0, **more: Any) -> Unlearn:
+    return Unlearn(strategy, negate_arrays("w"), node_with(partition_id=leaves), **{"wait": 0, **more})
+
+
+def trained(grid: InProcessGrid) -> set[int]:
+    return {message.metadata.dst_node_id for message in grid.sent if message.metadata.message_type == "train"}
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "unlearning.json").read_text())
+    return found
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    logging.getLogger("flwr").propagate = True
+    with caplog.at_level("INFO", "flwr"):
+        yield caplog
+
+
+# --- client apps ------------------------------------------------------------------------------------------------------
+
+
+def needs_a_model(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """A mod such as apps have: every message of theirs has arrays in it, and every reply metrics."""
+    size = sum(len(array.data) for array in message.content.array_records["arrays"].values())
+    reply = call_next(message, context)
+    reply.content.metric_records["metrics"]["bytes"] = size
+    return reply
+
+
+def test_an_apps_own_mods_do_not_see_the_question_who_a_node_is() -> None:
+    app = introduce(introduce(ClientApp(mods=[needs_a_model])))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 2})
+        return Message(RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message)
+
+    grid = foreign_grid(app=app)
+    unlearn(lambda: FedAvg(fraction_evaluate=0)).start(grid, ARRAYS, num_rounds=1)
+    assert trained(grid) == {1001, 1002, 1003}
+    assert all("bytes" in metrics for reply in grid.replies for metrics in reply.content.metric_records.values())
+
+
+def test_an_app_of_a_client_function_is_introduced_in_the_same_way() -> None:
+    def client_fn(context: Context) -> Any:
+        raise AssertionError("not asked to work")
+
+    for app in (ClientApp(client_fn), ClientApp(client_fn, mods=[needs_a_model])):
+        assert list(SubsetGrid(foreign_grid(app=introduce(app)), node_with(partition_id=3)).get_node_ids()) == [
+            1000,
+            1001,
+            1002,
+        ]
+
+
+def test_why_a_client_app_could_not_say_who_it_is_is_what_the_sentence_says() -> None:
+    def client_fn(context: Context) -> Any:
+        raise AssertionError("not asked to work")
+
+    broken = ClientApp(client_fn, mods=[needs_a_model, introduce_mod])
+    with pytest.raises(UnfedError, match=r"4 of 4 connected nodes .* failed when it was asked who it is \('arrays'\)"):
+        SubsetGrid(foreign_grid(app=broken), node_with(partition_id=0), wait=0).settle()
+    with pytest.raises(UnfedError, match="1 of 1 connected nodes .* its node config does not say who it is; give"):
+        SubsetGrid(InProcessGrid([{}], echoing()), node_with(partition_id=0), wait=0).settle()
+
+
+def test_a_name_is_said_as_it_was_given() -> None:
+    with pytest.raises(UnfedError, match="A node with client=Ward North is not among the 4 nodes"):
+        SubsetGrid(foreign_grid(), node_with(client="Ward North"), wait=0).settle()
+
+
+# --- who is who, at every moment --------------------------------------------------------------------------------------
+
+
+class Busy(InProcessGrid):
+    """A grid on which somebody connects just after somebody looked."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.comes: dict[int, dict[str, Any]] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        found = list(self.nodes)
+        self.nodes |= self.comes
+        return found
+
+
+@pytest.mark.parametrize("by_name", [False, pytest.param(True, marks=pytest.mark.skipif(not NAMES, reason="no names"))])
+def test_a_leaver_that_connects_while_somebody_looks_is_not_listed(by_name: bool) -> None:
+    grid = Busy([{"partition-id": k} for k in range(4)], echoing())
+    grid.names = {1000: "0", 1001: "1", 1002: "2", 1003: "3", 9: "0"}
+    exclude = registered(0) if by_name else node_with(partition_id=0)
+    subset = SubsetGrid(grid, exclude)
+    subset.settle()
+    grid.comes = {9: {"partition-id": 0}}
+    for _ in range(3):
+        assert list(subset.get_node_ids()) == [1001, 1002, 1003]
+
+
+def test_who_left_and_comes_back_in_the_middle_is_named_in_the_log(log: pytest.LogCaptureFixture) -> None:
+    grid = foreign_grid()
+    subset = SubsetGrid(grid, node_with(partition_id=0))
+    subset.settle()
+    grid.nodes[9], grid.nodes[10] = {"partition-id": 0}, {}
+    assert list(subset.get_node_ids()) == list(subset.get_node_ids()) == [1001, 1002, 1003]
+    assert log.text.count("a node with partition-id=0 has left, and is connected again: 9") == 1
+    assert log.text.count("node 10 is left out, for it might be the leaver: its node config does not say") == 1
+
+
+def test_a_node_that_did_not_say_who_it_is_is_asked_again_when_it_is_back_and_not_let_in_without() -> None:
+    grid = foreign_grid()
+    subset = SubsetGrid(grid, node_with(partition_id=0))
+    own = grid.nodes.pop(1003)
+
+    def silent(ask: Message, reply: Message) -> Message | None:
+        return Message(Error(5, "Unavailable"), reply_to=ask)
+
+    grid.tamper[1003] = silent
+    for answers in (False, False, True):
+        if answers:
+            del grid.tamper[1003]
+        grid.nodes[1003] = own
+        assert list(subset.get_node_ids()) == [1001, 1002, *([1003] if answers else [])]
+        del grid.nodes[1003]
+        assert list(subset.get_node_ids()) == [1001, 1002]
+
+
+def test_a_key_that_comes_back_with_the_leavers_data_is_out() -> None:
+    grid = foreign_grid()
+    subset = SubsetGrid(grid, node_with(partition_id=0))
+    assert list(subset.get_node_ids()) == [1001, 1002, 1003]
+    del grid.nodes[1003]
+    assert list(subset.get_node_ids()) == [1001, 1002]
+    grid.nodes[1003] = {"partition-id": 0}
+    grid.contexts.clear()
+    assert list(subset.get_node_ids()) == [1001, 1002]
+
+
+# --- strategies of one's own ------------------------------------------------------------------------------------------
+
+
+def test_a_strategy_that_waits_by_a_number_of_its_own_does_not_wait_for_ever() -> None:
+    class Patient(FedAvg):
+        def configure_train(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        ) -> Iterable[Message]:
+            for _ in range(50):
+                if len(list(grid.get_node_ids())) >= 4:
+                    break
+            else:
+                raise AssertionError("it would wait for ever")
+            return super().configure_train(server_round, arrays, config, grid)
+
+    with pytest.raises(Refused, match="asks nobody; without the leaver 3 nodes are, so lower the number"):
+        unlearn(Patient).start(foreign_grid(), ARRAYS, num_rounds=1)
+
+
+class Halves(FedAvg):
+    """Clients send half of what changed in float16 and no weights; the strategy puts it together."""
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        sent = [reply.content.array_records["arrays"]["delta"].numpy() for reply in replies]
+        new = -np.ones(2, np.float32) + np.mean(sent, axis=0).astype(np.float32)
+        return ArrayRecord(OrderedDict(w=Array(new))), None
+
+
+def halving(value: float = 1.0) -> ClientApp:
+    app = introduce(ClientApp())
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        odd = float("nan") if context.node_config["partition-id"] == 3 else value
+        arrays = ArrayRecord(OrderedDict(delta=Array(np.full(2, odd, np.float16))))
+        return Message(RecordDict({"arrays": arrays}), reply_to=message)
+
+    return app
+
+
+def test_replies_of_a_form_of_its_own_go_to_a_strategy_that_aggregates_by_itself() -> None:
+    strategy = unlearn(lambda: Halves(fraction_evaluate=0))
+    result = strategy.start(foreign_grid(app=halving(0.5)), ARRAYS, num_rounds=1)
+    assert result.arrays["w"].numpy().tolist() == [-0.5, -0.5]
+    assert [(r.client, "NaN" in r.reason or "finite" in r.reason) for r in strategy.refusals] == [("1003", True)]
+    with pytest.raises(Refused, match="None of 1 rounds had a usable update"):  # Flower's own knows nothing of them
+        unlearn(lambda: FedAvg(fraction_evaluate=0)).start(foreign_grid(app=halving()), ARRAYS, num_rounds=1)
+
+
+def test_a_result_that_is_another_model_is_not_kept() -> None:
+    class Growing(FedAvg):
+        def aggregate_train(
+            self, server_round: int, replies: Iterable[Message]
+        ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+            return ArrayRecord({"w": torch.ones(2 + server_round)}), None
+
+    with pytest.raises(Refused, match="its result is not of the model's form"):
+        unlearn(Growing).start(foreign_grid(), ARRAYS, num_rounds=2)
+
+
+def test_trees_cannot_be_forgotten_by_going_on_and_what_can_be_done_is_said() -> None:
+    grid = foreign_grid()
+    with pytest.raises(UnfedError, match="FedXgbBagging collects trees, .* would stay in the model; train a new one"):
+        Unlearn(FedXgbBagging, None, node_with(partition_id=0)).start(grid, ARRAYS, num_rounds=1)
+    assert grid.sent == []
+    with pytest.raises(UnfedError, match=r"The array '0' holds torch.uint8, which are no weights"):
+        negate_arrays("0")({"0": torch.zeros(3, dtype=torch.uint8)})
+
+
+# --- a second request, and a day after a crash ------------------------------------------------------------------------
+
+
+def test_arrays_that_were_kept_while_another_left_are_not_gone_on_from(tmp_path: Path) -> None:
+    keep = tmp_path / "kept.safetensors"
+    unlearn(keep=keep).start(foreign_grid(), ARRAYS, num_rounds=1)
+    grid = foreign_grid()
+    with pytest.raises(UnfedError, match=r"was kept while others left \(a node with partition-id=0\), and who leaves"):
+        unlearn(leaves=1, keep=keep).start(grid, ARRAYS, num_rounds=1)
+    assert trained(grid) == set()
+    unlearn(keep=keep).start(foreign_grid(), ARRAYS, num_rounds=2)
+
+
+def test_arrays_that_were_kept_without_a_perturbation_are_not_taken_for_perturbed_ones(tmp_path: Path) -> None:
+    keep = tmp_path / "kept.safetensors"
+    Unlearn(FedAvg, None, node_with(partition_id=0), keep=keep).start(foreign_grid(), ARRAYS, num_rounds=1)
+    with pytest.raises(UnfedError, match="was kept by a start without a perturbation"):
+        unlearn(keep=keep).start(foreign_grid(), ARRAYS, num_rounds=2)
+
+
+def test_a_deny_list_that_moved_is_still_the_same_list(tmp_path: Path) -> None:
+    keep = tmp_path / "kept.safetensors"
+    for place in ("one", "another"):
+        (tmp_path / place).write_text("2\n")
+        unlearn(keep=keep, deny=tmp_path / place).start(foreign_grid(), ARRAYS, num_rounds=1)
+    (tmp_path / "another").write_text("2\n3\n")
+    with pytest.raises(UnfedError, match=r"was kept while others left"):
+        unlearn(keep=keep, deny=tmp_path / "another").start(foreign_grid(), ARRAYS, num_rounds=1)
+
+
+def test_a_start_that_was_refused_leaves_no_wrong_name_on_the_deny_list(tmp_path: Path) -> None:
+    with pytest.raises(UnfedError, match="reports no metric 'accuracy'"):
+        unlearn(leaves=1, evidence=Evidence(tmp_path, recover="accuracy")).start(foreign_grid(), ARRAYS, num_rounds=1)
+    unlearn(leaves=0, evidence=Evidence(tmp_path, recover="acc")).start(foreign_grid(), ARRAYS, num_rounds=1)
+    assert clients_on(tmp_path) == ("0",)
+    assert [one["who"] for one in kept(tmp_path)["leavers"]] == ["a node with partition-id=0"]
+    assert kept(tmp_path)["recover"] == "acc"
+
+
+def test_evidence_of_another_leaver_is_not_gone_on_with(tmp_path: Path) -> None:
+    unlearn(evidence=tmp_path / "e", keep=tmp_path / "k").start(foreign_grid(), ARRAYS, num_rounds=1)
+    unlearn(leaves=1, keep=tmp_path / "k1").start(foreign_grid(), ARRAYS, num_rounds=1)
+    with pytest.raises(UnfedError, match="holds evidence of another unlearning"):
+        unlearn(leaves=1, evidence=tmp_path / "e", keep=tmp_path / "k1").start(foreign_grid(), ARRAYS, num_rounds=2)
+
+
+def test_after_a_round_that_changed_nothing_the_rounds_keep_their_numbers(tmp_path: Path) -> None:
+    grid, times = foreign_grid(), {"train": 0}
+
+    def fails_in_round_two(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type != "train":
+            return reply
+        times["train"] += 1
+        return Message(Error(2, "a bad day"), reply_to=message) if 3 < times["train"] <= 6 else reply
+
+    grid.tamper = dict.fromkeys((1001, 1002, 1003), fails_in_round_two)
+    more: dict[str, Any] = {"evidence": tmp_path / "e", "keep": tmp_path / "k"}
+    unlearn(**more).start(grid, ARRAYS, num_rounds=3)
+    assert [line["round"] for line in kept(tmp_path / "e")["rounds"]] == [1, 2, 3]
+    unlearn(**more).start(foreign_grid(), ARRAYS, num_rounds=4)
+    assert [line["round"] for line in kept(tmp_path / "e")["rounds"]] == [1, 2, 3, 4]
+    assert kept(tmp_path / "e").get("abandoned", []) == []
+
+
+def test_evidence_that_knows_one_of_two_by_no_name_is_no_whole_deny_list(tmp_path: Path) -> None:
+    strategy = Unlearn(FedAvg, negate_arrays("w"), [node_with(partition_id=0), 1003], wait=0, evidence=tmp_path)
+    strategy.start(foreign_grid(), ARRAYS, num_rounds=1)
+    with pytest.raises(UnfedError, match=r"knows node 1003 by no name, .* write all names \(0, …\) into a file"):
+        SubsetGrid(foreign_grid(), deny=tmp_path)
