@@ -121,6 +121,30 @@ def test_evaluation_reads_the_same_where_owners_allow_it(scope: str, config: Con
     assert local.evaluator([request]).forgotten_rows == remote.evaluator([request]).forgotten_rows
 
 
+def test_nobody_is_asked_for_single_rows_that_were_purged(config: Config, local: World) -> None:
+    """Counted they are, for their own request alone, while their owner allows it; as in a simulation."""
+    grid = grid_of(config)
+    remote = flower_world(config, grid, local=local)
+    first, few = Request("r0", clients=("0",), purged=True), Request("few", samples=(("2", 1),), purged=True)
+    params, last = local.fresh(1), Request("r1", clients=("1",))
+    here, there = (world.evaluator([first, last])(params) for world in (local, remote))
+    assert len(there.samples["forget/loss"]) == len(here.samples["forget/loss"]) == here_rows(local, last)
+    assert there.numbers["forget"] == pytest.approx(here.numbers["forget"], abs=1e-9)
+    assert there.numbers["mia"] == pytest.approx(here.numbers["mia"], abs=1e-9)
+    assert there.earlier == pytest.approx(here.earlier, abs=1e-9) and is_measured(there.earlier["r0"])
+    seen = [world.evaluator([few, last])(params).earlier["few"] for world in (local, remote)]
+    assert seen == ["not measured: its 1 row was purged, 10 needed"] * 2
+    both = remote.evaluator([few, Request("c", classes=(3,))])(params)
+    assert both.numbers["mia"] == "not measured: client 2 also holds rows that were purged"
+    assert not len(both.samples["forget/loss"])
+    for world in (local, remote):
+        assert world.evaluator([first])(params).numbers["forget"] == "not measured: all of it was purged"
+
+
+def here_rows(world: World, request: Request) -> int:
+    return sum(len(c.view("forget")) for c in world.scoped([request]).values())
+
+
 def test_a_backdoor_is_measured_at_the_server(small: Small) -> None:
     config = small(*DOUBLE, 'poison.client="0"')
     local = simulated(config, 0)

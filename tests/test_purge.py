@@ -198,13 +198,23 @@ def test_a_purged_model_that_is_asked_for_is_named_with_its_tombstone(run: Run) 
         code, said = told(run.folder.path, *words)
         assert code != 0 and "models/0/train.safetensors was purged for request 'first' on 2" in said, said
         assert "the one in force is 0/second/ft" in said
+
+
+def test_a_model_that_went_with_a_later_request_cannot_be_probed(run: Run) -> None:
+    purge(run, "second")
     with pytest.raises(UnfedError, match="models/0/first/not.safetensors was purged for request 'second'.*to probe"):
         probe(Run.open(run.folder.path), request="first", method="not")
 
 
-def test_a_probe_of_what_is_left_says_that_the_model_before_was_purged(run: Run) -> None:
+def test_a_probe_of_what_is_left_says_that_the_model_before_was_purged(tmp_path: Path) -> None:
+    """Retrain was without the first leaver before that was served; the model that it followed was not."""
+    run, accepted = made(tmp_path / "run"), RequestOptions(accept={"by": "me", "at": "now"})
+    with pytest.raises(Refused):
+        run.forget(Request("first", clients=("1",)), "not", until=1, how=RequestOptions(max_drop=0.0))
+    run.forget(Request("second", clients=("2",)), "retrain", until=1)
+    run.forget(Request("first", clients=("1",)), "ft", until=1, how=accepted)
     purge(run, "first")
-    (found,) = probe(Run.open(run.folder.path), request="first", method="not", effort=effort_of(run, quick=True))
+    (found,) = probe(Run.open(run.folder.path), request="second", effort=effort_of(run, quick=True))
     assert found["measured"]["unlearned"]["difference"]["reason"] == (
         "not measured: the model 0/train was purged for request first"
     )

@@ -95,9 +95,12 @@ class Case:
 
     @cached_property
     def sets(self) -> Sets:
-        """D_r and D_u, of many rows a part."""
+        """D_r and D_u, of many rows a part; what was purged is in neither."""
         holders = list(self.world.scoped(self.requests).values())
         rows = {view: torch.cat([c.rows[c.view(view)] for c in holders]) for view in ("retain", "forget")}
+        if purged := [request for request in self.requests if request.purged]:
+            away = torch.cat([c.rows[c.view("forget")] for c in self.world.scoped(purged).values()])
+            rows["forget"] = rows["forget"][~torch.isin(rows["forget"], away)]
         return Sets(holders[0].source, rows["retain"][:FITTED], rows["forget"][:FITTED])
 
     def accuracy(self, params: Params) -> float:

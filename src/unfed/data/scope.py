@@ -42,6 +42,8 @@ class Request:
     """Whether its owners have deleted the data already: then nothing can be asked of it any more."""
     listed: str | None = field(default=None, compare=False)
     """SHA-256 of the file that listed its samples, where one did; what is asked for are the samples."""
+    purged: bool = field(default=False, compare=False)
+    """Whether a run has purged it: no value of a single row of it is written again. No part of what is asked for."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
@@ -76,7 +78,7 @@ class Request:
         """The request that `to_json` wrote, or the sentence that says which part is malformed."""
         if not isinstance(data, Mapping):
             raise UnfedError(f"A request is a table with an id and what is to leave, not a {type(data).__name__}.")
-        known = [own.name for own in fields(Request)]
+        known = [own.name for own in fields(Request) if own.name != "purged"]
         for name in data:
             if name not in known:
                 raise UnfedError(f"A request has no field {name!r}; it has {', '.join(known)}.{nearest(name, known)}")

@@ -8,7 +8,8 @@
     backdoor    how often it works, of a client that planted one; of nobody else
 
 A request stays forgotten while forget is at most chance, or stands near what is expected. What cannot be measured says
-why.
+why. What was purged is looked at all the same while its owners offer it, for whoever left wants to stay out; but as a
+share of many rows only, for a share of a few tells of single ones.
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ from unfed.values import Value, not_measured
 Again = dict[str, Value]
 """forget, chance or expected, mia, and backdoor where the request's clients planted one."""
 PLANTED = not_measured("a backdoor was planted in its rows, so rows of one label are not alike")
+FEWEST = 10
+"""Rows below which a share of purged rows is not written down, as tables hide small counts."""
+
+
+def too_few(rows: int) -> str:
+    """Why nothing is said of a purged request that took out so many rows; empty if something is."""
+    several = "1 row was" if rows == 1 else f"{rows} rows were"
+    return not_measured(f"its {several} purged, {FEWEST} needed") if rows < FEWEST else ""
 
 
 def expected(labels: Tensor, held_out: tuple[Scores, Tensor] | None, classes: int) -> Value:

@@ -7,7 +7,8 @@
     backdoor                share of stamped test images of other classes that are read as the target class
 
 Forgotten classes are taken out of the test set, and forgotten rows out of the validation rows: a model that forgot a
-class must not be asked for it. What cannot be measured says why.
+class must not be asked for it. What cannot be measured says why. Rows that were purged are in no column but that of
+their own request, and there as a share of many or not at all: no value of a single one leaves this file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor
 from unfed.client.scores import Scores, Way, called, score
 from unfed.data import ClientData, Request, Source, TensorSource, triggered
 from unfed.errors import UnfedError
-from unfed.measures.again import PLANTED, Again, expected
+from unfed.measures.again import PLANTED, Again, expected, too_few
 from unfed.measures.attacks import try_membership_inference
 from unfed.measures.camouflage import Reactions, reactions
 from unfed.measures.forgotten import Evidence, Losses
@@ -38,6 +39,7 @@ from unfed.values import Value, not_measured
 NOT_HELD_OUT = not_measured("no held-out data")
 DELETED = not_measured("its owners have deleted it")
 GONE = not_measured("all of it had left before")
+PURGED = not_measured("all of it was purged")
 NOT_YET = not_measured("the attack is still being computed")
 
 
@@ -223,10 +225,11 @@ class Evaluator:
         self._retain = torch.cat([c.rows[c.view("retain")] for c in holders])
         self._forget = torch.cat([c.rows[c.view("forget")] for c in holders])
         self.forgotten_rows = len(self._forget)
-        deleted = [request for request in requests if request.deleted]
-        if deleted:  # what its owners have deleted, nobody can score
-            self._forget = self._forget[~torch.isin(self._forget, _marked(scoped, deleted))]
-        self._no_forget = not_measured("its owners have deleted it" if deleted else "nothing was forgotten yet")
+        deleted, purged = ([r for r in requests if getattr(r, how)] for how in ("deleted", "purged"))
+        if away := [*deleted, *purged]:  # what its owners have deleted, nobody can score
+            self._forget = self._forget[~torch.isin(self._forget, _marked(scoped, away))]
+        self._no_forget = DELETED if deleted else PURGED if purged else not_measured("nothing was forgotten yet")
+        self._purged = {r.id: self._taken_out(number, scoped) for number, r in enumerate(self._requests) if r.purged}
         places = [self._places_of(number, scoped) for number in range(len(self._requests))]
         self._places = {request.id: own for request, own in zip(requests[:-1], places, strict=False)}
         self._own = places[-1] if len(self._requests) > 1 else None
@@ -264,24 +267,37 @@ class Evaluator:
         seen, test, others = self._score(params, self._forget), held_out.scores(params), held_out.everything(params)
         found: dict[str, Again] = {}
         for request in self._requests[:-1]:
-            places = self._places[request.id]
-            accuracy = self._accuracy_at(seen, request, places)
-            rows = self._forget[places.to(self._forget.device)]
+            places, own = self._places[request.id], self._of_purged(params, request)
+            accuracy = self._accuracy_at(seen, request, places) if own is None else _share(own)
+            rows = self._forget[places.to(self._forget.device)] if own is None else self._purged[request.id]
             usual, mia = accuracy, accuracy
             if not isinstance(accuracy, str):
                 labels = source.labels[rows.to(source.labels.device)].cpu()
                 usual = PLANTED if self._planted(rows) else expected(labels, others, source.classes)
-                mia = held_out.membership(seen[places], test)
+                mia = held_out.membership(own if isinstance(own, Scores) else seen[places], test)
             beside: Again = {"chance": 100.0 / source.classes} if request.classes else {"expected": usual}
             found[request.id] = {"forget": accuracy, **beside, "mia": mia}
             if held_out.planted_by(request):
                 found[request.id]["backdoor"] = held_out.backdoor(params)
         return found
 
-    @staticmethod
-    def _accuracy_at(forget: Scores, request: Request, places: Tensor) -> Value:
+    def _accuracy_at(self, forget: Scores, request: Request, places: Tensor) -> Value:
         """The accuracy on some of the forgotten rows, if any of them are there."""
-        return forget[places].accuracy if len(places) else DELETED if request.deleted else GONE
+        if len(places):
+            return forget[places].accuracy
+        return DELETED if request.deleted else PURGED if self._purged else GONE
+
+    def _of_purged(self, params: Params, request: Request) -> Scores | str | None:
+        """How a model does on what a purged request took out, or why that is not said.
+
+        None of any other request. What comes of these scores must speak of all of them together.
+        """
+        if not request.purged:
+            return None
+        rows = self._purged[request.id]
+        if request.deleted or not len(rows):
+            return DELETED if request.deleted else GONE
+        return too_few(len(rows)) or self._score(params, rows)
 
     def _planted(self, rows: Tensor) -> bool:
         """Whether somebody stamped one of these rows."""
@@ -293,10 +309,13 @@ class Evaluator:
 
         What had left before it is not among them. It is empty where the request cannot be asked for.
         """
+        return torch.isin(self._forget, self._taken_out(number, scoped)).nonzero().flatten().cpu()
+
+    def _taken_out(self, number: int, scoped: Scope) -> Tensor:
+        """The rows that one of the requests takes out itself: those that had not left before it."""
         request, before = self._requests[number], self._requests[:number]
         own = self._forget[:0] if request.deleted else _marked(scoped, [request])
-        own = own[~torch.isin(own, _marked(scoped, before))] if before else own
-        return torch.isin(self._forget, own).nonzero().flatten().cpu()
+        return own[~torch.isin(own, _marked(scoped, before))] if before else own
 
     def __call__(self, params: Params) -> Evaluation:
         return self.begun(params).complete()
@@ -320,7 +339,10 @@ class Evaluator:
             "mia": NOT_YET if some else nothing,
             "backdoor": self._held_out.backdoor(params),
         }
-        again = {r.id: self._accuracy_at(forget, r, self._places[r.id]) for r in self._requests[:-1]}
+        again: dict[str, Value] = {}
+        for one in self._requests[:-1]:
+            apart = self._of_purged(params, one)
+            again[one.id] = self._accuracy_at(forget, one, self._places[one.id]) if apart is None else _share(apart)
         own = None if self._own is None else self._accuracy_at(forget, self._requests[-1], self._own)
         attack = partial(self._held_out.membership, forget, test) if some else None
         columns = sample_columns(forget, test) if self._yardstick.samples else {}
@@ -347,6 +369,10 @@ class Evaluator:
 
     def _score(self, params: Params, rows: Tensor) -> Scores:
         return score(self._yardstick.template, params, self._source, rows, self._yardstick.batch, self._yardstick.way)
+
+
+def _share(found: Scores | str) -> Value:
+    return found if isinstance(found, str) else found.accuracy
 
 
 def _marked(scoped: Scope, requests: Sequence[Request]) -> Tensor:

@@ -8,6 +8,8 @@
 A request is measured by its own owners: one who left by an earlier request and does not allow it keeps nobody else's
 from being measured. As in a simulation Forget is over all requests, but for those that cannot be asked for.
 
+Nobody is asked for single rows of a request that was purged, and its own number is a share of many rows or none.
+
 The same columns as in a simulation, and the same numbers; what could not be measured says why. A client that stays but
 did not answer is named in the column `unheard`, for then the sums are over the others.
 """
@@ -26,9 +28,9 @@ from unfed.client.plan import Measure
 from unfed.client.scores import Scores
 from unfed.data import Request
 from unfed.data.scope import View
-from unfed.measures.again import Again
+from unfed.measures.again import Again, too_few
 from unfed.measures.camouflage import Reactions
-from unfed.measures.evaluator import Evaluation, HeldOut, Yardstick, sample_columns
+from unfed.measures.evaluator import PURGED, Evaluation, HeldOut, Yardstick, sample_columns
 from unfed.measures.forgotten import Evidence
 from unfed.measures.metrics import loss_gap
 from unfed.model.digest import digests, fingerprint
@@ -80,7 +82,11 @@ class RemoteEvaluator:
         self._silent = {name: why for name in self._owners if (why := self._objection(name))}
         """Owners who are not asked, and why."""
         self._counting = [name for name in self._owners if name not in self._silent]
+        self._purged = [name for name in self._counting if self._all_purged(name)]
+        """Owners all of whose rows were purged: they are counted for their own request alone."""
         self._no_forget = self._why_not(self._requests)
+        if not self._no_forget and len(self._purged) == len(self._counting):
+            self._no_forget = PURGED
         self._held_out = HeldOut(yardstick, self._requests)
 
     def _why_not(self, requests: Sequence[Request]) -> str:
@@ -111,6 +117,11 @@ class RemoteEvaluator:
         if self._nodes.directory.node(name) is None:
             return not_measured(f"client {name}: {self._nodes.directory.why_not(name)}")
         return "" if self._nodes.allows(name, "forget") else not_measured(f"client {name} does not allow it")
+
+    def _all_purged(self, name: str) -> bool:
+        """Whether no row is left of an owner's forgotten ones but those that were purged."""
+        own = own_part(self._requests, name)
+        return all(one.purged for one in own) or any(one.purged and one.clients for one in own)
 
     def _alone(self, names: Sequence[str]) -> bool:
         """Whether no owner among these counts the rows of two requests together."""
@@ -215,7 +226,7 @@ class RemoteEvaluator:
 
     def _forgotten(self, heard: Heard) -> Tally | str:
         """D_u, as far as it can be asked for, if the last request is in it."""
-        return self._no_forget or self._whole(heard, self._counting)
+        return self._no_forget or self._whole(heard, [name for name in self._counting if name not in self._purged])
 
     def _whole(self, heard: Heard, names: Sequence[str]) -> Tally | str:
         """The rows of some owners, measured whole or not at all."""
@@ -233,17 +244,22 @@ class RemoteEvaluator:
         whole = request.clients or self._alone(self._owners)  # all that a client holds is what its request takes out
         why = self._why_not_alone(request) or ("" if whole else TOGETHER)
         found = why or self._whole(heard, self._own(request))
-        return found if isinstance(found, str) else found.accuracy
+        if isinstance(found, str):
+            return found
+        return (too_few(int(found.count)) if request.purged else "") or found.accuracy
 
     def _forget_scores(self, params: Params, test: Scores | None) -> Scores | str:
         """One score per row of D_u, if there is somebody to compare them with and everybody gives them."""
         if self._no_forget or test is None:
             return self._no_forget or NO_TEST
-        for name in self._counting:
+        asked = [name for name in self._counting if name not in self._purged]
+        for name in asked:
             if not self._nodes.allows(name, "samples"):
                 return not_measured(f"client {name} does not give losses of single rows")
+            if any(one.purged for one in own_part(self._requests, name)):
+                return not_measured(f"client {name} also holds rows that were purged")
         parts = []
-        for name, found in self._engine.scores("forget", params, self._counting):
+        for name, found in self._engine.scores("forget", params, asked):
             if isinstance(found, Failure):
                 return not_measured(f"client {name}: {found.reason}")
             parts.append(found)

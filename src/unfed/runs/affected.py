@@ -29,7 +29,8 @@ class Affected:
     """One thing that carries a client."""
 
     kind: str
-    """model, state, history, part, samples, undo, statistics, export, report, comparison, upload or download."""
+    """model, state, history, part, samples, undo, study, population, statistics, trajectory, export, report,
+    comparison, upload or download."""
     file: str
     what: str
     do: str
@@ -81,8 +82,8 @@ def _clients(run: Record) -> set[str]:
 
 
 def _seen(run: Record, client: str, seed: int) -> _Seen:
-    entries = [entry for entry in run.folder.requests() if entry.accepted]
-    own = [entry for entry in entries if entry.seed == seed and client in entry.request.clients]
+    entries = run.folder.requests()
+    own = [e for e in entries if e.accepted and e.seed == seed and client in e.request.clients]
     entry = next(iter([*in_force(own), *own]), None)
     if entry is not None:
         clean = carriers.without(run.folder, run.config, entry, entries)
@@ -144,6 +145,8 @@ def _do(run: Record, client: str, entry: Entry | None, one: Carrier) -> str:
         return f"request {name!r} is {entry.standing}: {run.way_out(entry)}; then {purge}"
     if one.kind == "statistics":
         return "part of a model that stays; a later request by sealed or retrain begins them afresh"
+    if one.kind == "trajectory":
+        return "part of what saved states vouch for, so it stays as long as the folder does"
     return purge
 
 

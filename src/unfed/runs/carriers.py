@@ -19,15 +19,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from unfed import storage
+from unfed.data import Request
 from unfed.federation.server import OPTIMISER
+from unfed.measures.again import FEWEST
 from unfed.methods import METHODS
 from unfed.runs import studies
 from unfed.runs.config import Config
-from unfed.runs.folder import BEST, PARAMS, Job, RunFolder
+from unfed.runs.folder import BEST, PARAMS, WITHOUT, Job, RunFolder
 from unfed.runs.histories import HISTORY, HistoryLog
 from unfed.runs.requests import Entry, in_force
 
-Kind = Literal["model", "state", "history", "part", "samples", "undo", "study", "population", "statistics"]
+Kind = Literal[
+    "model", "state", "history", "part", "samples", "undo", "study", "population", "statistics", "trajectory"
+]
 MEAN = "running_mean"
 _OWN = (PARAMS, BEST, OPTIMISER)
 
@@ -48,8 +52,8 @@ class Carrier:
 def influence(folder: RunFolder, config: Config) -> list[dict[str, str]]:
     """Every file that still carries what a request takes out, and how: {request, file, what}."""
     found: list[Carrier] = []
-    entries = [entry for entry in folder.requests() if entry.accepted]
-    for entry in entries:
+    entries = folder.requests()
+    for entry in (one for one in entries if one.accepted):
         found += carriers(folder, config, entry, entries)
     compared = config.request_ids()
     for i, (name, request) in enumerate(zip(compared, config.request, strict=True)):
@@ -64,11 +68,12 @@ def carriers(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[
     clean = without(folder, config, entry, entries)
     names = [name for name in (entry.request.id, entry.shared) if name]
     tried = {Job(entry.seed, name, label).path for label in entry.methods for name in names} - clean
-    # What is not fulfilled may be tried again and score the same rows to the same bytes, where a tombstone would stand.
-    served = [e for e in entries if e.seed == entry.seed and e.state == "fulfilled"]
-    later = [entry, *(e for e in served if _leaves_out(e, entry))]
+    later = [e for e in entries if e.seed == entry.seed and (_leaves_out(e, entry) or _may_have(e))]
     scored = {name for e in later for name in (e.request.id, e.shared) if name}
-    return _Look(folder, entry.seed, entry.request.id, entry.request.clients, clean, tried, scored).all()
+    look = _Look(folder, entry.seed, entry.request.id, entry.request.clients, clean, tried, scored)
+    look.overlapping = [r.id for r in config.requests() if overlap(r, entry.request)]
+    look.rows = (entry.described or {}).get("forgotten_rows")
+    return look.all()
 
 
 def look(
@@ -103,6 +108,20 @@ def without(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[E
 def _leaves_out(other: Entry, entry: Entry) -> bool:
     """Whether the job of a request was begun without another's rows."""
     return other is entry or entry.request.id in other.earlier or entry.number in other.together
+
+
+def _may_have(other: Entry) -> bool:
+    """Whether a request was tried, and its file no longer says without whose rows."""
+    return other.begun is not None and not other.earlier and bool(other.attempts)
+
+
+def overlap(one: Request, other: Request) -> bool:
+    """Whether two requests may name the same row.
+
+    Nothing is built to tell, so the answer is no only where they name other clients.
+    """
+    own = [{*r.clients, *(name for name, _ in r.samples)} for r in (one, other)]
+    return not all(own) or bool(own[0] & own[1])
 
 
 def _draws_anew(config: Config, label: str) -> bool:
@@ -141,7 +160,11 @@ class _Look:
     tried: Collection[Path] = field(default_factory=set)
     """Jobs that were to take it out, and whose models are not in force."""
     scored: Collection[str] = ()
-    """Its own request and those after it: whoever left is scored with whoever leaves, row by row."""
+    """Its own request and those after it: whoever left is scored with whoever leaves, row by row, until purged."""
+    overlapping: Collection[str] = ()
+    """The requests of the comparison that may name the same rows."""
+    rows: int | None = None
+    """How many rows it took out itself, if that is known."""
 
     def all(self) -> list[Carrier]:
         return [
@@ -152,6 +175,7 @@ class _Look:
             *self._studies(),
             *self._population(),
             *self._statistics(),
+            *self._trajectory(),
         ]
 
     def _carrier(self, file: str, what: str, kind: Kind, part: str = "") -> Carrier:
@@ -204,6 +228,8 @@ class _Look:
             if not path.is_dir() or not any(one.suffix == ".safetensors" for one in path.iterdir()):
                 continue
             if len(job.parts) > 2 and job.parts[1] in self.scored:
+                if all(self.request in storage.numbers_of(f).get(WITHOUT, ()) for f in path.glob("*.safetensors")):
+                    continue
                 what = "how a model scores its rows" + self._among_others(job.parts[1])
                 yield self._carrier(f"samples/{job.as_posix()}", what, "samples")
             elif job not in self.clean and bases.get(job) not in self.clean:
@@ -215,6 +241,8 @@ class _Look:
     def _undo(self) -> Iterator[Carrier]:
         for path in sorted((self.folder.path / "undo" / str(self.seed)).rglob("*.json")):
             job = path.relative_to(self.folder.path / "undo").with_suffix("")
+            if job in self.clean and self.request in storage.read_json(path, "undoing").get(WITHOUT, ()):
+                continue
             if job.parts[1] in self.scored or job not in self.clean:
                 what = "what came back of it when it was probed, and its labels" + self._among_others(job.parts[1])
                 if job.parts[1] not in self.scored:
@@ -230,9 +258,17 @@ class _Look:
 
     def _population(self) -> Iterator[Carrier]:
         """What many models say about its rows, by their numbers (`judged.py`)."""
-        file = f"population/{self.request}.json"
-        if self.request and (self.folder.path / file).exists():
-            yield self._carrier(file, "how exposed its rows are, one by one", "population")
+        for name in (self.request, *self.overlapping):
+            file = f"population/{name}.json"
+            if name and (self.folder.path / file).exists():
+                yield self._carrier(file, "how exposed its rows are, one by one", "population")
+
+    def _trajectory(self) -> Iterator[Carrier]:
+        """Means over so few rows that they speak of each."""
+        if self.rows is not None and 0 < self.rows < FEWEST and self.scored:
+            few = "the row that it took out" if self.rows == 1 else f"the {self.rows} rows that it took out"
+            what = f"how right models were on {few} and their mean loss, round by round, as of when it was served"
+            yield self._carrier(self.folder.trajectory.name, what, "trajectory")
 
     def _statistics(self) -> Iterator[Carrier]:
         """Running statistics that went on from the model before, in models without it."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from typing import Any
 from torch import Tensor
 
 from unfed import storage
+from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.federation.history import History
 from unfed.measures import trajectory
@@ -77,6 +78,7 @@ class Job:
 PARAMS = "params"
 BEST = "best"
 PRUNED = "pruned"  # names the group that is read from the job's model (`prune.py`)
+WITHOUT = "without"  # what scores and probes say: the purged requests whose rows they do not speak of
 
 
 def numbers_at(path: Path) -> dict[str, Any] | None:
@@ -322,11 +324,17 @@ class RunFolder:
         """Take away what an attempt that is given up scored, before the next one scores."""
         shutil.rmtree(self.path / "samples" / job.path, ignore_errors=True)
 
-    def save_samples(self, job: Job, round: int, samples: Mapping[str, Tensor], only: bool = False) -> None:
-        """Scores of single rows after a round; where only the last are kept, the others go."""
+    def save_samples(
+        self, job: Job, round: int, samples: Mapping[str, Tensor], requests: Iterable[Request], only: bool = False
+    ) -> None:
+        """Scores of single rows after a round; their file names the purged requests that they leave out.
+
+        Where only the last are kept, the others go.
+        """
         path = self.path / "samples" / job.path / f"{round:06d}.safetensors"
+        purged = [request.id for request in requests if request.purged]
         if samples:
-            storage.save(path, samples, {"round": round})
+            storage.save(path, samples, {"round": round, **({WITHOUT: purged} if purged else {})})
         for other in set(path.parent.glob("*.safetensors")) - {path} if samples and only else ():
             storage.remove(other)
 
@@ -345,7 +353,10 @@ class RunFolder:
 
     def filed(self) -> list[Entry]:
         """Every deletion request whose file is there."""
-        return request_files.read(self.path, self._left_model)
+        entries = request_files.read(self.path, self._left_model)
+        # A purge that was killed may have come to its tombstones alone.
+        dates = {grave.request: grave.date for grave in consistency.tombstones(self.path).values()}
+        return [e.buried(dates[e.request.id]) if e.request.id in dates else e for e in entries]
 
     def _left_model(self, seed: int, request: str, method: str) -> bool:
         job = Job(seed, request, method)

@@ -309,7 +309,8 @@ class JobRunner:
         if (watched := self._watched(state)) is not None:
             line["watched"], diary.watched = watched, watched["said"]
         diary.missing = self.ending.missing(state, line, self.before) if self.ending.until.goals else None
-        self.folder.save_samples(self.job, state.round, seen.samples, self.world.config.evaluation.samples == "last")
+        only = self.world.config.evaluation.samples == "last"
+        self.folder.save_samples(self.job, state.round, seen.samples, self.requests, only)
         self._late.expect(line, diary, seen.attack)
         diary.asked, diary.refused = {}, []
         value = seen.numbers["validation"]

@@ -24,7 +24,7 @@ from unfed.runs import consistency
 from unfed.runs.config import Config
 from unfed.runs.elsewhere import NODES
 from unfed.runs.elsewhere import elsewhere as is_elsewhere
-from unfed.runs.folder import Job, RunFolder
+from unfed.runs.folder import WITHOUT, Job, RunFolder
 from unfed.runs.undo_results import SCHEMA, Target, file_of, model_digest, read, targets
 from unfed.runs.world import World, process_as_before
 from unfed.values import as_json
@@ -64,7 +64,15 @@ def chosen(run: Probed, seed: int | None, request: str | None, method: str | Non
     if method is not None and method not in labels:
         raise UnfedError(f"No model of this run was left by {method!r} there; it has those of {listed(labels)}.")
     only = [method] if method is not None else [label for label in labels if label != RETRAIN] or labels
-    return [target for target in found if target.job.label in only]
+    found = [target for target in found if target.job.label in only]
+    left = [target for target in found if not target.requests[-1].purged]
+    if not left:
+        name = found[0].job.request
+        raise UnfedError(
+            f"Request {name!r} was purged, and a probe trains on what it took out and writes what comes back; nothing"
+            " is left to probe."
+        )
+    return left
 
 
 def probe(
@@ -229,6 +237,7 @@ def _about(
         "perturbed": how,
         "effort": None if effort is None else json.loads(json.dumps(asdict(effort))),
         "models": {who: model_digest(run.folder, job) for who, job in models.items()},
+        **({WITHOUT: purged} if (purged := [r.id for r in target.requests if r.purged]) else {}),
     }
 
 

@@ -13,8 +13,12 @@ moment has done all of it or will.
     states of models without it       what their methods kept beside the model goes
 
 What exclusion needs stays: the request itself, with clients by name, and single rows as keyed hashes (`deny.py`). So
-does the trajectory, which holds no value of a single row. Deleting takes a file's name away: backups, snapshots and
-what a disk keeps are not reached.
+does the trajectory, which holds shares and means over a request's rows and of no single one, unless it took out so few
+that a mean speaks of each: then it is listed. Deleting takes a file's name away: backups, snapshots and what a disk
+keeps are not reached.
+
+Purged is for good: the request's file says so, and from then on no score of a single row of it is written, whoever
+leaves next. What is measured again of it is a share of all its rows (`measures/again.py`).
 """
 
 from __future__ import annotations
@@ -84,8 +88,11 @@ def purge(run: Purged, request: str, dry_run: bool = False) -> Outcome:
                 _refuse_if_needed(run, entry, doomed, entries)
             before = [grave for grave in consistency.tombstones(folder.path).values() if grave.request == request]
             graves = tuple(_graves(folder, request, doomed))
-            if graves and not dry_run:
-                consistency.bury(folder.path, graves)
+            if not dry_run:
+                if graves:
+                    consistency.bury(folder.path, graves)
+                if entry.purged is None:  # also where others had taken along all that carried it
+                    folder.put_request(entry.buried(now()))
         if not dry_run:
             finish(folder)
     return Outcome(entry, graves, tuple(before))
@@ -136,7 +143,7 @@ def _doomed(folder: RunFolder, found: Sequence[Carrier], entries: Sequence[Entry
 
 def _parts(folder: RunFolder, one: Carrier) -> Iterator[tuple[str, str]]:
     """The files of a carrier, and what of each goes."""
-    if one.kind == "statistics":  # a part of the model in force: it is listed, and stays
+    if one.kind in ("statistics", "trajectory"):  # part of the model in force, of what states vouch for: they stay
         return
     if one.kind == "samples":
         for path in sorted((folder.path / one.file).glob("*.safetensors")):

@@ -125,6 +125,8 @@ class Entry:
     """What the model that it left shows of every request before it: forget, chance or expected, mia, backdoor."""
     together: tuple[int, ...] = ()
     """The numbers of the requests that it was taken up with, its own among them; none if alone."""
+    purged: str | None = None
+    """When what carried it was purged; no value of a single row of it is written from then on."""
 
     @property
     def accepted(self) -> bool:
@@ -195,12 +197,17 @@ class Entry:
         how |= {"described": asked.described, "gate": None, "together": ()}
         return self.stepped("open", moment, **how, expires=expires, attempts=attempts, earlier=())
 
+    def buried(self, moment: str) -> Entry:
+        """What carried it was purged; the first time counts."""
+        return replace(self, purged=self.purged or moment, request=replace(self.request, purged=True))
+
     def to_json(self) -> dict[str, Any]:
         plain = {**vars(self), "earlier": list(self.earlier), "attempts": [dict(tried) for tried in self.attempts]}
         own = {"request": self.request.to_json(), "how": self.how.to_json(), "rows": list(self.rows)}
-        for name in ("together", "again"):
+        for name in ("together", "again", "purged"):
             plain.pop(name)
         more: dict[str, Any] = {"together": list(self.together)} if self.together else {}
+        more |= {"purged": self.purged} if self.purged else {}
         more |= {"again": {name: dict(one) for name, one in self.again.items()}} if self.again else {}
         return {**plain, **own, **more, "schema": SCHEMA}
 
@@ -217,6 +224,7 @@ class Entry:
             raise UnfedError(f"{where} has the layout {found!r}, this version reads 1 and {SCHEMA}; restore it.")
         kinds = {"number": int, "method": str, "until": str, "created": str, "seed": int}
         later = {"state": str, "reason": str, "why": str, "changed": str, "begun": str, "served": int, "expires": str}
+        later |= {"purged": str}
         values: dict[str, Any] = {name: raw.get(name) for name in kinds}
         values |= {name: raw[name] for name in later if raw.get(name) is not None}
         for name, value in values.items():
@@ -242,6 +250,7 @@ class Entry:
         values["rows"], values["again"] = tuple(raw.get("rows") or ()), raw.get("again") or {}
         for name in ("earlier", "attempts", "together"):
             values[name] = tuple(raw.get(name) or ())
+        request = replace(request, purged="purged" in values)
         return Entry(request=request, described=raw.get("described"), **values)
 
 

@@ -157,7 +157,10 @@ class Run(Record):
             return
         if why := probe.elsewhere(self):
             warnings.warn(f"evaluation.undo: {why}", UnfedWarning, stacklevel=3)
-        elif any(self.folder.model_file(target.job).exists() for target in targets(self.folder, self.config)):
+        elif any(
+            self.folder.model_file(target.job).exists() and not target.requests[-1].purged
+            for target in targets(self.folder, self.config)
+        ):
             probe.probe(self)
 
     def _train_and_compare(self, watch: Watch) -> None:
@@ -281,7 +284,7 @@ class Run(Record):
         at = trajectory.Point(seed, job.request, job.label, round=0)
         notes: trajectory.Notes = {"earlier": seen.earlier, "own": seen.own, "start": start}
         line = trajectory.line(at, seen.numbers, seen.numbers["validation"], {}, **notes)
-        self.folder.save_samples(job, 0, seen.samples)
+        self.folder.save_samples(job, 0, seen.samples, requests)
         numbers = {"offset": self.folder.append(line), "finished": "done"} | began(base, start)
         self.folder.save_state(job, State({}, done=True), numbers)
 

@@ -169,7 +169,7 @@ def hand_over(folder: RunFolder, world: World, batch: Batch, entry: Entry, turn:
         told: trajectory.Notes = {"earlier": seen.earlier, "own": seen.own, "start": start}
         told |= {"asked": asked, "refused": refused}
         line = trajectory.line(at, seen.numbers, before, costs, **told)
-        folder.save_samples(own, round, seen.samples)
+        folder.save_samples(own, round, seen.samples, turn.requests)
         left = JobNotes(notes.ledger, folder.append(line), beginning=notes.beginning)
         numbers = {"offset": left.offset, "diary": left.to_json()} | {n: whole[n] for n in ("finished", "rounds")}
         folder.save_state(own, State(turn.after, round=round, done=True), numbers | began(turn.base, start))

@@ -1,0 +1,271 @@
+"""Rows that were purged: no value of a single one of them is ever written again, whatever is asked of the run next."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from conftest import SMALL
+from unfed import storage
+from unfed.cli.main import app
+from unfed.client.scores import score
+from unfed.data import Request
+from unfed.errors import Refused, UnfedError
+from unfed.measures.evaluator import Evaluator
+from unfed.runs import carriers, consistency, judged, judging
+from unfed.runs import purge as purging
+from unfed.runs.check import check
+from unfed.runs.config import Config
+from unfed.runs.folder import RunFolder
+from unfed.runs.probe import chosen
+from unfed.runs.purge import purge
+from unfed.runs.request_options import RequestOptions
+from unfed.runs.run import Run
+from unfed.values import is_measured
+
+SETS = ["training.rounds=2", "unlearning.rounds=1", "methods.run=[]", "engine.name=sequential", "gate.max_drop=100"]
+SETS += ["evaluation.attack=false"]
+ONE_ROUND = ("--method", "ft", "--until", "1")
+CLIENT, TWO = Request("client-1", clients=("1",)), Request("two", samples=(("2", 0), ("2", 5)))
+NEXT = Request("client-3", clients=("3",))
+
+
+def said(*words: Any, code: int = 0) -> str:
+    found = CliRunner().invoke(app, [str(word) for word in words])
+    text = " ".join((found.output + str(found.exception or "")).split())
+    assert (found.exit_code == 0) == (code == 0), text
+    return text
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that let a client go, and then two rows of another."""
+    run = Run.create(Config.parse({**SMALL, "request": []}, SETS), tmp_path_factory.mktemp("purged") / "run")
+    run.execute()
+    where = run.folder.path
+    (where.parent / "two.csv").write_text("client,position\n2,0\n2,5\n")
+    said("forget", where, "--client", "1", *ONE_ROUND)
+    said("forget", where, "--samples", where.parent / "two.csv", "--id", "two", *ONE_ROUND)
+    return where
+
+
+@pytest.fixture
+def where(served: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(served, tmp_path / "run"))
+
+
+def rows_of(run: Run, *requests: Request) -> torch.Tensor:
+    return torch.cat([c.rows[c.view("forget")] for c in run.world(0).scoped(requests).values()])
+
+
+def values(run: Run, *requests: Request) -> set[bytes]:
+    """The losses of single rows, as bytes, under every model that lies in the folder."""
+    world, rows, found = run.world(0), rows_of(run, *requests), set()
+    for file in (run.folder.path / "models").rglob("*.safetensors"):
+        loss = score(world.template, storage.load(file)[0], world.dataset.train, rows).loss
+        found |= {struct.pack("<f", value) for value in loss.tolist() if value > 1e-3}
+    return found
+
+
+def holding(folder: Path, theirs: set[bytes]) -> list[str]:
+    """The files of a folder in which one of these numbers stands, as four bytes of a score or in figures."""
+    found = []
+    for file in (path for path in folder.rglob("*") if path.is_file()):
+        raw = file.read_bytes()
+        told = {struct.pack("<f", float(text)) for text in re.findall(rb"\d+\.\d+(?:e-?\d+)?", raw)}
+        if file.suffix == ".safetensors" and "samples" in file.parts:
+            told |= {raw[i : i + 4] for i in range(len(raw) - 3)}
+        found += [file.relative_to(folder).as_posix()] if theirs & told else []
+    return sorted(found)
+
+
+# --- what comes after a purge -----------------------------------------------------------------------------------------
+
+
+def test_what_comes_after_a_purge_holds_no_value_of_a_purged_row(where: Path) -> None:
+    before = Run.open(where)
+    assert holding(where, values(before, CLIENT, TWO)), "there is something to find"
+    for name in ("client-1", "two"):
+        said("purge", where, "--request", name)
+    said("forget", where, "--client", "3", *ONE_ROUND)
+    run = Run.open(where)
+    later = sorted((where / "samples" / "0" / "client-3").rglob("*.safetensors"))
+    assert later and {len(storage.load(file)[0]["forget/loss"]) for file in later} == {len(rows_of(run, NEXT))}
+    theirs = values(run, CLIENT, TWO)
+    assert len(theirs) > 100 and holding(where, theirs) == []
+    assert holding(where, values(run, NEXT)) != []
+    for name in ("client-1", "two"):
+        assert "nothing in this folder carries it" in said("purge", where, "--request", name)
+    for client in ("1", "2"):
+        listed = said("lineage", where, "--affected", client)
+        assert "samples/" not in listed or client == "2", "of client 2 no request was filed as a whole"
+    assert check(run.folder).findings == []
+
+
+@pytest.mark.slow
+def test_a_probe_after_a_purge_looks_at_what_is_left(where: Path) -> None:
+    for name in ("client-1", "two"):
+        said("purge", where, "--request", name)
+    said("forget", where, "--client", "3", *ONE_ROUND)
+    said("probe", where, "--quick")
+    run = Run.open(where)
+    whole = json.loads((where / "undo" / "0" / "client-3" / "ft.json").read_text())
+    assert whole["without"] == ["client-1", "two"]
+    assert holding(where, values(run, CLIENT, TWO)) == []
+    assert "nothing in this folder carries it" in said("purge", where, "--request", "client-1")
+
+
+def test_what_was_purged_is_measured_again_as_a_share_of_many_rows_only(where: Path) -> None:
+    """Whoever left wants to stay out; of two rows a share would be their values."""
+    run = Run.open(where)
+    for name in ("client-1", "two"):
+        purge(run, name)
+    told = said("forget", where, "--client", "3", *ONE_ROUND)
+    run = Run.open(where)
+    line, entry = run.lines()[-1], run.queue.find("client-3")
+    assert entry is not None and line["forget"] == line["own"], "Forget is over what is not purged"
+    share = score(run.world(0).template, run.current(0), run.world(0).dataset.train, rows_of(run, CLIENT)).accuracy
+    few = "not measured: its 2 rows were purged, 10 needed"
+    assert line["earlier"] == {"client-1": pytest.approx(share), "two": few}
+    many = entry.again["client-1"]
+    assert many["forget"] == pytest.approx(share) and is_measured(many["expected"])
+    assert {entry.again["two"][name] for name in ("forget", "expected", "mia")} == {few}
+    assert f"Earlier request client-1: the new model is right on {share:.1f} % of its data" in told
+    assert f"Earlier request two: {few}." in told
+    assert few in " ".join((where / "report.html").read_text(encoding="utf-8").split())
+
+
+def test_rows_that_another_request_names_too_are_not_scored_either(where: Path) -> None:
+    """A class leaves after a client was purged: rows of that client in that class are the client's."""
+    run = Run.open(where)
+    purge(run, "client-1")
+    run.forget(Request("seven", classes=(7,)), "ft", until=1)
+    seven, gone = Request("seven", classes=(7,)), rows_of(run, CLIENT)
+    kept = [row for row in rows_of(run, TWO, seven).tolist() if row not in set(gone.tolist())]
+    world = run.world(0)
+    numbers = Evaluator(world.yardstick, world.scoped, [e.request for e in run.folder.requests()])(run.current(0))
+    assert len(numbers.samples["forget/loss"]) == len(kept)
+
+
+def test_purged_is_for_good_also_where_nothing_was_left_to_take_away(where: Path) -> None:
+    run = Run.open(where)
+    purge(run, "two")  # takes the model along that client 1 left
+    assert purge(Run.open(where), "client-1").gone == ()
+    assert all(e.purged and e.request.purged for e in run.folder.requests())
+    again = purge(Run.open(where), "client-1")
+    assert again.gone == () and again.entry.purged
+    run = Run.open(where)
+    run.forget(NEXT, "ft", until=1)
+    assert holding(where, values(run, CLIENT, TWO)) == []
+
+
+def test_a_purge_that_was_killed_after_its_tombstones_counts(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException): ...
+
+    def dies(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(RunFolder, "put_request", dies)
+        purge(Run.open(where), "client-1")
+    assert "purged" not in json.loads((where / "requests" / "0001-client-1.json").read_text())
+    run = Run.open(where)
+    run.forget(NEXT, "ft", until=1)
+    assert holding(where, values(run, CLIENT)) == [] and not purging.pending(where)
+
+
+# --- what others kept of it -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_scores_that_a_request_kept_which_was_not_fulfilled_go_too(where: Path, withdrawn: bool) -> None:
+    run = Run.open(where)
+    with pytest.raises(Refused):
+        run.forget(NEXT, "not", until=1, how=RequestOptions(max_drop=0.0))
+    if withdrawn:
+        run.withdraw("client-3")
+    kept = [name for name in holding(where, values(run, CLIENT)) if name.startswith("samples/0/client-3/")]
+    assert kept
+    listed = {one["file"] for one in Run.open(where).info()["influence"] if one["request"] == "client-1"}
+    assert {str(Path(name).parent) for name in kept} <= listed
+    purge(run, "client-1")
+    assert not any((where / name).exists() for name in kept) and check(run.folder).findings == []
+    if not withdrawn:
+        again = Run.open(where)
+        again.forget(NEXT, "not", until=2, how=RequestOptions(max_drop=100.0))
+        assert list((where / "samples" / "0" / "client-3").rglob("*.safetensors"))
+        assert holding(where, values(again, CLIENT)) == []
+
+
+def test_what_a_population_says_of_the_same_rows_goes_and_does_not_come_back(tmp_path: Path) -> None:
+    """A comparison has ids of its own, so the file is not called after the request that is purged."""
+    sets = [*SETS, 'request=[{id="a", clients=["1"]}, {id="b", clients=["2"]}]', "methods.run=['ft']"]
+    run = Run.create(Config.parse(SMALL, sets), tmp_path / "run")
+    run.execute()
+    for name in ("a", "b"):
+        storage.write_json(judged.file_of(run.folder, name), {"schema": judged.SCHEMA, "request": name})
+    run.forget(Request("leaves", clients=("1",)), "ft", until=1)
+    purge(run, "leaves")
+    assert not judged.file_of(run.folder, "a").exists() and judged.file_of(run.folder, "b").exists()
+
+    class Made:
+        folder = tmp_path
+
+        class about:
+            request = "a"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judging, "of_another", lambda about, config: None)
+        with pytest.raises(UnfedError, match="'leaves' was purged from .*names its rows one by one; leave --run out"):
+            judging.put_into(run, Made(), {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "may"),
+    [
+        (Request("a", clients=("1",)), Request("b", clients=("2",)), False),
+        (Request("a", clients=("1",)), Request("b", clients=("2", "1")), True),
+        (Request("a", clients=("1",)), Request("b", samples=(("1", 4),)), True),
+        (Request("a", clients=("1",)), Request("b", samples=(("2", 4),)), False),
+        (Request("a", classes=(1,)), Request("b", clients=("2",)), True),
+        (Request("a", fraction=0.1), Request("b", clients=("2",)), True),
+    ],
+)
+def test_requests_overlap_unless_their_clients_are_others(one: Request, other: Request, may: bool) -> None:
+    assert carriers.overlap(one, other) is carriers.overlap(other, one) is may
+
+
+def test_a_purged_request_is_not_probed(where: Path) -> None:
+    run = Run.open(where)
+    purge(run, "client-1")
+    assert "Request 'client-1' was purged, and a probe trains on what it took out" in said(
+        "probe", where, "--request", "client-1", code=2
+    )
+    assert [target.job.request for target in chosen(Run.open(where), None, None, None)] == ["two"]
+
+
+def test_of_a_few_rows_the_trajectory_is_listed_and_stays(where: Path) -> None:
+    """What a request of two rows showed while it was served stands in means over two rows."""
+    run = Run.open(where)
+    found = purge(run, "two")
+    assert not any(grave.file.startswith("trajectory") for grave in found.gone)
+    listed = {(one["request"], one["file"]) for one in Run.open(where).info()["influence"]}
+    assert ("two", "trajectory.jsonl") in listed and ("client-1", "trajectory.jsonl") not in listed
+
+
+def test_that_it_was_purged_is_no_part_of_what_a_request_asks_for() -> None:
+    import dataclasses
+
+    purged = dataclasses.replace(TWO, purged=True)
+    assert purged == TWO and purged.to_json() == TWO.to_json()
+    assert consistency.request_digest(purged) == consistency.request_digest(TWO)
+    with pytest.raises(UnfedError, match="has no field 'purged'"):
+        Request.from_json({**TWO.to_json(), "purged": True})
