@@ -150,9 +150,54 @@ def test_rounds_that_do_not_suffice_to_forget_are_told_with_the_numbers(run: Run
     with pytest.raises(Refused, match=r"not forgotten after 3 rounds .forgotten failed: .* more than 10") as error:
         run.forget(Request("seven", classes=(7,)), "ft", "forgotten")
     assert error.value.exit_code == 3
-    assert "--until 6, where forgetting is shown and does not decide" in str(error.value), "a number asks for less"
+    assert str(error.value).split("; ")[1].startswith("more rounds are given by --until forgotten,6.")
     entry = entry_of(run, "seven")
     assert (entry.state, entry.reason) == ("denied", "gate")
+
+
+def test_a_goal_may_take_so_many_rounds_whatever_the_config_grants(run: Run) -> None:
+    """More than the config's, on from where it was; fewer; and what is not reached within them is not in force."""
+    seven, how = Request("seven", classes=(7,)), RequestOptions(within=5.0)
+    run.config.__dict__["unlearning"] = run.config.unlearning.model_copy(update={"rounds": 40})
+    with pytest.raises(Refused, match=r"not (recovered|forgotten) after 1 rounds.*--until recovered,forgotten,2\."):
+        run.forget(seven, "not", "recovered,forgotten,1", how=how)
+    assert entry_of(run, "seven").until == "recovered,forgotten,1"
+    run.config.__dict__["unlearning"] = run.config.unlearning.model_copy(update={"rounds": 2})
+    assert run.forget(seven, "not", "forgotten, 30, recovered", how=how).status == "done"
+    assert entry_of(run, "seven").until == "recovered,forgotten,30", "the same words in the same order"
+    rounds = [line["round"] for line in lines_of(run, "seven", "not")]
+    assert rounds == sorted(set(rounds)) and 2 < rounds[-1] < 30, "it went on where it was, and stopped at its goals"
+
+
+def test_a_stop_for_want_of_progress_is_no_recovery(run: Run) -> None:
+    """`unlearning.patience` saves rounds; a goal that is not reached by then is not reached."""
+    run.config.__dict__["unlearning"] = run.config.unlearning.model_copy(update={"lr": 0.0, "patience": 2})
+    with pytest.raises(Refused, match=r"not recovered after 2 rounds: .*it stopped.* 2 rounds .*unlearning.patience"):
+        run.forget(LEAVES, "not", "recovered")
+    assert entry_of(run, "leaves").state == "denied"
+
+
+@pytest.mark.parametrize(
+    ("text", "goals", "rounds"),
+    [
+        ("recovered", ("recovered",), None),
+        ("forgotten,recovered", ("recovered", "forgotten"), None),
+        ("12", (), 12),
+        ("recovered,12", ("recovered",), 12),
+        (" 12 , forgotten", ("forgotten",), 12),
+        ("forgotten,recovered,1", ("recovered", "forgotten"), 1),
+    ],
+)
+def test_until_is_goals_a_number_or_goals_within_a_number(
+    text: str, goals: tuple[str, ...], rounds: int | None
+) -> None:
+    assert Until.of(text) == Until(goals, rounds) == Until.of(Until.of(text).text)
+
+
+@pytest.mark.parametrize("text", ["", ",", "soon", "0", "recovered,0", "recovered,12,13", "12,13", "recovered,-1", "²"])
+def test_until_that_says_nothing_that_can_be_done_is_one_sentence(text: str) -> None:
+    with pytest.raises(UnfedError, match=r"^--until takes .*the most rounds .* .'recovered,40'., not .*\.$"):
+        Until.of(text)
 
 
 def test_the_command_line_says_what_failed_and_takes_an_acceptance(

@@ -523,6 +523,9 @@ def test_a_request_that_did_not_recover_is_not_finished() -> None:
     assert unfinished(run, lines) == ["NoT, request r1, seed 0: at round 20 of 20."]
     run["requests"][0]["until"] = "recovered"
     assert unfinished(run, lines) == ["NoT, request r1, seed 0: ended at round 20 without having recovered."]
+    run["requests"][0]["until"] = "recovered,forgotten,20"
+    (said,) = unfinished(run, lines)
+    assert said.endswith("without having recovered and forgotten what is asked.")
 
 
 # --- for everybody ----------------------------------------------------------------------------------------------------

@@ -343,7 +343,7 @@ def test_a_wrong_request_is_refused_and_nothing_is_filed(trained: Run, request_:
 
 
 def test_wrong_ways_to_ask(trained: Run) -> None:
-    with pytest.raises(UnfedError, match="--until takes 'recovered', 'forgotten', .* or a number"):
+    with pytest.raises(UnfedError, match="--until takes 'recovered', 'forgotten', .* a number"):
         trained.forget(Request("x", clients=("1",)), until="soon")
     with pytest.raises(UnfedError, match="The method 'nott' is not known"):
         trained.forget(Request("x", clients=("1",)), method="nott")

@@ -120,7 +120,7 @@ def serve(
     per_minute: Annotated[int, typer.Option(min=1, help="Calls that one address may make a minute.")] = 120,
     largest: Annotated[int, typer.Option(min=1024, help="Bytes that a call may send.")] = 1 << 20,
     method: Annotated[str, typer.Option(help="By which method what comes in is served.")] = "sealed",
-    until: Annotated[str, typer.Option(help="`recovered`, `forgotten`, both with a comma, or rounds.")] = "recovered",
+    until: Annotated[str, typer.Option(help="`recovered`, `forgotten`, rounds, or `recovered,40`.")] = "recovered",
     together: Annotated[
         bool, typer.Option("--together", help="What waits at the same time shares one recovery, where it can.")
     ] = False,

@@ -64,7 +64,7 @@ deleted = false          # the leaver deleted its data; set by itself where the 
 deny = ""                # a new run: an earlier run folder (or a file of names) whose leavers are never asked
 operator = ""            # the operator's private key, a file at the server: the run keeps a signed log of its rounds
 methods = "not"          # both: several, with commas; unlearn: one
-until = ""               # mode unlearn: "recovered", or a number of rounds; empty: unlearning.rounds
+until = ""               # mode unlearn: "recovered", "recovered,40" or a number of rounds; empty: unlearning.rounds
 nodes = ""               # name=node-id pairs; empty: registered names, or what the nodes say
 min-nodes = {nodes}            # wait for so many clients ...
 wait-seconds = 120       # ... but not longer than this

@@ -48,8 +48,8 @@ def forget(
     until: Annotated[
         str | None,
         typer.Option(
-            help="`recovered`, `forgotten`, `recovered,forgotten`, or a number of rounds. Default: recovered, or as"
-            " last time."
+            help="`recovered`, `forgotten`, `recovered,forgotten`, or a number of rounds; `forgotten,40`: at most 40"
+            " rounds. Default: recovered, or as last time."
         ),
     ] = None,
     within: Annotated[

@@ -39,7 +39,7 @@ def unfinished(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
 
 def _open_jobs(run: Mapping[str, Any], lines: Sequence[Line], words: Wording) -> list[str]:
     """Every job that has not ended, with where it stands; seeds that stand alike share a line."""
-    judged = {request["id"] for request in run.get("requests", []) if request.get("until") == "recovered"}
+    goals = {one["id"]: _goals(str(one.get("until") or "")) for one in run.get("requests", [])}
     let_go = {request["id"] for request in run.get("requests", []) if request.get("state") in ("revoked", "expired")}
     last = {(line["seed"], line.get("request"), line["method"]): line for line in lines}
     found: dict[tuple[str, str], list[str]] = {}
@@ -49,13 +49,19 @@ def _open_jobs(run: Mapping[str, Any], lines: Sequence[Line], words: Wording) ->
         line = last.get((job["seed"], job["request"], job["method"]))
         if line is None:
             state = "not begun" if job["request"] is None else "not evaluated yet"
-        elif job["request"] in judged and int(line["round"]) >= int(job["rounds"]):
-            state = f"ended at {words.unit} {line['round']} without having recovered"
+        elif (aim := goals.get(job["request"])) and int(line["round"]) >= int(job["rounds"]):
+            state = f"ended at {words.unit} {line['round']} without having {aim}"
         else:
             state = f"at {words.unit} {line['round']} of {job['rounds']}"
         what = name_of(str(job["method"])) + ("" if job["request"] is None else f", request {job['request']}")
         found.setdefault((what, state), []).append(str(job["seed"]))
     return [f"{what}, {several('seed', which)[0]}: {state}." for (what, state), which in found.items()]
+
+
+def _goals(until: str) -> str:
+    """What a request's rounds were to reach, in words; empty where they are merely counted."""
+    told = {"recovered": "recovered", "forgotten": "forgotten what is asked"}
+    return " and ".join(told[word] for word in until.split(",") if word in told)
 
 
 def _state(method: str, lines: Sequence[Line] | None, total: int | None, words: Wording) -> str:

@@ -37,11 +37,10 @@ class Ending:
             return self.until.reached
         if not state.model:
             return None  # nothing usable yet, whatever the number of rounds: the unlearning itself must end first
-        if self.patience and state.round - notes.best_round >= self.patience:
-            return "early stop"
-        if state.round >= self.rounds:
+        stalled = bool(self.patience) and state.round - notes.best_round >= self.patience
+        if stalled or state.round >= self.rounds:
             missing = [g for g in self.until.goals if notes.missing is None or g in notes.missing]
-            return f"not {missing[0]}" if missing else "all rounds"
+            return f"not {missing[0]}" if missing else "early stop" if stalled else "all rounds"
         return None
 
     def missing(self, state: State, line: Line, before: Value) -> list[str]:
@@ -60,9 +59,9 @@ class Ending:
 
     def missed(self, request: str | None, round: int, notes: JobNotes, outcome: str, before: Value) -> Refused:
         """The sentence for a job whose rounds did not suffice."""
-        more = f"more rounds are given by --until {2 * self.rounds}"
-        if "forgotten" in self.until.goals:
-            more += ", where forgetting is shown and does not decide"
+        more = f"more rounds are given by --until {Until(self.until.goals, 2 * self.rounds).text}"
+        if round < self.rounds:
+            more = f"it stopped because nothing got better for {self.patience} rounds (unlearning.patience)"
         if outcome == "not forgotten":
             return NotForgotten(f"Request {request!r} is not forgotten after {round} rounds ({notes.watched}); {more}.")
         assert not isinstance(before, str)

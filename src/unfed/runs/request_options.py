@@ -16,25 +16,31 @@ GOALS = ("recovered", "forgotten")
 
 @dataclass(frozen=True)
 class Until:
-    """What must be reached, or how many rounds are done whatever is reached."""
+    """What must be reached, and within how many rounds; without a goal, how many are done whatever is reached."""
 
     goals: tuple[str, ...] = ()
     rounds: int | None = None
+    """None is as many as the config grants."""
 
     @staticmethod
     def of(text: str | None) -> Until:
-        """`recovered`, `forgotten`, `recovered,forgotten` or a number; None asks for nothing."""
+        """`recovered`, `forgotten` or both, a number, or these and a number; None asks for nothing."""
         if text is None:
             return Until()
-        if text.isascii() and text.isdigit() and len(text) <= 9 and int(text) >= 1:
-            return Until(rounds=int(text))
-        named = {goal.strip() for goal in text.split(",")}
-        if not named <= set(GOALS):
+        named = [word.strip() for word in text.split(",")]
+        numbers = [w for w in named if w.isascii() and w.isdigit() and len(w) <= 9 and int(w) >= 1]
+        if len(numbers) > 1 or not {*named} - {*numbers} <= {*GOALS}:
             raise UnfedError(
-                "--until takes 'recovered', 'forgotten', both with a comma between them, or a number of rounds, not"
-                f" {text[:60]!r}."
+                "--until takes 'recovered', 'forgotten', both with a comma between them, a number of rounds, or goals"
+                f" and the most rounds that they may take ('recovered,40'), not {text[:60]!r}."
             )
-        return Until(tuple(goal for goal in GOALS if goal in named))
+        goals = tuple(goal for goal in GOALS if goal in named)
+        return Until(goals, int(numbers[0]) if numbers else None)
+
+    @property
+    def text(self) -> str:
+        """The same for whoever reads it next: `recovered,forgotten,40`."""
+        return ",".join([*self.goals, *([] if self.rounds is None else [str(self.rounds)])])
 
     @property
     def reached(self) -> str:

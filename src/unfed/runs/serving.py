@@ -120,7 +120,7 @@ class Queue:
         if reserved(request.id):
             raise UnfedError(f"The id {request.id!r} is kept for requests that share a job; choose another with --id.")
         check_label(method)
-        Until.of(until)  # what it does not take is refused here
+        until = Until.of(until).text  # what it does not take is refused here
         config = how.on(run.config, method)
         expires = None if expires is None else date_of(expires)
         if expires is not None and expires < now():
