@@ -51,6 +51,12 @@ def test_further_away_it_may_still_lie_on_the_same_side_of_retrain(ours: Spread,
     assert found.difference == pytest.approx(88.0 - 85.56)
 
 
+def test_beside_retrain_in_both_is_the_same_side_too() -> None:
+    """The paper's NoT is 0.03 from Retrain, ours 0.10: two points apart, and in the same place."""
+    found = verdict.cell(Spread(91.69, 0.02, 3), Spread(93.7, 0.28, 3), Spread(91.66, 0.15, 3), Spread(93.8, 0.15, 3))
+    assert found.word == "direction" and "beside it in both" in verdict.MEANING[found.word]
+
+
 def line(method: str, seed: int, **values: Any) -> Any:
     costs = {"comm_bytes": 100.0, "flops": 100.0} | values
     return {"seed": seed, "request": "r", "method": method, "round": 5, "done": True, **costs}

@@ -18,6 +18,7 @@ from unfed.engines.batched import Batched
 from unfed.errors import UnfedError
 from unfed.methods import MoDE, NoT, Retrain, State
 from unfed.model.digest import digests, fingerprint
+from unfed.model.params import Params
 from unfed.paper import analyses, record
 from unfed.paper.items import items as paper_items
 from unfed.paper.making import markdown
@@ -27,6 +28,7 @@ from unfed.paper.views.retraced import retraced
 from unfed.report import rows
 from unfed.runs import revisions
 from unfed.runs.config import Config
+from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
@@ -99,6 +101,30 @@ def test_results_of_an_earlier_revision_are_not_shown(
     assert sentence in reproduction.page(tmp_path)[0]
 
 
+def test_a_label_is_outdated_with_the_method_that_it_stands_for(first: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = record.kept(first, "abc")
+    jobs = {job.replace("/not", "/conv2"): columns for job, columns in found.jobs.items()}
+    config = {**found.config, "methods": {"run": ["conv2"], "conv2": {"use": "not", "layers": ["conv2"]}}}
+    renamed = replace(found, jobs=jobs, config=config, made=({**found.made[0], "jobs": sorted(jobs)},))
+    assert record.outdated(renamed) == []
+    monkeypatch.setitem(revisions.METHODS, "not", 99)
+    assert "not revised since" in " ".join(record.outdated(renamed))
+
+
+def test_what_was_recovered_to_the_last_row_is_recovered_when_it_was_kept(first: Run, tmp_path: Path) -> None:
+    """7,337 of 9,000 rows against 7,382 is half a point less, exactly; six digits of one of the two would be more."""
+    found = record.kept(first, "abc")
+    now, before = 100 * 7337 / 9000, 100 * 7382 / 9000
+    jobs = {name: dict(columns) for name, columns in found.jobs.items()}
+    own = jobs["0/client-0-leaves/not"]
+    own |= {"validation": [record._short(0.0), *[record._short(now)] * (len(own["round"]) - 1)]}
+    own |= {"validation_before": before}
+    record.write(replace(found, jobs=jobs), tmp_path)
+    (again,) = record.all_in(tmp_path)
+    (row,) = (row for row in rows(again.lines(), "recovered", recovered_within=0.5) if row.method == "not")
+    assert (row.verdict, row.rounds) == ("", (1,))
+
+
 def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(UnfedError, match=r"x\.json holds no kept results"):
@@ -113,6 +139,9 @@ def test_the_page_has_every_item_and_the_price_of_what_was_not_run(tmp_path: Pat
     assert text.count("\n## Table ") == 8 and text.count("\n## Figure ") == 7
     # θ*, Retrain and seven methods of 2,000 rounds, three seeds, 0.045 s each: 40.5 minutes
     assert "CIFAR-10, CNN (about 40 GPU minutes)" in text
+    # θ*, Retrain, FT and NoT of 2,000, a Retrain of 4,000, one seed
+    table_7 = text[text.index("## Table 7") : text.index("## Table 8")]
+    assert "Not run: CIFAR-10, CNN (about 9 GPU minutes)" in table_7
 
 
 def test_a_run_of_the_papers_own_config_stands_beside_it(first: Run, tmp_path: Path) -> None:
@@ -364,6 +393,54 @@ def test_methods_side_by_side_give_what_they_give_one_by_one(
         for metric in ("round", "retain", "forget", "test", "mia", "comm_bytes", "flops"):
             assert many.jobs[job][metric] == columns[metric], (job, metric)
     assert "ft: done" in capsys.readouterr().out
+
+
+def test_side_by_side_the_model_is_trained_once_however_many_threads_the_process_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small step takes one thread; the process around it has two."""
+    trained: list[Path] = []
+    begun = Run._train
+
+    def counted(self: Run, seed: int, watch: Watch) -> Params:
+        if not self.trained(seed):
+            trained.append(self.folder.path)
+        return begun(self, seed, watch)
+
+    monkeypatch.setattr(Run, "_train", counted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        methods = ["--methods", "retrain,ft,not", "--together", "--alone", "not"]
+        assert run_block(tmp_path / "many", tmp_path, *methods) == 0
+    finally:
+        torch.set_num_threads(before)
+    assert trained == [tmp_path / "many" / "train"]
+
+
+def test_side_by_side_a_stack_that_fails_is_said_and_its_methods_go_on_one_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Batched, visits: Sequence[Visit]) -> list[list[Block]]:
+        raise torch.OutOfMemoryError("the stack is too wide")
+
+    monkeypatch.setattr(Batched, "train_together", full)
+    assert run_block(tmp_path / "run", tmp_path, "--methods", "retrain,not,ft", "--together", "--alone", "ft") == 0
+    assert "the stack: failed: OutOfMemoryError: the stack is too wide; one by one" in capsys.readouterr().out
+    (kept,) = record.all_in(tmp_path)
+    assert {job.rpartition("/")[2] for job in kept.jobs} == {"train", "before", "retrain", "not", "ft"}
+
+
+def test_the_seconds_of_a_stack_are_counted_once() -> None:
+    """Three methods of 60 s in one stack, θ* and one alone: three minutes, not five."""
+    jobs = {f"1/{r}": {"seconds": [0.0, 60.0]} for r in ("None/train", "r/ft", "r/not", "r/pgd", "r/mode")}
+    alone = {"jobs": ["1/None/train", "1/r/mode"]}
+    stacked = [{"jobs": ["1/None/train", f"1/r/{m}"], "beside": ["ft", "not", "pgd"]} for m in ("ft", "not", "pgd")]
+    told = reproduction.took(record.Kept("p", {}, (alone, *stacked), jobs), ["ft", "not", "pgd", "mode"])
+    assert told == (
+        "Rounds alone, beside whatever else the machine did: seed 1 3.0 minutes (5 jobs, of which ft, not, pgd in one"
+        " stack)."
+    )
 
 
 def test_side_by_side_a_method_that_fails_or_runs_out_of_time_costs_no_other(

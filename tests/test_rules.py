@@ -155,6 +155,7 @@ def test_gaps_are_taken_between_seed_means_with_the_spread_of_the_per_seed_gaps(
     assert row.gaps["forget"].mean == 2 and row.gaps["forget"].std == pytest.approx(8**0.5)
     assert row.average_gap.mean == 0.5  # (0 + 2 + 0 + 0) / 4
     assert row.average_gap.std == pytest.approx(0.5**0.5)  # of 0.5 and 1.5
+    assert row.seed_gap is not None and row.seed_gap.mean == 1.0  # where nothing cancels
 
 
 def test_each_seed_is_reported_at_its_own_round() -> None:

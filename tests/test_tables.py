@@ -8,7 +8,7 @@ import pytest
 
 from unfed.errors import UnfedError
 from unfed.report.rules import Row, rows
-from unfed.report.tables import latex, markdown, plain
+from unfed.report.tables import latex, markdown, plain, star
 from unfed.report.units import bytes_text, flops_text, seconds_text
 
 METRICS = ("retain", "forget", "test", "mia", "backdoor", "validation", "validation_before")
@@ -163,3 +163,26 @@ def test_a_method_of_one_s_own_goes_by_its_last_part() -> None:
     assert [name_of(m) for m in ("not", "my.package:Shrink", "methods/shrink.py", "plain")] == [
         "NoT", "Shrink", "shrink", "plain",
     ]  # fmt: skip
+
+
+def over_seeds(method: str, *gaps: float) -> list[Any]:
+    """A method whose four metrics are each this far above Retrain's, seed by seed."""
+    return [
+        {**LINES[1], "method": method, "seed": seed, **{m: 80.0 + gap for m in ("retain", "forget", "test", "mia")}}
+        for seed, gap in enumerate(gaps)
+    ]
+
+
+def test_nobody_is_marked_the_best_alone_within_the_spread_of_seeds() -> None:
+    """1.0 ± 0.1 leads 1.2 ± 0.1 by less than two standard deviations of the difference, 0.28, and 2.0 ± 0.1 by more."""
+    found = rows(
+        [
+            *over_seeds("retrain", 0, 0, 0),
+            *over_seeds("ft", 0.9, 1.0, 1.1),
+            *over_seeds("not", 1.1, 1.2, 1.3),
+            *over_seeds("mode", 1.9, 2.0, 2.1),
+        ]
+    )
+    assert [cells[0] for cells in plain(found)[1] if "★" in cells[5]] == ["FT", "NoT"]
+    assert star(found) == "★ smallest average gap to Retrain, and what is within two standard deviations of it"
+    assert star(rows(LINES)) == "★ smallest average gap to Retrain"

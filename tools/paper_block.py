@@ -8,6 +8,7 @@ at any moment.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,10 +53,10 @@ def outcome_of(run: Run, moment: float | None) -> Ended:
     return Ended("done", 0)
 
 
-def kept_so_far(run: Run, results: Path, commit: str) -> None:
-    """Keep the jobs of a run that are finished, if there are any."""
+def kept_so_far(run: Run, results: Path, commit: str, beside: Sequence[str] = ()) -> None:
+    """Keep the jobs of a run that are finished, if there are any, and with whom it shared its stack."""
     if any(run.folder.finished(job) for job, _ in run.jobs()):
-        print(record.write(record.kept(run, commit), results), flush=True)
+        print(record.write(record.kept(run, commit, beside), results), flush=True)
 
 
 def block(run: Run, results: Path, commit: str, moment: float | None) -> int:

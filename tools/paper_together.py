@@ -13,7 +13,7 @@ rounds differ from the others' (MoDE's guidance, FedEraser's replay) are better 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,10 +54,13 @@ def _same(one: ClientData, other: ClientData) -> bool:
 
 
 def together(
-    whole: Config, configs: Mapping[str, Config], alone: Collection[str], out: Path, keep: Callable[[Run], None],
+    whole: Config, configs: Mapping[str, Config], alone: Collection[str], out: Path, keep: Callable[..., None],
     moment: float | None,
 ) -> int:  # fmt: skip
-    """θ*, then the methods side by side, then those that are left alone; exits as `paper_block.block` does."""
+    """θ*, then the methods side by side, then those that are left alone; exits as `paper_block.block` does.
+
+    A stack that fails as a whole, for want of memory say, is said, and its methods go on one by one.
+    """
     if len(whole.seed_list) != 1:
         raise UnfedError("Methods run side by side for one seed; set seed to a single number.")
     base = _opened(whole, out / "train")
@@ -75,13 +78,15 @@ def together(
     def opened(label: str, own: World) -> Run:
         run = _opened(configs[label], out / label, own)
         take_training(run, base)
+        if not run.trained(world.seed):  # hours of a machine that is lent once
+            raise UnfedError(f"{run.folder.path} does not take over what {base.folder.path} has trained; remove it.")
         return run
 
-    def work(label: str, run: Run, until: float | None = moment) -> int:
+    def work(label: str, run: Run, until: float | None = moment, beside: Sequence[str] = ()) -> int:
         started, ended = time.monotonic(), outcome_of(run, until)
         if ended.code != 130 or until == moment:
             print(f"{now()} {label}: {ended.said}, {time.monotonic() - started:.0f} s", flush=True)
-            keep(run)
+            keep(run, beside=beside)
         codes[label] = ended.code
         return ended.code
 
@@ -91,7 +96,12 @@ def together(
         # Beginnings differ; once all stand before round 1, their rounds go in step, and one width is compiled.
         new = [label for label, run in runs.items() if not _begun(run)]
         failed = [label for label in new if work(label, runs[label], until=0.0) == 1]
-        table.run([partial(work, label, run) for label, run in runs.items() if label not in failed])
+        stacked = [label for label in runs if label not in failed]
+        try:
+            table.run([partial(work, label, runs[label], beside=stacked) for label in stacked])
+        except Exception as error:
+            print(f"{now()} the stack: failed: {type(error).__name__}: {error}; one by one", flush=True)
+            alone, codes = {*alone, *stacked}, {label: codes[label] for label in failed}
     for label in configs:
         if label in alone and 130 not in codes.values():
             work(label, opened(label, world))

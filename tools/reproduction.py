@@ -43,6 +43,7 @@ from unfed.paper.views import VIEWS, results
 from unfed.paper.views.base import Section
 from unfed.report import rules
 from unfed.runs.config import Config
+from unfed.runs.description import plain_facts
 from unfed.runs.run import Run
 
 OURS = "sealed"  # stands beside the paper's methods wherever it was run with them
@@ -254,12 +255,22 @@ def about(spec: Spec, kept: record.Kept, different: Sequence[str], lines: Sequen
 
 def took(kept: record.Kept, methods: Collection[str]) -> str:
     """How long the rounds of the shown jobs took, by seed: what was measured, not what a price says."""
-    shown = {name: columns for name, columns in kept.jobs.items() if name.rpartition("/")[2] in {*methods, "train"}}
-    by_seed: dict[str, list[float]] = {}
-    for name, columns in shown.items():
-        if columns["seconds"][-1]:
-            by_seed.setdefault(name.partition("/")[0], []).append(columns["seconds"][-1])
-    told = [f"seed {seed} {sum(own) / 60:.1f} minutes ({len(own)} jobs)" for seed, own in sorted(by_seed.items())]
+    beside = {job: tuple(one["beside"]) for one in kept.made for job in one["jobs"] if "beside" in one}
+    by_seed: dict[str, dict[str, float]] = {}
+    for name, columns in kept.jobs.items():
+        if name.rpartition("/")[2] in {*methods, "train"} and columns["seconds"][-1]:
+            by_seed.setdefault(name.partition("/")[0], {})[name] = columns["seconds"][-1]
+    told = []
+    for seed, own in sorted(by_seed.items()):
+        stacks: dict[tuple[str, ...], list[str]] = {}
+        for name in own:
+            if name.rpartition("/")[2] in beside.get(name, ()):  # θ* was trained before
+                stacks.setdefault(beside[name], []).append(name)
+        together = [max(own[name] for name in names) for names in stacks.values()]  # all of them waited for each other
+        alone = [seconds for name, seconds in own.items() if not any(name in names for names in stacks.values())]
+        labels = [name.rpartition("/")[2] for names in stacks.values() for name in names]
+        said = f", of which {', '.join(labels)} in one stack" if labels else ""
+        told.append(f"seed {seed} {sum([*together, *alone]) / 60:.1f} minutes ({len(own)} jobs{said})")
     return f"Rounds alone, beside whatever else the machine did: {', '.join(told)}." if told else ""
 
 
@@ -337,8 +348,7 @@ def price(spec: Spec) -> float:
 
 def priced(config: Config, labels: Collection[str]) -> float:
     """GPU minutes of θ* and these methods, for one seed."""
-    rounds = config.training.rounds * (1 + ("retrain" in labels))
-    rounds += sum(config.unlearning.rounds for label in labels if label != "retrain")
+    rounds = config.training.rounds + sum(plain_facts(config, label)["rounds"] for label in labels)
     return rounds * next(value for name, value in ROUND.items() if config.model.name.startswith(name)) / 60
 
 
@@ -350,9 +360,10 @@ def _commit() -> str:
 HEAD = """# The paper on real data
 
 Made by `python tools/reproduction.py page` from the files in `results/`; edit neither by hand. A cell holds the paper's
-value, ours, the difference and a verdict: `=` within the seeds' spread, `~` on the same side of Retrain but further
-away, `≠` neither ([what that means exactly](how-to/paper.md)). With one seed of ours the paper's spread stands for it,
-and a verdict says less. What was tried where we differ stands in [differences](explanation/differences.md).
+value, ours, the difference and a verdict: `=` within the seeds' spread, `~` on the same side of Retrain in both, or
+beside it in both, but further away, `≠` neither ([what that means exactly](how-to/paper.md)). With one seed of ours the
+paper's spread stands for it, and a verdict says less. What was tried where we differ stands in
+[differences](explanation/differences.md).
 """
 
 

@@ -36,6 +36,7 @@ from unfed.errors import Refused, UnfedError
 from unfed.methods import METHODS
 from unfed.report import wording
 from unfed.report.fall import falls
+from unfed.report.tables import star
 from unfed.report.words import date_text
 from unfed.runs.config import Config, presets
 from unfed.runs.folder import RunFolder
@@ -192,7 +193,7 @@ def _work(
         stdout.print()
         if found:
             words = wording.of(run.description)
-            title = f"After the last {words.unit} (rule: last). ★ smallest average gap to Retrain."
+            title = f"After the last {words.unit} (rule: last). {star(found)}."
             print_results(stdout, found, title, words=words)
         for sentence in (*falls(found), *story(run), *ending):
             stdout.print(escape(sentence), soft_wrap=True)

@@ -16,6 +16,7 @@ from unfed.cli.display import clock_text, print_results
 from unfed.cli.options import AllowCode, Json, Quiet, Sets, read_config
 from unfed.errors import UnfedError
 from unfed.report.rules import named
+from unfed.report.tables import star
 from unfed.runs import sweep as sweeping
 from unfed.runs.config import Config
 from unfed.runs.families import Member
@@ -110,8 +111,8 @@ def _compare(groups: dict[str, list[Member]], page: Path, rule: str, silent: boo
     enter_comparison([run.folder.path for run in shared], page, data)
     storage.deliver(page, data)
     if not silent:
-        title = f"All runs (rule: {rule}). ★ smallest average gap."
-        print_results(stdout, compared_rows(told, rule), title, "Run", words_of(told))
+        found = compared_rows(told, rule)
+        print_results(stdout, found, f"All runs (rule: {rule}). {star(found)}.", "Run", words_of(told))
         stdout.print(f"Report: [bold]{escape(str(page))}[/bold]")
     return page
 

@@ -73,8 +73,11 @@ def key_of(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def kept(run: Run, commit: str) -> Kept:
-    """What is kept of a run: of its finished jobs only, θ*'s too."""
+def kept(run: Run, commit: str, beside: Sequence[str] = ()) -> Kept:
+    """What is kept of a run: of its finished jobs only, θ*'s too.
+
+    `beside` are the methods whose rounds ran in one stack with this one's, by whose seconds they passed, too.
+    """
     info, jobs = run.info(), dict[str, dict[str, Any]]()
     finished = {(job.seed, job.request, job.label) for job, _ in run.jobs() if run.folder.finished(job)}
     for line in run.lines():
@@ -85,6 +88,7 @@ def kept(run: Run, commit: str) -> Kept:
         raise UnfedError(f"No job of {run.folder.path} is finished; go on with `unfed resume {run.folder.path}`.")
     about = {name: info[name] for name in ("created", "versions", "hardware", "engine", "revisions")}
     made = {**about, "commit": commit, "trained": _trained(run), "jobs": sorted(jobs)}
+    made |= {"beside": sorted(beside)} if beside else {}
     return Kept(run.config.name, info["config"], (made,), jobs)
 
 
@@ -150,11 +154,17 @@ def outdated(found: Kept) -> list[str]:
     said = []
     for about in found.made:
         old = [name for name, number in about["revisions"].items() if now.get(name) != number]
-        used = {job.rpartition("/")[2] for job in about["jobs"]}
+        used = {name for job in about["jobs"] for name in _names(found, job.rpartition("/")[2])}
         old = [name for name in old if name in ("engine", "evaluator") or name in used]
         if old:
             said.append(f"{found.preset}: {listed(old)} revised since {about['created']}; run it again.")
     return said
+
+
+def _names(found: Kept, label: str) -> tuple[str, ...]:
+    """A label, and the method that it stands for: `conv2` is NoT with another layer."""
+    options = found.config.get("methods", {}).get(label)
+    return (label, options["use"]) if isinstance(options, Mapping) and "use" in options else (label,)
 
 
 def differences(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
@@ -182,7 +192,8 @@ def _lines(job: str, columns: Mapping[str, Any]) -> Iterator[Line]:
     seed, request, method = job.split("/", 2)
     ends = len(columns["round"]) - 1
     for i in range(len(columns["round"])):
-        line = {name: columns[name][i] for name in COLUMNS} | {name: columns[name] for name in ONCE if name in columns}
+        line = {name: columns[name][i] for name in COLUMNS}
+        line |= {name: _short(columns[name]) for name in ONCE if name in columns}  # beside columns that are as short
         where = {"seed": int(seed), "request": None if request == "None" else request, "method": method}
         yield cast(Line, {**where, **line, "model": bool(columns["model"][i]), "done": i == ends})
 

@@ -2,7 +2,7 @@
 
     spread      s = √(s_paper² + s_ours²), both with n − 1; where we have one seed, the paper's stands for ours
     within      |ours − paper| ≤ 2 s                          as close as seeds are among themselves
-    direction   sign(method − Retrain) is the same in both, where both are further than 2 s from their Retrain
+    direction   the method stands on the same side of Retrain in both; nearer than 2 s to it, it stands beside it
     disagrees   neither
 
 The paper prints the spread over its three seeds divided by n (found from its MIA column): it is multiplied by
@@ -26,7 +26,7 @@ WIDE = 2.0
 MARKS: Mapping[Word, str] = {"within": "=", "direction": "~", "disagrees": "≠", "not compared": ""}
 MEANING: Mapping[Word, str] = {
     "within": "within the seeds' spread (two standard deviations of the difference)",
-    "direction": "on the same side of Retrain, but further than the spread",
+    "direction": "on the same side of Retrain in both, or beside it in both, but further than the spread",
     "disagrees": "neither",
     "not compared": "",
 }

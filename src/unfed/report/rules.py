@@ -74,6 +74,8 @@ class Row:
     finished: bool
     verdict: str = ""
     note: str = ""
+    seed_gap: Spread | None = None
+    """The mean of every seed's average gap to its own Retrain: seeds that err in different ways do not cancel here."""
     own: Spread | None = None
     """Accuracy on what the request itself takes out, where others left before it; the metric Forget counts them too."""
     undoes: tuple[str, ...] = ()
@@ -242,6 +244,7 @@ def _row(
         metrics={name: mean_std(list(values[name].values())) for name in METRICS},
         gaps=gaps,
         average_gap=_average_gap(gaps, found, reference),
+        seed_gap=_seed_gap(found, reference) if len(found) == len(by_seed) else None,
         costs={name: _cost(method, name, reported.values()) for name in COSTS},
         finished=method == "before" or all(bool(lines[-1].get("done")) for lines in by_seed.values()),
         verdict=verdict,
@@ -298,9 +301,14 @@ def _gap(values: Mapping[int, Value], reference: Mapping[int, Value]) -> Spread:
 
 def _average_gap(gaps: Mapping[str, Spread], found: Mapping[int, Line], reference: Mapping[int, Line]) -> Spread:
     """The mean of the four gaps; ± from the per-seed average gaps."""
+    mean, own = average([gaps[name].mean for name in GAP_METRICS]), _seed_gap(found, reference)
+    return Spread(mean, own.std if own is not None and is_measured(mean) else None, gaps[GAP_METRICS[0]].n)
+
+
+def _seed_gap(found: Mapping[int, Line], reference: Mapping[int, Line]) -> Spread | None:
+    """Mean ± std of the per-seed average gaps, of the seeds that have a Retrain."""
     per_seed = [average_gap(line, reference[seed]) for seed, line in found.items() if seed in reference]
-    mean = average([gaps[name].mean for name in GAP_METRICS])
-    return Spread(mean, mean_std(per_seed).std if is_measured(mean) else None, gaps[GAP_METRICS[0]].n)
+    return mean_std(per_seed) if per_seed else None
 
 
 def _verdict(picks: Mapping[int, Pick]) -> str:

@@ -3,12 +3,13 @@
     Method | Retain (Δ) | Forget (Δ) | Test (Δ) | MIA (Δ) | Avg. gap | [Backdoor] | Bytes | FLOPs | Rounds
 
 One `Table` of cells is laid out once and only its writing differs; which costs it shows, and what it calls a round, is
-the setting's (`wording`). Δ is the gap to Retrain; the smallest average gap
-of a request is marked. A cell whose value was not measured holds the reason.
+the setting's (`wording`). Δ is the gap to Retrain; the smallest average gap of a request is marked, and so is every
+other within the seeds' spread of it. A cell whose value was not measured holds the reason.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,13 +117,13 @@ def table(rows: Sequence[Row], by: str = "Request", words: Wording = FEDERATED) 
 
 
 def plain(rows: Sequence[Row], words: Wording = FEDERATED) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of strings; the best average gap of a request carries a star."""
+    """Header and rows of strings; the best average gaps of a request carry a star."""
     made = table(rows, words=words)
     return list(made.header), [[f"{cell} ★" if cell.best else str(cell) for cell in cells] for cells in made.body]
 
 
 def markdown(rows: Sequence[Row], by: str = "Request", words: Wording = FEDERATED) -> str:
-    """A GitHub table; the best average gap is bold."""
+    """A GitHub table; the best average gaps are bold."""
     made = table(rows, by, words)
     lines = [made.header, ["---"] + ["---:"] * (len(made.header) - 1)]
     lines += [[f"**{cell}**" if cell.best else str(cell) for cell in cells] for cells in made.body]
@@ -131,7 +132,7 @@ def markdown(rows: Sequence[Row], by: str = "Request", words: Wording = FEDERATE
 
 
 def latex(rows: Sequence[Row], by: str = "Request", words: Wording = FEDERATED) -> str:
-    r"""A booktabs tabular (`\usepackage{booktabs}`); the best average gap is bold."""
+    r"""A booktabs tabular (`\usepackage{booktabs}`); the best average gaps are bold."""
     made = table(rows, by, words)
     first = made.header.index("Method") + 1
     lines = [
@@ -218,11 +219,25 @@ def _gap_cell(row: Row, rows: Sequence[Row]) -> Cell:
 
 
 def _is_best(row: Row, rows: Sequence[Row]) -> bool:
-    """Smallest average gap among the methods of the same request, as far as two decimals can tell."""
+    """Smallest average gap among the methods of a request, or within two standard deviations of the difference to it.
+
+    Nobody is crowned for luck with seeds. One seed has no spread: there two decimals tell.
+    """
     rivals = [r for r in rows if r.request == row.request and not (r.is_reference or r.is_before)]
-    gaps = [r.average_gap.mean for r in rivals if is_measured(r.average_gap.mean)]
-    mine = row.average_gap.mean
-    return row in rivals and is_measured(mine) and round(mine, 2) == round(min(gaps), 2)
+    gaps = [(r.average_gap.mean, r.average_gap.std or 0.0) for r in rivals if is_measured(r.average_gap.mean)]
+    mine, spread = row.average_gap.mean, row.average_gap.std or 0.0
+    if row not in rivals or not is_measured(mine):
+        return False
+    least, around = min(gaps)
+    return round(mine, 2) == round(least, 2) or mine - least <= 2 * math.hypot(spread, around)
+
+
+def star(rows: Sequence[Row]) -> str:
+    """What the mark means in these rows."""
+    several = any(len(row.seeds) > 1 for row in rows)
+    return "★ smallest average gap to Retrain" + (
+        ", and what is within two standard deviations of it" if several else ""
+    )
 
 
 def _cost_cells(row: Row, words: Wording) -> Iterator[Cell]:

@@ -66,9 +66,10 @@ def plain_facts(config: Config, label: str) -> dict[str, Any]:
     Of any other it is the bare name.
     """
     kind = METHODS.get(config.methods.name_of(label))
-    rounds = config.methods.recovery(label).rounds or config.unlearning.rounds
+    rounds = config.unlearning.rounds
     if kind is Retrain:
         rounds = config.unlearning.retrain_rounds or config.training.rounds
+    rounds = config.methods.recovery(label).rounds or rounds
     return {"title": kind.title if kind else label, "needs": sorted(kind.needs) if kind else None, "rounds": rounds}
 
 
@@ -127,7 +128,7 @@ def description(
         "topped_up_clients": [str(k) for k in world.repaired],
         "versions": versions(),
         "revisions": revisions.of(method.name for method in methods.values()),
-        "hardware": hardware(world.device),
+        "hardware": hardware(world.device, world.threads),
         "device": str(world.device),
         "engine": world.engine({}).name,
         "chunk": world.chunk,
@@ -199,6 +200,7 @@ def versions() -> dict[str, str]:
     return own | {name: metadata.version(name) for name in names}
 
 
-def hardware(device: torch.device) -> str:
+def hardware(device: torch.device, threads: int | None = None) -> str:
+    """The device, and the CPU threads that a world works with: not those of whoever builds it."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return f"{name}, {torch.get_num_threads()} CPU threads"
+    return f"{name}, {threads or torch.get_num_threads()} CPU threads"

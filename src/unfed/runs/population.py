@@ -261,7 +261,7 @@ def _about(world: World, methods: Mapping[str, Method], rows: RowGroups, seeds: 
         classes=world.classes,
         revisions=revisions.of(method.name for method in methods.values()),
         versions=versions(),
-        hardware=hardware(world.device),
+        hardware=hardware(world.device, world.threads),
         cohorts=_cut(seeds, TOGETHER.get(world.device.type, TOGETHER["cpu"])),
         stated=config.to_json(),
     )
