@@ -29,6 +29,8 @@ from unfed.measures.population.signals import Floats
 from unfed.values import not_measured
 
 ATTACKS = {"u-lira": "U-LiRA", "rmia": "RMIA", "iam": "IAM"}
+SIGNED = ("rmia", "iam")
+"""Those whose score is high where a model is sure of a row; U-LiRA's is high where it is like an unlearned one's."""
 
 ONE_ROW = not_measured("IAM takes its spread over rows, and there is only one forgotten row")
 SINGLE_MODELS = 16
@@ -116,13 +118,13 @@ def alone(side: Seen, seed: int) -> dict[str, Floats]:
     return {name: np.array([one(some, i, seed) for i in range(len(some))]) for name, one in _ALONE.items()}
 
 
-def singles(unlearned: Mapping[str, Floats], retrained: Mapping[str, Floats], care: Care) -> dict[str, Any]:
+def singles(unlearned: Mapping[str, Floats], retrained: Mapping[str, Floats]) -> dict[str, Any]:
     """Their means over models, and the difference to Retrain's."""
     return {
         name: {
             "value": float(values.mean()),
             "retrain": float(retrained[name].mean()),
-            "difference": over_models(values, retrained[name], care.seed, care.draws).to_json(),
+            "difference": over_models(values, retrained[name]).to_json(),
         }
         for name, values in unlearned.items()
     }

@@ -8,7 +8,8 @@ Each learns on rows of known standing, retained (1) against held out (0), and is
                    100 · share of forgotten rows called "a member"           low: forgotten    (Golatkar 2020, BadT)
 
 Neither knows what a model would say that never saw the rows: each number means something beside Retrain's alone. At
-most 1,000 rows of either side are learnt from, drawn at random.
+most 1,000 rows of either side are learnt from, drawn at random, and for the SVC as many of one as of the other: it does
+not weigh classes, so of unequally many it calls every row one of the larger side.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def svc_efficacy(retain: Floats, test: Floats, forget: Floats, seed: int = 0) ->
     # Imported where it is used: it takes a second, and most commands need none of it.
     from sklearn.svm import SVC  # type: ignore[import-untyped, unused-ignore]
 
-    member = _asked(SVC(C=3, gamma="auto", kernel="rbf"), retain, test, forget, seed)
+    alike = min(LARGEST, len(retain), len(test))
+    member = _asked(SVC(C=3, gamma="auto", kernel="rbf"), (retain, test, forget), alike, seed)
     return 100.0 * (1.0 - member)
 
 
@@ -37,22 +39,23 @@ def entropy_attack(retain: Floats, test: Floats, forget: Floats, seed: int = 0) 
     """The percentage of forgotten rows that their entropy gives away as trained on; each is H, [rows]."""
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped, unused-ignore]
 
-    return 100.0 * _asked(LogisticRegression(class_weight="balanced"), retain, test, forget, seed)
+    return 100.0 * _asked(LogisticRegression(class_weight="balanced"), (retain, test, forget), LARGEST, seed)
 
 
-def _asked(classifier: Any, retain: Floats, test: Floats, forget: Floats, seed: int) -> float:
+def _asked(classifier: Any, rows: tuple[Floats, Floats, Floats], most: int, seed: int) -> float:
     """The share of forgotten rows that a classifier calls members, once it has learnt from the others."""
+    retain, test, forget = rows
     if min(len(retain), len(test), len(forget)) == 0:
         raise UnfedError(
             "The attack learns from retained and held-out rows and is asked about forgotten ones; one is empty."
         )
-    learnt = [_drawn(values, seed, name) for values, name in ((retain, "retain"), (test, "test"))]
+    learnt = [_drawn(values, most, seed, name) for values, name in ((retain, "retain"), (test, "test"))]
     known = np.repeat([1, 0], [len(values) for values in learnt])
     classifier.fit(np.concatenate(learnt)[:, None], known)
     return float(np.mean(classifier.predict(forget[:, None]) == 1))
 
 
-def _drawn(values: Floats, seed: int, name: str) -> Floats:
-    chosen = rng.order(rng.as_key(rng.key("efficacy", name, seed)), len(values))[:LARGEST].sort().values
+def _drawn(values: Floats, most: int, seed: int, name: str) -> Floats:
+    chosen = rng.order(rng.as_key(rng.key("efficacy", name, seed)), len(values))[:most].sort().values
     found: Floats = values[chosen.numpy()]
     return found

@@ -5,15 +5,21 @@ two-way bootstrap, which takes the rows of one model as dependent on each other,
 
     interval = the 2.5 % and 97.5 % quantiles of the statistic over the draws
 
-Of n models n − 1 are drawn, because n of few would make an interval too narrow by √((n − 1)/n). A permutation test asks
-the other question, and answers it exactly at any N: were the two kinds of model one kind, how often would so large a
-value be seen? Which models are called unlearned is drawn anew; p = (1 + draws at least as large) / (1 + draws).
+Of n models n − 1 are drawn, because n of few would make an interval too narrow by √((n − 1)/n). Of one number per model
+few still make it too narrow (four fifths of the intervals of three hold the truth, not 95 %), so the difference of two
+means has Welch's interval: d ± t · √(s_u²/n + s_r²/m).
+
+A permutation test asks the other question: were the two kinds of model one kind, how often would so large a value be
+seen? Which models are called unlearned is drawn anew; p = (1 + draws at least as large) / (1 + draws). Where there are
+few ways to part the models each is taken once, and p is exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +30,8 @@ from unfed.measures.population.signals import Floats
 
 DRAWS = 1_000
 PERMUTATIONS = 400
+FEW_WAYS = 1_000
+"""Up to so many ways to part the models, each is taken once in place of draws."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +75,17 @@ def over_models_and_rows(
     return [Interval.of(statistic(whole), seen[:, k]) for k, statistic in enumerate(statistics)]
 
 
-def over_models(unlearned: Floats, retrained: Floats, seed: int = 0, draws: int = DRAWS) -> Interval:
-    """The difference of two means over models, [models] each, with its interval."""
-    generator = np.random.default_rng(rng.key("population", "difference", seed))
-    seen = np.array(
-        [
-            generator.choice(unlearned, len(unlearned)).mean() - generator.choice(retrained, len(retrained)).mean()
-            for _ in range(draws)
-        ]
-    )
-    return Interval.of(float(unlearned.mean() - retrained.mean()), seen)
+def over_models(unlearned: Floats, retrained: Floats) -> Interval:
+    """The difference of two means over models, [models] each, with Welch's 95 % interval."""
+    from scipy.stats import t  # imported where it is used: most commands need none of it
+
+    difference = float(unlearned.mean() - retrained.mean())
+    first, second = unlearned.var(ddof=1) / len(unlearned), retrained.var(ddof=1) / len(retrained)
+    if first + second == 0:
+        return Interval(difference, difference, difference)
+    freedom = (first + second) ** 2 / (first**2 / (len(unlearned) - 1) + second**2 / (len(retrained) - 1))
+    reach = float(t.ppf(0.975, freedom) * math.sqrt(first + second))
+    return Interval(difference, difference - reach, difference + reach)
 
 
 def permuted(
@@ -89,11 +98,9 @@ def permuted(
     """p of the statistic being so large if the models of both tables were of one kind."""
     everybody, n = np.concatenate([first, second]), len(first)
     generator, here = np.random.default_rng(rng.key("population", "permutation", seed)), statistic(first, second)
-    larger = 0
-    for _ in range(draws):
-        drawn = generator.permutation(len(everybody))
-        larger += statistic(everybody[drawn[:n]], everybody[drawn[n:]]) >= here
-    return _p(larger, draws)
+    return _p(
+        statistic(everybody[ours], everybody[~ours]) >= here for ours in _parted(len(everybody), n, generator, draws)
+    )
 
 
 def auc_p(unlearned: Floats, retrained: Floats, seed: int = 0, draws: int = PERMUTATIONS) -> float:
@@ -104,13 +111,12 @@ def auc_p(unlearned: Floats, retrained: Floats, seed: int = 0, draws: int = PERM
     everybody, n = np.concatenate([unlearned, retrained]), len(unlearned)
     curve, generator = Roc(everybody, everybody), np.random.default_rng(rng.key("population", "auc", seed))
 
-    def far(chosen: NDArray[np.int64]) -> float:
-        mask = np.isin(np.arange(len(everybody)), chosen).astype(np.float64)
+    def far(chosen: NDArray[np.bool_]) -> float:
+        mask = chosen.astype(np.float64)
         return abs(area(curve.rates((mask, 1 - mask))) - 0.5)
 
-    here = far(np.arange(n))
-    larger = sum(far(generator.permutation(len(everybody))[:n]) >= here - 1e-12 for _ in range(draws))
-    return _p(larger, draws)
+    here = far(np.arange(len(everybody)) < n)
+    return _p(far(ours) >= here - 1e-12 for ours in _parted(len(everybody), n, generator, draws))
 
 
 def _counts(generator: np.random.Generator, n: int, draws: int) -> Floats:
@@ -119,6 +125,18 @@ def _counts(generator: np.random.Generator, n: int, draws: int) -> Floats:
     return found
 
 
-def _p(larger: int, draws: int) -> float:
+def _parted(models: int, n: int, generator: np.random.Generator, draws: int) -> Iterator[NDArray[np.bool_]]:
+    """Other ways to call n of the models unlearned: all of them where they are few, else so many draws."""
+    few = math.comb(models, n) <= FEW_WAYS
+    ways = islice(combinations(range(models), n), 1, None)  # the first is how they are parted here
+    drawn = (generator.permutation(models)[:n] for _ in range(draws))
+    for chosen in ways if few else drawn:
+        found = np.zeros(models, dtype=np.bool_)
+        found[list(chosen)] = True
+        yield found
+
+
+def _p(as_large: Iterator[bool]) -> float:
     """Never 0: what was seen is itself one of the ways."""
-    return (1 + larger) / (1 + draws)
+    seen = [bool(one) for one in as_large]
+    return (1 + sum(seen)) / (1 + len(seen))

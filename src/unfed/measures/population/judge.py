@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from unfed.errors import UnfedError
 from unfed.measures.population import attacking, neurips, roc
 from unfed.measures.population.agreement import agreement
-from unfed.measures.population.attacking import ATTACKS, Care, Sides
+from unfed.measures.population.attacking import ATTACKS, SIGNED, Care, Sides
 from unfed.measures.population.interval import DRAWS, PERMUTATIONS, permuted
 from unfed.measures.population.klom import klom
 from unfed.measures.population.seen import Models, Seen, seen
@@ -115,7 +115,7 @@ class _Judge:
         return {
             "title": title,
             "attacks": attacks,
-            "singles": attacking.singles(attacking.alone(judged, self._effort.seed), self._alone, self._care),
+            "singles": attacking.singles(attacking.alone(judged, self._effort.seed), self._alone),
             "distances": distances,
             "accuracy": _accuracies(judged),
             "exposure": self._exposure(*scores["u-lira"]),
@@ -146,7 +146,7 @@ class _Judge:
                 found[name] = attacking.ONE_ROW
                 continue
             area, found[name] = attacking.attacked(scores[name], self._rows.slices, care)
-            tests.append(Attacked(title, area, found[name]["auc"]["p"], self._level))
+            tests.append(Attacked(title, area, found[name]["auc"]["p"], self._level, signed=name in SIGNED))
         return tests, found
 
     def _distances(self, judged: Seen) -> tuple[dict[str, float], list[Apart]]:
