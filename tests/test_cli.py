@@ -247,7 +247,9 @@ def test_export_evaluate_and_negate(unfed: Callable[..., Any], done: Path, here:
     assert code == 0 and "the model 0/r1/not, which is not in force" in out.replace("\n", " ")
     params, about = storage.load(here / "m.safetensors")
     assert about["architecture"] == "cnn-tiny" and about["in_force"] is False and about["job"] == "0/r1/not"
-    assert "In force: θ*, as trained; a comparison puts no method's model in force." in unfed("status", done)[1]
+    assert (
+        "In force: θ*, as trained; methods were only compared for r1, which is still in it." in unfed("status", done)[1]
+    )
     value = json.loads(unfed("evaluate", done, "--model", "m.safetensors", "--json")[1])
     last = [line for line in Run.open(done).lines() if line["method"] == "not"][-1]
     assert value["forget"] == pytest.approx(last["forget"]) and value["mia"] == pytest.approx(last["mia"])

@@ -147,7 +147,7 @@ def test_a_class_is_worked_on_until_it_is_forgotten(run: Run) -> None:
 def test_rounds_that_do_not_suffice_to_forget_are_told_with_the_numbers(run: Run) -> None:
     """FT learns nothing against the class in three rounds at rate 0."""
     run.config.__dict__["unlearning"] = run.config.unlearning.model_copy(update={"lr": 0.0, "rounds": 3})
-    with pytest.raises(Refused, match=r"not forgotten after 3 rounds .forgotten failed: .* more than 10") as error:
+    with pytest.raises(Refused, match=r"not forgotten after 3 rounds .forgotten failed: .* at most 10") as error:
         run.forget(Request("seven", classes=(7,)), "ft", "forgotten")
     assert error.value.exit_code == 3
     assert str(error.value).split("; ")[1].startswith("more rounds are given by --until forgotten,6.")
@@ -236,7 +236,12 @@ def test_status_and_report_show_every_check_and_who_accepted(
     with pytest.raises(SystemExit):
         main()
     line = " ".join(capsys.readouterr().out.split())
-    for text in ("the drop of validation accuracy in points is", "more than 10", "not measured: ", "by somebody, 2026"):
+    for text in (
+        "the drop of validation accuracy in points is",
+        "allowed: at most 10",
+        "not measured: ",
+        "by somebody, 2026",
+    ):
         assert text in line and text in page, text
 
 
@@ -251,7 +256,7 @@ def test_only_what_decides_can_stop_a_model() -> None:
     failed, unknown = Judgement("w", 3.0, 1.0, "failed"), Judgement("w", not_measured("why"), 1.0, "not measured")
     shown = Decision((Check.of("forgotten", failed, False), Check.of("utility", unknown, True)))
     assert shown.passed and passed(shown, "r") is shown
-    with pytest.raises(NotPassed, match="Request 'r' has a model .*forgotten failed: w is 3, more than 1"):
+    with pytest.raises(NotPassed, match="Request 'r' has a model .*forgotten failed: w is 3; allowed: at most 1"):
         passed(Decision((Check.of("forgotten", failed, True),)), "r")
 
 

@@ -412,7 +412,7 @@ def test_asked_again_after_others_were_served_it_begins_anew_at_the_model_in_for
     fated(run, a="fulfil")
     run.forget(client("a", 3), "fake", 3)
     assert run.current_job(0) == Job(0, "a", "fake")
-    assert in_force(run, 0).sentence == "the model of request a by fake", "whoever was filed last is another"
+    assert in_force(run, 0).sentence == "the model of request a by Fake", "whoever was filed last is another"
     assert all(torch.equal(t, second[n]) for n, t in run.current(0).items())  # Fake changes nothing
     lines = [x for x in run.lines() if x["request"] == "a"]
     assert [(x["method"], x["round"]) for x in lines] == [("before", 0), *(("fake", t) for t in range(4))]

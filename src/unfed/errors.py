@@ -59,9 +59,9 @@ def members(names: Iterable[str]) -> str:
     return f"{', '.join(every[:8])} … {every[-1]} ({len(every)} in all)"
 
 
-def listed(words: Iterable[object]) -> str:
-    """The words in a sentence: `a, b or c`."""
+def listed(words: Iterable[object], last: str = "or") -> str:
+    """The words in a sentence: `a, b or c`; `last` stands before the last of them."""
     items = [str(word) for word in words]
     if len(items) < 2:
         return "".join(items)
-    return ", ".join(items[:-1]) + " or " + items[-1]
+    return ", ".join(items[:-1]) + f" {last} " + items[-1]

@@ -82,7 +82,7 @@ def export(
     about: dict[str, Any] = {"architecture": model.name, "options": model.options}
     about |= {"method": job.label, "request": job.request}
     about |= {"in_force": is_current, "job": "/".join(job.path.parts), "says": what}
-    about |= {"still_in_it": list(current.owed)} if is_current else {}
+    about |= {"still_in_it": list(current.still_in_it)} if is_current else {}
     with entered(opened.folder):
         hand_out(opened.folder, "export", out, storage.packed(params, about), job)
     stdout.print(f"Wrote {escape(str(out))}: {escape(what)}.", soft_wrap=True)

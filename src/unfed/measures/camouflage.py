@@ -30,7 +30,7 @@ from unfed.model.functional import Template
 from unfed.model.params import Params
 from unfed.values import not_measured
 
-WHAT = "the largest rise, over the gate's own triggers and all classes, of images turned to a class in points"
+WHAT = "the largest rise in points of the images that a trigger of the gate's own turns to one class"
 LARGEST = 512  # held-out images that are looked at
 FEWEST = 30  # of other classes, for a share to say anything
 SMALLEST = 4  # pixels of an image's side

@@ -250,13 +250,13 @@ def rows_forgotten(before: Evidence, after: Evidence, margin: float) -> Judgemen
             return _unmeasured(what, margin, found)
     was, now = (advantage(e.forget, e.held_out, margin) for e in (before, after))  # type: ignore[arg-type]
     if not now.enough:
-        there = f"{now.rows} rows that have held-out ones of their label"
-        needed = "no number suffices with so few held-out rows" if now.needed is None else f"{now.needed} needed"
+        there = f"there are {now.rows} rows with held-out rows of the same label to compare with"
+        needed = "no number suffices with so few held-out rows" if now.needed is None else f"{now.needed} are needed"
         return _unmeasured(what, margin, f"{there}, {needed}", now.rows)
     if not (was.sees and was.upper > margin):
         why = (
-            f"of the model before the attack says {was.value:+.3f} ± {was.error:.3f}, so it could not tell there"
-            " either, and its silence says nothing"
+            f"in the model before, the attack could not tell these rows from held-out ones either (advantage"
+            f" {was.value:+.3f} ± {was.error:.3f}), so that it sees none now says nothing"
         )
         return _unmeasured(what, margin, why, now.rows, was.upper)
     return Judgement(what, now.upper, margin, "passed" if now.upper <= margin else "failed", now.rows, was.upper)

@@ -85,6 +85,8 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last")
         studied=study_section.view(run),
         seeds=seeds_of(run, lines),
         retrain_seeds=len({line["seed"] for line in lines if line["method"] == "retrain"}),
+        undone_by_nobody=said_once([view["undoing"]["reason"] for view in views]),
+        sure_of_nothing=said_once([view["sure"]["reason"] for view in views]),
         refused=refusals([line for line in lines if line.get("request") is None]),
         without=[view["subject"] for view in views if not view["retrain"]],
         training=[one.view()] if (one := training_picture(lines, words.unit)) else [],
@@ -99,6 +101,13 @@ def page(template: str, words: Wording = FEDERATED, **values: Any) -> str:
     """A template of this folder, filled in; what measures mean is said in the setting's words."""
     told = {"measures": tooltips.measures(words), "headings": tooltips.HEADINGS, "attack": tooltips.ATTACK}
     return _environment().get_template(template).render(words=words, unit=words.unit, **told, **values)
+
+
+def said_once(reasons: Sequence[str | None]) -> str:
+    """Why nothing was measured, as a sentence, where it is the same for every request; else nothing."""
+    told = set(reasons)
+    reason = told.pop() if len(told) == 1 else None
+    return f"{reason[0].upper()}{reason[1:]}." if reason else ""
 
 
 def in_force(run: Mapping[str, Any]) -> list[str]:

@@ -55,6 +55,7 @@ def officer_view(
         "asked": _asked(run, request, method, job, lines, words),
         "refused": refusals([line for by_seed in methods.values() for own in by_seed.values() for line in own]),
         "influence": _influence(run, request),
+        "handed_over": bool(run.get("call")),
     }
 
 

@@ -30,9 +30,8 @@ def gate_words(request: Mapping[str, Any]) -> list[tuple[str, str]]:
     for check in gate.get("checks") or []:
         value, text = check.get("value"), str(check.get("value"))
         if is_measured(value):
-            how = "at most" if check["verdict"] == "passed" else "more than"
-            decides = "" if check.get("decides") else " (shown; it does not decide)"
-            text = f"{check['verdict']}: {check['what']} is {value:.3g}, {how} {check['bound']:.3g}{decides}"
+            decides = "" if check.get("decides") else " (shown only: it decides nothing here)"
+            text = f"{check['verdict']}: {check['what']} is {value:.3g}; allowed: at most {check['bound']:.3g}{decides}"
         told.append((f"Gate, {check['name']}", text))
     if accepted := gate.get("accepted"):
         told.append(("Gate, accepted", f"put in force all the same by {accepted.get('by')}, {accepted.get('at')}"))

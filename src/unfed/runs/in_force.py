@@ -4,15 +4,20 @@
     none yet            θ*, with everybody in it
     a comparison        θ*: methods were compared, and no method's model was put in force
 
-A request that is owed (denied, expired) is out of every training, but the model in force still carries it.
+A request that is owed (denied, expired) is out of every training, but the model in force still carries it. So it does
+what methods were only compared for: whoever reads that a method took a client out must not think that it is out here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unfed.data import Request
 from unfed.errors import UnfedError, listed
+from unfed.methods import METHODS
+from unfed.runs.config_tables import KeptList, RequestConfig
 from unfed.runs.folder import Job
 from unfed.runs.requests import in_force as in_order
 from unfed.runs.run import Run
@@ -29,18 +34,26 @@ class InForce:
     """The requests that were accepted and are still in it."""
     compared: tuple[str, ...] = ()
     """The methods of a comparison, of which none was put in force."""
+    only_compared: tuple[str, ...] = ()
+    """The requests of the config that no served request took out."""
+
+    @property
+    def still_in_it(self) -> tuple[str, ...]:
+        """Every request that is known and not out of this model."""
+        return self.owed + self.only_compared
 
     @property
     def sentence(self) -> str:
         """The model in words, without a full stop."""
-        if self.served:
-            told = f"the model of request {self.served[-1]} by {self.job.label}"
-        elif self.compared:
-            told = "θ*, as trained; a comparison puts no method's model in force"
-        else:
-            told = "θ*, as trained"
-        still = f"; still in it: {listed(self.owed)}" if self.owed else ""
-        return told + still
+        known = METHODS.get(self.job.label)
+        by = known.title if known else self.job.label
+        told = [f"the model of request {self.served[-1]} by {by}" if self.served else "θ*, as trained"]
+        if self.owed:
+            told.append(f"still in it: {listed(self.owed, 'and')}")
+        if self.only_compared:
+            which = f"which {'is' if len(self.only_compared) == 1 else 'are'} still in it"
+            told.append(f"methods were only compared for {listed(self.only_compared, 'and')}, {which}")
+        return "; ".join(told)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -50,6 +63,7 @@ class InForce:
             "method": self.job.label,
             "served": list(self.served),
             "owed": list(self.owed),
+            "only_compared": list(self.only_compared),
             "sentence": self.sentence,
         }
 
@@ -58,17 +72,32 @@ def in_force(run: Run, seed: int) -> InForce:
     """The model in force of one repetition."""
     job = run.current_job(seed)
     entries = [entry for entry in run.folder.requests() if entry.seed == seed and entry.accepted]
-    served = tuple(entry.request.id for entry in in_order(entries))
+    gone = [entry.request for entry in in_order(entries)]
+    served = tuple(request.id for request in gone)
     open_ones = tuple(entry.request.id for entry in entries if entry.state != "fulfilled")
     compared = tuple(run.config.methods.run) if run.config.request and not served else ()
-    return InForce(job, served, open_ones, compared)
+    known = {entry.request.id for entry in entries}
+    asked = zip(run.config.request_ids(), run.config.request, strict=True)
+    only_compared = tuple(name for name, own in asked if name not in known and not is_out(own, gone))
+    return InForce(job, served, open_ones, compared, only_compared)
+
+
+def is_out(asked: RequestConfig, gone: Sequence[Request]) -> bool:
+    """Whether served requests, under whatever ids, took out all that this one of the config names."""
+    clients = {client for request in gone for client in request.clients}
+    classes = {one for request in gone for one in request.classes}
+    samples = {sample for request in gone for sample in request.samples}
+    if asked.clients or asked.classes:
+        return clients.issuperset(asked.clients) and classes.issuperset(asked.classes)
+    kept = asked.samples.list.samples if isinstance(asked.samples, KeptList) else ()
+    return bool(kept) and all(sample in samples or sample[0] in clients for sample in kept)
 
 
 def to_hand_out(run: Run, seed: int | None) -> InForce:
     """The model in force, if there is one that somebody could mean without naming it."""
     found = in_force(run, run.one_seed(seed))
     if found.compared:
-        requests = listed(run.config.request_ids())
+        requests = listed(run.config.request_ids(), "and")
         raise UnfedError(
             f"This run compares methods and has put none of their models in force; say which one with --method,"
             f" {listed(found.compared)}, or train for θ*, which still carries {requests}."

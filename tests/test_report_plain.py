@@ -1,0 +1,77 @@
+"""What a person reads who gets only the page: no sentence about what was not done, and nobody is out who is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from test_report import Page, fake_line, fake_run
+from unfed.data import Request
+from unfed.report.html import render
+from unfed.report.words import gate_words
+from unfed.runs.config_tables import RequestConfig
+from unfed.runs.folder import Job
+from unfed.runs.gate import Check, utility
+from unfed.runs.in_force import InForce, is_out
+
+
+def test_what_was_only_compared_is_said_to_be_in_the_model_in_force() -> None:
+    trained = InForce(Job(0, None, "train"), (), (), ("not", "retrain"), ("r1",))
+    assert trained.sentence == "θ*, as trained; methods were only compared for r1, which is still in it"
+    later = InForce(Job(0, "r3", "not"), ("r3",), ("r4",), only_compared=("r1", "r2"))
+    assert later.sentence == (
+        "the model of request r3 by NoT; still in it: r4;"
+        " methods were only compared for r1 and r2, which are still in it"
+    )
+    assert later.still_in_it == ("r4", "r1", "r2") and later.to_json()["only_compared"] == ["r1", "r2"]
+    assert InForce(Job(0, None, "train"), (), ()).sentence == "θ*, as trained"
+
+
+@pytest.mark.parametrize(
+    ("asked", "gone", "out"),
+    [
+        ({"clients": ("0",)}, [Request("later", clients=("0", "3"))], True),
+        ({"clients": ("0", "1")}, [Request("later", clients=("0",))], False),
+        ({"clients": ("0", "1")}, [Request("a", clients=("0",)), Request("b", clients=("1",))], True),
+        ({"classes": (3,)}, [Request("later", clients=("3",))], False),
+        ({"classes": (3,)}, [Request("later", classes=(3,))], True),
+        ({"fraction": 0.1}, [Request("later", clients=("0",))], False),
+    ],
+)
+def test_what_was_compared_is_out_once_served_requests_take_all_of_it(
+    asked: dict[str, Any], gone: list[Request], out: bool
+) -> None:
+    assert is_out(RequestConfig(**asked), gone) is out and not is_out(RequestConfig(**asked), [])
+
+
+def test_without_retrain_nothing_is_said_of_a_comparison_with_it() -> None:
+    compared = ("compared with one that never saw the data", "In parentheses the distance to Retrain", "which a deploy")
+    page = Page(render(*fake_run())).text
+    assert all(words in page for words in compared)
+    page = Page(render(*fake_run(methods=("not",)))).text
+    assert not any(words in page for words in compared)
+    assert "Without Retrain there are no distances to it" in page
+
+
+def test_what_nobody_tried_is_said_once_however_many_requests() -> None:
+    run, lines = fake_run()
+    second = {**run["requests"][0], "id": "r2", "clients": ["3"]}
+    lines += [fake_line(0, "r2", "not", t, t == 20) for t in range(21)]
+    page = Page(render({**run, "requests": [*run["requests"], second]}, lines)).text
+    for words in ("nobody tried to undo this run's models", "one run is one model of each kind"):
+        assert page.count(words) == 1, words
+
+
+def test_of_one_model_handed_over_in_python_the_page_says_that_it_still_carries_them() -> None:
+    run, lines = fake_run()
+    page = Page(render({**run, "call": {"method": "not"}, "influence": []}, lines)).text
+    assert "The model that was handed over was trained with it and is as it was" in page
+    assert "in the run folder was made with it" not in page
+
+
+def test_the_gate_speaks_of_what_is_allowed() -> None:
+    passed, failed = (Check.of("utility", utility(95.0, after, 10.0), True) for after in (94.5, 60.0))
+    for check, says in ((passed, "passed"), (failed, "failed")):
+        told = dict(gate_words({"gate": {"checks": [check.to_json()]}}))["Gate, utility"]
+        assert told == f"{says}: the drop of validation accuracy in points is {check.value:.3g}; allowed: at most 10"
