@@ -256,7 +256,7 @@ def test_only_what_decides_can_stop_a_model() -> None:
     failed, unknown = Judgement("w", 3.0, 1.0, "failed"), Judgement("w", not_measured("why"), 1.0, "not measured")
     shown = Decision((Check.of("forgotten", failed, False), Check.of("utility", unknown, True)))
     assert shown.passed and passed(shown, "r") is shown
-    with pytest.raises(NotPassed, match="Request 'r' has a model .*forgotten failed: w is 3; allowed: at most 1"):
+    with pytest.raises(NotPassed, match="Request 'r' has a model .*forgotten failed: w is 3 .allowed: at most 1"):
         passed(Decision((Check.of("forgotten", failed, True),)), "r")
 
 

@@ -74,4 +74,4 @@ def test_the_gate_speaks_of_what_is_allowed() -> None:
     passed, failed = (Check.of("utility", utility(95.0, after, 10.0), True) for after in (94.5, 60.0))
     for check, says in ((passed, "passed"), (failed, "failed")):
         told = dict(gate_words({"gate": {"checks": [check.to_json()]}}))["Gate, utility"]
-        assert told == f"{says}: the drop of validation accuracy in points is {check.value:.3g}; allowed: at most 10"
+        assert told == f"{says}: the drop of validation accuracy in points is {check.value:.3g} (allowed: at most 10)"

@@ -76,7 +76,7 @@ class Check:
         """The check in words, without a full stop."""
         if not is_measured(self.value):
             return f"{self.name}: {self.value}"
-        return f"{self.name} {self.verdict}: {self.what} is {self.value:.3g}; allowed: at most {self.bound:.3g}"
+        return f"{self.name} {self.verdict}: {self.what} is {self.value:.3g} (allowed: at most {self.bound:.3g})"
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
