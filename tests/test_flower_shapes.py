@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import FedAvg, FedXgbBagging
 from flower_grid import NAMES, InProcessGrid, echoing, foreign_grid
 from unfed.errors import Refused, UnfedError
 from unfed.flower import Evidence, SubsetGrid, Unlearn, introduce, introduce_mod, negate_arrays, node_with, registered
+from unfed.report.foreign import foreign_page
 from unfed.runs.deny import clients_on
 
 LEAVER = 1000
@@ -130,6 +131,12 @@ def test_a_leaver_that_connects_while_somebody_looks_is_not_listed(by_name: bool
         assert list(subset.get_node_ids()) == [1001, 1002, 1003]
 
 
+def test_a_leaver_that_connects_while_the_others_are_asked_is_asked_before_anybody_gives_up() -> None:
+    grid = Busy([{"partition-id": k} for k in range(1, 4)], echoing())
+    grid.comes = {9: {"partition-id": 0}}
+    assert list(SubsetGrid(grid, node_with(partition_id=0), wait=0).get_node_ids()) == [1000, 1001, 1002]
+
+
 def test_who_left_and_comes_back_in_the_middle_is_named_in_the_log(log: pytest.LogCaptureFixture) -> None:
     grid = foreign_grid()
     subset = SubsetGrid(grid, node_with(partition_id=0))
@@ -167,6 +174,27 @@ def test_a_key_that_comes_back_with_the_leavers_data_is_out() -> None:
     grid.nodes[1003] = {"partition-id": 0}
     grid.contexts.clear()
     assert list(subset.get_node_ids()) == [1001, 1002]
+
+
+def test_a_node_that_dies_in_a_round_is_named_though_the_superlink_answers_for_it() -> None:
+    grid = foreign_grid()
+
+    def superlinks(ask: Message, reply: Message) -> Message | None:
+        if ask.metadata.message_type != "train":
+            return reply
+        told = Message(Error(5, "Node Unavailable"), reply_to=ask)
+        told.metadata.__dict__["_src_node_id"] = 1  # so a SuperLink signs it
+        return told
+
+    def lost(ask: Message, reply: Message) -> Message | None:
+        return None if ask.metadata.message_type == "train" else reply
+
+    grid.tamper = {1002: lost, 1003: superlinks}
+    strategy = unlearn()
+    strategy.start(grid, ARRAYS, num_rounds=1)
+    found = {r.client: r.reason for r in strategy.refusals}
+    assert found.keys() == {"1002", "1003"}
+    assert sorted(found.values()) == ["it did not answer", "it failed: Node Unavailable"]
 
 
 # --- strategies of one's own ------------------------------------------------------------------------------------------
@@ -299,7 +327,10 @@ def test_after_a_round_that_changed_nothing_the_rounds_keep_their_numbers(tmp_pa
     more: dict[str, Any] = {"evidence": tmp_path / "e", "keep": tmp_path / "k"}
     unlearn(**more).start(grid, ARRAYS, num_rounds=3)
     assert [line["round"] for line in kept(tmp_path / "e")["rounds"]] == [1, 2, 3]
-    unlearn(**more).start(foreign_grid(), ARRAYS, num_rounds=4)
+    grid = foreign_grid()
+    grid.tamper[1002] = lambda ask, reply: None if ask.metadata.message_type == "train" else reply
+    unlearn(**more).start(grid, ARRAYS, num_rounds=4)
+    assert kept(tmp_path / "e")["rounds"][-1]["refused"] == ["node 1002 in round 4: it did not answer"]
     assert [line["round"] for line in kept(tmp_path / "e")["rounds"]] == [1, 2, 3, 4]
     assert kept(tmp_path / "e").get("abandoned", []) == []
 
@@ -309,3 +340,17 @@ def test_evidence_that_knows_one_of_two_by_no_name_is_no_whole_deny_list(tmp_pat
     strategy.start(foreign_grid(), ARRAYS, num_rounds=1)
     with pytest.raises(UnfedError, match=r"knows node 1003 by no name, .* write all names \(0, …\) into a file"):
         SubsetGrid(foreign_grid(), deny=tmp_path)
+
+
+def test_a_page_says_that_others_were_asked_before_than_after(tmp_path: Path) -> None:
+    class Sampling(FedAvg):
+        def configure_evaluate(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        ) -> Iterable[Message]:
+            asked = [1001, 1002] if server_round == 0 else [1003]
+            return [Message(RecordDict({"arrays": arrays, "config": config}), node, "evaluate") for node in asked]
+
+    for strategy, who in ((Sampling, "2 before and 1 after, not the same ones"), (FedAvg, ">the clients that stay<")):
+        folder = tmp_path / strategy.__name__
+        unlearn(strategy, evidence=folder).start(foreign_grid(), ARRAYS, num_rounds=1)
+        assert who in foreign_page(kept(folder), "a page")

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ class Unlearn(Strategy):
         self._judge: Judge | None = None
         self._subset: SubsetGrid | None = None
         self._begun, self._done, self._before = "", 0, 0
+        self._asked: set[int] = set()
         self._not_kept: list[str] = []
         self._worth: Worth | None = None
         self.refusals: list[Refusal] = []
@@ -274,6 +275,7 @@ class Unlearn(Strategy):
     ) -> Iterable[Message]:
         with self._looking():
             messages = list(self.inner.configure_train(server_round + self._before, arrays, config, grid))
+        self._asked = {message.metadata.dst_node_id for message in messages}
         return self._noted(server_round, "train", messages)
 
     def aggregate_train(
@@ -283,11 +285,11 @@ class Unlearn(Strategy):
 
         Without any, or without a finite result, nothing changes.
         """
-        arrays, metrics = self._aggregated_train(server_round, replies)
+        number = server_round + self._before
+        arrays, metrics = self._aggregated_train(number, list(replies))
         if self._evidence is not None and self.arrays is not None:
-            own = [f"node {r.client} in round {r.round}: {r.reason}" for r in self.refusals if r.round == server_round]
-            digest = _digest(self.arrays)
-            self._evidence.told(server_round + self._before, "train", metrics, refused=own, arrays=digest)
+            own = [f"node {r.client} in round {r.round}: {r.reason}" for r in self.refusals if r.round == number]
+            self._evidence.told(number, "train", metrics, refused=own, arrays=_digest(self.arrays))
         return arrays, metrics
 
     def _looking(self) -> AbstractContextManager[None]:
@@ -300,40 +302,44 @@ class Unlearn(Strategy):
         return self._evidence.asked(server_round + self._before, what, messages)
 
     def _aggregated_train(
-        self, server_round: int, replies: Iterable[Message]
+        self, number: int, replies: Sequence[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         assert self._judge is not None
         out = self._out()  # once for all replies: on real nodes it is a question to the SuperLink
         good, refused = self._judge.sift(replies, out)
+        mute = sorted(self._asked - {reply.metadata.src_node_id for reply in replies})
         for reply, why in refused:
-            self._refuse(server_round, reply, why)
+            node = reply.metadata.src_node_id
+            # The SuperLink itself answers, under its own id, for a node that is gone.
+            self._refuse(number, mute.pop(0) if mute and node not in self._asked else node, why)
+        for node in mute:
+            self._refuse(number, node, "it did not answer")
         if not good:
-            log.warning("unfed: round %d got no usable update; the arrays stay as they were", server_round)
+            log.warning("unfed: round %d got no usable update; the arrays stay as they were", number)
             return None, None
         self._judge.learn_types(good)
         try:
-            arrays, metrics = self.inner.aggregate_train(server_round + self._before, good)
+            arrays, metrics = self.inner.aggregate_train(number, good)
         except InconsistentMessageReplies as error:  # "Skipping aggregation", says Flower, and ends the run
-            self._drop(server_round, said(error))
+            self._drop(number, said(error))
             return None, None
         if arrays is None or not len(arrays):
             return None, metrics
         typed = self._judge.typed(arrays)
         if isinstance(typed, str):
-            self._drop(server_round, typed)
+            self._drop(number, typed)
             return None, metrics
-        self._good(typed, server_round + self._before)
+        self._good(typed, number)
         return typed, metrics
 
-    def _drop(self, server_round: int, why: str) -> None:
+    def _drop(self, number: int, why: str) -> None:
         """Note why a round changes nothing though there were replies."""
-        log.warning("unfed: round %d is not kept: %s", server_round, why)
-        self._not_kept.append(f"round {server_round}: {why}")
+        log.warning("unfed: round %d is not kept: %s", number, why)
+        self._not_kept.append(f"round {number}: {why}")
 
-    def _refuse(self, server_round: int, reply: Message, why: str) -> None:
-        node = str(reply.metadata.src_node_id)
-        self.refusals.append(Refusal(server_round, node, why))
-        log.warning("unfed: node %s in round %d: %s", node, server_round, why)
+    def _refuse(self, number: int, node: int, why: str) -> None:
+        self.refusals.append(Refusal(number, str(node), why))
+        log.warning("unfed: node %s in round %d: %s", node, number, why)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -93,6 +93,8 @@ class SubsetGrid(Grid):
             missing = next((one for one in self._leavers if one.needed and not found[one.words]), None)
             if self._gone or missing is None:
                 break
+            if any(missing.doubt(node) == JUST_CONNECTED for node in self._grid.get_node_ids()):
+                continue  # asking the others may have taken longer than we would wait
             if time.monotonic() >= until:
                 raise UnfedError(self._nobody(missing))
             time.sleep(min(1.0, max(0.0, until - time.monotonic())))
@@ -203,4 +205,9 @@ class SubsetGrid(Grid):
     def _heard(self, replies: Iterable[Message]) -> list[Message]:
         heard = list(replies)
         self._find()
-        return [reply for reply in heard if self._stays(reply.metadata.src_node_id)]
+        return [reply for reply in heard if self._listened_to(reply)]
+
+    def _listened_to(self, reply: Message) -> bool:
+        """Whether a reply is heard; an error may be the SuperLink's own, about a node that is gone."""
+        node = reply.metadata.src_node_id
+        return node not in self._out if reply.has_error() else self._stays(node)

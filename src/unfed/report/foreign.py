@@ -91,7 +91,7 @@ def _metrics(kept: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     found = []
     undone = kept.get("undo", {})
     left = {when: _by_node(kept.get("leaver", {}).get(when, ())) for when in ("before", "after")}
-    for source, who in {"evaluate": "the clients that stay", "server": "the server"}.items():
+    for source, who in {"evaluate": _staying(kept), "server": "the server"}.items():
         was = (kept["before"].get(source) or {}).get("metrics") or {}
         told = [line["metrics"][source] for line in kept["rounds"] if line["metrics"].get(source)]
         found += _rows(who, was, told[-1] if told else {})
@@ -102,6 +102,15 @@ def _metrics(kept: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         back = _by_node(undone.get("leaver", ())).get(node)
         found += _rows(LEAVER.format(node) + TURNED, was, back) if back else []
     return found
+
+
+def _staying(kept: Mapping[str, Any]) -> str:
+    """Who of those that stay speaks: a strategy may ask some, and others before than after."""
+    told = [line["evaluate"] for line in kept["rounds"] if line["metrics"].get("evaluate")]
+    before, after = (kept["before"].get("evaluate") or {}).get("asked", []), told[-1] if told else []
+    if not before or not after or set(before) == set(after):
+        return "the clients that stay"
+    return f"those asked of the clients that stay, {len(before)} before and {len(after)} after, not the same ones"
 
 
 def _by_node(answers: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
