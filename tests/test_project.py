@@ -13,13 +13,15 @@ import zipfile
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from graphlib import TopologicalSorter
-from importlib.metadata import packages_distributions
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 import unfed
 
@@ -136,6 +138,15 @@ def test_every_package_that_unfed_imports_is_declared() -> None:
     for name, file in imported().items():
         dists = {dist.lower().replace("_", "-") for dist in homes.get(name, [name])}
         assert dists & declared, f"{file} imports {name}, which pyproject.toml does not name"
+
+
+def test_every_pinned_package_runs_on_the_first_python_that_the_project_promises() -> None:
+    pins = dict(line.split("==") for line in text("constraints.txt").splitlines() if not line.startswith("#"))
+    first = tomllib.loads(text("pyproject.toml"))["project"]["requires-python"].removeprefix(">=")
+    pinned = {canonicalize_name(name): version for name, version in pins.items()}
+    for found in distributions():
+        if pinned.get(canonicalize_name(found.name)) == found.version and (wanted := found.metadata["Requires-Python"]):
+            assert first in SpecifierSet(wanted), f"{found.name} {found.version} wants Python {wanted}: pin an older"
 
 
 def test_nothing_is_imported_that_only_posix_has() -> None:
