@@ -298,6 +298,11 @@ def test_methods_are_listed_with_what_they_need(unfed: Callable[..., Any]) -> No
     assert code == 0 and "NoT" in out and "Retrain" in out
     listed = json.loads(unfed("methods", "--json")[1])
     assert listed["not"]["needs"] == ["retain"] and "init" in listed["retrain"]["needs"]
+    assert [listed[name]["where"] for name in ("not", "ga", "mode")] == [
+        ["federated", "central"],
+        ["central"],
+        ["federated"],
+    ]
     out = unfed("methods", "show", "not")[1]
     assert "layers" in out and "paper" in out
 

@@ -183,6 +183,7 @@ def test_a_finished_line_says_how_long_it_took_and_fits(small: Small, tmp_path: 
 def test_a_method_is_a_line_of_the_list() -> None:
     said = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "80"}).stdout
     assert [text.split()[0] for text in said.splitlines()[1 : 1 + len(METHODS)]] == list(METHODS)
+    assert "history: history that was recorded" in said and "central: one model and one data set" in said
 
 
 def test_what_a_gate_found_stands_below_its_request_check_by_check() -> None:

@@ -103,12 +103,19 @@ def _commands(prefix: str, group: click.Group) -> Iterator[str]:
         usage = " ".join([words, *(p.make_metavar(click.Context(command)) for p in arguments)])
         yield from (f"## `{usage}`", "", (command.help or "").strip(), "")
         options = [p for p in command.params if isinstance(p, click.Option) and p.name != "help"]
-        if options:
-            yield from ("| option | meaning |", "|---|---|")
+        if arguments or options:
+            yield from ("| argument, option | meaning |", "|---|---|")
+            yield from (f"| {_argument(p, command)} |" for p in arguments)
             yield from (f"| `{', '.join(p.opts)}` | {(p.help or '').replace('|', 'or')} |" for p in options)
             yield ""
         if isinstance(command, click.Group):
             yield from _commands(words, command)
+
+
+def _argument(argument: click.Argument, command: click.Command) -> str:
+    """An argument and what it is; a bar would end the cell."""
+    shown = argument.make_metavar(click.Context(command)).replace("|", "or")
+    return f"`{shown}` | {(getattr(argument, 'help', None) or '').replace('|', 'or')}"
 
 
 def methods_page() -> str:

@@ -7,6 +7,7 @@ unfed forget …                                            ─► the table nam
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from typing import Any
 import click
 import typer
 from click.shell_completion import CompletionItem
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperGroup
+from typer.utils import get_params_from_function
 
 from unfed.cli import completion
 
@@ -122,7 +124,21 @@ def load(name: str, panel: str | None = None) -> click.Command:
     importlib.import_module(f"unfed.cli.{HOMES[name]}").add_to(own)
     command = typer.main.get_group(own).commands[name]
     vars(command)["rich_help_panel"] = panel
+    explain_arguments(command)
     return command
+
+
+def explain_arguments(command: click.Command) -> None:
+    """Give every argument, of subcommands too, the help that its function states.
+
+    From click 8.4 on an argument has a help of its own, and typer 0.20 lets that replace what it was told by nothing.
+    """
+    stated = get_params_from_function(inspect.unwrap(command.callback)) if command.callback else {}
+    for parameter in command.params:
+        if isinstance(parameter, TyperArgument) and parameter.name in stated and not parameter.help:
+            parameter.help = getattr(stated[parameter.name].default, "help", None)
+    for below in vars(command).get("commands", {}).values():
+        explain_arguments(below)
 
 
 class Commands(TyperGroup):

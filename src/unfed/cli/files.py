@@ -63,7 +63,7 @@ def convert(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as `runs/demo`.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The safetensors file to write.")],
     method: Annotated[str | None, typer.Option(help="The model that this method left; `train` for θ*.")] = None,
     request: Annotated[str | None, typer.Option(help="Under this request, where there are several.")] = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.markup import escape
@@ -11,8 +11,10 @@ from rich.table import Table
 
 from unfed.cli.console import Console
 from unfed.cli.options import AllowCode, Json, Sets
+from unfed.data.scope import Kind
 from unfed.errors import Refused
-from unfed.methods import METHODS, find
+from unfed.methods import METHODS, Central, Method, find
+from unfed.methods.base import NEEDS
 
 app = typer.Typer(help="The methods: what they need, which scopes they serve, their hyperparameters.")
 stdout = Console(highlight=False)
@@ -20,23 +22,40 @@ stdout = Console(highlight=False)
 
 @app.callback(invoke_without_command=True)
 def methods(context: typer.Context, as_json: Json = False) -> None:
-    """All methods: which scopes they serve and what they need."""
+    """All methods: where they work, which scopes they serve and what they need."""
     if context.invoked_subcommand:
         return
     if as_json:
         listed = {
-            name: {"title": m.title, "scopes": sorted(m.scopes), "needs": sorted(m.needs)}
+            name: {"title": m.title, "where": _where(m), "scopes": sorted(m.scopes), "needs": sorted(m.needs)}
             for name, m in METHODS.items()
         }
         typer.echo(json.dumps(listed))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "method", "scopes", "needs"):
+    for column in ("name", "method", "where", "takes out", "needs"):
         table.add_column(column)
     for name, method in METHODS.items():
-        table.add_row(name, method.title, ", ".join(sorted(method.scopes)), ", ".join(sorted(method.needs)))
+        takes = "anything" if len(method.scopes) == len(get_args(Kind)) else ", ".join(sorted(method.scopes))
+        table.add_row(
+            name,
+            method.title,
+            "both" if len(_where(method)) > 1 else _where(method)[0],
+            takes,
+            ", ".join(sorted(method.needs)),
+        )
     stdout.print(table)
+    stdout.print("\ncentral: one model and one data set, without clients")
+    stdout.print("anything: a client, a class or single samples (instances)")
+    for need, says in NEEDS.items():
+        stdout.print(f"{need}: {says}")
     stdout.print("\nWhere one comes from, and its hyperparameters: unfed methods show NAME")
+
+
+def _where(method: type[Method]) -> list[str]:
+    """The settings that a method is made for."""
+    federated, central = not issubclass(method, Central), not method.federation_only
+    return ["federated"] * federated + ["central"] * central
 
 
 @app.command("show")

@@ -24,7 +24,10 @@ from unfed.runs.progress import Deadline, OutOfTime, Watch
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as `runs/demo`.")]
+ConfigArgument = Annotated[
+    str, typer.Argument(metavar="FILE", help="A TOML file, or a preset such as `demo` or `cifar10-cnn`.")
+]
 Seed = Annotated[int | None, typer.Option(help="Which repetition, where a run has several.")]
 Budget = Annotated[
     str | None, typer.Option(metavar="TIME", help="Stop at the first save after this long: `90s`, `9m`, `1.5h`.")

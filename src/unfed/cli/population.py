@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from unfed.cli.console import Console, echo
-from unfed.cli.options import AllowCode, Device, Json, Quiet, Sets, read_with_methods, with_device
+from unfed.cli.options import AllowCode, ConfigArgument, Device, Json, Quiet, Sets, read_with_methods, with_device
 from unfed.population.accuracy import Accuracy, accuracies
 from unfed.population.store import Population
 from unfed.runs.cohort import Said
@@ -24,7 +24,7 @@ stderr = Console(stderr=True, highlight=False)
 
 
 def population(
-    config: Annotated[str, typer.Argument(metavar="FILE", help="A TOML file, or the name of a preset.")],
+    config: ConfigArgument,
     models: Annotated[int, typer.Option(help="How many models of each kind; 32 or more for an attack.")] = 64,
     out: Annotated[Path | None, typer.Option(help="Where it goes; default runs/NAME-population.")] = None,
     methods: Annotated[str | None, typer.Option(help="Other methods than the config's: `not,ft`, or `all`.")] = None,

@@ -18,6 +18,7 @@ from unfed.cli.lasting import ending
 from unfed.cli.options import (
     AllowCode,
     Budget,
+    ConfigArgument,
     Device,
     Json,
     Quiet,
@@ -74,7 +75,7 @@ def demo(
 
 
 def run(
-    config: Annotated[str, typer.Argument(metavar="FILE", help="A TOML file, or the name of a preset.")],
+    config: ConfigArgument,
     out: Annotated[Path | None, typer.Option(help="Where the run folder goes; default runs/NAME.")] = None,
     methods: Annotated[
         str | None, typer.Option(help="Other methods than the config's, with commas: `not,ft,retrain`.")

@@ -23,9 +23,7 @@ def story(run: Run) -> list[str]:
     for method, line in last.items():
         if method in ("before", "train"):
             continue
-        told.append(
-            f"{_after(name_of(method), line['round'], line['backdoor'])} forget accuracy {_plain(line['forget'])}."
-        )
+        told.append(f"{_after(name_of(method), line['round'], line['backdoor'])} forget {_plain(line['forget'])}.")
     if "retrain" in last:
         told.append(
             f"Retrain shows what unlearning should look like: there {who} never took part. All this is evidence about"

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from unfed import storage
 from unfed.cli.console import Console, echo
-from unfed.cli.options import AllowCode, Device, Json, Quiet, Sets, read_with_methods, with_device
+from unfed.cli.options import AllowCode, ConfigArgument, Device, Json, Quiet, Sets, read_with_methods, with_device
 from unfed.runs.population import Manner
 from unfed.runs.stress import BOUND, CASES, Cell
 from unfed.runs.stress import stress as measure
@@ -23,7 +23,7 @@ stderr = Console(stderr=True, highlight=False)
 
 
 def stress(
-    config: Annotated[str, typer.Argument(metavar="FILE", help="A TOML file, or the name of a preset.")],
+    config: ConfigArgument,
     models: Annotated[int, typer.Option(help="How many models of each kind, per case.")] = 4,
     cases: Annotated[str | None, typer.Option(help="Which cases, with commas; default: all.")] = None,
     bound: Annotated[float, typer.Option(help="Above this harm, in percent, a method fails.")] = BOUND,

@@ -13,7 +13,7 @@ from rich.markup import escape
 from unfed.api import enter_comparison
 from unfed.cli.console import Console
 from unfed.cli.display import clock_text, print_results
-from unfed.cli.options import AllowCode, Json, Quiet, Sets, read_config
+from unfed.cli.options import AllowCode, ConfigArgument, Json, Quiet, Sets, read_config
 from unfed.errors import UnfedError
 from unfed.report.rules import named
 from unfed.report.tables import star
@@ -26,7 +26,7 @@ stdout = Console(highlight=False)
 
 
 def sweep(
-    config: Annotated[str, typer.Argument(metavar="FILE", help="A TOML file, or the name of a preset.")],
+    config: ConfigArgument,
     over: Annotated[
         list[str], typer.Option("--over", help="A key and its values: `seed=0,1,2`. Repeatable; all combinations run.")
     ] = [],  # noqa: B006
