@@ -254,7 +254,7 @@ def test_a_model_that_one_minus_sign_turns_back_is_listed_until_a_method_that_la
     assert undoable() == ["models/0/first/not.safetensors", "models/0/second/ft.safetensors"]
     run.forget(Request("third", classes=(3,)), "sealed", until=1)
     assert "models/0/third/sealed.safetensors" not in undoable()
-    assert all("unfed probe" in one.do for one in affected(run, "1") if "minus sign" in one.what)
+    assert all("unfed purge" in one.do for one in affected(run, "1") if "minus sign" in one.what), "none is in force"
 
 
 def test_an_export_that_one_minus_sign_turns_back_is_listed(run: Run, tmp_path: Path) -> None:

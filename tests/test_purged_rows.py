@@ -182,6 +182,30 @@ def test_a_purge_that_was_killed_after_its_tombstones_counts(where: Path, monkey
     assert holding(where, values(run, CLIENT)) == [] and not purging.pending(where)
 
 
+def test_a_model_that_a_minus_sign_turns_back_goes_once_it_is_not_in_force(tmp_path: Path) -> None:
+    """Whoever has NoT's model brings the leaver back without any other file, so no purge may leave it lying about."""
+    run = Run.create(Config.parse({**SMALL, "request": []}, SETS), tmp_path / "run")
+    run.execute()
+    where = run.folder.path
+    for request, method in ((CLIENT, "not"), (TWO, "ft"), (NEXT, "sealed"), (Request("zero", clients=("0",)), "ft")):
+        run.forget(request, method, until=1)
+        if request is TWO:
+            first = {grave.file for grave in purge(run, "client-1", dry_run=True).gone}
+            assert {"models/0/client-1/not.safetensors", "state/0/client-1/not.safetensors"} <= first
+            assert not {"models/0/two/ft.safetensors", "state/0/two/ft.safetensors"} & first, "it is in force"
+            assert "one minus sign" in said("lineage", where, "--affected", "1")
+    listed = said("lineage", where, "--affected", "1")
+    assert "models/0/two/ft.safetensors (model): whoever has it can turn back" in listed
+    assert "→ `unfed purge" in listed and "unfed probe" not in listed, "a purge ends it, and says so"
+    purge(run, "client-1")
+    left = {path.relative_to(where).as_posix() for path in (where / "models").rglob("*.safetensors")}
+    assert left == {"models/0/client-3/sealed.safetensors", "models/0/zero/ft.safetensors"}
+    for name in ("client-1/not", "two/ft"):
+        assert storage.load(where / "state" / "0" / f"{name}.safetensors")[0] == {}, "nor in its state"
+    assert check(run.folder).findings == [] and "minus sign" not in said("lineage", where, "--affected", "1")
+    assert Run.open(where).forget(Request("last", classes=(7,)), "ft", until=1).status == "done"
+
+
 # --- what others kept of it -------------------------------------------------------------------------------------------
 
 

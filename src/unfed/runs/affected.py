@@ -104,9 +104,10 @@ def _in_folder(run: Record, client: str, seen: _Seen) -> Iterator[Affected]:
 
 
 def _turned_back(run: Record, seen: _Seen) -> Iterator[Affected]:
-    """Models that are without the client until somebody takes a public perturbation back."""
+    """The models in force that are without the client until somebody takes a public perturbation back."""
+    told = {one.file for one in seen.found}
     for job, (name, how) in _ways_back(run, seen).items():
-        if run.folder.model_file(job).exists():
+        if run.folder.model_file(job).exists() and f"models/{job.path.as_posix()}.safetensors" not in told:
             what = f"whoever has it can turn back what {NoT.title} did for request {name!r}, by {how}"
             do = f"`unfed probe {run.folder.path} --request {name}` shows how far; sealed and retrain leave no way back"
             yield Affected("model", f"models/{job.path.as_posix()}.safetensors", what, do)

@@ -4,7 +4,9 @@
       └──► compared, tried in vain                                       carries it; what stands right of it does not
 
 A model is without a request if it is the one by which the request was fulfilled, if it was drawn anew without its rows,
-or if it began at a model without it. Nothing is built to tell: states say at which model they began.
+or if it began at a model without it. One that a public inverse turns back (`turning_back.py`) is without it only while
+nobody takes that step, so it counts as a carrier once another is in force. Nothing is built to tell: states say at
+which model they began.
 
 Beside the model that a method perturbs, a state may bring more over from before the request: histories, what a method
 keeps for itself, running statistics that `begin` did not set back. They are listed too. Momentum is none of it: the
@@ -22,12 +24,13 @@ from unfed import storage
 from unfed.data import Request
 from unfed.federation.server import OPTIMISER
 from unfed.measures.again import FEWEST
-from unfed.methods import METHODS
+from unfed.methods import METHODS, NoT
 from unfed.runs import studies
 from unfed.runs.config import Config
 from unfed.runs.folder import BEST, PARAMS, WITHOUT, Job, RunFolder
 from unfed.runs.histories import HISTORY, HistoryLog
 from unfed.runs.requests import Entry, in_force
+from unfed.runs.turning_back import inverse_of, turned_back
 
 Kind = Literal[
     "model", "state", "history", "part", "samples", "undo", "study", "population", "statistics", "trajectory"
@@ -73,7 +76,21 @@ def carriers(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[
     look = _Look(folder, entry.seed, entry.request.id, entry.request.clients, clean, tried, scored)
     look.overlapping = [r.id for r in config.requests() if overlap(r, entry.request)]
     look.rows = (entry.described or {}).get("forgotten_rows")
-    return look.all()
+    return [*look.all(), *_turned_back(folder, config, entry, entries)]
+
+
+def _turned_back(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> Iterator[Carrier]:
+    """Models without it that whoever has them can turn back, and that are not in force any more."""
+    line = in_force(e for e in entries if e.seed == entry.seed)
+    after = line[line.index(entry) :] if entry in line else []
+    gone = [e for e in turned_back(config, after) if e.served != line[-1].served]
+    what = f"whoever has it can turn back what {NoT.title} did for request {entry.request.id!r}, by"
+    for one, name in ((e, name) for e in gone for name in dict.fromkeys((e.request.id, e.shared)) if name):
+        job, how = Job(entry.seed, name, one.method), f"{what} {inverse_of(config, entry)}; it is not in force"
+        if folder.model_file(job).exists():
+            yield Carrier(entry.request.id, f"models/{job.path.as_posix()}.safetensors", how, "model")
+        if not (folder.numbers(job) or {"purged": True}).get("purged"):
+            yield Carrier(entry.request.id, f"state/{job.path.as_posix()}.safetensors", how, "state")
 
 
 def look(
