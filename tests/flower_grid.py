@@ -41,6 +41,7 @@ class InProcessGrid(Grid):
         self.nodes: dict[int, dict[str, Any]] = {first + i: dict(c) for i, c in enumerate(configs)}
         self.names: dict[int, str] = {}
         self.lives: dict[int, float] = {}
+        self.since: dict[int, str] = {}
         self.contexts: dict[int, Context] = {}
         self.sent: list[Message] = []
         self.replies: list[Message] = []
@@ -62,8 +63,20 @@ class InProcessGrid(Grid):
         return list(self.nodes)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        lives = self.lives
-        return [NodeInfo(node_id=n, name=self.names.get(n, ""), online_until=lives.get(n, 0.0)) for n in self.nodes]
+        return [
+            NodeInfo(
+                node_id=node,
+                name=self.names.get(node, ""),
+                online_until=self.lives.get(node, 0.0),
+                last_activated_at=self.since.get(node, ""),
+            )
+            for node in self.nodes
+        ]
+
+    def restart(self, node: int, **config: Any) -> None:
+        """A node with a key ends and is back under its id before anybody looks, with another config."""
+        self.nodes[node], self.since[node] = config, "a moment ago"
+        self.contexts.pop(node, None)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         raise NotImplementedError

@@ -543,6 +543,33 @@ def test_who_cannot_be_told_apart_is_not_unlearned(config: Config) -> None:
         flower_world(config, grid).scoped([LEAVES])
 
 
+@pytest.mark.parametrize("in_sight", [True, False])
+def test_a_key_that_comes_back_as_somebody_else_is_not_taken_for_who_it_was(in_sight: bool, config: Config) -> None:
+    grid = grid_of(config)
+    directory, shard = waiting(config, grid, 4), describe(config, 0)
+    if in_sight:
+        del grid.nodes[1003]
+        directory.look(shard)
+        grid.nodes[1003] = {"partition-id": 0, "device": "cpu"}
+    else:
+        grid.restart(1003, **{"partition-id": 0, "device": "cpu"})
+    grid.contexts.clear()
+    directory.look(shard)
+    assert directory.nodes("3") == [] and directory.nodes("0") == [1000, 1003]
+
+
+def test_a_registered_node_that_comes_back_with_forgotten_data_is_refused(config: Config) -> None:
+    grid = grid_of(config)
+    grid.names = {1000 + k: name for k, name in enumerate(("north", "east", "south", "west"))}
+    del grid.nodes[1000]
+    directory = directory_of(grid, 5.0)
+    directory.keep_out(["0"])
+    directory.wait(3, describe(config, 0), seconds=0.01, sleep=lambda s: None)
+    grid.restart(1003, **{"partition-id": 0, "device": "cpu"})
+    directory.look(describe(config, 0))
+    assert directory.names == ("east", "south")
+
+
 def test_a_name_that_two_nodes_claim_belongs_to_neither(config: Config) -> None:
     grid = grid_of(config)
     grid.nodes[2000] = dict(grid.nodes[1001])

@@ -132,8 +132,13 @@ def test_a_leaver_that_connects_while_somebody_looks_is_not_listed(by_name: bool
 
 
 def test_a_leaver_that_connects_while_the_others_are_asked_is_asked_before_anybody_gives_up() -> None:
-    grid = Busy([{"partition-id": k} for k in range(1, 4)], echoing())
-    grid.comes = {9: {"partition-id": 0}}
+    grid = InProcessGrid([{"partition-id": k} for k in range(1, 4)], echoing())
+
+    def meanwhile(ask: Message, reply: Message) -> Message | None:
+        grid.nodes[9] = {"partition-id": 0}
+        return reply
+
+    grid.tamper[1001] = meanwhile
     assert list(SubsetGrid(grid, node_with(partition_id=0), wait=0).get_node_ids()) == [1000, 1001, 1002]
 
 
@@ -173,6 +178,15 @@ def test_a_key_that_comes_back_with_the_leavers_data_is_out() -> None:
     assert list(subset.get_node_ids()) == [1001, 1002]
     grid.nodes[1003] = {"partition-id": 0}
     grid.contexts.clear()
+    assert list(subset.get_node_ids()) == [1001, 1002]
+
+
+@pytest.mark.skipif(not NAMES, reason="this Flower does not tell when a node connected")
+def test_a_key_that_comes_back_with_the_leavers_data_before_anybody_looks_is_out() -> None:
+    grid = foreign_grid()
+    subset = SubsetGrid(grid, node_with(partition_id=0))
+    assert list(subset.get_node_ids()) == [1001, 1002, 1003]
+    grid.restart(1003, **{"partition-id": 0})
     assert list(subset.get_node_ids()) == [1001, 1002]
 
 

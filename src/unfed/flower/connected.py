@@ -16,6 +16,13 @@ def tells_names(grid: Grid) -> bool:
     return hasattr(grid, "get_nodes")
 
 
+def since(grid: Grid) -> dict[int, str]:
+    """Who is connected, and when each came; an empty word where the installed Flower does not tell."""
+    if tells_names(grid):
+        return {info.node_id: info.last_activated_at for info in grid.get_nodes()}
+    return dict.fromkeys(grid.get_node_ids(), "")
+
+
 def connected(grid: Grid, instead: str) -> list[NodeInfo]:
     """The connected nodes with their registered names, or the sentence that says what to do instead."""
     if not tells_names(grid):

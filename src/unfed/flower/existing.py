@@ -89,6 +89,10 @@ class Unlearn(Strategy):
         """The arrays of the last round that went well; before the first, the perturbed ones."""
 
     @property
+    def _folder(self) -> Path | None:
+        return None if self._evidence is None else self._evidence.folder
+
+    @property
     def inner(self) -> Strategy:
         if self._inner is None:
             raise UnfedError("The strategy is built by start(); call that first.")
@@ -114,6 +118,9 @@ class Unlearn(Strategy):
         rounds = max(0, num_rounds - before)
         if not rounds:
             log.info("unfed: all %d rounds are in %s already", num_rounds, self._keep)
+        for what, place in (("arrays are kept in", self._keep), ("evidence is written to", self._folder)):
+            if place is not None:  # a relative one lies where the server app happens to run
+                log.info("unfed: %s %s", what, place.absolute())
         if self._evidence is not None:
             return self._witnessed(self._evidence, initial_arrays, rounds, given)
         return self._rounds(rounds, given)

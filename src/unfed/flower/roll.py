@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from unfed.flower.connected import since
 from unfed.flower.identity import ALLOW, ANSWER, QUESTION
 from unfed.flower.sentences import UNANSWERED
 from unfed.remote.naming import KEYS
@@ -29,13 +30,16 @@ class Roll:
     willing: set[int] = field(default_factory=set)
     _tries: dict[int, int] = field(default_factory=dict)
     _heard: set[int] = field(default_factory=set)
+    _came: dict[int, str] = field(default_factory=dict)
 
     def look(self, grid: Grid, but: Collection[int] = ()) -> None:
         """Ask whoever has connected since the last look, but for some."""
-        nodes = [node for node in grid.get_node_ids() if node not in but]
-        self.silent = {node: why for node, why in self.silent.items() if node in nodes}
-        self._tries = {node: count for node, count in self._tries.items() if node in nodes}
-        self._heard &= set(nodes)
+        nodes = {node: came for node, came in since(grid).items() if node not in but}
+        for node in [node for node, came in self._came.items() if nodes.get(node) != came]:  # it went, or came anew
+            self.silent.pop(node, None)
+            self._tries.pop(node, None)
+            self._heard.discard(node)
+        self._came = nodes
         asked = [n for n in nodes if n not in self._heard and self._tries.get(n, 0) < TRIES]
         if not asked:
             return

@@ -25,7 +25,7 @@ class GridTransport:
 
     def nodes(self) -> Sequence[Connected]:
         infos = connected(self._grid, "take Unlearn into an app of your own")
-        return [Connected(info.node_id, info.name, info.online_until) for info in infos]
+        return [Connected(info.node_id, info.name, info.online_until, info.last_activated_at) for info in infos]
 
     def send(self, asks: Mapping[int, Ask], timeout: float) -> Replies:
         shared: dict[int, ArrayRecord] = {}

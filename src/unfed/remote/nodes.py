@@ -92,6 +92,7 @@ class Directory:
         self._lives: dict[int, float] = {}
         self._silent: dict[int, float] = {}
         self._heard: set[int] = set()
+        self._since: dict[int, str] = {}
         self.denied = Denied((), self.speech)
         self.seen: dict[str, Census] = {}
         """What a node told when it was asked who it is."""
@@ -111,6 +112,7 @@ class Directory:
         # A transport may list a node for a while after it died. One that let a question time out is asked again only
         # once it gave a new sign of life: a dead node costs one time-out, not one per round.
         self._lives = {node.id: node.alive for node in nodes}
+        self._forget_who_went({node.id: node.since for node in nodes})
         silent = {n: at for n, at in self._silent.items() if at and self._lives.get(n) == at}
         awake, self._silent = self._silent.keys() - silent.keys(), silent
         for node, registered in infos.items():
@@ -126,6 +128,13 @@ class Directory:
             self._meet(node, found)
         self._heard |= set(strangers) - delivery.silent
         self.silent(delivery.silent)
+
+    def _forget_who_went(self, here: dict[int, str]) -> None:
+        """Ask nodes again that went away or connected anew: under one key there may be another config."""
+        for node in [node for node, since in self._since.items() if here.get(node) != since]:
+            self._names.pop(node, None)
+            self._heard.discard(node)
+        self._since = here
 
     def silent(self, nodes: Iterable[int]) -> None:
         """Note who let a question time out: as long as it gives no sign of life, it counts as away."""

@@ -30,6 +30,8 @@ class Connected:
     """Whose it is, where the transport vouches for it; empty where the node itself is to be asked."""
     alive: float = 0.0
     """Another number after every sign of life; 0 where the transport does not tell."""
+    since: str = ""
+    """Another word whenever it connects anew under this id; empty where the transport does not tell."""
 
 
 @dataclass(frozen=True)
