@@ -50,6 +50,83 @@ class Branching(nn.Module):
         return found
 
 
+class Tied(nn.Module):
+    """Reads words and names one: the last layer shares the first one's table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.hidden, self.out = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(torch.relu(self.hidden(self.words(x))).mean(1))
+        return found
+
+
+def test_what_was_looked_up_in_a_table_is_the_tables_answer() -> None:
+    """A dense layer behind an embedding uses it, although nothing but the table went into what it reads."""
+    module, words = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3)), torch.randint(9, (2,))
+    assert order_of(module, words) == order_of(module)
+    assert order_of(module, words).before["1.weight"] == {"0.weight"}
+
+
+def test_positions_that_are_added_stand_beside_what_they_are_added_to() -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places, self.out = nn.Embedding(9, 4), nn.Embedding(5, 4), nn.Linear(20, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.out((self.words(x) + self.places.weight).flatten(1))
+            return found
+
+    found = order_of(Placed(), torch.randint(9, (2, 5)))
+    assert found == order_of(Placed()) and found.first == ("words.weight", "places.weight")
+
+
+@pytest.mark.parametrize("rows", [None, torch.randint(9, (60, 5), generator=torch.Generator().manual_seed(0))])
+def test_a_table_that_the_last_layer_shares_is_not_advised(rows: Tensor | None) -> None:
+    """It is a maximal element: drawn anew, it turns the answers themselves."""
+    module = Tied()
+    assert order_of(module, rows).last == ("words.weight",)
+    found = unfed.suggest(module, None if rows is None else (rows, torch.arange(60) % 9))
+    assert found.layer == "hidden.weight" and {one.layer for one in found.ranked} == {"hidden.weight"}
+    assert "words.weight: left out, because a last layer shares the weight." in found.why
+
+
+def test_of_a_model_whose_graph_is_unknown_no_shared_table_is_advised() -> None:
+    class Hidden(Tied):
+        def forward(self, x: Tensor) -> Tensor:
+            if bool(x.sum() > 1e9):
+                x = x * 0
+            return super().forward(x)
+
+    found = unfed.suggest(Hidden())
+    assert found.layer == "hidden.weight" and "order of their definition" in found.doubts[0]
+
+
+def test_modules_without_numbers_or_graph_are_one_sentence() -> None:
+    plain = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    for module, sentence in (
+        (nn.Sequential(nn.Linear(4, 4, device="meta"), nn.Linear(4, 3, device="meta")), "meta device"),
+        (nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(3)), "lazy"),
+        (torch.jit.script(plain), "scripted"),
+        (nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 3)), "parametrisation"),
+        (nn.Linear(4, 3), "No layer that trains has another behind it"),
+        (nn.ReLU(), "No layer that trains has another behind it"),
+    ):
+        with pytest.raises(UnfedError, match=sentence):
+            unfed.suggest(module)  # type: ignore[arg-type, unused-ignore]
+
+
+def test_where_all_is_frozen_nothing_is_meant_by_it() -> None:
+    """As for `unfed.negate`: a model that was loaded to be asked; it is advised, with data too, and not changed."""
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).requires_grad_(False)
+    draw = torch.Generator().manual_seed(0)
+    found = unfed.suggest(module, (torch.randn(60, 4, generator=draw), torch.arange(60) % 3))
+    assert found.layer == "0.weight" and not any(p.requires_grad for p in module.parameters())
+
+
 def test_running_and_tracing_see_the_same_order() -> None:
     for module, example in (
         (Skipping(), torch.randn(2, 4)),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from unfed import storage
 from unfed.errors import UnfedError, UnfedWarning
@@ -73,6 +74,7 @@ def suggest(
 
     if not isinstance(module, nn.Module):
         raise UnfedError(f"module must be a torch.nn.Module, not a {type(module).__name__}.")
+    module = _with_numbers(unwrapped(module))
     fresh = _fresh_of(module)
     if data is None:
         return advise(module, fresh=fresh, seed=seed)
@@ -86,6 +88,22 @@ def suggest(
     sample = Sample(rows, labels, lr, batch, seed)
     prober = Prober(Template(module, rows.shape[1:]), params, sample)
     return advise(module, example=rows[:2], prober=prober, fresh=fresh, seed=seed)
+
+
+def _with_numbers(module: nn.Module) -> nn.Module:
+    """The module, if its layers can be perturbed; where all are frozen nothing is meant by it, and all may move."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UnfedError("A scripted module cannot be copied and changed; give the module that it was made of.")
+    tensors = list(module.parameters())
+    if any(isinstance(tensor, UninitializedParameter) for tensor in tensors):
+        raise UnfedError("Some layers are lazy and have no shape yet; run one batch through the module first.")
+    if any(tensor.is_meta for tensor in tensors):
+        raise UnfedError("The module lies on the meta device and holds no numbers; load its weights first.")
+    if tensors and not any(tensor.requires_grad for tensor in tensors):
+        module = copy.deepcopy(module)
+        for tensor in module.parameters():
+            tensor.requires_grad_(tensor.is_floating_point())
+    return module
 
 
 def _fresh_of(module: nn.Module) -> Callable[[int], Params] | None:

@@ -8,7 +8,8 @@ by position   where neither works, parameters in the order of their definition, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +19,18 @@ from torch import Tensor, fx, nn
 from unfed.model.calling import logits_in
 from unfed.model.tensor_table import WEIGHTS, table_of
 
+LOOKED_UP = ("Embedding", "Index", "Gather")
+"""Autograd's names of what reads rows of a table."""
+ADDED = ("AddBackward", "SubBackward")
+
 
 @dataclass(frozen=True)
 class Order:
     """For each weight, those whose answers it uses, at once or later."""
 
     before: Mapping[str, frozenset[str]]
+    last: tuple[str, ...]
+    """Weights with an answer that no other uses: maximal elements. A weight that two layers share answers twice."""
     doubt: str = ""
     """Why the order is only a guess, where it is one."""
 
@@ -32,11 +39,9 @@ class Order:
         """Weights that use no other's answers."""
         return tuple(name for name, earlier in self.before.items() if not earlier)
 
-    @property
-    def last(self) -> tuple[str, ...]:
-        """Weights whose answers no other uses: maximal elements."""
-        used = set[str]().union(*self.before.values())
-        return tuple(name for name in self.before if name not in used)
+
+Use = tuple[str, int]
+"""A weight, and which of its uses: a tied weight has several."""
 
 
 def order_of(module: nn.Module, example: Tensor | None = None) -> Order:
@@ -45,40 +50,52 @@ def order_of(module: nn.Module, example: Tensor | None = None) -> Order:
     reasons = []
     if example is not None:
         try:
-            return _whole(_by_running(module, example, names), names)
+            return _whole(_by_running(module, example), names)
         except Exception as error:  # a module of anybody's, which may fail in any way
             reasons.append(f"it cannot be run on the example ({_short(error)})")
     try:
-        return _whole(_by_tracing(module, names), names)
+        return _whole(_by_tracing(module), names)
     except Exception as error:
         reasons.append(f"it cannot be traced ({_short(error)})")
     guessed = {name: frozenset(names[:i]) for i, name in enumerate(names)}
     told = " and ".join(reasons)
-    return Order(guessed, f"{told[0].upper()}{told[1:]}, so its layers are taken in the order of their definition")
+    in_a_row = [first for first in table_of(module).aliases.values() if first in names]  # a tied weight again and again
+    last = tuple(in_a_row[-1:])
+    return Order(
+        guessed, last, f"{told[0].upper()}{told[1:]}, so its layers are taken in the order of their definition"
+    )
 
 
-def _whole(found: Mapping[str, set[str]], names: Iterable[str]) -> Order:
+def _whole(found: Mapping[Use, set[Use]], names: list[str]) -> Order:
     """What was seen; a weight that took no part in it, of a branch not taken, has no place."""
-    wanted = set(names)
-    return Order({name: frozenset(found[name] & wanted) for name in names if name in found})
+    seen = {use: {other for other in reached if other[0] in names} for use, reached in found.items() if use[0] in names}
+    followed = set[Use]().union(*seen.values())
+    before = {name: {n for (own, _), reached in seen.items() if own == name for n, _ in reached} for name in names}
+    there = [name for name in names if (name, 0) in seen]
+    last = tuple(name for name in there if any(own == name and (own, i) not in followed for own, i in seen))
+    return Order({name: frozenset(before[name] - {name}) for name in there}, last)
 
 
-def _by_running(module: nn.Module, example: Tensor, names: list[str]) -> dict[str, set[str]]:
+def _by_running(module: nn.Module, example: Tensor) -> dict[Use, set[Use]]:
     own = copy.deepcopy(module).eval().requires_grad_(True)
     labels = {id(p): name for name, p in own.named_parameters()}
     with torch.enable_grad():
         out = own(example)
     begin = logits_in(out).grad_fn
-    made: dict[Any, set[str]] = {}
-    found: dict[str, set[str]] = {}
+    made: dict[Any, set[Use]] = {}
+    found: dict[Use, set[Use]] = {}
+    times = Counter[str]()
     for node in _inputs_first(begin):
         ways = [below for below, _ in node.next_functions if below is not None]
         alone = {way: _parameter(way, labels) for way in ways}
-        reached = set[str]().union(*(made[way] for way in ways if alone[way] is None))
-        for name in filter(None, alone.values()):
-            found.setdefault(name, set()).update(reached)
-        made[node] = reached | {name for name in alone.values() if name is not None}
-    return {name: found[name] - {name} for name in names if name in found}
+        reached = set[Use]().union(*(made[way] for way in ways if alone[way] is None))
+        handed = _parameter(node, labels) is not None  # not used yet, only passed on in another shape
+        uses = set() if handed else {(name, times[name]) for name in alone.values() if name is not None}
+        times.update(name for name, _ in uses)
+        beside = node.name().startswith(ADDED)  # what is added to an answer, as positions are, does not use it
+        found |= {use: set() if beside else reached for use in uses}
+        made[node] = reached | uses
+    return found
 
 
 def _inputs_first(begin: Any) -> Iterator[Any]:
@@ -95,29 +112,34 @@ def _inputs_first(begin: Any) -> Iterator[Any]:
 
 
 def _parameter(node: Any, labels: Mapping[int, str]) -> str | None:
-    """The parameter that a node hands on, as it is or in another shape; None if something was computed."""
+    """The parameter that a node hands on, as it is or in another shape; None if something was computed.
+
+    A row that was looked up in a table is the table's answer, although nothing but the table went into it.
+    """
     while True:
         if hasattr(node, "variable"):
             return labels.get(id(node.variable))
-        if len(node.next_functions) != 1 or node.next_functions[0][0] is None:
+        if len(node.next_functions) != 1 or node.next_functions[0][0] is None or node.name().startswith(LOOKED_UP):
             return None
         node = node.next_functions[0][0]
 
 
-def _by_tracing(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
-    graph, parts = fx.symbolic_trace(module).graph, dict(module.named_modules())
-    held = {name: {n for n in names if n.startswith(f"{name}.")} for name in parts if name}
-    made: dict[fx.Node, set[str]] = {}
-    found: dict[str, set[str]] = {}
+def _by_tracing(module: nn.Module) -> dict[Use, set[Use]]:
+    graph, parts, names = fx.symbolic_trace(module).graph, dict(module.named_modules()), table_of(module).aliases
+    held = {name: {first for n, first in names.items() if n.startswith(f"{name}.")} for name in parts if name}
+    made: dict[fx.Node, set[Use]] = {}
+    found: dict[Use, set[Use]] = {}
+    times = Counter[str]()
     for node in graph.nodes:
-        reached = set[str]().union(*(made[way] for way in node.all_input_nodes))
+        reached = set[Use]().union(*(made[way] for way in node.all_input_nodes))
         own = held.get(str(node.target), set()) if node.op == "call_module" else set[str]()
         if node.op == "get_attr" and node.target in names:
-            own = {str(node.target)}
-        for name in own:
-            found.setdefault(name, set()).update(reached)
-        made[node] = reached | own
-    return {name: earlier - {name} for name, earlier in found.items()}
+            own = {names[str(node.target)]}
+        uses = {(name, times[name]) for name in own}
+        times.update(own)
+        found |= {use: reached for use in uses}
+        made[node] = reached | uses
+    return found
 
 
 def _short(error: Exception) -> str:

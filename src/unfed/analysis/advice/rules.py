@@ -142,17 +142,21 @@ def _admitted(module: nn.Module, order: Order) -> tuple[dict[str, float], list[s
     if any(t.kind == REPARAMETRISED for t in table.tensors.values()):
         doubts.append("Some weights are re-parametrised and were left out; remove the parametrisation to have them in.")
     if frozen := sum(t.frozen for t in table.tensors.values() if t.kind in WEIGHTS):
-        why.append(f"{frozen} frozen layers are left out: no training would bring them back.")
+        some = "1 frozen layer is" if frozen == 1 else f"{frozen} frozen layers are"
+        why.append(f"{some} left out: no training would bring back what was perturbed there.")
     last, head = set(order.last), table.head or frozenset()
     kept = [name for name in learnt if name not in last and name not in head]
     if not kept:
+        advice = "or take the parametrisation off its other layers" if doubts else "or unfreeze an earlier layer"
         raise UnfedError(
             "No layer that trains has another behind it, and perturbing a last layer makes nothing before it forget;"
-            " unlearn this model with `retrain`, or unfreeze an earlier layer."
+            f" unlearn this model with `retrain`, {advice}."
         )
+    if shared := [name for name in learnt if name in last and any(name in order.before[other] for other in kept)]:
+        why.append(f"{listed(shared)}: left out, because a last layer shares the weight.")
     others = max(1, len(order.before) - 1)
     behind = {name: sum(name in earlier for earlier in order.before.values()) / others for name in kept}
-    first = [name for name in kept if not order.before[name] & set(learnt)]
+    first = [name for name in kept if not order.before[name] & set(kept)]
     beginning = first[0] if first else kept[0]
     why.append(
         f"{beginning} is the first layer that trains: {behind[beginning]:.0%} of the other layers use its answers."
@@ -188,7 +192,7 @@ def _judged(ranked: Sequence[Candidate], prober: Prober, why: list[str], doubts:
     if best.probe.back < LITTLE:
         some = f"only {best.probe.back:.0%}" if best.probe.back > 0 else "none"
         doubts.append(f"One round took back {some} of the loss; recovery may be slow.")
-    taken = f"{best.probe.back:.0%}" if best.probe.back > 0 else "nothing"
+    taken = f"{min(1.0, best.probe.back):.0%}" if best.probe.back > 0 else "nothing"
     why.append(
         f"Perturbed by {best.perturbation}, {best.layer} breaks what the head knew (CKA down by {best.probe.drop:.2f},"
         f" loss {best.probe.loss:.1f} times a guess's), and one round takes away {taken} of that loss."
