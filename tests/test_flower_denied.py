@@ -179,7 +179,7 @@ def test_nodes_that_nobody_can_name_are_an_error_and_nobody_need_be_found(tmp_pa
     file.write_text("north\n")
     grid = federation()
     SubsetGrid(grid, deny=file, wait=0).settle()  # north is not there, which is well
-    with pytest.raises(UnfedError, match="4 of 4 connected nodes do not say who they are"):
+    with pytest.raises(UnfedError, match="4 of 4 connected nodes might be it. Of the first: its client app"):
         SubsetGrid(federation(app=ClientApp()), deny=file, wait=0).settle()
     with pytest.raises(UnfedError, match="exclude names nobody"):
         SubsetGrid(grid)

@@ -404,7 +404,7 @@ def test_a_leaver_that_is_gone_need_not_be_there_and_stays_out_if_it_comes_back(
 def test_a_client_app_that_cannot_say_who_it_is_is_told_how(example: Any) -> None:
     mute = ClientApp()
     mute.train()(example.client.train)
-    with pytest.raises(UnfedError, match=r"4 of 4 connected nodes do not say .* make that with introduce\("):
+    with pytest.raises(UnfedError, match=r"4 of 4 connected nodes might be it.* make that with introduce\("):
         Unlearn(FedAvg, None, node_with(partition_id=0), wait=0).start(nodes(mute), trained(example, 1), num_rounds=1)
     with pytest.raises(UnfedError, match="node_with takes client, client_name, partition_id, not colour"):
         node_with(colour="red")

@@ -103,6 +103,21 @@ def test_a_name_is_said_as_it_was_given() -> None:
         SubsetGrid(foreign_grid(), node_with(client="Ward North"), wait=0).settle()
 
 
+def test_a_part_of_a_data_set_that_is_dealt_to_fewer_nodes_is_not_taken_for_the_leaver() -> None:
+    fewer = InProcessGrid([{"partition-id": k, "num-partitions": 2} for k in range(2)], echoing())
+    leaver = {"partition_id": 0, "num_partitions": 4}
+    with pytest.raises(UnfedError, match=r"2 of 2 connected nodes might be it\. .* one of 2 parts, not of 4: rows are"):
+        SubsetGrid(fewer, node_with(**leaver), wait=0).settle()
+    as_before = InProcessGrid([{"partition-id": k, "num-partitions": 4} for k in range(4)], echoing())
+    subset = SubsetGrid(as_before, node_with(**leaver), wait=0)
+    assert list(subset.get_node_ids()) == [1001, 1002, 1003]
+    assert subset.leavers[0].words == "a node with partition-id=0 of 4" and list(subset.leavers[0].names) == ["0"]
+    as_before.nodes[9] = {"partition-id": 1, "num-partitions": 2}
+    assert list(subset.get_node_ids()) == [1001, 1002, 1003], "some of the leaver's rows may be its"
+    with pytest.raises(UnfedError, match="num_partitions says of how many parts partition_id is one"):
+        node_with(client="north", num_partitions=4)
+
+
 # --- who is who, at every moment --------------------------------------------------------------------------------------
 
 
@@ -228,6 +243,19 @@ def test_a_strategy_that_waits_by_a_number_of_its_own_does_not_wait_for_ever() -
 
     with pytest.raises(Refused, match="asks nobody; without the leaver 3 nodes are, so lower the number"):
         unlearn(Patient).start(foreign_grid(), ARRAYS, num_rounds=1)
+
+
+def test_a_wait_that_only_hidden_nodes_would_end_is_explained_in_the_log(log: pytest.LogCaptureFixture) -> None:
+    subset = SubsetGrid(foreign_grid(), node_with(partition_id=0), wait=0)
+    for _ in range(5):  # as Flower's own sampling does, for ever, where a strategy waits for four
+        list(subset.get_node_ids())
+    assert log.text.count("1 connected node stays out, so whoever waits for more than 3 waits for ever") == 1
+    calm = SubsetGrid(foreign_grid(), node_with(partition_id=0), wait=0)
+    log.clear()
+    for _ in range(5):
+        (node, *_), ask = calm.get_node_ids(), RecordDict({"arrays": ARRAYS})
+        assert len(list(calm.send_and_receive([Message(ask, node, "train")], timeout=1))) == 1
+    assert "waits for ever" not in log.text
 
 
 class Halves(FedAvg):

@@ -5,8 +5,9 @@
 
 Flower draws node ids anew for every run of its simulator, and for a SuperNode without a key whenever it connects. What
 stays is what the one who runs a node wrote into its config: `client`, `client-name` (NVFlare's bridge writes that) or
-`partition-id`. Asked by the server, the node answers with these, and with what its config allows (`allow="forget"`: to
-be asked, after it has left, what a model is worth on its rows), and nothing else; no model is involved.
+`partition-id`. Asked by the server, the node answers with these, with `num-partitions`, and with what its config allows
+(`allow="forget"`: to be asked, after it has left, what a model is worth on its rows), and nothing else; no model is
+involved.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from unfed.remote.naming import KEYS
 QUESTION = "query.unfed"
 ANSWER = "who"
 ALLOW = "allow"
+PARTS = "num-partitions"
 
 
 class _Introduced(ClientApp):
@@ -48,5 +50,5 @@ def introduce_mod(message: Message, context: Context, call_next: Callable[[Messa
 
 
 def _answered(message: Message, context: Context) -> Message:
-    own = {key: str(context.node_config[key]) for key in (*KEYS, ALLOW) if key in context.node_config}
+    own = {key: str(context.node_config[key]) for key in (*KEYS, PARTS, ALLOW) if key in context.node_config}
     return Message(RecordDict({ANSWER: ConfigRecord(dict(own))}), reply_to=message)

@@ -24,6 +24,7 @@ from unfed.flower.roll import JUST_CONNECTED, Roll
 from unfed.flower.speech import SPEECH
 from unfed.remote.denied import Denied
 from unfed.remote.naming import KEYS
+from unfed.remote.replies import said
 from unfed.runs.deny import clients_on
 
 Find = Callable[[Grid], Collection[int]]
@@ -85,16 +86,28 @@ def registered(*given: str | int) -> Leaver:
     return Leaver(f"a node registered as {words}", found, doubt, remedy, names)
 
 
-def node_with(timeout: float = 300.0, **config: str | int) -> Leaver:
+def node_with(timeout: float = 300.0, num_partitions: int | None = None, **config: str | int) -> Leaver:
     """The node whose config says so: `node_with(partition_id=0)`, `node_with(client_name="site-1")`.
 
-    Every node is asked, and starts a process for it: `timeout` is how many seconds that may take on a busy machine.
+    `num_partitions`: how many there were in training; where there are more or fewer, rows are dealt otherwise, and such
+    nodes are left out. Every node is asked, and starts a process for it: `timeout` is how many seconds that may take.
     """
     wanted = {key.replace("_", "-"): str(value) for key, value in config.items()}
     odd = next((key for key in wanted if key not in KEYS), None)
     if odd is not None or not wanted:
         raise UnfedError(f"node_with takes {', '.join(k.replace('-', '_') for k in KEYS)}, not {odd or 'nothing'}.")
+    if num_partitions is not None and "partition-id" not in wanted:
+        raise UnfedError("num_partitions says of how many parts partition_id is one; name that too.")
     roll = Roll(timeout)
+
+    def doubt(node: int) -> str | None:
+        own = roll.parts.get(node, "")
+        if num_partitions is None or own in ("", str(num_partitions)):
+            return roll.doubt(node)
+        return (
+            f"it has one of {said(own, 20)} parts, not of {num_partitions}: rows are dealt otherwise than in training,"
+            " so take as many nodes as there were"
+        )
 
     def found(grid: Grid) -> Collection[int]:
         roll.look(grid)
@@ -105,9 +118,9 @@ def node_with(timeout: float = 300.0, **config: str | int) -> Leaver:
 
     words = " and ".join(f"{key}={value}" for key, value in wanted.items())
     return Leaver(
-        f"a node with {words}",
+        f"a node with {words}" + (f" of {num_partitions}" if num_partitions is not None else ""),
         found,
-        roll.doubt,
+        doubt,
         "see what the nodes' configs say",
         [*wanted.values()],
         willing=willing,

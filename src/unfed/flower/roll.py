@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from unfed.flower.connected import since
-from unfed.flower.identity import ALLOW, ANSWER, QUESTION
+from unfed.flower.identity import ALLOW, ANSWER, PARTS, QUESTION
 from unfed.flower.sentences import UNANSWERED
 from unfed.remote.naming import KEYS
 from unfed.remote.replies import attempt, said
@@ -27,6 +27,8 @@ class Roll:
     known: dict[int, dict[str, str]] = field(default_factory=dict)
     silent: dict[int, str] = field(default_factory=dict)
     """Connected nodes that did not say who they are, and why."""
+    parts: dict[int, str] = field(default_factory=dict)
+    """Of how many partitions a node says it plays one."""
     willing: set[int] = field(default_factory=set)
     _tries: dict[int, int] = field(default_factory=dict)
     _heard: set[int] = field(default_factory=set)
@@ -61,7 +63,7 @@ class Roll:
             return
         own = attempt(lambda: _words(reply))
         if isinstance(own, dict) and (name := {key: own[key] for key in KEYS if key in own}):
-            self.known[node] = name
+            self.known[node], self.parts[node] = name, own.get(PARTS, "")
             self.willing.discard(node)
             if "forget" in (word.strip() for word in own.get(ALLOW, "").split(",")):
                 self.willing.add(node)
@@ -83,4 +85,4 @@ def _failure(reply: Message) -> str:
 
 def _words(reply: Message) -> dict[str, str]:
     record = reply.content.config_records[ANSWER]
-    return {key: str(record[key]) for key in (*KEYS, ALLOW) if key in record}
+    return {key: str(record[key]) for key in (*KEYS, PARTS, ALLOW) if key in record}

@@ -44,6 +44,8 @@ class SubsetGrid(Grid):
         self._doubted: set[int] = set()
         self._settled, self._short_since = False, 0.0
         self._looks: list[float] | None = None
+        self._idle: list[float] = []
+        self._sending = self._hinted = False
 
     @property
     def excluded(self) -> frozenset[int]:
@@ -114,8 +116,8 @@ class SubsetGrid(Grid):
         who = leaver.words[0].upper() + leaver.words[1:]
         if doubts:
             return (
-                f"{who} cannot be told apart: {len(doubts)} of {count} connected nodes do not say who they are. Of the"
-                f" first: {doubts[0]}."
+                f"{who} cannot be told apart: {len(doubts)} of {count} connected nodes might be it. Of the first:"
+                f" {doubts[0]}."
             )
         return (
             f"{who} is not among the {count} nodes that are connected, so nobody would be left out;"
@@ -137,10 +139,28 @@ class SubsetGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         self._find()
-        found = [node for node in self._grid.get_node_ids() if self._stays(node)]
+        connected = list(self._grid.get_node_ids())
+        found = [node for node in connected if self._stays(node)]
         self._enough(len(found))
         self._not_for_ever(len(found))
+        self._hint(len(found), len(connected) - len(found))
         return found
+
+    def _hint(self, left: int, hidden: int) -> None:
+        """Say once in the log, where somebody only looks, that those who left are not coming.
+
+        It is no error: Flower's older API looks every few seconds, beside whatever else it does.
+        """
+        if self._sending or self._hinted or not hidden:
+            return
+        self._idle.append(time.monotonic())
+        if len(self._idle) > 3 and self._idle[-1] - self._idle[0] >= self._wait:
+            self._hinted = True
+            log.warning(
+                "unfed: nobody was asked anything for %g s; %d connected node%s out, so whoever waits for more than %d"
+                " waits for ever: lower that number, or end the wait by least=… of SubsetGrid",
+                *(self._wait, hidden, " stays" if hidden == 1 else "s stay", left),
+            )
 
     def _enough(self, left: int) -> None:
         """Refuse to let a stock strategy wait for a minimum of nodes that is not there.
@@ -188,11 +208,15 @@ class SubsetGrid(Grid):
         return self._heard(self._grid.pull_messages(message_ids))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return self._heard(self._grid.send_and_receive(self._allowed(messages), timeout=timeout))
+        self._sending = True
+        try:
+            return self._heard(self._grid.send_and_receive(self._allowed(messages), timeout=timeout))
+        finally:
+            self._sending = False
 
     def _allowed(self, messages: Iterable[Message]) -> list[Message]:
         found = list(messages)
-        self._looks = None if self._looks is None else []
+        self._looks, self._idle = None if self._looks is None else [], []
         self._refuse([message.metadata.dst_node_id for message in found])
         return [message for message in found if self._stays(message.metadata.dst_node_id)]
 
