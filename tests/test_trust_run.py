@@ -440,7 +440,7 @@ def test_without_the_extra_a_command_says_how_to_get_it(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "rfc8785" else real(name, *rest))
     code, _, err = unfed("keys", "new", tmp_path / "mine")
-    assert code == 2 and "pip install 'unfed[trust]'" in err
+    assert code == 2 and "pip install '.[trust]'" in err
     assert not list(tmp_path.iterdir())
 
 

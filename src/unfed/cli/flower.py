@@ -18,7 +18,7 @@ import unfed
 from unfed import storage
 from unfed.cli.console import Console
 from unfed.cli.options import Json
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, extra
 from unfed.report.units import bytes_text
 from unfed.runs.folder import RunFolder
 
@@ -96,7 +96,7 @@ def init(
 ) -> None:
     """Write a Flower app, one pyproject.toml; `flwr run DIR` runs it."""
     if importlib.util.find_spec("flwr") is None:
-        raise UnfedError("Flower is not installed; install it with `pip install 'unfed[flower]'`.")
+        raise UnfedError(f"Flower is not installed; install it with {extra('flower')}.")
     file = folder / "pyproject.toml"
     if file.exists():
         raise UnfedError(f"{file} is there already; choose another folder, or edit that file.")

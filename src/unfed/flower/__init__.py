@@ -5,7 +5,7 @@
     introduce(ClientApp())                     let its clients say who they are (identity.py)
     GridTransport                              Flower's grid as a transport; what it carries is unfed.remote's
 
-Needs `pip install unfed[flower]`.
+Needs the extra `flower`.
 """
 
 from __future__ import annotations

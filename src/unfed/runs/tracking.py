@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from unfed.engines.observed import Observer
-from unfed.errors import UnfedError, UnfedWarning, listed, nearest
+from unfed.errors import UnfedError, UnfedWarning, extra, listed, nearest
 from unfed.federation.history import History
 from unfed.federation.state import State
 from unfed.measures import columns
@@ -43,7 +43,7 @@ class Tracker(QuietWatch):
         except ImportError as error:
             raise UnfedError(
                 f"--track {self.extra} needs the package {self.package}; install it with"
-                f" `pip install 'unfed[{self.extra}]'`, or `pip install {self.package}`."
+                f" {extra(self.extra)}, or with `pip install {self.package}`."
             ) from error
 
     def start(self, run: Run, folder: Path) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from unfed import rng
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, extra
 from unfed.measures.population.signals import margin
 from unfed.model.params import Params
 from unfed.population import store
@@ -275,6 +275,6 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise UnfedError("Tuning takes Optuna; install it with `pip install 'unfed[tune]'`.") from error
+        raise UnfedError(f"Tuning takes Optuna; install it with {extra('tune')}.") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna

@@ -21,7 +21,7 @@
     service.py          the desk on a network, and its page           listening.py   where it listens, and who works
 
 All of it is evidence, not a guarantee: a server that never writes a round into the log is outside what this can show.
-Needs `pip install unfed[trust]`: `cryptography` for Ed25519 and `rfc8785` for canonical JSON, the smallest honest pair.
+Needs the extra `trust`: `cryptography` for Ed25519 and `rfc8785` for canonical JSON, the smallest honest pair.
 DSSE itself is one line over bytes, so no library is taken for it. The core imports nothing from here.
 """
 
@@ -29,11 +29,11 @@ from __future__ import annotations
 
 import importlib.util
 
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, extra
 
 for _needed in ("cryptography", "rfc8785"):
     if importlib.util.find_spec(_needed) is None:
         raise UnfedError(
             f"Signed requests, logs and evidence need the package {_needed!r}, which is not installed; install it with"
-            " `pip install 'unfed[trust]'`."
+            f" {extra('trust')}."
         )

@@ -6,7 +6,7 @@
     GET  /api/requests/ID/acknowledgement     as it was signed     GET /api/requests/ID/bundle    signed now
     GET  /  and  /requests/ID                 the same for people
 
-Needs `pip install unfed[serve]`. Whoever lies on the network sees nothing that a signature would not stop: what is
+Needs the extra `serve`. Whoever lies on the network sees nothing that a signature would not stop: what is
 handed in counts by its signature, not by who sent it.
 """
 
@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, extra
 from unfed.report.words import date_text
 from unfed.runs.requests import now
 from unfed.trust.desk import Desk, Unknown
@@ -29,8 +29,7 @@ from unfed.trust.request import NotBelieved
 for _needed in ("fastapi", "uvicorn"):
     if importlib.util.find_spec(_needed) is None:
         raise UnfedError(
-            f"`unfed serve` needs the package {_needed!r}, which is not installed; install it with"
-            " `pip install 'unfed[serve]'`."
+            f"`unfed serve` needs the package {_needed!r}, which is not installed; install it with {extra('serve')}."
         )
 
 from fastapi import FastAPI, Request, Response  # noqa: E402  (after the sentence that says what is missing)

