@@ -3,10 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-# Without an NVIDIA GPU, PyTorch for the CPU: PyPI's for Linux brings gigabytes of CUDA, on x86-64 and on aarch64.
-# `make test TORCH_INDEX=` takes PyPI's all the same.
-TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
-TORCH_MISSED = echo "No PyTorch for the CPU from $(TORCH_INDEX): taking what your package index has."
+# Where PyTorch comes from, if not from your package index (PyPI's for Linux brings gigabytes of CUDA).
+TORCH_INDEX ?=
 
 .PHONY: help demo docs test test-slow test-flower test-flower-short test-zoo coverage mutants fuzz chaos lint format package bench clean
 
@@ -17,7 +15,7 @@ help:  ## what can be made here
 .venv/core.stamp: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing unfed and what it needs (once; a minute or two) ..."
-	@$(if $(TORCH_INDEX),$(PIP) --retries 0 --no-deps --index-url $(TORCH_INDEX) torch 2>/dev/null || $(TORCH_MISSED))
+	@$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch)
 	@$(PIP) -e .
 	@touch $@
 
