@@ -75,6 +75,22 @@ def test_every_export_and_report_is_entered_when_it_is_written(run: Run, tmp_pat
     assert [one.what for one in handed_out.listed(RunFolder(other))] == ["comparison"]
 
 
+def test_evidence_and_the_page_of_all_runs_are_entered_too(run: Run, tmp_path: Path) -> None:
+    """Both name requests; whoever is in them must be able to learn that they are about."""
+    keys = pytest.importorskip("unfed.trust.keys", reason="the extra that signs is not installed")
+    run.forget(Request("first", clients=("1",)), "ft", until=1)
+    where, bundle, page = run.folder.path, tmp_path / "first.json", tmp_path / "first.html"
+    keys.new(tmp_path / "own")
+    given("bundle", where, "--request", "first", "-o", bundle, "--key", tmp_path / "own.key", "--page", page)
+    given("index", where.parent, "-o", tmp_path / "all.html")
+    found = [(one.what, one.file) for one in handed_out.listed(run.folder)]
+    assert found == [("evidence", str(bundle)), ("report", str(page)), ("comparison", str(tmp_path / "all.html"))]
+    for one in handed_out.listed(run.folder):
+        assert hashlib.sha256(one.path(where).read_bytes()).hexdigest() == one.sha256
+    told = {one.kind: one.do for one in affected(run, "1") if one.file.startswith(str(tmp_path))}
+    assert set(told) == {"evidence", "report", "comparison"} and "unfed bundle" in told["evidence"]
+
+
 def test_the_same_export_is_one_entry_and_another_model_under_its_name_a_second(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     for _ in range(2):

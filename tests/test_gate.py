@@ -159,7 +159,7 @@ def test_a_goal_may_take_so_many_rounds_whatever_the_config_grants(run: Run) -> 
     """More than the config's, on from where it was; fewer; and what is not reached within them is not in force."""
     seven, how = Request("seven", classes=(7,)), RequestOptions(within=5.0)
     run.config.__dict__["unlearning"] = run.config.unlearning.model_copy(update={"rounds": 40})
-    with pytest.raises(Refused, match=r"not (recovered|forgotten) after 1 rounds.*--until recovered,forgotten,2\."):
+    with pytest.raises(Refused, match=r"not (recovered|forgotten) after 1 round\b.*--until recovered,forgotten,2\."):
         run.forget(seven, "not", "recovered,forgotten,1", how=how)
     assert entry_of(run, "seven").until == "recovered,forgotten,1"
     run.config.__dict__["unlearning"] = run.config.unlearning.model_copy(update={"rounds": 2})

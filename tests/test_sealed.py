@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 from conftest import SMALL
 from unfed import rng, storage
+from unfed.cli.main import app
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.methods import Retrain, Sealed, State
@@ -226,13 +229,27 @@ def killed_at(run: Run, save: int) -> list[dict[str, torch.Tensor]]:
 
 
 def tensors_in(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """The params in every file of a run, by its path."""
-    found = {}
+    """The params in every file of a run, by its path; of a file that holds several models, each by its group."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
     for path in sorted(folder.rglob("*.safetensors")):
-        tensors = storage.load(path, "file")[0]
-        own = {name.rpartition("/")[2]: t for name, t in tensors.items()}
-        if "conv1.weight" in own:
-            found[str(path.relative_to(folder))] = own
+        for name, tensor in storage.load(path, "file")[0].items():
+            group = name.rpartition("/")[0].removeprefix("params")
+            where = path.relative_to(folder).as_posix() + (f"#{group}" if group else "")
+            found.setdefault(where, {})[name.rpartition("/")[2]] = tensor
+    return {where: own for where, own in found.items() if "conv1.weight" in own}
+
+
+def holding(folder: Path, models: Sequence[Params]) -> list[str]:
+    """The files, of whatever kind, in which a tensor of these models stands: its bytes, or its numbers in figures."""
+    weights = [t for params in models for name, t in params.items() if t.ndim > 1]
+    raw = [t.to(kind).numpy().tobytes() for t in weights for kind in (torch.float64, torch.float32)]
+    figures = {f"{float(value):.6g}" for t in weights for value in t.flatten()[:8] if abs(float(value)) > 1e-3}
+    found = []
+    for path in (one for one in sorted(folder.rglob("*")) if one.is_file()):
+        data = path.read_bytes()
+        told = {f"{float(text):.6g}" for text in re.findall(rb"-?\d+\.\d{5,}", data)}
+        if any(own in data for own in raw) or len(figures & told) > 1:
+            found.append(path.relative_to(folder).as_posix())
     return found
 
 
@@ -306,13 +323,29 @@ def test_no_two_files_that_are_left_give_the_draw_away_and_two_that_must_go_do(
         together = found_out(tensors_in(tmp_path / "run"), truth)
         old, begun = "models/0/train.safetensors", "state/0/r1/sealed.safetensors"
         assert together[old, begun] < 1e-9, "while the perturbed model lies beside the old one the draw is no secret"
+        perturbed = tensors_in(tmp_path / "run")[begun]
+        theta = tensors_in(tmp_path / "run")[old]
+        assert begun in holding(tmp_path / "run", [perturbed])
         Run.open(run.folder.path).execute()
+        after_it(run.folder.path)
 
     assert found_out(tensors_in(tmp_path / "run"), truth).keys() >= {(old, "models/0/r1/sealed.safetensors")}
     assert {old, "state/0/train.safetensors"} <= {grave.file for grave in purge(Run.open(run.folder.path), "r1").gone}
     left = tensors_in(tmp_path / "run")
-    assert set(left) == {"models/0/r1/sealed.safetensors", "state/0/r1/sealed.safetensors"}
+    made = [f"{kind}/0/{job}.safetensors" for kind in ("models", "state") for job in ("client-1/ft", "r1/sealed")]
+    assert sorted(left) == made
     assert min(found_out(left, truth).values()) > 0.5
+    kinds = {path.relative_to(tmp_path / "run").parts[0] for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert {"models", "state", "advice", "report.html", "trajectory.jsonl", "requests", "handed-out.jsonl"} <= kinds
+    assert holding(tmp_path / "run", [theta, perturbed]) == [], "in no file of any kind"
+
+
+def after_it(folder: Path) -> None:
+    """What else may write into a run's folder once a request was served: advice, another request, a report."""
+    next_one = ["forget", str(folder), "--client", "1", "--method", "ft", "--until", "1", "--max-drop", "100"]
+    for words in (["suggest", str(folder)], next_one):
+        found = CliRunner().invoke(app, words)
+        assert found.exit_code == 0, found.output
 
 
 def brought_back(files: dict[str, Params], names: Sequence[str], old: Params) -> dict[tuple[str, str], float]:

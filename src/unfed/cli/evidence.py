@@ -15,6 +15,7 @@ from unfed.cli.console import Console, echo
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument
 from unfed.errors import UnfedError
 from unfed.runs.folder import RunFolder
+from unfed.runs.handed_out import hand_out
 from unfed.runs.record import Record
 from unfed.runs.run import Run
 
@@ -56,10 +57,10 @@ def bundle(
     if trust is not None and own.id != trust.operator.id:
         raise UnfedError(f"The log of {run} is signed by another key; leave --key out, or give that one.")
     signed = bundles.sign(findings(record, entry), own, bundles.from_log(record, entry))
-    storage.deliver(out, signed.to_bytes())
+    hand_out(record.folder, "evidence", out, signed.to_bytes())
     verdict = bundles.verify(out, [own.public])
     if page is not None:
-        _write_page(page, verdict, [own.id])
+        _write_page(page, verdict, [own.id], record.folder)
     if as_json:
         told = {"bundle": str(out), "request": request, "key": own.id, "proven": verdict.proven}
         echo(json.dumps({**told, "page": None if page is None else str(page)}))
@@ -95,12 +96,17 @@ def verify(
     say(told(verdict))
 
 
-def _write_page(path: Path, verdict: object, keys: list[str]) -> None:
+def _write_page(path: Path, verdict: object, keys: list[str], folder: RunFolder | None = None) -> None:
+    """Write the page of a bundle; whose run is at hand, it is entered there."""
     from unfed.trust.page import page
     from unfed.trust.verdict import Verdict
 
     assert isinstance(verdict, Verdict)
-    storage.deliver(path, page(verdict, keys).encode())
+    data = page(verdict, keys).encode()
+    if folder is None:
+        storage.deliver(path, data)
+    else:
+        hand_out(folder, "report", path, data)
 
 
 def serve(

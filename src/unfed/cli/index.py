@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from unfed import storage
+from unfed.api import enter_comparison
 from unfed.cli.console import Console
 from unfed.errors import UnfedError
 from unfed.runs.run import Run
@@ -35,8 +36,11 @@ def index(
     if not runs.is_dir():
         raise UnfedError(f"{runs} is not a folder; name the one in which your runs lie (`unfed run` makes runs/NAME).")
     target = out or runs / "index.html"
-    found = [_listed(folder, runs, target) for folder in folders(runs)]
-    storage.deliver(target, render(found, runs.resolve().name).encode())
+    there = folders(runs)
+    found = [_listed(folder, runs, target) for folder in there]
+    data = render(found, runs.resolve().name).encode()
+    enter_comparison([folder for folder, one in zip(there, found, strict=True) if not one.error], target, data)
+    storage.deliver(target, data)
     broken = sum(bool(one.error) for one in found)
     more = f", {broken} of them cannot be read" if broken else ""
     stdout.print(f"Index: {escape(str(target))} ({len(found)} runs{more})")

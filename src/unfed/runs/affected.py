@@ -1,6 +1,6 @@
 """What still carries a client, wherever it is known to be, and what to do about each.
 
-    files of the run folder (`carriers.py`) ─ exports, reports, comparisons (`handed_out.py`) ─ what crossed the wire
+    files of the run folder (`carriers.py`) ─ exports, reports, evidence (`handed_out.py`) ─ what crossed the wire
 
 Nothing is built. Backups, and copies that somebody made, are known to nobody here.
 """
@@ -30,7 +30,7 @@ class Affected:
 
     kind: str
     """model, state, history, part, samples, undo, study, population, statistics, trajectory, export, report,
-    comparison, upload or download."""
+    comparison, evidence, upload or download."""
     file: str
     what: str
     do: str
@@ -151,6 +151,10 @@ def _do(run: Record, client: str, entry: Entry | None, one: Carrier) -> str:
     return purge
 
 
+_AGAIN = {"comparison": "`unfed compare`", "evidence": "`unfed bundle {where}`"}
+"""What writes it anew, where that is not `unfed report`."""
+
+
 # --- outside ----------------------------------------------------------------------------------------------------------
 
 
@@ -173,7 +177,7 @@ def _handed_out(run: Record, client: str, seeds: Sequence[_Seen]) -> Iterator[Af
                 do = "sealed and retrain leave no way back; ask whoever was given it to take what they leave instead"
         else:
             what = f"a {one.what} of {one.at}: names and numbers of its requests, no weights"
-            again = f"`unfed report {where}`" if one.what == "report" else "`unfed compare`"
+            again = _AGAIN.get(one.what, "`unfed report {where}`").format(where=where)
             do = f"{again} says how it stands now; delete copies that must not name it"
             do = do if there else f"it is not there as it was; {do}"
         yield Affected(one.what, one.file, what, do)

@@ -59,14 +59,15 @@ class Ending:
 
     def missed(self, request: str | None, round: int, notes: JobNotes, outcome: str, before: Value) -> Refused:
         """The sentence for a job whose rounds did not suffice."""
+        took = f"{round} round{'' if round == 1 else 's'}"
         more = f"more rounds are given by --until {Until(self.until.goals, 2 * self.rounds).text}"
         if round < self.rounds:
             more = f"it stopped because nothing got better for {self.patience} rounds (unlearning.patience)"
         if outcome == "not forgotten":
-            return NotForgotten(f"Request {request!r} is not forgotten after {round} rounds ({notes.watched}); {more}.")
+            return NotForgotten(f"Request {request!r} is not forgotten after {took} ({notes.watched}); {more}.")
         assert not isinstance(before, str)
         return NotRecovered(
-            f"Request {request!r} is not recovered after {round} rounds: the best validation accuracy was"
+            f"Request {request!r} is not recovered after {took}: the best validation accuracy was"
             f" {notes.best:.2f} % (round {notes.best_round}), it takes {before - self.within:.2f} %; {more}."
         )
 

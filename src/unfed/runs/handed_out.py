@@ -1,4 +1,4 @@
-"""What left a run folder: every export, report and comparison is entered before it is written.
+"""What left a run folder: every export, report, comparison and bundle is entered before it is written.
 
     handed-out.jsonl      {what, file, sha256, at, seed, request, method}      one line per file and content
 
@@ -25,7 +25,7 @@ from unfed.runs.requests import now
 from unfed.runs.schema import COUNT, TEXT, Fits, checked, or_none
 
 FILE = "handed-out.jsonl"
-What = Literal["export", "report", "comparison"]
+What = Literal["export", "report", "comparison", "evidence"]
 LINE: dict[str, Fits] = {"what": TEXT, "file": TEXT, "sha256": TEXT, "at": TEXT}
 LINE |= {"seed": or_none(COUNT), "request": or_none(TEXT), "method": or_none(TEXT)}
 
