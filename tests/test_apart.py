@@ -86,6 +86,7 @@ def test_a_test_that_changes_the_products_of_the_process_is_named(
 HARMLESS = {
     "test_ablations": "it is the name of an option",
     "test_files": "they are stored and negated",
+    "test_flower_shapes": "they are sent, and NumPy averages them",
     "test_matrix": "they are names of rows, and the truth beside each is float64",
     "test_poison": "they are stamped",
     "test_recorded": "it lends `transformer` to marked tests",
