@@ -85,6 +85,20 @@ def test_the_page_says_what_a_foreign_app_cannot_give(tmp_path: Path) -> None:
     )
 
 
+def test_a_leaver_that_comes_back_under_another_id_stands_in_the_evidence_under_both(tmp_path: Path) -> None:
+    grid = federation()
+
+    def meanwhile(ask: Message, reply: Message) -> Message | None:
+        if ask.metadata.message_type == "train":
+            grid.nodes[9] = {"partition-id": 0}
+        return reply
+
+    grid.tamper[1001] = meanwhile
+    unlearned(tmp_path, grid=grid)
+    assert [one["nodes"] for one in kept(tmp_path)["leavers"]] == [[9, 1000]]
+    assert not grid.asked(9, "train", "evaluate")
+
+
 def test_the_leaver_measures_only_with_its_leave_and_is_counted_apart(tmp_path: Path) -> None:
     for own, measured in (({}, 0), ({"allow": "samples"}, 0), ({"allow": "samples, forget"}, 2)):
         folder, grid = tmp_path / str(own), federation(falling=False, **own)

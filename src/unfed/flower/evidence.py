@@ -91,8 +91,7 @@ class Evidence:
                 " (keep=FILE); give evidence another folder."
             )
         broken = [line for line in rounds if line["round"] > done]
-        nodes = {one["who"]: one["nodes"] for one in old["leavers"]}  # another run may number them anew
-        leavers = [{**one, "nodes": sorted({*one["nodes"], *nodes.get(one["who"], ())})} for one in new["leavers"]]
+        leavers = _both(new["leavers"], old["leavers"])  # another run may number them anew
         if done:
             self._kept = {
                 **old,
@@ -164,6 +163,11 @@ class Evidence:
         found: list[Mapping[str, Any]] | None = self._kept["rounds"][-1].get("leaver") if self._kept["rounds"] else None
         return found
 
+    def found(self, leavers: Sequence[Mapping[str, Any]]) -> None:
+        """Note under which ids those who left were seen; one that came back has another."""
+        self._kept["leavers"] = _both(leavers, self._kept["leavers"])
+        self._write()
+
     def end(self, how: str, after: str) -> None:
         """Note how the rounds ended, and with which arrays."""
         ends = self._ends()
@@ -225,6 +229,12 @@ class Evidence:
 
     def _write(self) -> None:
         storage.write_json(self.folder / FILE, self._kept)
+
+
+def _both(leavers: Iterable[Mapping[str, Any]], before: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same leavers, with the nodes that they had before as well."""
+    nodes = {one["who"]: one["nodes"] for one in before}
+    return [{**one, "nodes": sorted({*one["nodes"], *nodes.get(one["who"], ())})} for one in leavers]
 
 
 def plain(metrics: MetricRecord) -> dict[str, Any]:

@@ -147,10 +147,9 @@ class Unlearn(Strategy):
         """The same rounds, with everything that is done written down."""
         assert self._subset is not None and self.arrays is not None
         central, changed = given.get("evaluate_fn"), _digests(self.arrays)
-        found = [{"who": one.words, "nodes": sorted(one(self._subset.whole))} for one in self._subset.leavers]
         about = {
             "strategy": type(self.inner).__name__,
-            "leavers": found,
+            "leavers": self._subset.found(),
             "forgotten": sorted({name for one in self._subset.leavers for name in one.names}),
             "unnamed": [one.words for one in self._subset.leavers if one.needed and not one.names],
         }
@@ -196,6 +195,8 @@ class Unlearn(Strategy):
             except Exception as error:
                 log.warning("unfed: %s of the model after is not measured: %s", name, error)
                 evidence.unmeasured(name, said(error))
+        assert self._subset is not None
+        evidence.found(self._subset.found())
         evidence.end("all rounds", _digest(after))
 
     def _look(self, evidence: Evidence, initial: ArrayRecord, worth: Worth, central: bool) -> None:

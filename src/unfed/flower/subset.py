@@ -63,6 +63,10 @@ class SubsetGrid(Grid):
         """Who is left out, each as it was named."""
         return self._leavers
 
+    def found(self) -> list[dict[str, Any]]:
+        """Who is left out, as evidence has it: each in words, with the ids of its nodes."""
+        return [{"who": one.words, "nodes": sorted(one(self._grid))} for one in self._leavers]
+
     def _find(self) -> None:
         """Look for those who left among the nodes that are connected now; the log names whoever is new."""
         if not self._settled:
