@@ -294,7 +294,7 @@ def test_recovered_ends_at_the_first_round_that_is_good_enough(train: Callable[.
 def test_not_recovered_is_refused_and_can_go_on(train: Callable[..., Run]) -> None:
     trained = train("evaluation.recovered_within=0.0", "unlearning.rounds=1")
     with pytest.raises(
-        Refused, match=r"Request 'x' is not recovered after 1 rounds: the best validation accuracy was \d"
+        Refused, match=r"Request 'x' is not recovered after 1 round: the best validation accuracy was \d"
     ):
         trained.forget(Request("x", clients=("3",)))
     assert trained.current_job(0) == Job(0, None, "train")  # the old model stays in force
