@@ -148,6 +148,8 @@ def test_every_case_gives_a_cell_for_retrain_and_the_methods_that_serve_it(
         stress(config, 2, tmp_path / "s", ["backdor"])
     with pytest.raises(UnfedError, match="at least three clients"):
         stress(small("partition.clients=2"), 2, tmp_path / "s", ["backdoor"])
+    with pytest.raises(UnfedError, match="No case was named; use backdoor"):
+        stress(small(), 2, tmp_path / "s", [])
     with pytest.raises(UnfedError, match="--bound is the percentage of harm above which a method fails, not nan"):
         stress(small(), 2, tmp_path / "s", ["backdoor"], float("nan"))
 

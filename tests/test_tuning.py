@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from unfed.cli.main import app
 from unfed.errors import UnfedError
 from unfed.measures.population import Effort
 from unfed.population import store
-from unfed.report.how_sure import about_tuning
+from unfed.report.how_sure import about_tuning, tuned_words
 from unfed.runs import tuning
 from unfed.runs.judging import judged
 from unfed.runs.population import populate
@@ -151,6 +152,20 @@ def test_from_a_population_to_a_page_that_says_what_was_tuned_with_what(small: S
         sentence = f"{title} was tuned over 2 trials on validation rows and 1 of the first 3 seeds of 6"
         assert sentence in told and sentence in page
     assert "different budgets" not in told and "Not tuned" not in told
+
+
+def test_where_every_trial_spoils_the_model_the_page_says_so(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    population = made_up(small(*SETS), tmp_path / "p")
+    monkeypatch.setattr(
+        tuning, "Bench", lambda *args: SimpleNamespace(seeds=(0,), tried=lambda values: Seen(1.0, 30.0))
+    )
+    monkeypatch.setattr(tuning, "_kept", lambda *args: None)
+    found = tune(small(*SETS), population, "ft", Budget(trials=2, models=1))
+    assert found["spoiled"] and "cost more validation accuracy than allowed" in tuned_words("FT", found)
+    assert "this one least (30.0 points)" in tuned_words("FT", found)
+    assert "validation accuracy" not in tuned_words("FT", found | {"spoiled": False})
 
 
 def test_unequal_budgets_and_who_had_none_are_said() -> None:

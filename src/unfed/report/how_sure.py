@@ -177,4 +177,11 @@ def tuned_words(title: str, how: Mapping[str, Any]) -> str:
         for name, value in how["chosen"].items()
     ]
     chosen = ", ".join(values) or "what the config says was best"
-    return f"{title} was tuned over {how['trials']} trials on {how['on']}: {chosen}."
+    least = f" Every trial cost more validation accuracy than allowed, this one least ({_drop(how):.1f} points)."
+    return (
+        f"{title} was tuned over {how['trials']} trials on {how['on']}: {chosen}.{least if how.get('spoiled') else ''}"
+    )
+
+
+def _drop(how: Mapping[str, Any]) -> float:
+    return float((how.get("best") or {}).get("drop", 0.0))

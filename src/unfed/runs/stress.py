@@ -181,6 +181,8 @@ def stress(
     """Train what is missing of every case, and say what is left behind, by case and kind of model."""
     if math.isnan(bound):
         raise UnfedError("--bound is the percentage of harm above which a method fails, not nan.")
+    if not cases:
+        raise UnfedError(f"No case was named; use {listed(CASES)}.")
     for name in cases:
         if name not in CASES:
             raise UnfedError(f"There is no case {name!r}; use {listed(CASES)}.{nearest(name, CASES)}")

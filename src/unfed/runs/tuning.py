@@ -86,9 +86,13 @@ class Seen:
     distance: float
     drop: float
 
+    def spoiled(self, within: float) -> bool:
+        """Whether it cost more validation accuracy than so many points."""
+        return not self.drop <= within + 1e-9
+
     def worth(self, within: float) -> float:
         """What is made small."""
-        return self.distance if self.drop <= within + 1e-9 else SPOILED + self.drop
+        return SPOILED + self.drop if self.spoiled(within) else self.distance
 
 
 def knobs(config: Config, label: str) -> list[Knob]:
@@ -226,6 +230,7 @@ def tune(
         "space": {knob.name: [knob.low, knob.high] for knob in space},
         "chosen": chosen,
         "best": asdict(seen[best.number]),
+        "spoiled": seen[best.number].spoiled(within),
         "as configured": asdict(seen[0]) if 0 in seen else None,
     }
     _kept(bench, population, chosen, about)
