@@ -77,7 +77,7 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--models", type=int, nargs="*", default=MODELS)
     options = asked.parse_args()
-    attacking.alone = lambda side, seed: {}  # type: ignore[assignment]  # classifiers are no part of a verdict
+    attacking.alone = lambda side, seed: {}  # classifiers are no part of a verdict
     now = datetime.now(UTC)
     about = {
         "date": f"{now:%Y-%m-%d}",
