@@ -8,6 +8,9 @@ import pytest
 
 from test_report import Page, fake_line, fake_run
 from unfed.data import Request
+from unfed.paper import making
+from unfed.paper.items import items
+from unfed.paper.views.base import Section
 from unfed.report.html import render
 from unfed.report.words import gate_words
 from unfed.runs.config_tables import RequestConfig
@@ -75,3 +78,14 @@ def test_the_gate_speaks_of_what_is_allowed() -> None:
     for check, says in ((passed, "passed"), (failed, "failed")):
         told = dict(gate_words({"gate": {"checks": [check.to_json()]}}))["Gate, utility"]
         assert told == f"{says}: the drop of validation accuracy in points is {check.value:.3g} (allowed: at most 10)"
+
+
+def test_a_page_of_some_of_the_papers_items_does_not_claim_all_and_says_how_it_was_made() -> None:
+    some, every = (
+        Page(making.render([Section(items()[name]) for name in names], "digits", ["seed=0"], {})).text
+        for names in (["table-3"], list(items()))
+    )
+    assert (
+        "Some tables and figures of the paper" in some and "unfed paper table-3 --scale digits --set 'seed=0'" in some
+    )
+    assert "Every table and figure of the paper" in every and "unfed paper --scale digits --set 'seed=0'" in every

@@ -165,6 +165,7 @@ def render(sections: Sequence[Section], scale: str, sets: Sequence[str], about: 
         title="The paper's tables and figures",
         scale=scale,
         sets=list(sets),
+        every={section.item.id for section in sections} == set(all_items()),
         when=date_text(now()),
         facts=html.facts(about),
         sections=[_view(section) for section in sections],
