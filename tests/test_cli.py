@@ -189,7 +189,7 @@ def test_forget_warns_of_no_way_back_where_there_is_none(unfed: Callable[..., An
 
 def test_not_recovered_is_exit_code_3(unfed: Callable[..., Any], done: Path) -> None:
     code, _, err = unfed("forget", done, "--client", "2")
-    assert code == 3 and "is not recovered after 3 rounds" in err and "--until 6" in err
+    assert code == 3 and "is not recovered after 3 rounds" in err and "--until recovered,6" in err
 
 
 @pytest.mark.slow
