@@ -87,6 +87,22 @@ def test_another_config_is_another_file_and_is_not_mixed_in(first: Run, tmp_path
     assert record.fitting([one], "digits-cnn", wanted | {"request": []}) == [], "another request is another experiment"
 
 
+def test_a_method_of_ours_with_other_hyperparameters_is_another_config(first: Run, tmp_path: Path) -> None:
+    """A label of one's own says what it is; `not` without a table of its own is the paper's."""
+    found = record.kept(first, "abc")
+
+    def told(**tables: object) -> record.Kept:
+        return replace(found, config={**found.config, "methods": {"run": ["not"], **tables}})
+
+    other, more = told(**{"not": {"layers": ["conv2"]}}), told(conv2={"use": "not", "layers": ["conv2"]})
+    assert record.write(found, tmp_path) != record.write(other, tmp_path)
+    with pytest.raises(UnfedError, match=r"different configs \(methods\.not null instead of"):
+        record.merged(found, other)
+    (_, different) = record.fitting([other], "digits-cnn", first.config.to_json())[0]
+    assert different == ['methods.not {"layers": ["conv2"]} instead of null']
+    assert record.merged(found, more).config["methods"]["conv2"]["use"] == "not", "a label that was added is told"
+
+
 def test_results_of_an_earlier_revision_are_not_shown(
     first: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

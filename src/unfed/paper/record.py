@@ -20,6 +20,7 @@ from typing import Any, cast
 from unfed import storage
 from unfed.errors import UnfedError, listed
 from unfed.measures.trajectory import Line
+from unfed.methods import METHODS
 from unfed.model.digest import fingerprint
 from unfed.runs import config_differences, revisions
 from unfed.runs.config import Config
@@ -115,7 +116,8 @@ def merged(one: Kept, other: Kept) -> Kept:
     replaced = set(other.jobs)
     made = [{**about, "jobs": [job for job in about["jobs"] if job not in replaced]} for about in one.made]
     left = tuple(about for about in made if about["jobs"])
-    return Kept(one.preset, one.config, (*left, *other.made), {**one.jobs, **other.jobs})
+    config = {**one.config, "methods": {**other.config["methods"], **one.config["methods"]}}
+    return Kept(one.preset, config, (*left, *other.made), {**one.jobs, **other.jobs})
 
 
 def write(found: Kept, folder: Path) -> Path:
@@ -170,10 +172,11 @@ def _names(found: Kept, label: str) -> tuple[str, ...]:
 def differences(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """`training.rounds 150 instead of 300`: where a kept config is not the one an item asks for.
 
-    A key that was added since is at its default in the kept one; methods are told apart by what they are called.
+    A key that was added since is at its default in the kept one. Methods are told apart by what they are called: a
+    label that only one of them has is no difference, but one of our own methods without a table is at its defaults.
     """
     untold = {*ASIDE, *(f"{table}.{name}" for table, names in UNTOLD.items() for name in names)}
-    return config_differences.differences(config, wanted, untold)
+    return config_differences.differences(config, wanted, untold, METHODS)
 
 
 def _add(columns: dict[str, Any], line: Mapping[str, Any]) -> None:
