@@ -219,9 +219,10 @@ def _gap_cell(row: Row, rows: Sequence[Row]) -> Cell:
 
 
 def _is_best(row: Row, rows: Sequence[Row]) -> bool:
-    """Smallest average gap among the methods of a request, or within two standard deviations of the difference to it.
+    """Whether a row has the smallest average gap of its request's methods, or is within its spread.
 
-    Nobody is crowned for luck with seeds. One seed has no spread: there two decimals tell.
+    The spread is two standard deviations of the difference: nobody is crowned for luck with seeds. One seed has none,
+    there two decimals tell.
     """
     rivals = [r for r in rows if r.request == row.request and not (r.is_reference or r.is_before)]
     gaps = [(r.average_gap.mean, r.average_gap.std or 0.0) for r in rivals if is_measured(r.average_gap.mean)]
