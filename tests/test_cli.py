@@ -155,6 +155,7 @@ def test_forget_serves_a_request_once(unfed: Callable[..., Any], done: Path) -> 
     code, out, err = unfed("forget", done, "--client", "2", "--until", "2")
     assert code == 0, err
     assert "Request 'client-2' is served after 2 rounds" in out and "report.html" in out
+    assert "Forget alone does not say whether it is out" in out
     code, out, _ = unfed("forget", done, "--client", "2", "--until", "2")
     assert code == 0 and "was served already" in out
     assert "client-2" in unfed("status", done)[1]

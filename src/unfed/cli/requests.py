@@ -23,7 +23,7 @@ from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumab
 from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError, members
 from unfed.measures import trajectory
-from unfed.methods import NoT
+from unfed.methods import NoT, Retrain
 from unfed.report import wording
 from unfed.report.words import again_words
 from unfed.runs import description
@@ -198,6 +198,12 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
             f" {percent(last['validation'])} (before {percent(last['validation_before'])}),"
             f" forget {percent(trajectory.forget_of(last))}, test {percent(last['test'])}."
         )
+        if last["method"] != Retrain.name:
+            stdout.print(
+                "Forget alone does not say whether it is out: others may hold data like it. What was measured of that is"
+                " in the report.",
+                soft_wrap=True,
+            )
         for name, shows in _measured_again(run, request, lines):
             stdout.print(escape(f"Earlier request {name}: {shows}."), soft_wrap=True)
         stdout.print(f"Report: {escape(str(report))}", soft_wrap=True)
