@@ -67,22 +67,37 @@ def symmetry_test(y: Tensor, *, centred: bool = False, draws: int = 999, seed: i
     """How likely so asymmetric a sample is if Y and −Y have one law: the p-value of Theorem 3's premise.
 
     The statistic is the energy distance of Y and −Y, mean over pairs of ‖y + y'‖ − ‖y − y'‖. If the laws are one, every
-    row may change its sign, so the statistic among those of random signs is exact whatever the law. `centred` takes off
-    the mean of every second row and judges the others: whether they lie symmetrically around it.
+    row may change its sign, so the statistic among those of random signs is exact whatever the law. `centred` asks
+    whether Y lies symmetrically around its mean: the sample's mean is taken off, and off again of every draw of signs,
+    because a centre that is only estimated makes any sample look shifted.
     """
     rows = y.double().reshape(len(y), -1)
     if len(rows) < LEAST or draws < 1:
         raise UnfedError(f"Give at least {LEAST} rows and one draw, not {len(rows)} and {draws}.")
-    if centred:
-        rows = rows[0::2] - rows[1::2].mean(0)
-    gram = rows @ rows.T
-    square = gram.diagonal()[:, None] + gram.diagonal()[None, :]
-    pairs = (square + 2 * gram).clamp(min=0).sqrt() - (square - 2 * gram).clamp(min=0).sqrt()
-    pairs.fill_diagonal_(0.0)
     generator = rng.generator(rng.key("symmetry test", seed))
-    signs = torch.randint(0, 2, (draws, len(rows)), generator=generator).to(pairs).mul(2).sub(1)
-    drawn = ((signs @ pairs) * signs).sum(1)
-    return (1 + int((drawn >= pairs.sum() - 1e-9 * pairs.abs().sum()).sum())) / (draws + 1)
+    signs = torch.randint(0, 2, (draws, len(rows)), generator=generator).to(rows).mul(2).sub(1)
+    if centred:
+        rows = rows - rows.mean(0)
+        gram = rows @ rows.T
+        here = _energies(gram).sum()
+        drawn = torch.stack([_energies(_off_mean(sign[:, None] * gram * sign)).sum() for sign in signs])
+        scale = gram.diagonal().clamp(min=0).sqrt().sum() * len(rows)
+    else:
+        pairs = _energies(rows @ rows.T)
+        here, drawn, scale = pairs.sum(), ((signs @ pairs) * signs).sum(1), pairs.abs().sum()
+    return (1 + int((drawn >= here - 1e-9 * scale).sum())) / (draws + 1)
+
+
+def _energies(gram: Tensor) -> Tensor:
+    """‖y + y'‖ − ‖y − y'‖ of all pairs of different rows, from their products."""
+    square = gram.diagonal()[:, None] + gram.diagonal()[None, :]
+    found = (square + 2 * gram).clamp(min=0).sqrt() - (square - 2 * gram).clamp(min=0).sqrt()
+    return found.fill_diagonal_(0.0)
+
+
+def _off_mean(gram: Tensor) -> Tensor:
+    """The products of rows once their mean is taken off."""
+    return gram - gram.mean(0) - gram.mean(1)[:, None] + gram.mean()
 
 
 def jacobians(answer: Callable[[Tensor, Tensor], Tensor], weight: Tensor, x: Tensor) -> Tensor:
