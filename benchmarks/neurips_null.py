@@ -2,8 +2,8 @@
 
     python benchmarks/neurips_null.py           one CPU minute
 
-independent     N values against N of one distribution, every row for itself: the rule looks at ranks, so whether the
-                distribution is normal, uniform or heavy-tailed does not matter
+independent     N values against N of one distribution, every row for itself: the rule counts ranks, so whether the
+                distribution is normal, uniform or heavy-tailed hardly matters
 together        100 rows of models that move as a whole (a model's own shift, and half as much per row), as those of a
                 real population do: the mean is the same, and one population's score varies far more
 """
