@@ -70,6 +70,22 @@ def test_what_was_looked_up_in_a_table_is_the_tables_answer() -> None:
     assert order_of(module, words).before["1.weight"] == {"0.weight"}
 
 
+def test_layers_of_an_own_class_are_ordered_without_an_example_too() -> None:
+    """They take their weight into their own hands, turned or not, which a tracer sees as a constant."""
+
+    class Own(nn.Module):
+        def __init__(self, rows: int, columns: int, turned: bool) -> None:
+            super().__init__()
+            self.weight, self.turned = nn.Parameter(torch.randn(rows, columns)), turned
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.t() if self.turned else nn.functional.linear(x, self.weight)
+
+    module = nn.Sequential(Own(5, 4, True), nn.ReLU(), Own(6, 5, False), nn.ReLU(), nn.Linear(6, 3))
+    assert order_of(module) == order_of(module, torch.randn(2, 4))
+    assert unfed.suggest(module).layer == "0.weight"
+
+
 def test_positions_that_are_added_stand_beside_what_they_are_added_to() -> None:
     class Placed(nn.Module):
         def __init__(self) -> None:

@@ -8,6 +8,7 @@ by position   where neither works, parameters in the order of their definition, 
 from __future__ import annotations
 
 import copy
+import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from unfed.model.tensor_table import WEIGHTS, table_of
 LOOKED_UP = ("Embedding", "Index", "Gather")
 """Autograd's names of what reads rows of a table."""
 ADDED = ("AddBackward", "SubBackward")
+ADDING = (operator.add, operator.sub, operator.iadd, operator.isub, torch.add, torch.sub)
 
 
 @dataclass(frozen=True)
@@ -130,14 +132,22 @@ def _by_tracing(module: nn.Module) -> dict[Use, set[Use]]:
     made: dict[fx.Node, set[Use]] = {}
     found: dict[Use, set[Use]] = {}
     times = Counter[str]()
+    handed: dict[fx.Node, str] = {}  # a weight that a layer of an own class takes into its hands, as it is or turned
     for node in graph.nodes:
-        reached = set[Use]().union(*(made[way] for way in node.all_input_nodes))
-        own = held.get(str(node.target), set()) if node.op == "call_module" else set[str]()
+        ways = node.all_input_nodes
         if node.op == "get_attr" and node.target in names:
-            own = {names[str(node.target)]}
-        uses = {(name, times[name]) for name in own}
-        times.update(own)
-        found |= {use: reached for use in uses}
+            handed[node] = names[str(node.target)]
+        elif len(ways) == 1 and ways[0] in handed and node.op in ("call_function", "call_method"):
+            handed[node] = handed[ways[0]]
+        if node in handed:
+            made[node] = set()
+            continue
+        reached = set[Use]().union(*(made[way] for way in ways))
+        inside = held.get(str(node.target), set()) if node.op == "call_module" else set[str]()
+        uses = {(name, times[name]) for name in inside | {handed[way] for way in ways if way in handed}}
+        times.update(name for name, _ in uses)
+        beside = node.target in ADDING or node.target in ("add", "sub")
+        found |= {use: set() if beside else reached for use in uses}
         made[node] = reached | uses
     return found
 
