@@ -484,6 +484,17 @@ def test_a_block_without_a_trained_model_is_no_block(tmp_path: Path, monkeypatch
         run_block(tmp_path / "run", tmp_path, "--methods", "retrain,ft")
 
 
+def test_a_number_or_a_label_that_nobody_has_is_refused(analysed: Run, tmp_path: Path) -> None:
+    run = str(analysed.folder.path)
+    with pytest.raises(UnfedError, match="such as sets=20, not 'sets=many'"):
+        reproduction.main(["analyse", run, "figure-8", "--number", "sets=many", "--results", str(tmp_path)])
+    with pytest.raises(UnfedError, match="Table 7 takes no number 'sets'; it has none"):
+        reproduction.main(["analyse", run, "table-7", "--number", "sets=2", "--results", str(tmp_path)])
+    with pytest.raises(UnfedError, match=r"--alone names 'mod', which is none of the methods\. Did you mean 'mode'\?"):
+        run_block(tmp_path / "run", tmp_path, "--methods", "ft,mode", "--together", "--alone", "mod")
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_is_refused_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduction.told(["add", str(tmp_path)]) == 2
     assert reproduction.told(["block", "digits-cn", "--out", str(tmp_path / "run"), "--methods", "ft"]) == 2

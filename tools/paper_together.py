@@ -24,7 +24,7 @@ from paper_block import outcome_of
 from unfed.data import ClientData
 from unfed.engines import Batched, Engine
 from unfed.engines.side_by_side import SideBySide, Table
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, nearest
 from unfed.runs.config import Config
 from unfed.runs.description import now
 from unfed.runs.run import Run
@@ -63,6 +63,8 @@ def together(
     """
     if len(whole.seed_list) != 1:
         raise UnfedError("Methods run side by side for one seed; set seed to a single number.")
+    if unknown := sorted({*alone} - {*configs, ""}):
+        raise UnfedError(f"--alone names {unknown[0]!r}, which is none of the methods.{nearest(unknown[0], configs)}")
     base = _opened(whole, out / "train")
     base.only = frozenset()
     ended = outcome_of(base, moment)

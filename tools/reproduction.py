@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if options.part == "analyse":
         found = Run.open(options.run)
-        told = {name: int(value) for name, _, value in (one.partition("=") for one in options.number)}
+        told = dict(map(number_of, options.number))
         for item in chosen(options.items):
             kept = analyses.measured(item, found, options.commit or _commit(), told)
             print(analyses.write(kept, options.results), flush=True)
@@ -118,6 +118,14 @@ def main(arguments: Sequence[str]) -> int:
     for name, svg in drawn.items():
         (DRAWN / name).write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n", encoding="utf-8")
     return 0
+
+
+def number_of(text: str) -> tuple[str, int]:
+    """`sets=20` as a name and a number."""
+    name, _, value = text.partition("=")
+    if not value.isdecimal():
+        raise UnfedError(f"--number takes a name and a whole number, such as sets=20, not {text!r}.")
+    return name, int(value)
 
 
 def added(place: Path, results: Path, commit: str | None) -> Iterator[Path]:

@@ -63,6 +63,9 @@ def measured(item: Item, run: Run, commit: str, numbers: Mapping[str, Any] | Non
             f"{item.heading} needs {listed(unfinished)} of {where} finished; go on with `unfed resume {where}`."
         )
     spec = _spec(item, run.config)
+    if unknown := sorted({*(numbers or {})} - {*dict(spec.numbers)}):
+        has = listed([name for name, _ in spec.numbers]) if spec.numbers else "none"
+        raise UnfedError(f"{item.heading} takes no number {unknown[0]!r}; it has {has}.")
     spec = replace(spec, numbers=(*spec.numbers, *(numbers or {}).items()))
     found = plain(view.analysis.measure(item, spec, run))
     info = run.info()
