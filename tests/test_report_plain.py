@@ -11,6 +11,7 @@ from unfed.data import Request
 from unfed.paper import making
 from unfed.paper.items import items
 from unfed.paper.views.base import Section
+from unfed.report import figures
 from unfed.report.html import render
 from unfed.report.words import gate_words
 from unfed.runs.config_tables import RequestConfig
@@ -89,3 +90,12 @@ def test_a_page_of_some_of_the_papers_items_does_not_claim_all_and_says_how_it_w
         "Some tables and figures of the paper" in some and "unfed paper table-3 --scale digits --set 'seed=0'" in some
     )
     assert "Every table and figure of the paper" in every and "unfed paper --scale digits --set 'seed=0'" in every
+
+
+def test_no_axis_of_a_share_goes_below_nothing() -> None:
+    _, lines = fake_run(methods=("not",))
+    flat = [{**line, "forget": 1.5 if line["round"] == 0 else 0.0} for line in lines if line["method"] == "not"]
+    drawn = figures.curves({"not": {0: flat}}, "forget", name="c")
+    assert drawn is not None
+    low, high = drawn.figure.axes[0].get_ylim()
+    assert -0.5 < low <= 0.0 and high - low >= 5.0, "no mark reads -1 %"

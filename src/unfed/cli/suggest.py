@@ -58,8 +58,8 @@ def suggest(
         f"To compare: --set '{layers}' --set 'methods.not.perturbation=\"{found.perturbation}\"'", soft_wrap=True
     )
     stdout.print(
-        "To serve requests, `unfed forget` perturbs all hidden layers by a draw that nobody keeps (sealed): one layer"
-        " alone can be fitted again.",
+        "To serve requests, `unfed forget --method sealed` perturbs all hidden layers by a draw that nobody keeps: one"
+        " layer alone can be fitted again.",
         soft_wrap=True,
     )
 

@@ -292,8 +292,8 @@ def _finish_curves(axes: Axes, last_round: float, unit: str) -> None:
         low, high = min(low, 0.0), max(high, 100.0)
         low, high = max(low, -2.0), min(high, 102.0)
     elif high - low < 5:
-        middle = (low + high) / 2
-        low, high = middle - 2.5, middle + 2.5
+        low = max((low + high) / 2 - 2.5, -0.2)  # a line at nought is seen, and no share below it
+        high = low + 5
     axes.set_ylim(low, min(high, 102.0) if math.isfinite(high) else 102.0)
     axes.set_xlim(0, max(last_round, 1))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
