@@ -94,7 +94,7 @@ def test_a_page_of_some_of_the_papers_items_does_not_claim_all_and_says_how_it_w
 
 def test_no_axis_of_a_share_goes_below_nothing() -> None:
     _, lines = fake_run(methods=("not",))
-    flat = [{**line, "forget": 1.5 if line["round"] == 0 else 0.0} for line in lines if line["method"] == "not"]
+    flat: Any = [{**line, "forget": 1.5 if line["round"] == 0 else 0.0} for line in lines if line["method"] == "not"]
     drawn = figures.curves({"not": {0: flat}}, "forget", name="c")
     assert drawn is not None
     low, high = drawn.figure.axes[0].get_ylim()

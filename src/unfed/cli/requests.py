@@ -200,8 +200,8 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
         )
         if last["method"] != Retrain.name:
             stdout.print(
-                "Forget alone does not say whether it is out: others may hold data like it. What was measured of that is"
-                " in the report.",
+                "Forget alone does not say whether it is out: others may hold data like it. What was measured of that"
+                " is in the report.",
                 soft_wrap=True,
             )
         for name, shows in _measured_again(run, request, lines):
