@@ -135,7 +135,7 @@ def minimum(strategy: Strategy) -> int:
 
 
 def check_forgets(strategy: Strategy) -> None:
-    """Refuse strategies whose model is a growing collection, in which what the leaver gave stays as it is."""
+    """Refuse strategies whose model is a collection, in which what the leaver gave stays as it is."""
     trees = next((type(layer).__name__ for layer in layers(strategy) if isinstance(layer, TREES)), None)
     if trees is not None:
         raise UnfedError(

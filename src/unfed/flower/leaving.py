@@ -1,4 +1,4 @@
-"""Who leaves, and how they are found among the nodes that are connected (a grid without them: subset.py).
+"""Who leaves, and how they are found among the nodes (a grid without them: subset.py).
 
     [3939…]                        node ids, as `flwr supernode ls` shows them: where SuperNodes have keys
     registered("north")            the name a key was registered under

@@ -1,4 +1,7 @@
-"""What nodes say of themselves, each asked once after it connected (`introduce` in the client app answers)."""
+"""What nodes say of themselves, each asked once after it connected.
+
+`introduce` in the client app answers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ TRIES = 3
 
 @dataclass
 class Roll:
-    """Who is who among the nodes; one that went away and is back is asked again, for its config may be another."""
+    """Who is who among the nodes.
+
+    One that went away and is back is asked again, for its config may be another.
+    """
 
     timeout: float
     known: dict[int, dict[str, str]] = field(default_factory=dict)

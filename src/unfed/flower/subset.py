@@ -183,7 +183,7 @@ class SubsetGrid(Grid):
 
     @contextmanager
     def configuring(self) -> Iterator[None]:
-        """While a strategy says whom it asks: one that only looks, again and again, waits for who will not come."""
+        """While a strategy says whom it asks: one that only looks waits for who will not come."""
         self._looks = []
         try:
             yield
