@@ -91,7 +91,10 @@ def suggest(
 
 
 def _with_numbers(module: nn.Module) -> nn.Module:
-    """The module, if its layers can be perturbed; where all are frozen nothing is meant by it, and all may move."""
+    """The module, if its layers can be perturbed.
+
+    Where all are frozen nothing is meant by it, and all may move.
+    """
     if isinstance(module, torch.jit.ScriptModule):
         raise UnfedError("A scripted module cannot be copied and changed; give the module that it was made of.")
     tensors = list(module.parameters())

@@ -137,7 +137,10 @@ def _ways(half: int) -> int:
 
 
 def fewest(level: float) -> int:
-    """The fewest models of each kind whose halves a test can tell apart at this level; an AUC counts on both sides."""
+    """The fewest models of each kind whose halves a test can tell apart at this level.
+
+    An AUC counts on both sides of ½.
+    """
     half = 1
     while 2 / _ways(half) >= level:
         half += 1
