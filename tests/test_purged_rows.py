@@ -285,6 +285,20 @@ def test_of_a_few_rows_the_trajectory_is_listed_and_stays(where: Path) -> None:
     assert ("two", "trajectory.jsonl") in listed and ("client-1", "trajectory.jsonl") not in listed
 
 
+def test_what_later_requests_said_of_a_few_rows_is_taken_back(where: Path) -> None:
+    """A share of two rows stands in the file of whoever left next; of a whole client it may stay."""
+    run = Run.open(where)
+    run.forget(NEXT, "ft", until=1)
+    again = {e.request.id: e.again for e in run.folder.requests()}["client-3"]
+    assert is_measured(again["two"]["forget"]) and is_measured(again["client-1"]["forget"])
+    for name in ("two", "client-1"):
+        purge(Run.open(where), name)
+    left = {e.request.id: e.again for e in Run.open(where).folder.requests()}["client-3"]
+    assert set(left["two"].values()) == {"not measured: its 2 rows were purged, 10 needed"}
+    assert left["client-1"] == again["client-1"] and check(run.folder).findings == []
+    assert "purged on 2" in said("status", where)
+
+
 def test_that_it_was_purged_is_no_part_of_what_a_request_asks_for() -> None:
     import dataclasses
 

@@ -430,7 +430,8 @@ def test_influence_follows_the_order_of_service(run: Run) -> None:
     run.forget(client("a", 3), "ft", 1)
     models = {(i["request"], i["file"]) for i in run.info()["influence"] if i["file"].startswith("models/")}
     grown = ("a", "models/0/b/not.safetensors")  # without a's rows, but from a model that a was in
-    assert models == {("a", "models/0/train.safetensors"), ("b", "models/0/train.safetensors"), grown}
+    turned = ("b", "models/0/b/not.safetensors")  # a minus sign brings b back, and another model is in force
+    assert models == {("a", "models/0/train.safetensors"), ("b", "models/0/train.safetensors"), grown, turned}
 
 
 def test_a_request_that_waits_may_be_given_another_method(run: Run) -> None:

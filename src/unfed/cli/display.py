@@ -202,6 +202,8 @@ def request_line(request: Mapping[str, Any]) -> str:
     about = [f"request {request['id']}: {standing}"]
     if request["state"] == "fulfilled":
         about.append(f"{request['changed'] or request['created']}, by {name_of(str(request['method']))}")
+        if request.get("purged"):
+            about.append(f"purged on {request['purged']}")
     elif request["why"]:
         about.append(str(request["why"]).removesuffix("."))
     if request["state"] == "open" and request["expires"]:

@@ -117,6 +117,8 @@ def _standing(request: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = []
     if request.get("changed"):
         found.append(("Since", date_text(str(request["changed"]))))
+    if request.get("purged"):
+        found.append(("Purged", date_text(str(request["purged"]))))
     if request.get("expires"):
         found.append(("To be begun by", date_text(str(request["expires"]))))
     if request.get("why"):

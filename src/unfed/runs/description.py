@@ -86,7 +86,7 @@ def rounds_of(config: Config, label: str, method: Method) -> int:
 
 def entry(entry: Entry, way_out: Callable[[Entry], str]) -> dict[str, Any]:
     """Where a deletion request stands, for a report."""
-    names = ("created", "method", "until", "state", "reason", "why", "changed", "served", "expires", "gate")
+    names = ("created", "method", "until", "state", "reason", "why", "changed", "served", "expires", "gate", "purged")
     about = {name: getattr(entry, name) for name in names} | {"attempts": [dict(tried) for tried in entry.attempts]}
     about |= {"again": {name: dict(one) for name, one in entry.again.items()}} if entry.again else {}
     return about | {

@@ -1,4 +1,4 @@
-"""What left a run folder: every export, report, comparison and bundle is entered before it is written.
+"""What left a run folder: exports, reports, comparisons and bundles, entered before they are written.
 
     handed-out.jsonl      {what, file, sha256, at, seed, request, method}      one line per file and content
 

@@ -25,12 +25,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from unfed import storage
 from unfed.errors import UnfedError, listed
+from unfed.measures.again import too_few
 from unfed.runs import carriers, consistency
 from unfed.runs.carriers import Carrier
 from unfed.runs.config import Config
@@ -93,9 +94,22 @@ def purge(run: Purged, request: str, dry_run: bool = False) -> Outcome:
                     consistency.bury(folder.path, graves)
                 if entry.purged is None:  # also where others had taken along all that carried it
                     folder.put_request(entry.buried(now()))
+                _take_back(folder, entry, entries)
         if not dry_run:
             finish(folder)
     return Outcome(entry, graves, tuple(before))
+
+
+def _take_back(folder: RunFolder, entry: Entry, entries: Sequence[Entry]) -> None:
+    """Let no later request's file say how few rows were read, which would be how single ones were."""
+    rows = (entry.described or {}).get("forgotten_rows")
+    if not (isinstance(rows, int) and (why := too_few(rows))):
+        return
+    name = entry.request.id
+    for other in entries:
+        if name in other.again and set(other.again[name].values()) != {why}:
+            again = {**other.again, name: dict.fromkeys(other.again[name], why)}
+            folder.put_request(replace(other, again=again))
 
 
 def _fulfilled(run: Purged, request: str, entries: Sequence[Entry]) -> Entry:

@@ -16,7 +16,10 @@ GOALS = ("recovered", "forgotten")
 
 @dataclass(frozen=True)
 class Until:
-    """What must be reached, and within how many rounds; without a goal, how many are done whatever is reached."""
+    """What must be reached, and within how many rounds.
+
+    Without a goal so many rounds are done, whatever they reach.
+    """
 
     goals: tuple[str, ...] = ()
     rounds: int | None = None
