@@ -414,7 +414,7 @@ def test_a_request_file_leads_nowhere_outside_its_run(
             assert code == 2 and file.name in said.replace("\n", ""), (command, code, said)
     assert sorted(canary.rglob("*")) == there
     assert unfed(*READ["index"])[0] == 0 and file.name in (canary / "index.html").read_text(encoding="utf-8")
-    entered = {canary / "other" / name for name in (".requests.lock", "handed-out.jsonl")}  # what can be read is entered
+    entered = {canary / "other" / name for name in (".requests.lock", "handed-out.jsonl")}
     assert {*canary.rglob("*")} == {*there, canary / "index.html", *entered}
 
 

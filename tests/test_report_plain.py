@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from unfed.paper.items import items
 from unfed.paper.views.base import Section
 from unfed.report import figures
 from unfed.report.html import render
-from unfed.report.words import gate_words
+from unfed.report.ranking import judged
+from unfed.report.rules import rows
+from unfed.report.words import gate_words, method_row
 from unfed.runs.config_tables import RequestConfig
 from unfed.runs.folder import Job
 from unfed.runs.gate import Check, utility
@@ -47,6 +50,25 @@ def test_what_was_compared_is_out_once_served_requests_take_all_of_it(
     asked: dict[str, Any], gone: list[Request], out: bool
 ) -> None:
     assert is_out(RequestConfig(**asked), gone) is out and not is_out(RequestConfig(**asked), [])
+
+
+def test_the_headline_of_a_comparison_does_not_say_that_anybody_is_out_of_the_model_in_force() -> None:
+    run, lines = fake_run()
+    trained = InForce(Job(0, None, "train"), (), (), ("not", "retrain"), (str(run["requests"][0]["id"]),))
+    compared = {**run, "in_force": [trained.to_json()]}
+    assert "In a comparison, client 0 was taken out by NoT" in Page(render(compared, lines)).text
+    assert "In a comparison" not in Page(render(run, lines)).text
+
+
+@pytest.mark.parametrize(("std", "said"), [(None, "taken out"), (60.0, "taken out"), (80.0, "not measured")])
+def test_nobody_is_taken_out_where_seeds_differ_by_more_than_retrain_does(std: float | None, said: str) -> None:
+    lines: list[Any] = [dict(line, backdoor="not measured: no backdoor in this run") for line in fake_run()[1]]
+    before, ours, retrain = (method_row(rows(lines, "last"), name) for name in ("before", "not", "retrain"))
+    assert before is not None and ours is not None and retrain is not None
+    way = abs(float(before.forgetting.mean) - float(retrain.forgetting.mean))
+    assert 60 < way < 80
+    wide = replace(before, metrics={**before.metrics, "forget": replace(before.metrics["forget"], std=std)})
+    assert judged(ours, wide, retrain) == said
 
 
 def test_without_retrain_nothing_is_said_of_a_comparison_with_it() -> None:

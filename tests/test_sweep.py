@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from unfed.cli.index import folders
 from unfed.cli.main import app
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, UnfedWarning
 from unfed.report.compare import Compared, compared_rows
 from unfed.runs import sweep
 from unfed.runs.config import Config
@@ -243,6 +243,9 @@ def test_the_index_lists_every_run_and_request_and_links_their_reports(here: Pat
     assert 'scope="row">tiny-sweep/seed-1' in page, "no link where there is no report yet"
     assert "broken" in page and "damaged" in page and page.count("<td>r1</td>") == 2
     assert "Client 0" in page and "<script" not in page
+    (first / "handed-out.jsonl").write_text("damaged")
+    with pytest.warns(UnfedWarning, match=r"is not entered in .*seed-0: Line 1 of .* is damaged"):
+        assert call("index", "runs").exit_code == 0
 
 
 def test_a_run_inside_a_run_is_its_own_and_no_folder_is_an_error(here: Path) -> None:

@@ -60,7 +60,10 @@ def members(names: Iterable[str]) -> str:
 
 
 def extra(name: str) -> str:
-    """How an extra is installed. No release is on PyPI: there `unfed[name]` would find nothing, or somebody else's."""
+    """How an extra is installed.
+
+    No release is on PyPI: there `unfed[name]` would find nothing, or somebody else's.
+    """
     return f"`pip install '.[{name}]'` in a clone of unfed"
 
 

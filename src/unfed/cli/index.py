@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
@@ -13,7 +14,7 @@ from rich.markup import escape
 from unfed import storage
 from unfed.api import enter_comparison
 from unfed.cli.console import Console
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, UnfedWarning
 from unfed.runs.run import Run
 from unfed.runs.status import status
 
@@ -39,7 +40,11 @@ def index(
     there = folders(runs)
     found = [_listed(folder, runs, target) for folder in there]
     data = render(found, runs.resolve().name).encode()
-    enter_comparison([folder for folder, one in zip(there, found, strict=True) if not one.error], target, data)
+    for folder in (folder for folder, one in zip(there, found, strict=True) if not one.error):
+        try:
+            enter_comparison([folder], target, data)
+        except UnfedError as error:  # a page of many runs does not fail for the list of one
+            warnings.warn(f"{target} is not entered in {folder}: {error}", UnfedWarning, stacklevel=2)
     storage.deliver(target, data)
     broken = sum(bool(one.error) for one in found)
     more = f", {broken} of them cannot be read" if broken else ""

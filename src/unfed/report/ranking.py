@@ -73,7 +73,7 @@ def judged(row: Row, before: Row | None, retrain: Row | None) -> Literal["taken 
     """What a comparison with Retrain says of a method's model.
 
     Partly: more than half of the way from before to Retrain is still to go. Where the old model and Retrain are alike
-    on the forgotten data there is no way to go, and nothing is shown.
+    on the forgotten data, or differ by less than the seeds, there is no way to go, and nothing is shown.
     """
     if before is None or retrain is None:
         return "not measured"
@@ -102,10 +102,12 @@ def _kept(row: Row, before: Row | None, retrain: Row | None) -> str:
 
 
 def _way(metric: str, row: Row, before: Row, retrain: Row) -> tuple[float, float, float] | None:
-    """(now, at the start, Retrain's) where there is a way to go at all."""
-    own = (r.forgetting if metric == "forget" else r.metrics[metric] for r in (row, before, retrain))
+    """(now, at the start, Retrain's) where there is a way to go: 2 points, and more than seeds differ."""
+    own = [r.forgetting if metric == "forget" else r.metrics[metric] for r in (row, before, retrain)]
     now, start, goal = (value.mean for value in own)
-    if not (is_measured(now) and is_measured(start) and is_measured(goal)) or abs(start - goal) < 2:
+    if not (is_measured(now) and is_measured(start) and is_measured(goal)):
+        return None
+    if abs(start - goal) < max(2.0, *(value.std or 0.0 for value in own[1:])):
         return None
     return now, start, goal
 
