@@ -14,6 +14,7 @@ from unfed.paper.items import items
 from unfed.paper.views.base import Section
 from unfed.report import figures
 from unfed.report.html import render
+from unfed.report.opening import opening
 from unfed.report.ranking import judged
 from unfed.report.rules import rows
 from unfed.report.words import gate_words, method_row
@@ -58,6 +59,22 @@ def test_the_headline_of_a_comparison_does_not_say_that_anybody_is_out_of_the_mo
     compared = {**run, "in_force": [trained.to_json()]}
     assert "In a comparison, client 0 was taken out by NoT" in Page(render(compared, lines)).text
     assert "In a comparison" not in Page(render(run, lines)).text
+
+
+@pytest.mark.parametrize(
+    ("method", "back", "theirs", "said"),
+    [
+        ("not", 84.5, 0.0, "was hidden, not taken out, by NoT in 20 rounds"),
+        ("not", 84.5, 84.0, "was taken out by NoT in 20 rounds"),  # as much is in a model that never saw it
+        ("ft", 84.5, 0.0, "was taken out by NoT in 20 rounds"),  # somebody else's model
+    ],
+)
+def test_who_can_be_brought_back_is_not_called_taken_out(method: str, back: float, theirs: float, said: str) -> None:
+    run, lines = fake_run()
+    turned = {who: {"flip": {"backdoor": on}} for who, on in (("unlearned", back), ("retrain", theirs))}
+    turned["unlearned"]["published"] = {"backdoor": 4.2}
+    tried = {"request": run["requests"][0]["id"], "method": method, "title": method, "seed": 0, "measured": turned}
+    assert opening({**run, "undo": [tried]}, run["requests"][0], rows(lines, "last")).startswith(f"Client 0 {said}")
 
 
 @pytest.mark.parametrize(("std", "said"), [(None, "taken out"), (60.0, "taken out"), (80.0, "not measured")])

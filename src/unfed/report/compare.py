@@ -17,11 +17,12 @@ from typing import Any
 from unfed.errors import UnfedError
 from unfed.measures.trajectory import Line
 from unfed.report import figures, html, ranking, tables, wording
+from unfed.report.opening import opening
 from unfed.report.rules import RULES, Row, named, rows, trajectories
 from unfed.report.tables import name_of
 from unfed.report.unfinished import unfinished
 from unfed.report.wording import Wording
-from unfed.report.words import date_text, sentence, subject_of
+from unfed.report.words import date_text, subject_of
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def _run_view(run: Compared, rule: str) -> dict[str, Any]:
         bars = html.bars(request, own, numbers) if own else []
         views.append(
             {
-                "sentence": sentence(request, own, wording.of(run.info)),
+                "sentence": opening(run.info, request, own),
                 "bars": bars,
                 "subject": subject_of(request, wording.of(run.info))[0].rstrip(","),
             }

@@ -27,6 +27,7 @@ from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
 from unfed.report import drawing, figures, how_sure, ranking, study_section, tables, tooltips, undo_section, wording
 from unfed.report.officer import officer_view, refusals
+from unfed.report.opening import opening
 from unfed.report.picture import Picture
 from unfed.report.rules import RULES, Row, named, rows, trajectories
 from unfed.report.tables import name_of
@@ -38,7 +39,6 @@ from unfed.report.words import (
     date_text,
     headline,
     method_row,
-    sentence,
     subject_of,
 )
 from unfed.values import is_measured
@@ -182,7 +182,7 @@ def request_view(
         "id": str(request["id"]),
         "subject": subject_of(request, words)[0].rstrip(","),
         "rows_forgotten": request.get("forgotten_rows"),
-        "sentence": _headline(run, request, sentence(request, on_disk, words)),
+        "sentence": opening(run, request, on_disk),
         "bars": bars(request, on_disk, numbers),
         "officer": officer_view(run, request, on_disk, methods, words),
         "tables": {name: table_view(found, words=words) for name, found in by_rule.items()},
@@ -203,13 +203,6 @@ def request_view(
         ),
         "sure": how_sure.view((run.get("population") or {}).get(str(request["id"])), f"sure-{index}"),
     }
-
-
-def _headline(run: Mapping[str, Any], request: Mapping[str, Any], said: str) -> str:
-    """What happened, at the top of the page; a comparison leaves the model in force as it is."""
-    if not any(request["id"] in model.get("only_compared", ()) for model in run.get("in_force") or []):
-        return said
-    return f"In a comparison, {said[0].lower()}{said[1:]}"
 
 
 def pictures(draw: Any, found: Any, costs: Any, name: str, words: Wording = FEDERATED) -> list[dict[str, Any]]:

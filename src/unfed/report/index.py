@@ -8,9 +8,10 @@ from typing import Any
 
 from unfed.measures.trajectory import Line
 from unfed.report import html, wording
+from unfed.report.opening import opening
 from unfed.report.rules import Row, rows, trajectories
 from unfed.report.tables import name_of, number_text
-from unfed.report.words import date_text, headline, not_taken_out, sentence, subject_of
+from unfed.report.words import date_text, headline, not_taken_out, subject_of
 
 MISSING = "–"
 
@@ -91,7 +92,7 @@ def _requests(one: Listed) -> list[dict[str, Any]]:
                 "subject": subject_of(request, wording.of(one.info))[0].rstrip(","),
                 "standing": str(request.get("standing") or request.get("state")) if served else "compared",
                 "owed": bool(not_taken_out(request)) and request.get("state") != "revoked",
-                "sentence": sentence(request, own, wording.of(one.info)),
+                "sentence": opening(one.info, request, own),
             }
         )
     return told

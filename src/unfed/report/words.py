@@ -58,11 +58,11 @@ def again_words(now: Mapping[str, Any], was: Any = None) -> str:
     return told
 
 
-def sentence(request: Mapping[str, Any], found: Sequence[Row], words: Wording = FEDERATED) -> str:
+def sentence(request: Mapping[str, Any], found: Sequence[Row], words: Wording = FEDERATED, undone: bool = False) -> str:
     """What happened, in one sentence that needs no knowledge of the field.
 
     "Taken out" is said only where something measured it: Retrain, or the check for forgetting. Without either the
-    sentence says what moved, and that it was not measured.
+    sentence says what moved, and that it was not measured. `undone`: somebody brought it back.
     """
     subject, plural = subject_of(request, words)
     row, before, retrain = headline(found), method_row(found, "before"), method_row(found, "retrain")
@@ -80,7 +80,8 @@ def sentence(request: Mapping[str, Any], found: Sequence[Row], words: Wording = 
     shown = ranking.judged(row, before, retrain)
     verb = "were" if plural else "was"
     if shown == "taken out":
-        return f"{subject} {verb} taken out by {effort}: {outcome}."
+        how = "hidden, not taken out," if undone else "taken out"
+        return f"{subject} {verb} {how} by {effort}: {outcome}."
     if shown == "partly":
         return f"{subject} {verb} only partly taken out by {effort}: {outcome}."
     checked = _checked(request)

@@ -1,0 +1,28 @@
+"""The sentence with which a page begins: what happened, as far as the model in force and the attacks bear it out.
+
+"Client 0 was taken out by …"                        a model without it is in force, and nobody brought it back
+"Client 0 was hidden, not taken out, by …"           undone, more of it comes back than in Retrain treated alike
+"In a comparison, client 0 …"                        methods were compared; it is still in the model in force
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unfed.report import wording
+from unfed.report.rules import Row
+from unfed.report.undo_section import comes_back
+from unfed.report.words import headline, sentence
+
+
+def opening(run: Mapping[str, Any], request: Mapping[str, Any], found: Sequence[Row]) -> str:
+    """The first sentence about a request, from its rows after the last round."""
+    row = headline(found)
+    tried = [
+        one for one in run.get("undo") or [] if (one["request"], one["method"]) == (request["id"], row and row.method)
+    ]
+    said = sentence(request, found, wording.of(run), undone=bool(tried) and comes_back(tried) is not None)
+    if any(request["id"] in model.get("only_compared", ()) for model in run.get("in_force") or []):
+        return f"In a comparison, {said[0].lower()}{said[1:]}"
+    return said
