@@ -177,10 +177,10 @@ class Steps:
         _whole(batch=self.batch)
         if self.optimiser not in RULES:
             raise UnfedError(f"optimiser must be {listed(RULES)}, not {self.optimiser!r}.")
-        if self.lr is not None and not 0 <= self.lr < float("inf"):
-            raise UnfedError(f"lr must be a number of at least 0, not {self.lr}.")
-        if self.clip is not None and not 0 < self.clip < float("inf"):
-            raise UnfedError(f"clip must be a number above 0, or None for no limit, not {self.clip}.")
+        if self.lr is not None and not (_number(self.lr) and self.lr >= 0):
+            raise UnfedError(f"lr must be a number of at least 0, not {self.lr!r}.")
+        if self.clip is not None and not (_number(self.clip) and self.clip > 0):
+            raise UnfedError(f"clip must be a number above 0, or None for no limit, not {self.clip!r}.")
 
 
 @dataclass(frozen=True)
@@ -220,6 +220,10 @@ def _whole(**numbers: int | None) -> None:
     for name, value in numbers.items():
         if value is not None and not (isinstance(value, int) and value >= 1):
             raise UnfedError(f"{name} must be a whole number of at least 1, not {value!r}.")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _config(model: nn.Module, wanted: Wanted, device: torch.device | str | None) -> Config:

@@ -1,4 +1,4 @@
-"""The sentence with which a page begins: what happened, as far as the model in force and the attacks bear it out.
+"""The sentence with which a page begins: what happened, as far as measurements bear it out.
 
 "Client 0 was taken out by …"                        a model without it is in force, and nobody brought it back
 "Client 0 was hidden, not taken out, by …"           undone, more of it comes back than in Retrain treated alike

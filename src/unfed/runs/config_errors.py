@@ -36,8 +36,9 @@ def explained(error: ValidationError, config: type[BaseModel]) -> str:
     """The first mistake, and how many there are after it."""
     first = error.errors()[0]
     location = [str(part) for part in first["loc"] if not str(part).startswith("function-")]
-    path = ".".join(part for part in location if part not in ("int", "tuple[int, ...]")) or "config"
-    more = f" ({error.error_count() - 1} more after it)" if error.error_count() > 1 else ""
+    path = _key(first["loc"])
+    others = len({_key(one["loc"]) for one in error.errors()}) - 1  # a key of two types is wrong twice, and one mistake
+    more = f" ({others} more after it)" if others else ""
     if first["type"] == "extra_forbidden":
         known = _fields_at(config, location[:-1])
         inside = ".".join(location[:-1]) or "the config"
@@ -59,6 +60,12 @@ def explained(error: ValidationError, config: type[BaseModel]) -> str:
         return f"{message if key else message[0].upper() + message[1:]}.{more}"
     given = f", not {first['input']!r}" if first["type"] != "value_error" else ""
     return f"{path}: {message[0].lower() + message[1:]}{given}.{more}"
+
+
+def _key(location: Sequence[int | str]) -> str:
+    """A place as it is written in a config, without the types that were tried there."""
+    parts = [str(part) for part in location if not str(part).startswith("function-")]
+    return ".".join(part for part in parts if part not in ("int", "tuple[int, ...]")) or "config"
 
 
 def _fields_at(model: type[BaseModel], location: Sequence[str]) -> list[str]:
