@@ -1,6 +1,6 @@
 """Flower's own simulator: unfed's app ends as it does in process, foreign apps forget, refusals are sentences.
 
-Needs `pip install 'unfed[simulation]'`.
+Needs `pip install '.[simulation]'`.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def test_a_client_is_forgotten_in_ones_own_model_as_the_readme_says(
 
 
 def test_the_pages_python_on_results_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed; pip install 'unfed[tensorboard]'")
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed; pip install '.[tensorboard]'")
     shown, followed = re.findall(r"```python\n(.*?)```", text("docs/how-to/results.md"), re.DOTALL)
     space: dict[str, object] = {}
     exec("import unfed\n" + followed, space)

@@ -212,6 +212,18 @@ def test_who_takes_no_question_keeps_nobody_else_waiting(workers: Workers) -> No
         assert list(found) == [second.id] and stuck.fileno() >= 0
 
 
+def test_who_went_between_a_look_and_a_question_is_said_to_have_gone_at_once(workers: Workers) -> None:
+    with joined(workers):
+        (node,) = workers.nodes()
+    while workers.nodes():  # a thread sees that the line has ended
+        pass
+    with joined(workers) as other:
+        thread = answers(other, lambda n: frames.answer_frame(Answer({"digest": ASK.digest}), n))
+        found = workers.send({node.id: ASK, workers.nodes()[0].id: ASK}, 30.0).found
+        thread.join()
+    assert found[node.id] == Failure("it went away before it answered") and len(found) == 2
+
+
 def test_who_was_never_there_is_missing(workers: Workers) -> None:
     assert workers.send({77: ASK}, 30.0).found == {}
 

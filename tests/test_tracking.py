@@ -28,7 +28,7 @@ def module(name: str, monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None
 
 
 def test_tensorboard_gets_the_numbers_of_every_evaluated_round(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed; pip install 'unfed[tensorboard]'")
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed; pip install '.[tensorboard]'")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     watch = tracked(run, ["tensorboard"], folder=tmp_path / "tracking")
@@ -98,7 +98,7 @@ def test_a_missing_package_or_a_wrong_name_is_one_sentence(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UnfedError, match=r"needs the package wandb; install it with `pip install 'unfed\[wandb\]'`"):
+    with pytest.raises(UnfedError, match=r"needs the package wandb; install it with `pip install '\.\[wandb\]'`"):
         tracked(run, ["wandb"], folder=tmp_path)
     with pytest.raises(
         UnfedError, match=r"--track takes tensorboard, wandb or mlflow, not 'tensorbord'.*'tensorboard'"

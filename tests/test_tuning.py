@@ -110,7 +110,7 @@ def test_bad_input_is_one_sentence(small: Small, tmp_path: Path, monkeypatch: py
     with pytest.raises(UnfedError, match="at least one trial"):
         tune(small(*SETS), population, "ft", Budget(trials=0))
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UnfedError, match=r"pip install 'unfed\[tune\]'"):
+    with pytest.raises(UnfedError, match=r"pip install '\.\[tune\]'"):
         tune(small(*SETS), population, "ft")
 
 

@@ -86,16 +86,19 @@ class Workers:
         until, inbox, crossed = time.monotonic() + timeout, Inbox(), 0
         bodies: dict[tuple[int, ...], bytes] = {}
         asked: dict[int, tuple[_Line, int]] = {}
+        found: dict[int, Reply | Failure] = {}
         for node, ask in asks.items():
             line = self._lines.get(node)
-            if line is not None:
-                self._asked += 1
-                question = frames.ask_frame(ask, self._asked, bodies)
-                asked[node], crossed = (line, self._asked), crossed + len(question)
-                # Each on its own: one that does not take its question keeps nobody else waiting.
-                threading.Thread(target=line.ask, args=(self._asked, question, until, inbox), daemon=True).start()
-        found: dict[int, Reply | Failure] = {}
-        while len(found) < len(asked):
+            if line is None:
+                if node <= self._met:  # it went since it was listed
+                    found[node] = _AWAY
+                continue
+            self._asked += 1
+            question = frames.ask_frame(ask, self._asked, bodies)
+            asked[node], crossed = (line, self._asked), crossed + len(question)
+            # Each on its own: one that does not take its question keeps nobody else waiting.
+            threading.Thread(target=line.ask, args=(self._asked, question, until, inbox), daemon=True).start()
+        while not asked.keys() <= found.keys():
             try:
                 node, reply, size = inbox.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:

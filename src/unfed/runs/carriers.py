@@ -74,7 +74,8 @@ def carriers(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[
     later = [e for e in entries if e.seed == entry.seed and (_leaves_out(e, entry) or _may_have(e))]
     scored = {name for e in later for name in (e.request.id, e.shared) if name}
     look = _Look(folder, entry.seed, entry.request.id, entry.request.clients, clean, tried, scored)
-    look.overlapping = [r.id for r in config.requests() if overlap(r, entry.request)]
+    named = zip(config.request_ids(), config.request, strict=True)
+    look.overlapping = [name for name, asked in named if overlap(asked.owners(), owners(entry.request))]
     look.rows = (entry.described or {}).get("forgotten_rows")
     return [*look.all(), *_turned_back(folder, config, entry, entries)]
 
@@ -132,13 +133,17 @@ def _may_have(other: Entry) -> bool:
     return other.begun is not None and not other.earlier and bool(other.attempts)
 
 
-def overlap(one: Request, other: Request) -> bool:
-    """Whether two requests may name the same row.
+def owners(request: Request) -> set[str]:
+    """Whose rows a request names; nobody where that is not said."""
+    return {*request.clients, *(name for name, _ in request.samples)}
 
-    Nothing is built to tell, so the answer is no only where they name other clients.
+
+def overlap(one: set[str], other: set[str]) -> bool:
+    """Whether requests of these owners may name the same row.
+
+    Nothing is built to tell, so the answer is no only where they are others.
     """
-    own = [{*r.clients, *(name for name, _ in r.samples)} for r in (one, other)]
-    return not all(own) or bool(own[0] & own[1])
+    return not (one and other) or bool(one & other)
 
 
 def _draws_anew(config: Config, label: str) -> bool:

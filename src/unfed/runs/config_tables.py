@@ -221,6 +221,11 @@ class RequestConfig(Table):
         samples, listed = (kept.samples, kept.sha256) if kept else ((), None)
         return Request(self.name(number), self.clients, self.classes, samples, self.fraction, self.deleted, listed)
 
+    def owners(self) -> set[str]:
+        """Whose rows it names, as far as a run folder tells by itself; nobody where it does not."""
+        samples = self.samples.list.samples if isinstance(self.samples, KeptList) else ()
+        return {*self.clients, *(name for name, _ in samples)}
+
     def name(self, number: int) -> str:
         return self.id or f"request-{number}"
 

@@ -17,7 +17,7 @@ from unfed.errors import UnfedError
 from unfed.measures.population import Effort, Rows, judge
 from unfed.methods import METHODS
 from unfed.population.store import BEFORE, RETRAIN, Population
-from unfed.runs.carriers import overlap
+from unfed.runs.carriers import overlap, owners
 from unfed.runs.judged import FILE, SCHEMA, file_of
 from unfed.runs.population import of_another
 from unfed.runs.record import Record
@@ -79,7 +79,7 @@ def put_into(run: Record, population: Population, whole: dict[str, Any]) -> None
         )
     asked = next(one for one in run.config.requests() if one.id == request)
     for entry in run.folder.requests():
-        if entry.purged and overlap(asked, entry.request):
+        if entry.purged and overlap(owners(asked), owners(entry.request)):
             raise UnfedError(
                 f"Request {entry.request.id!r} was purged from {where}, and what a population says names its rows one"
                 " by one; leave --run out."
