@@ -84,11 +84,13 @@ def test_evidence_and_the_page_of_all_runs_are_entered_too(run: Run, tmp_path: P
     given("bundle", where, "--request", "first", "-o", bundle, "--key", tmp_path / "own.key", "--page", page)
     given("index", where.parent, "-o", tmp_path / "all.html")
     found = [(one.what, one.file) for one in handed_out.listed(run.folder)]
-    assert found == [("evidence", str(bundle)), ("report", str(page)), ("comparison", str(tmp_path / "all.html"))]
+    assert found == [("evidence", str(bundle)), ("report", str(page)), ("index", str(tmp_path / "all.html"))]
     for one in handed_out.listed(run.folder):
         assert hashlib.sha256(one.path(where).read_bytes()).hexdigest() == one.sha256
-    told = {one.kind: one.do for one in affected(run, "1") if one.file.startswith(str(tmp_path))}
-    assert set(told) == {"evidence", "report", "comparison"} and "unfed bundle" in told["evidence"]
+    told = {one.kind: (one.what, one.do) for one in affected(run, "1") if one.file.startswith(str(tmp_path))}
+    assert set(told) == {"evidence", "report", "index"}
+    assert told["index"][0].startswith("an index of runs of ") and told["index"][1].startswith("`unfed index` says")
+    assert told["evidence"][0].startswith("an evidence bundle of ") and "`unfed bundle " in told["evidence"][1]
 
 
 def test_the_same_export_is_one_entry_and_another_model_under_its_name_a_second(run: Run, tmp_path: Path) -> None:

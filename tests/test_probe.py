@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -208,6 +209,7 @@ def test_the_command_shows_a_table_and_writes_the_report(
     page = (run.folder.path / "report.html").read_text()
     assert "Can it be undone?" in page and "All numbers of undoing NoT" in page
     assert "nobody tried to undo this run" in page  # the other request was not probed
+    assert re.search(r"Nobody tried it for (client|clients|class|\d+ samples)[^.]*\.", page), "at the top, too"
 
 
 def _call() -> None:

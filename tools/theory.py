@@ -17,7 +17,7 @@ from typing import Any
 from unfed.claims.making import record
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORD = ROOT / "benchmarks/records/2026-11-15-theory-digits-cpu.json"
+RECORD = ROOT / "benchmarks/records/2026-11-16-theory-digits-cpu.json"
 PAGE = ROOT / "docs/explanation/theory.md"
 BEGIN, END = "<!-- table: tools/theory.py -->", "<!-- end of table -->"
 

@@ -12,9 +12,10 @@ import typer
 from rich.markup import escape
 
 from unfed import storage
-from unfed.api import enter_comparison
 from unfed.cli.console import Console
 from unfed.errors import UnfedError, UnfedWarning
+from unfed.runs.folder import RunFolder
+from unfed.runs.handed_out import enter
 from unfed.runs.run import Run
 from unfed.runs.status import status
 
@@ -42,7 +43,7 @@ def index(
     data = render(found, runs.resolve().name).encode()
     for folder in (folder for folder, one in zip(there, found, strict=True) if not one.error):
         try:
-            enter_comparison([folder], target, data)
+            enter(RunFolder(folder), "index", target, data)
         except UnfedError as error:  # a page of many runs does not fail for the list of one
             warnings.warn(f"{target} is not entered in {folder}: {error}", UnfedWarning, stacklevel=2)
     storage.deliver(target, data)

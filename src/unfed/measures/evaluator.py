@@ -225,8 +225,8 @@ class Evaluator:
         self._retain = torch.cat([c.rows[c.view("retain")] for c in holders])
         self._forget = torch.cat([c.rows[c.view("forget")] for c in holders])
         self.forgotten_rows = len(self._forget)
-        deleted, purged = ([r for r in requests if getattr(r, how)] for how in ("deleted", "purged"))
-        if away := [*deleted, *purged]:  # what its owners have deleted, nobody can score
+        deleted, purged = [r for r in requests if r.deleted], [r for r in requests if r.purged]
+        if away := [*deleted, *purged]:  # what its owners have deleted, nobody can score; what was purged, nobody may
             self._forget = self._forget[~torch.isin(self._forget, _marked(scoped, away))]
         self._no_forget = DELETED if deleted else PURGED if purged else not_measured("nothing was forgotten yet")
         self._purged = {r.id: self._taken_out(number, scoped) for number, r in enumerate(self._requests) if r.purged}

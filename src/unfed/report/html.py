@@ -23,6 +23,7 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+from unfed.errors import listed
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
 from unfed.report import drawing, figures, how_sure, ranking, study_section, tables, tooltips, undo_section, wording
@@ -127,10 +128,13 @@ def caveats(run: Mapping[str, Any], views: Sequence[Mapping[str, Any]]) -> list[
         said.append(
             "There is no Retrain to compare with, so how close this comes to never having seen the data is open."
         )
-    if all(view["undoing"]["reason"] for view in views):
+    untried = [str(view["subject"]) for view in views if view["undoing"]["reason"]]
+    if len(untried) == len(views):
         said.append("Whether it can be undone was not tried.")
     elif not any(view["undoing"]["fitted"] for view in views):
         said.append("Of the ways to undo it, only the perturbation's public inverse was tried.")
+    if 0 < len(untried) < len(views):
+        said.append(f"Nobody tried it for {listed((name[0].lower() + name[1:] for name in untried), 'and')}.")
     return said + list(dict.fromkeys(told for view in views for told in view["undoing"]["back"]))
 
 

@@ -1,8 +1,10 @@
 """The sentence with which a page begins: what happened, as far as measurements bear it out.
 
-"Client 0 was taken out by …"                        a model without it is in force, and nobody brought it back
-"Client 0 was hidden, not taken out, by …"           undone, more of it comes back than in Retrain treated alike
-"In a comparison, client 0 …"                        methods were compared; it is still in the model in force
+    "Client 0 was taken out by …"                  a model without it is in force, and nobody brought it back
+    "Client 0 was hidden, not taken out, by …"     undone, more of it comes back than in Retrain treated alike
+    "In a comparison, client 0 …"                  methods were compared; it is still in the model in force
+
+What is said where nothing was measured is in `words.py`.
 """
 
 from __future__ import annotations

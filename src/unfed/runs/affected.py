@@ -30,7 +30,7 @@ class Affected:
 
     kind: str
     """model, state, history, part, samples, undo, study, population, statistics, trajectory, export, report,
-    comparison, evidence, upload or download."""
+    comparison, index, evidence, upload or download."""
     file: str
     what: str
     do: str
@@ -151,8 +151,13 @@ def _do(run: Record, client: str, entry: Entry | None, one: Carrier) -> str:
     return purge
 
 
-_AGAIN = {"comparison": "`unfed compare`", "evidence": "`unfed bundle {where}`"}
-"""What writes it anew, where that is not `unfed report`."""
+_PAGES = {
+    "report": ("a report", "`unfed report {where}`"),
+    "comparison": ("a comparison", "`unfed compare`"),
+    "index": ("an index of runs", "`unfed index`"),
+    "evidence": ("an evidence bundle", "`unfed bundle {where}`"),
+}
+"""How it is called, and what writes it anew."""
 
 
 # --- outside ----------------------------------------------------------------------------------------------------------
@@ -176,9 +181,9 @@ def _handed_out(run: Record, client: str, seeds: Sequence[_Seen]) -> Iterator[Af
                 what += f": whoever has it can turn back what {NoT.title} did for request {back[0]!r}, by {back[1]}"
                 do = "sealed and retrain leave no way back; ask whoever was given it to take what they leave instead"
         else:
-            what = f"a {one.what} of {one.at}: names and numbers of its requests, no weights"
-            again = _AGAIN.get(one.what, "`unfed report {where}`").format(where=where)
-            do = f"{again} says how it stands now; delete copies that must not name it"
+            called, again = _PAGES.get(one.what, _PAGES["report"])
+            what = f"{called} of {one.at}: names and numbers of its requests, no weights"
+            do = f"{again.format(where=where)} says how it stands now; delete copies that must not name it"
             do = do if there else f"it is not there as it was; {do}"
         yield Affected(one.what, one.file, what, do)
 

@@ -1,4 +1,4 @@
-"""What left a run folder: exports, reports, comparisons and bundles, entered before they are written.
+"""What left a run folder: exports, reports, comparisons, indexes and bundles, entered beforehand.
 
     handed-out.jsonl      {what, file, sha256, at, seed, request, method}      one line per file and content
 
@@ -25,7 +25,7 @@ from unfed.runs.requests import now
 from unfed.runs.schema import COUNT, TEXT, Fits, checked, or_none
 
 FILE = "handed-out.jsonl"
-What = Literal["export", "report", "comparison", "evidence"]
+What = Literal["export", "report", "comparison", "index", "evidence"]
 LINE: dict[str, Fits] = {"what": TEXT, "file": TEXT, "sha256": TEXT, "at": TEXT}
 LINE |= {"seed": or_none(COUNT), "request": or_none(TEXT), "method": or_none(TEXT)}
 
