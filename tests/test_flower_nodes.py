@@ -103,6 +103,13 @@ def asked(run: Run) -> dict[str, list[str]]:
     return {number: names for line in lines for number, names in line["asked"].items()}
 
 
+def test_a_node_is_called_by_the_first_name_that_its_config_gives(tmp_path: Path) -> None:
+    """`client` before `client-name`, which NVFlare's bridge writes, before `partition-id`."""
+    grid = Changing([node(1, client="north"), node(2, **{"client-name": "site-2"}), node(3)], {})
+    run = serve(grid, values(tmp_path / "run", **three()))
+    assert set(asked(run)["1"]) == {"north", "site-2", "3"}
+
+
 @pytest.mark.parametrize("name", ["", "0"])
 def test_a_node_that_joins_takes_part_from_the_next_round_on(name: str, tmp_path: Path) -> None:
     grid = Changing([node(k) for k in (1, 2, 3)], {1: joins(0, 7, name)})

@@ -146,6 +146,17 @@ def test_every_config_is_read_before_anything_is_made(here: Path, in_process: li
     assert list(listed) == ["seed-0", "seed-1"] and not (here / "runs").exists()
 
 
+def test_methods_stand_in_the_place_of_the_configs_in_every_run(here: Path, in_process: list[str]) -> None:
+    call("sweep", "tiny.toml", "--over", "seed=0,1", "--methods", "ft, retrain", "--set", "methods.run=['not']")
+    made = [Run.open(here / "runs/tiny-sweep" / name) for name in ("seed-0", "seed-1")]
+    assert [list(run.config.methods.run) for run in made] == [["ft", "retrain"]] * 2
+    assert {str(line["method"]) for run in made for line in run.lines()} >= {"ft", "retrain"}
+    wrong = call("sweep", "tiny.toml", "--over", "seed=0,1", "--methods", "ftt")
+    assert isinstance(wrong.exception, UnfedError) and "'ftt'" in str(wrong.exception)
+    twice = call("sweep", "tiny.toml", "--over", "methods.run=['not'],['ft']", "--methods", "ft")
+    assert isinstance(twice.exception, UnfedError) and "give one of them" in str(twice.exception)
+
+
 @pytest.mark.slow
 def test_the_work_is_resume_in_processes_of_their_own(here: Path) -> None:
     """One of two cannot be worked on; the other ends all the same."""

@@ -28,6 +28,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, 
 ConfigArgument = Annotated[
     str, typer.Argument(metavar="FILE", help="A TOML file, or a preset such as `demo` or `cifar10-cnn`.")
 ]
+Methods = Annotated[str | None, typer.Option(help="Other methods than the config's, with commas: `not,ft,retrain`.")]
 Seed = Annotated[int | None, typer.Option(help="Which repetition, where a run has several.")]
 Budget = Annotated[
     str | None, typer.Option(metavar="TIME", help="Stop at the first save after this long: `90s`, `9m`, `1.5h`.")

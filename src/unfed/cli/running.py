@@ -21,6 +21,7 @@ from unfed.cli.options import (
     ConfigArgument,
     Device,
     Json,
+    Methods,
     Quiet,
     RunArgument,
     Sets,
@@ -77,9 +78,7 @@ def demo(
 def run(
     config: ConfigArgument,
     out: Annotated[Path | None, typer.Option(help="Where the run folder goes; default runs/NAME.")] = None,
-    methods: Annotated[
-        str | None, typer.Option(help="Other methods than the config's, with commas: `not,ft,retrain`.")
-    ] = None,
+    methods: Methods = None,
     sets: Sets = [],  # noqa: B006
     device: Device = None,
     budget: Budget = None,

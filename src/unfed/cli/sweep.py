@@ -13,7 +13,7 @@ from rich.markup import escape
 from unfed.api import enter_comparison
 from unfed.cli.console import Console
 from unfed.cli.display import clock_text, print_results
-from unfed.cli.options import AllowCode, ConfigArgument, Json, Quiet, Sets, read_config
+from unfed.cli.options import AllowCode, ConfigArgument, Json, Methods, Quiet, Sets, chosen, read_config
 from unfed.errors import UnfedError
 from unfed.report.rules import named
 from unfed.report.tables import star
@@ -31,6 +31,7 @@ def sweep(
         list[str], typer.Option("--over", help="A key and its values: `seed=0,1,2`. Repeatable; all combinations run.")
     ] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Where the runs go; default runs/NAME-sweep.")] = None,
+    methods: Methods = None,
     jobs: Annotated[
         int | None, typer.Option(help="Runs at once; default: one per core where each computes on one thread, else 1.")
     ] = None,
@@ -48,10 +49,12 @@ def sweep(
     standard deviation. Interrupted at any moment, the same command goes on.
     """
     named(rule)
-    found = sweeping.variants([sweeping.Axis.of(text) for text in over])
+    axes = [sweeping.Axis.of(text) for text in over]
+    found = sweeping.variants(axes)
+    given = [*sets, *_own(methods, axes)]
 
     def read(changes: Sequence[str]) -> Config:
-        return read_config(config, [*sets, *changes])
+        return read_config(config, [*given, *changes])
 
     where = out or Path("runs", f"{read(found[0].changes).name}-sweep")
     if dry_run:
@@ -74,6 +77,15 @@ def sweep(
     if failed:
         first, sentence = next(iter(failed.items()))
         raise UnfedError(f"{len(failed)} of {len(runs)} runs did not end; the first, {first}: {sentence}")
+
+
+def _own(methods: str | None, axes: Sequence[sweeping.Axis]) -> list[str]:
+    """`--methods` as a change of the config, for all combinations alike."""
+    if methods is None:
+        return []
+    if any(axis.key == "methods.run" for axis in axes):
+        raise UnfedError("--methods and --over methods.run both say which methods run; give one of them.")
+    return [chosen(methods)]
 
 
 def _work(runs: Sequence[Run], jobs: int | None, arguments: list[str], silent: bool, where: Path) -> dict[str, str]:

@@ -26,6 +26,7 @@ from unfed.data.scope import own_marks
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.params import Params, cast
+from unfed.remote.naming import KEYS as KEYS_OF_NAMES
 from unfed.runs.config import Config
 from unfed.runs.from_config import DTYPES, Network, data_set, deal, pick_device
 from unfed.runs.seeds import Seeds
@@ -80,8 +81,8 @@ def _read(text: str) -> dict[str, Any]:
 
 
 def own_name(node: Node) -> str:
-    """What a node calls itself; empty if it does not say."""
-    return str(node.get("client", node.get("partition-id", "")))
+    """What a node calls itself, by the first of `naming.KEYS` in its config; empty if it does not say."""
+    return str(next((node[key] for key in KEYS_OF_NAMES if key in node), ""))
 
 
 @dataclass(frozen=True)
