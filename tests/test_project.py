@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib.util
 import io
+import os
 import re
+import subprocess
 import sys
 import tarfile
 import tomllib
@@ -98,6 +100,25 @@ def test_a_hosted_ci_runs_every_part_of_the_script_and_nothing_of_its_own() -> N
     assert sorted(parts) == sorted(listed[1].split())
     assert [command for command in run if not command.startswith(".ci/run ")] == ["make coverage"]
     assert ".ci/run package" in commands("release.yml")
+
+
+@pytest.mark.parametrize("failing", ["nothing", "lint", "package", "test-flower-short", "test", "test-slow"])
+def test_the_script_runs_every_part_once_and_fails_where_one_does(failing: str, tmp_path: Path) -> None:
+    """With a `make` that only writes down what it was asked for."""
+    (tmp_path / "make").write_text(f'#!/bin/sh\necho "$1" >>{tmp_path}/asked\n[ "$1" != {failing} ]\n')
+    (tmp_path / "chromium").write_text("#!/bin/sh\n")
+    for stub in ("make", "chromium"):
+        (tmp_path / stub).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    ended = subprocess.run([ROOT / ".ci/run"], env=environment, capture_output=True, text=True)
+    asked = (tmp_path / "asked").read_text().split()
+    assert (ended.returncode == 0) == (failing == "nothing"), ended.stderr
+    assert asked[0] == ".venv/dev.stamp", "what all of them need is installed before two of them begin"
+    wanted = ["lint", "package", "test-flower-short", "test", "test-slow"]
+    if failing == "nothing":
+        assert sorted(asked[1:]) == sorted(wanted)
+    else:
+        assert asked.count(failing) == (2 if failing == "test-flower-short" else 1)
 
 
 def test_a_commit_is_held_to_what_ci_calls_lint() -> None:
