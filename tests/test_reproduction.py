@@ -411,6 +411,29 @@ def test_methods_side_by_side_give_what_they_give_one_by_one(
     assert "ft: done" in capsys.readouterr().out
 
 
+def test_side_by_side_a_method_with_rounds_of_its_own_comes_into_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MoDE's guidance goes first and alone; then its rounds, the others' and FedEraser's replay are one stack."""
+    shared: list[int] = []
+    stacked = Batched.visit
+
+    def seen(self: Batched, visits: Sequence[Visit]) -> list[Block]:
+        shared.append(len(visits))
+        return stacked(self, visits)
+
+    methods = ["--methods", "retrain,mode,federaser", "--set", "engine.precision=float64", "--set", "training.rounds=3"]
+    assert run_block(tmp_path / "one", tmp_path / "a", *methods) == 0
+    monkeypatch.setattr(Batched, "visit", seen)
+    assert run_block(tmp_path / "many", tmp_path / "b", *methods, "--together") == 0
+    assert [count for count in shared if count > 1] == [3, 3], "both rounds of each, whatever came before"
+    (one,), (many,) = record.all_in(tmp_path / "a"), record.all_in(tmp_path / "b")
+    assert one.jobs.keys() == many.jobs.keys()
+    for job, columns in one.jobs.items():
+        for metric in ("round", "retain", "forget", "test", "mia", "comm_bytes", "flops"):
+            assert many.jobs[job][metric] == columns[metric], (job, metric)
+
+
 def test_side_by_side_the_model_is_trained_once_however_many_threads_the_process_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,8 +6,9 @@
     not     ─ round 1 ─┘        └─ round 2 ─ …
 
 Nothing in a method knows of the others: each is an ordinary run that takes θ* over, with a trajectory and saves of its
-own, and `unfed resume` goes on with it alone. A wider stack changes last bits, as `engine.chunk` does. Methods whose
-rounds differ from the others' (MoDE's guidance, FedEraser's replay) are better left alone: each width is compiled.
+own, and `unfed resume` goes on with it alone. A wider stack changes last bits, as `engine.chunk` does. A method whose
+first rounds are its own (MoDE's guidance) takes them before the others begin, and is in step with them from then on; so
+is FedEraser, whose calibrations are the same phases. Each width is compiled, so who ends early costs seconds.
 """
 
 from __future__ import annotations

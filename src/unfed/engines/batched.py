@@ -164,10 +164,8 @@ class Batched:
         """Which of these visits share a stack: whole federations that ask for the same, as many as fit."""
         alike: dict[Any, list[int]] = {}
         for place, visit in enumerate(visits):
-            sources = {id(self._resident(name).source) for name in visit.clients}
-            same = (visit.plan.phases, visit.plan.keep, tuple(visit.context), visit.optimiser is None)
-            # A federation of several sources takes several stacks of its own.
-            alike.setdefault((*same, *sources) if len(sources) == 1 else place, []).append(place)
+            kind = self.kind(visit)
+            alike.setdefault(place if kind is None else kind, []).append(place)
         found = []
         for places in alike.values():
             phases = visits[places[0]].plan.phases
@@ -175,6 +173,15 @@ class Batched:
             room = min(self.chunk(width), BUSY_CLIENTS.get(self._device.type, 1 << 30))
             found += filled(places, [len(visit.clients) for visit in visits], room)
         return found
+
+    def kind(self, visit: Visit) -> tuple[object, ...] | None:
+        """What visits that share a stack have in common.
+
+        None of one that takes several stacks of its own.
+        """
+        sources = {id(self._resident(name).source) for name in visit.clients}
+        same = (visit.plan.phases, visit.plan.keep, tuple(visit.context), visit.optimiser is None)
+        return (*same, *sources) if len(sources) == 1 else None
 
     def _longest(self, visit: Visit, phase: Phase) -> int:
         return max((len(self._clients[name].view(phase.view)) for name in visit.clients), default=0)

@@ -6,8 +6,10 @@
 
 Nothing in a federation knows of the others: server, method and round are the code that runs alone. Each is given a
 thread, of which only one runs at any time, from one question to the next; so nothing is ever done twice at once, and
-the order is the same every time. When all of them wait, what they asked is answered together. The readable reference is
-a loop: `[work() for work in works]`, which gives the same to the last bits.
+the order is the same every time. When all of them wait, what they asked is answered together, and who asks for another
+thing than most of them is answered first: a method whose first rounds are its own (MoDE's guidance) is in step with the
+others afterwards, for all the rounds that are left. The readable reference is a loop: `[work() for work in works]`,
+which gives the same to the last bits.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Table:
             for seat in seats:
                 seat.go_on([])
             while (waiting := [s for s in seats if s.asked is not None]) and all(s.error is None for s in seats):
-                for seat, blocks in zip(waiting, _answers([s.asked for s in waiting if s.asked]), strict=True):
+                turn = _out_of_step(waiting) or waiting
+                for seat, blocks in zip(turn, _answers([s.asked for s in turn if s.asked]), strict=True):
                     seat.go_on(blocks)
         finally:
             for seat in seats:
@@ -87,6 +90,20 @@ class SideBySide:
     ) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
         """Every federation for itself: measuring is seldom, and one model's rows share batches already."""
         return self.engine.measure(what, params, clients)
+
+
+def _out_of_step(waiting: Sequence[_Seat[Any]]) -> list[_Seat[Any]]:
+    """Those who could not share a stack with most of the others.
+
+    They go on until they can, or have finished.
+    """
+    alike: dict[Any, list[_Seat[Any]]] = {}
+    for seat in waiting:
+        assert seat.asked is not None
+        engine, visit = seat.asked
+        alike.setdefault((id(engine), engine.kind(visit)), []).append(seat)
+    most = max(alike.values(), key=len)
+    return [seat for seat in waiting if seat not in most]
 
 
 def _answers(asked: Sequence[tuple[Batched, Visit]]) -> list[list[Block]]:

@@ -45,7 +45,9 @@ class FinishedRound:
 
     def update(self, params: Params) -> Params:
         """U_k = θ_k − θ^{t−1}, the trainable tensors only."""
-        return {name: params[name] - self.params[name] for name in self.trainable}
+        names = self.trainable
+        found = torch._foreach_sub([params[name] for name in names], [self.params[name] for name in names])
+        return dict(zip(names, found, strict=True))
 
     @property
     def samples(self) -> int:

@@ -18,7 +18,8 @@ round it replays, so with nobody removed the original training comes out again.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -82,36 +83,39 @@ class FedEraser(Method):
         present = [client for client in server.retained if "samples" in _numbers(history, client)]
         if present:
             start = server.average(start, [_alone(client, history.own[client], server.params) for client in present])
-        elif not _left(server, after=1):
+        elif _next(server, after=1) is None:
             raise UnfedError("Nobody who stays took part in a round that FedEraser kept; use retrain.")
         return self._then(server, State(start), replayed=1)
 
     def round(self, server: Server, state: State) -> State:
         # Who was to calibrate next may have asked to leave since the last round.
-        left = _left(server, after=int(state.numbers["replayed"]))
-        if not left:
+        at = _next(server, after=int(state.numbers["replayed"]))
+        if at is None:
             return replace(state, round=state.round + 1, numbers={}, done=True, model=True)
-        history, at, start = server.history, min(left), state.params
-        asked = [client for client in server.retained if at in _rounds(history, client)]
+        history, start = server.history, state.params
+        asked = [client for client in server.retained if _place(_rounds(history, client), at) is not None]
         blocks = []
         # Nobody else can calibrate in the place of who was there, so they are waited for.
         for block in server.train(self._plan(history, at), start, asked, patient=True):
-            blocks += [self._calibrated(block.pick([i]), start, history, at) for i in range(len(block.clients))]
+            blocks += [self._calibrated(block, i, start, history, at) for i in range(len(block.clients))]
         return self._then(server, replace(state, params=server.average(start, blocks), round=state.round + 1), at)
 
-    def _calibrated(self, block: Block, start: Params, history: History, at: int) -> Block:
-        names = history.numbers["tensors"]
-        new = {name: block.params[name][0] - start[name] for name in names}
-        then = self._norms(history, block.clients[0], at).to(new[names[0]].device)
+    def _calibrated(self, block: Block, i: int, start: Params, history: History, at: int) -> Block:
+        """The update of the client at place i, as a block of its own."""
+        # By views: an index from the host would be waited for.
+        names, own = history.numbers["tensors"], block.of(i)
+        deltas = torch._foreach_sub([own[name] for name in names], [start[name] for name in names])
+        new = dict(zip(names, deltas, strict=True))
+        then = self._norms(history, block.clients[i], at).to(new[names[0]].device)
         # θ̂ + (Ũ − Û), not θ̃ + Ũ: where the norms agree the client's own model is kept bit for bit.
         more = dict(zip(names, _scale(norms(new), then, self.granularity) - 1, strict=True))
-        params = {n: t + more[n] * new[n] if n in more else t for n, t in block.params.items()}
-        return replace(block, params=params)
+        params = {n: (t + more[n] * new[n] if n in more else t)[None] for n, t in own.items()}
+        return Block((block.clients[i],), params, (block.samples[i],), (block.trained[i],), (block.forwarded[i],))
 
     def _then(self, server: Server, state: State, replayed: int) -> State:
         """Where the replay stands; without a kept round that somebody who stays took part in, it is done."""
-        left = _left(server, after=replayed)
-        return replace(state, numbers={"replayed": replayed} if left else {}, done=not left, model=not left)
+        over = _next(server, after=replayed) is None
+        return replace(state, numbers={} if over else {"replayed": replayed}, done=over, model=over)
 
     def _plan(self, history: History, at: int) -> Plan:
         plan = Plan.from_json(history.numbers["plan"])
@@ -149,27 +153,37 @@ class FedEraser(Method):
         own = dict(history.own)
         if (at - 1) % self.every == 0:
             numbers["rates"] = {**numbers["rates"], str(at): past.plan.phases[0].optimiser.lr}
-            for client, samples, params in past.models():
-                if at == 1:
+            if at == 1:
+                for client, samples, params in past.models():
                     own[client] = Record({f"1/{n}": t.cpu() for n, t in params.items()}, {"samples": samples})
-                else:
-                    own[client] = self._kept(own.get(client, Record()), at, past.update(params))
+            else:
+                for client, tensors in self._kept(own, past).items():
+                    numbered = dict(own.get(client, Record()).numbers)
+                    own[client] = Record(tensors, {**numbered, "rounds": [*numbered.get("rounds", ()), at]})
         return replace(history, rounds=history.rounds + 1, shared=shared, own=own, numbers=numbers)
 
-    def _kept(self, record: Record, at: int, update: Params) -> Record:
-        rounds = [*record.numbers.get("rounds", ()), at]
+    def _kept(self, own: Mapping[str, Record], past: FinishedRound) -> dict[str, Params]:
+        """Client → its tensors, those of this round among them."""
+        before = {client: own.get(client, Record()).tensors for client, _, _ in past.models()}
         if self.store == "full":
-            tensors = {**record.tensors, **{f"{at}/{n}": u.cpu() for n, u in update.items()}}
-        else:
-            now, before = norms(update).cpu()[None], record.tensors.get("norms")
+            at = past.plan.round
+            return {
+                client: {**before[client], **{f"{at}/{n}": u.cpu() for n, u in past.update(params).items()}}
+                for client, _, params in past.models()
+            }
+        # One answer for all clients: each would be waited for.
+        now = torch.stack([norms(past.update(params)) for _, _, params in past.models()]).cpu()
+        found = {}
+        for row, (client, tensors) in zip(now[:, None], before.items(), strict=True):
             # A resumed run has its history on the device.
-            tensors = {**record.tensors, "norms": now if before is None else torch.cat([before.cpu(), now])}
-        return Record(tensors, {**record.numbers, "rounds": rounds})
+            rows = torch.cat([tensors["norms"].cpu(), row]) if "norms" in tensors else row
+            found[client] = {**tensors, "norms": rows}
+        return found
 
     def _norms(self, history: History, client: str, at: int) -> Tensor:
         tensors = history.own[client].tensors
         if "norms" in tensors:
-            return tensors["norms"][_rounds(history, client).index(at)]
+            return tensors["norms"][bisect_left(_rounds(history, client), at)]
         return norms({name: tensors[f"{at}/{name}"] for name in history.numbers["tensors"]})
 
     def original_bytes(self, history: History, model_bytes: int) -> int:
@@ -183,15 +197,24 @@ def _numbers(history: History, client: str) -> dict[str, object]:
     return dict(record.numbers) if record else {}
 
 
-def _rounds(history: History, client: str) -> list[int]:
-    """The kept rounds after the first in which a client took part."""
+def _rounds(history: History, client: str) -> Sequence[int]:
+    """The kept rounds after the first in which a client took part, in their order."""
     record = history.own.get(client)
-    return list(record.numbers.get("rounds", ())) if record else []
+    rounds: Sequence[int] = record.numbers.get("rounds", ()) if record else ()
+    return rounds
 
 
-def _left(server: Server, after: int) -> set[int]:
-    """The kept rounds that are still to be replayed: those in which somebody who stays took part."""
-    return {t for client in server.retained for t in _rounds(server.history, client) if t > after}
+def _next(server: Server, after: int) -> int | None:
+    """The next kept round in which somebody who stays took part; None if none is left."""
+    kept = [_rounds(server.history, client) for client in server.retained]
+    places = [bisect_right(rounds, after) for rounds in kept]
+    return min((rounds[i] for rounds, i in zip(kept, places, strict=True) if i < len(rounds)), default=None)
+
+
+def _place(rounds: Sequence[int], at: int) -> int | None:
+    """Where a kept round stands among them, if it does."""
+    place = bisect_left(rounds, at)
+    return place if place < len(rounds) and rounds[place] == at else None
 
 
 def _on(params: Params, like: Params) -> Params:

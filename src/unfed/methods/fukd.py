@@ -102,8 +102,10 @@ class FUKD(Method):
         own = dict(history.own)
         for client, samples, params in past.models():
             share, record = samples / past.samples, own.get(client, Record())
-            update = {name: share * u for name, u in past.update(params).items()}
-            sums = {name: record.tensors[name] + u if name in record.tensors else u for name, u in update.items()}
+            sums, before = past.update(params), record.tensors
+            torch._foreach_mul_(list(sums.values()), share)
+            if before:  # all tensors of a client in one call
+                torch._foreach_add_(list(sums.values()), [before[name] for name in sums])
             own[client] = Record(sums, {"rounds": int(record.numbers.get("rounds", 0)) + 1})
         return replace(history, rounds=history.rounds + 1, own=own)
 
