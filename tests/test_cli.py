@@ -155,7 +155,9 @@ def test_forget_serves_a_request_once(unfed: Callable[..., Any], done: Path) -> 
     code, out, err = unfed("forget", done, "--client", "2", "--until", "2")
     assert code == 0, err
     assert "Request 'client-2' is served after 2 rounds" in out and "report.html" in out
-    assert "Forget alone does not say whether it is out" in out
+    assert "Forget alone does not say whether it is out" in out and "The check for forgetting: not measured: " in out
+    assert "In force: the model of request client-2 by NoT; methods were only compared for r1, which is still" in out
+    assert f"`unfed export {done} -o model.safetensors` writes it to a file." in out
     code, out, _ = unfed("forget", done, "--client", "2", "--until", "2")
     assert code == 0 and "was served already" in out
     assert "client-2" in unfed("status", done)[1]
@@ -249,12 +251,13 @@ def test_export_evaluate_and_negate(unfed: Callable[..., Any], done: Path, here:
     params, about = storage.load(here / "m.safetensors")
     assert about["architecture"] == "cnn-tiny" and about["in_force"] is False and about["job"] == "0/r1/not"
     assert (
-        "In force: θ*, as trained; methods were only compared for r1, which is still in it." in unfed("status", done)[1]
+        "In force: the model as trained (θ*); methods were only compared for r1, which is still in it."
+        in unfed("status", done)[1]
     )
     value = json.loads(unfed("evaluate", done, "--model", "m.safetensors", "--json")[1])
     last = [line for line in Run.open(done).lines() if line["method"] == "not"][-1]
     assert value["forget"] == pytest.approx(last["forget"]) and value["mia"] == pytest.approx(last["mia"])
-    assert "forget" in (told := unfed("evaluate", done)[1]) and "Model: θ*, as trained" in told
+    assert "forget" in (told := unfed("evaluate", done)[1]) and "Model: the model as trained (θ*)" in told
     code, out, _ = unfed("negate", "m.safetensors", "--dry-run")
     assert code == 0 and "would negate conv1.weight" in out
     code, out, _ = unfed("negate", "m.safetensors", "--layers", "conv2", "--include-bias", "-o", "n.safetensors")

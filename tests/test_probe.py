@@ -203,13 +203,14 @@ def test_the_command_shows_a_table_and_writes_the_report(
         _call()
         told = capsys.readouterr().out
         assert "Largest backdoor after realign" in told and "Retrain" in told and "Report:" in told
+        assert "NoT: as published the backdoor works on" in told, "what the table comes to stands below it, in words"
         monkeypatch.setattr(sys, "argv", ["unfed", "probe", where, "--request", "r1", "--quick", "--json"])
         _call()
     assert json.loads(capsys.readouterr().out)[0]["method"] == "not"
     page = (run.folder.path / "report.html").read_text()
     assert "Can it be undone?" in page and "All numbers of undoing NoT" in page
-    assert "nobody tried to undo this run" in page  # the other request was not probed
-    assert re.search(r"Nobody tried it for (client|clients|class|\d+ samples)[^.]*\.", page), "at the top, too"
+    assert "nobody tried to undo it, <code>unfed probe</code> would" in page  # the other request was not probed
+    assert re.search(r"Nobody tried to undo it for (client|clients|class|\d+ samples)[^.]*\.", page), "at the top, too"
 
 
 def _call() -> None:

@@ -486,7 +486,7 @@ def test_a_served_request_has_its_own_time_and_no_one_elses_backdoor() -> None:
     text = Page(render(run, [*lines, *more])).text
     assert "Asked 16 November 2026, 10:30 UTC" in text
     assert "Client 3: after NoT in 20 rounds and 7.1 MB, the model is right on" in text
-    assert "whether it is out was not measured, for there is no Retrain in this run." in text
+    assert "whether it is out was not measured, for this run has no Retrain of the request." in text
     assert text.count("the backdoor it planted") == 1
     assert "For the request on Client 3 there is no Retrain" in text
 

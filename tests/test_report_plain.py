@@ -26,14 +26,14 @@ from unfed.runs.in_force import InForce, is_out
 
 def test_what_was_only_compared_is_said_to_be_in_the_model_in_force() -> None:
     trained = InForce(Job(0, None, "train"), (), (), ("not", "retrain"), ("r1",))
-    assert trained.sentence == "θ*, as trained; methods were only compared for r1, which is still in it"
+    assert trained.sentence == "the model as trained (θ*); methods were only compared for r1, which is still in it"
     later = InForce(Job(0, "r3", "not"), ("r3",), ("r4",), only_compared=("r1", "r2"))
     assert later.sentence == (
         "the model of request r3 by NoT; still in it: r4;"
         " methods were only compared for r1 and r2, which are still in it"
     )
     assert later.still_in_it == ("r4", "r1", "r2") and later.to_json()["only_compared"] == ["r1", "r2"]
-    assert InForce(Job(0, None, "train"), (), ()).sentence == "θ*, as trained"
+    assert InForce(Job(0, None, "train"), (), ()).sentence == "the model as trained (θ*)"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_what_nobody_tried_is_said_once_however_many_requests() -> None:
     second = {**run["requests"][0], "id": "r2", "clients": ["3"]}
     lines += [fake_line(0, "r2", "not", t, t == 20) for t in range(21)]
     page = Page(render({**run, "requests": [*run["requests"], second]}, lines)).text
-    for words in ("nobody tried to undo this run's models", "one run is one model of each kind"):
+    for words in ("nobody tried to undo it, unfed probe would", "one run is one model of each kind"):
         assert page.count(words) == 1, words
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -115,5 +116,7 @@ def resumable(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         stderr = Console(stderr=True, highlight=False)
         why = "The budget is spent." if isinstance(stop, OutOfTime) else "Interrupted."
-        stderr.print(f"{why} Nothing is lost: go on with `unfed resume {escape(str(folder))}`.", soft_wrap=True)
+        stderr.print(
+            f"{why} Nothing is lost: go on with `unfed resume {escape(shlex.quote(str(folder)))}`.", soft_wrap=True
+        )
         sys.exit(130)

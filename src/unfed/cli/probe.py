@@ -13,6 +13,7 @@ from rich.table import Table
 from unfed.api import write_report
 from unfed.cli.console import Console, echo
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed
+from unfed.report.undo_section import sentence
 from unfed.report.undo_table import COLUMNS, grid
 from unfed.runs.probe import effort_of
 from unfed.runs.probe import probe as measure
@@ -67,6 +68,7 @@ def _tell(found: Mapping[str, Any]) -> None:
     stdout.print(table)
     for note in notes:
         stdout.print(escape(note), soft_wrap=True)
+    stdout.print(escape(sentence([found])), soft_wrap=True)
     stdout.print()
 
 

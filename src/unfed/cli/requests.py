@@ -25,8 +25,9 @@ from unfed.errors import Refused, UnfedError, members
 from unfed.measures import trajectory
 from unfed.methods import NoT, Retrain
 from unfed.report import wording
-from unfed.report.words import again_words
+from unfed.report.words import again_words, gate_words
 from unfed.runs import description
+from unfed.runs.in_force import in_force
 from unfed.runs.onlooker import logged
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.requests import now
@@ -199,16 +200,30 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
             f" forget {percent(trajectory.forget_of(last))}, test {percent(last['test'])}."
         )
         if last["method"] != Retrain.name:
-            stdout.print(
-                "Forget alone does not say whether it is out: others may hold data like it. What was measured of that"
-                " is in the report.",
-                soft_wrap=True,
-            )
+            stdout.print(escape(_whether_out(run, request)), soft_wrap=True)
         for name, shows in _measured_again(run, request, lines):
             stdout.print(escape(f"Earlier request {name}: {shows}."), soft_wrap=True)
+        stdout.print(escape(_now_in_force(run, request)), soft_wrap=True)
         stdout.print(f"Report: {escape(str(report))}", soft_wrap=True)
     if lasting and status != "withdrawn" and not (as_json or quiet):
         stdout.print(escape(lasting), soft_wrap=True)
+
+
+def _whether_out(run: Run, request: str) -> str:
+    """What Forget does not say, and what the checks of the gate said instead."""
+    told = "Forget alone does not say whether it is out, for others may hold data like it."
+    entry = run.queue.find(request)
+    found = dict(gate_words({"gate": entry.gate})) if entry else {}
+    checks = {"forgotten": "check for forgetting", "backdoor": "check of the backdoor"}
+    said = [f"The {title}: {found[f'Gate, {name}']}." for name, title in checks.items() if f"Gate, {name}" in found]
+    return " ".join([told, *said])
+
+
+def _now_in_force(run: Run, request: str) -> str:
+    """Which model is in force now, and how it is written to a file."""
+    entry = run.queue.find(request)
+    now = in_force(run, entry.seed if entry else run.config.seed_list[0])
+    return f"In force: {now.sentence}. `{run.command('export', '-o', 'model.safetensors')}` writes it to a file."
 
 
 def _measured_again(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -227,7 +242,7 @@ def _lasting(run: Run, request: str) -> str | None:
     if by is None:
         return None
     return (
-        f"Whoever has this model can undo {NoT.title} by {by}: `unfed probe {run.folder.path}` shows how far;"
+        f"Whoever has this model can undo {NoT.title} by {by}: `{run.command('probe')}` shows how far;"
         " `--method retrain` lasts, `--method sealed` held where it was measured."
     )
 

@@ -209,18 +209,18 @@ def _work(
 def _nothing_asked(run: Run) -> str:
     """Of a config without a request: methods had nothing to do, and that is said."""
     client = next(iter(run.description["clients"]), "0")
-    who = "--class 0" if run.config.setting == "central" else f"--client {client}"
+    who = ("--class", 0) if run.config.setting == "central" else ("--client", client)
     return (
         "The config names no [request], so nothing was forgotten and no method ran. Take somebody out with"
-        f" `unfed forget {run.folder.path} {who}`."
+        f" `{run.command('forget', *who)}`."
     )
 
 
 def _next_steps(run: Run) -> list[str]:
     """What somebody may do after the demo."""
-    where = run.folder.path
+    forget = run.command("forget", "--client", 3)
     return [
-        f"Next: open the report below; take another client out with `unfed forget {where} --client 3`; your own model"
+        f"Next: open the report below; take another client out with `{forget}`; your own model"
         " and data: docs/how-to/central.md and docs/how-to/models.md."
     ]
 

@@ -60,9 +60,13 @@ class Dot:
 
 
 def styles(methods: Sequence[str]) -> dict[str, int]:
-    """A number per method, NoT first, then as they ran; the page's legend uses the same."""
-    shown = sorted(dict.fromkeys(methods), key=lambda method: method != "not")
-    shown = [method for method in shown if method not in ("before", "retrain", "train")]
+    """A number per method, NoT first, then as they ran; the page's legend uses the same.
+
+    Retrain has one only where it is alone: beside others it is the dashed line that they are to come to.
+    """
+    ran = sorted(dict.fromkeys(methods), key=lambda method: method != "not")
+    others = [method for method in ran if method not in ("before", "retrain", "train")]
+    shown = others or [method for method in ran if method == "retrain"]
     return {method: index for index, method in enumerate(shown)}
 
 
@@ -71,8 +75,9 @@ def curves(methods: Mapping[str, BySeed], metric: str, *, name: str, unit: str =
 
     `name` keeps identifiers apart on a page.
     """
-    series = [Series(name_of(m), number, number, methods[m]) for m, number in styles(list(methods)).items()]
-    retrain = [Series("Retrain", 0, 0, methods["retrain"])] if "retrain" in methods else []
+    numbers = styles(list(methods))
+    series = [Series(name_of(m), number, number, methods[m]) for m, number in numbers.items()]
+    retrain = [Series("Retrain", 0, 0, methods["retrain"])] if "retrain" in methods and "retrain" not in numbers else []
     return lines(series, retrain, metric, name=name, unit=unit)
 
 

@@ -36,10 +36,13 @@ from unfed.report.unfinished import unfinished
 from unfed.report.units import flops_text
 from unfed.report.wording import FEDERATED, Wording
 from unfed.report.words import (
+    ENDED,
     about_the_backdoor,
     date_text,
     headline,
     method_row,
+    not_taken_out,
+    rows_text,
     subject_of,
 )
 from unfed.values import is_measured
@@ -128,14 +131,16 @@ def caveats(run: Mapping[str, Any], views: Sequence[Mapping[str, Any]]) -> list[
         said.append(
             "There is no Retrain to compare with, so how close this comes to never having seen the data is open."
         )
-    untried = [str(view["subject"]) for view in views if view["undoing"]["reason"]]
-    if len(untried) == len(views):
+    undone = [view["undoing"] for view in views]
+    untried = [str(view["subject"]) for view in views if view["undoing"]["reason"] == undo_section.NOT_PROBED]
+    tried = any(one["reason"] is None for one in undone)
+    if untried and not tried:
         said.append("Whether it can be undone was not tried.")
-    elif not any(view["undoing"]["fitted"] for view in views):
+    elif tried and not any(one["fitted"] for one in undone):
         said.append("Of the ways to undo it, only the perturbation's public inverse was tried.")
-    if 0 < len(untried) < len(views):
-        said.append(f"Nobody tried it for {listed((name[0].lower() + name[1:] for name in untried), 'and')}.")
-    return said + list(dict.fromkeys(told for view in views for told in view["undoing"]["back"]))
+    if untried and tried:
+        said.append(f"Nobody tried to undo it for {listed((name[0].lower() + name[1:] for name in untried), 'and')}.")
+    return said + list(dict.fromkeys(told for one in undone for told in one["back"]))
 
 
 def asked_for(run: Mapping[str, Any], grouped: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -185,13 +190,15 @@ def request_view(
         "index": index,
         "id": str(request["id"]),
         "subject": subject_of(request, words)[0].rstrip(","),
-        "rows_forgotten": request.get("forgotten_rows"),
+        "covers": rows_text(count) if (count := request.get("forgotten_rows")) else "",
         "sentence": opening(run, request, on_disk),
         "bars": bars(request, on_disk, numbers),
+        "bars_title": "before and after" if _by_retrain(request, on_disk) else "before, after, Retrain",
         "officer": officer_view(run, request, on_disk, methods, words),
         "tables": {name: table_view(found, words=words) for name, found in by_rule.items()},
         "legend": [legend(name_of(method), number, number) for method, number in numbers.items()],
         "retrain": "retrain" in methods,
+        "beside_retrain": "retrain" in methods and "retrain" not in numbers,
         "ranking": ranking.orders(shown, words),
         "ranked": ranking.words(shown, words),
         "shortcomings": ranking.shortcomings(shown),
@@ -203,10 +210,19 @@ def request_view(
         "costs": pictures(figures.cost_bars, shown, figures.COST_BARS, f"cost-{index}", words),
         "ledger": [ledger(row, costs, words) for row in shown if not row.is_before],
         "undoing": undo_section.view(
-            [f for f in run.get("undo", []) if f["request"] == request["id"]], f"undo-{index}"
+            [f for f in run.get("undo", []) if f["request"] == request["id"]],
+            f"undo-{index}",
+            _nothing_to_undo(request, on_disk),
         ),
         "sure": how_sure.view((run.get("population") or {}).get(str(request["id"])), f"sure-{index}"),
     }
+
+
+def _nothing_to_undo(request: Mapping[str, Any], found: Sequence[Row]) -> str:
+    """Why a request has no model of which something forgotten could be brought back."""
+    if ended := ENDED.get(str(request.get("state"))):
+        return f"the request {ended}"
+    return "the new model was trained without it from the beginning" if _by_retrain(request, found) else ""
 
 
 def pictures(draw: Any, found: Any, costs: Any, name: str, words: Wording = FEDERATED) -> list[dict[str, Any]]:
@@ -239,18 +255,29 @@ def _reason(found: Sequence[Row], metric: str) -> str:
 
 
 def bars(request: Mapping[str, Any], found: Sequence[Row], numbers: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Before, after, Retrain; the backdoor only where it was measured and is this request's business."""
-    row = headline(found)
+    """Before, after, Retrain; the backdoor only where it was measured and is this request's business.
+
+    Where Retrain itself served the request it is what came after, and there is nothing beside it.
+    """
+    row = headline(found, request)
+    after = f"After {name_of(row.method)}" if row else "After"
     entries: list[tuple[str, str, Row | None]] = [
         ("Before", "var(--before)", method_row(found, "before")),
-        (f"After {name_of(row.method)}" if row else "After", _colour(row, numbers), row),
-        ("Retrain", "var(--reference)", method_row(found, "retrain")),
+        (f"{after}, not in force" if row and not_taken_out(request) else after, _colour(row, numbers), row),
     ]
+    if not _by_retrain(request, found):
+        entries.append(("Retrain", "var(--reference)", method_row(found, "retrain")))
     return [
         {"title": title, "bars": [_bar(label, colour, entry, metric) for label, colour, entry in entries]}
         for metric, title in BARS.items()
         if metric != "backdoor" or (has(found, metric) and about_the_backdoor(request))
     ]
+
+
+def _by_retrain(request: Mapping[str, Any], found: Sequence[Row]) -> bool:
+    """Whether it was Retrain that a request was served by, or tried with."""
+    row = headline(found, request)
+    return row is not None and row.is_reference
 
 
 def _bar(label: str, colour: str, row: Row | None, metric: str) -> dict[str, Any]:
@@ -262,7 +289,9 @@ def _bar(label: str, colour: str, row: Row | None, metric: str) -> dict[str, Any
 
 
 def _colour(row: Row | None, numbers: Mapping[str, int]) -> str:
-    return f"var(--series-{numbers[row.method] % len(drawing.SERIES)})" if row else "var(--line)"
+    if row is None or row.is_reference:
+        return "var(--reference)" if row else "var(--line)"
+    return f"var(--series-{numbers[row.method] % len(drawing.SERIES)})"
 
 
 def legend(name: str, colour: int, dash: int) -> dict[str, Any]:

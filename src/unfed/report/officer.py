@@ -16,11 +16,22 @@ from typing import Any
 
 from unfed.measures.trajectory import Line
 from unfed.model.digest import fingerprint, listing
+from unfed.report import still_there
 from unfed.report.figures import BySeed
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
 from unfed.report.wording import FEDERATED, Wording
-from unfed.report.words import again_words, date_text, gate_words, headline, not_taken_out, span_text, subject_of
+from unfed.report.words import (
+    again_words,
+    date_text,
+    gate_meanings,
+    gate_words,
+    headline,
+    not_taken_out,
+    rows_text,
+    span_text,
+    subject_of,
+)
 
 SHOWN_CLIENTS = 40
 CELLS = 48  # of a strip; more rounds share a cell
@@ -47,6 +58,7 @@ def officer_view(
             *_facts(run, request, method, job, bool(lines), words),
             *_measured_again(request, methods, seed, lines),
         ],
+        "gate": gate_meanings(request),
         "change": _change(name_of(method), job, bool(lines)),
         "tensors": _tensors(job),
         "listings": _listings(job),
@@ -54,14 +66,16 @@ def officer_view(
         "models": _models(jobs),
         "asked": _asked(run, request, method, job, lines, words),
         "refused": refusals([line for by_seed in methods.values() for own in by_seed.values() for line in own]),
-        "influence": _influence(run, request),
+        "influence": still_there.files(run, request),
+        "deleting": still_there.deleting(run, request),
+        "withdrawn": request.get("state") == "revoked",
         "handed_over": bool(run.get("call")),
     }
 
 
 def _method(request: Mapping[str, Any], found: Sequence[Row], jobs: Sequence[Mapping[str, Any]]) -> str:
     """The method that served the request; in a comparison, the one the opening sentence speaks of."""
-    row = headline(found)
+    row = headline(found, request)
     if request.get("method"):
         return str(request["method"])
     if row is not None:
@@ -80,22 +94,34 @@ def _facts(
 ) -> list[tuple[str, str]]:
     served = bool(request.get("method"))
     created = str(request.get("created") or run.get("created") or "")
-    count = request.get("forgotten_rows")
     went_in, came_out = (job.get("beginning") or {}).get("went_in"), job.get("came_out")
+    ended, standing = not_taken_out(request), str(request.get("standing") or "")
+    came = f" ({words.said(str(job.get('finished')))})"
     state = {None: "not finished" if begun else "not begun"}.get(
-        job.get("finished"), f"finished ({words.said(str(job.get('finished')))})"
+        job.get("finished"), (standing if request.get("state") == "fulfilled" else "finished") + came
     )
     facts = [
         ("Request", str(request["id"])),
         ("Asked", (date_text(created) or "not recorded") + ("" if served else ", with the run itself")),
-        ("Takes out", subject_of(request, words)[0].rstrip(",") + (f", {count:,} training samples" if count else "")),
+        ("Takes out", subject_of(request, words)[0].rstrip(",") + _in_training(request)),
         ("Method", name_of(method) + ("" if served else ", one of those compared") if method else "none yet"),
-        ("State", (str(request.get("standing") or "") if not_taken_out(request) else state) if job else "not recorded"),
+        ("State", (standing if ended else state) if job else "not recorded"),
         *_standing(request),
         ("Model before", fingerprint(went_in) if went_in else "not recorded" if begun or not job else "not there yet"),
-        ("Model after", fingerprint(came_out) if came_out else "not there yet" if job else "not recorded"),
+        (
+            "Model tried, not in force" if ended else "Model after",
+            fingerprint(came_out) if came_out else "not there yet" if job else "not recorded",
+        ),
     ]
     return facts
+
+
+def _in_training(request: Mapping[str, Any]) -> str:
+    """How many rows of the training that are; of single samples some may have served validation alone."""
+    count, asked = request.get("forgotten_rows"), request.get("samples")
+    if not count:
+        return ""
+    return f"; {count:,} of them {'was' if count == 1 else 'were'} trained on" if asked else f", {rows_text(count)}"
 
 
 def _measured_again(
@@ -342,26 +368,3 @@ def refusals(lines: Sequence[Line]) -> list[dict[str, Any]]:
             entry = {**item, **whose}
             found[tuple(str(part) for part in entry.values())] = entry
     return list(found.values())
-
-
-# --- what is still there ----------------------------------------------------------------------------------------------
-
-
-def _influence(run: Mapping[str, Any], request: Mapping[str, Any]) -> list[tuple[str, str]] | None:
-    """(file, what it is) of everything in the run folder that still carries what was taken out.
-
-    It is None where that is not known.
-    """
-    if run.get("influence") is None:
-        return None
-    own = [item for item in run["influence"] if str(item.get("request")) == str(request["id"])]
-    return list(dict.fromkeys((str(item["file"]), _named(item)) for item in own))
-
-
-def _named(item: Mapping[str, Any]) -> str:
-    file, what = str(item["file"]), str(item["what"])
-    if file.startswith("models/") and file.endswith("/train.safetensors"):
-        return "θ*, the model before unlearning"
-    if file.startswith("state/") and file.endswith("/train.safetensors") and "history" not in what:
-        return "the last checkpoint of the training"
-    return what

@@ -20,7 +20,7 @@ from unfed.report.words import headline, sentence
 
 def opening(run: Mapping[str, Any], request: Mapping[str, Any], found: Sequence[Row]) -> str:
     """The first sentence about a request, from its rows after the last round."""
-    row = headline(found)
+    row = headline(found, request)
     tried = [
         one for one in run.get("undo") or [] if (one["request"], one["method"]) == (request["id"], row and row.method)
     ]

@@ -40,7 +40,7 @@ def unfinished(run: Mapping[str, Any], lines: Sequence[Line]) -> list[str]:
 def _open_jobs(run: Mapping[str, Any], lines: Sequence[Line], words: Wording) -> list[str]:
     """Every job that has not ended, with where it stands; seeds that stand alike share a line."""
     goals = {one["id"]: _goals(str(one.get("until") or "")) for one in run.get("requests", [])}
-    let_go = {request["id"] for request in run.get("requests", []) if request.get("state") in ("revoked", "expired")}
+    let_go = {request["id"] for request in run.get("requests", []) if not_taken_out(request)}
     last = {(line["seed"], line.get("request"), line["method"]): line for line in lines}
     found: dict[tuple[str, str], list[str]] = {}
     for job in run["jobs"]:

@@ -18,6 +18,14 @@ from unfed.values import is_measured
 
 # Which method the opening sentence speaks of, if there are several: NoT, then whatever unlearns, then plain FT.
 _LAST_CHOICE = ("ft", "before", "retrain")
+ENDED = {"denied": "was denied", "expired": "expired before it was begun", "revoked": "was withdrawn"}
+"""What became of requests that nobody served."""
+OWED = ("denied", "expired")
+_DENIED = {
+    "gate": "its model did not pass the checks of the gate",
+    "not recovered": "its rounds did not suffice",
+    "refused": "it could not be served",
+}
 
 
 def gate_words(request: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -37,6 +45,21 @@ def gate_words(request: Mapping[str, Any]) -> list[tuple[str, str]]:
     if accepted := gate.get("accepted"):
         told.append(("Gate, accepted", f"put in force all the same by {accepted.get('by')}, {accepted.get('at')}"))
     return told
+
+
+_CHECKS = {
+    "utility": "how much of its accuracy on held-out data the model lost",
+    "forgotten": "whether the model still treats the forgotten data otherwise than data that it never saw",
+    "backdoor": "how often a backdoor still works that the leaver planted",
+    "camouflage": "whether the departure armed a hidden backdoor: how many more images a small mark turns to one class",
+}
+
+
+def gate_meanings(request: Mapping[str, Any]) -> str:
+    """What the checks of a request's gate look at, in words that need no knowledge of the field."""
+    names = [str(check["name"]) for check in (request.get("gate") or {}).get("checks") or []]
+    told = "; ".join(f"{name}: {_CHECKS[name]}" for name in names if name in _CHECKS)
+    return f"The gate is what a new model must pass before it comes into force. It looks at {told}." if told else ""
 
 
 def again_words(now: Mapping[str, Any], was: Any = None) -> str:
@@ -65,7 +88,7 @@ def sentence(request: Mapping[str, Any], found: Sequence[Row], words: Wording = 
     sentence says what moved, and that it was not measured. `undone`: somebody brought it back.
     """
     subject, plural = subject_of(request, words)
-    row, before, retrain = headline(found), method_row(found, "before"), method_row(found, "retrain")
+    row, before, retrain = headline(found, request), method_row(found, "before"), method_row(found, "retrain")
     if not_taken_out(request):
         verb = "were" if plural else "was"
         return f"{subject} {verb} not taken out: the request {not_taken_out(request)}."
@@ -79,6 +102,10 @@ def sentence(request: Mapping[str, Any], found: Sequence[Row], words: Wording = 
         return f"{subject} {'are' if plural else 'is'} being taken out by {effort}: {outcome}."
     shown = ranking.judged(row, before, retrain)
     verb = "were" if plural else "was"
+    if row.is_reference:
+        whom = "them" if plural else "it"
+        anew = f"the new model was trained without {whom} from the beginning"
+        return f"{subject} {verb} taken out by {effort}; {anew}: {outcome}."
     if shown == "taken out":
         how = "hidden, not taken out," if undone else "taken out"
         return f"{subject} {verb} {how} by {effort}: {outcome}."
@@ -87,7 +114,11 @@ def sentence(request: Mapping[str, Any], found: Sequence[Row], words: Wording = 
     checked = _checked(request)
     if checked is not None:
         return f"{subject} {verb} {checked} {effort}: {outcome}."
-    why = "there is no Retrain in this run" if retrain is None else "Retrain hardly differs from the old model there"
+    why = (
+        "this run has no Retrain of the request"
+        if retrain is None
+        else "Retrain hardly differs from the old model there"
+    )
     who = "they are" if plural else "it is"
     return f"{subject}: after {effort}, {outcome}; whether {who} out was not measured, for {why}."
 
@@ -103,16 +134,16 @@ def _checked(request: Mapping[str, Any]) -> str | None:
 
 def not_taken_out(request: Mapping[str, Any]) -> str:
     """What became of a request that was served by nobody and that nobody works on; empty for any other."""
-    owed = "; it stays owed, and no training uses its data"
-    return {
-        "denied": f"was denied ({request.get('reason')}){owed}",
-        "expired": f"expired before it was begun{owed}",
-        "revoked": "was withdrawn",
-    }.get(str(request.get("state")), "")
+    ended, reason = ENDED.get(str(request.get("state")), ""), str(request.get("reason"))
+    if request.get("state") == "denied":
+        ended += f", for {_DENIED.get(reason, reason)}"
+    return ended + ("; it stays owed, and no training uses its data" if request.get("state") in OWED else "")
 
 
-def headline(found: Sequence[Row]) -> Row | None:
-    """The row that the sentence and the bars show."""
+def headline(found: Sequence[Row], request: Mapping[str, Any] | None = None) -> Row | None:
+    """The row that the sentence and the bars show: of a request that was served, the method that served it."""
+    if request is not None and (served := method_row(found, str(request.get("method")))) is not None:
+        return served
     own = [row for row in found if not (row.is_before or row.is_reference)]
     order = sorted(own, key=lambda row: (row.method != "not", row.method in _LAST_CHOICE))
     return order[0] if order else None
@@ -126,7 +157,7 @@ def method_row(found: Sequence[Row], method: str) -> Row | None:
 def subject_of(request: Mapping[str, Any], words: Wording = FEDERATED) -> tuple[str, bool]:
     """Who or what leaves, and whether that is plural."""
     clients, classes = ([str(item) for item in request.get(key) or []] for key in ("clients", "classes"))
-    count = request.get("forgotten_rows") or request.get("samples")
+    count = request.get("samples") or request.get("forgotten_rows")
     if request.get("kind") == "client" and clients:
         return several("Client", clients)
     if request.get("kind") == "class" and classes:
@@ -139,6 +170,11 @@ def subject_of(request: Mapping[str, Any], words: Wording = FEDERATED) -> tuple[
     if not count:
         return f"Request {request.get('id')}", False
     return (f"{count} samples{owner}", True) if count != 1 else (f"1 sample{owner}", False)
+
+
+def rows_text(count: int) -> str:
+    """`1 training sample`, `1,204 training samples`."""
+    return f"{count:,} training sample{'' if count == 1 else 's'}"
 
 
 def about_the_backdoor(request: Mapping[str, Any]) -> bool:

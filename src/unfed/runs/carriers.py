@@ -209,7 +209,7 @@ class _Look:
             return f"{what} that was to take it out, and is not in force"
         if len(job.parts) == 2:
             return f"{what} that was trained with it"
-        return f"{what} that grew out of one trained with it"
+        return f"{what} that was trained with it, or grew out of one that was"
 
     def _models(self) -> Iterator[Carrier]:
         for path in sorted((self.folder.path / "models" / str(self.seed)).rglob("*.safetensors")):

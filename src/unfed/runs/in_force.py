@@ -47,7 +47,7 @@ class InForce:
         """The model in words, without a full stop."""
         known = METHODS.get(self.job.label)
         by = known.title if known else self.job.label
-        told = [f"the model of request {self.served[-1]} by {by}" if self.served else "θ*, as trained"]
+        told = [f"the model of request {self.served[-1]} by {by}" if self.served else "the model as trained (θ*)"]
         if self.owed:
             told.append(f"still in it: {listed(self.owed, 'and')}")
         if self.only_compared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from unfed import plugins
@@ -15,6 +16,9 @@ from unfed.runs.folder import Job, RunFolder
 from unfed.runs.job_notes import last_starts
 from unfed.runs.request_options import Until
 from unfed.runs.requests import Entry
+
+_RUNS_CODE = ("forget", "probe", "resume")
+"""Commands that build what a run names, and so want leave for it."""
 
 
 class Record:
@@ -118,15 +122,21 @@ class Record:
 
     def way_out(self, entry: Entry) -> str:
         """How a request that is owed can be settled."""
-        where, name = self.folder.path, entry.request.id
+        name = entry.request.id
         rounds = self.config.unlearning.retrain_rounds or self.config.training.rounds
-        again = f"`unfed forget {where} --id {name} --method retrain --until {rounds}`"
+        again = f"`{self.command('forget', '--id', name, '--method', 'retrain', '--until', rounds)}`"
         if elsewhere(self.description):
             again = f'the same run config with mode="unlearn" methods="retrain" until="{rounds}"'
         accept = ""
         if entry.gate is not None and not elsewhere(self.description):
-            accept = f"`unfed forget {where} --id {name} --accept` puts its model in force all the same, "
-        return f"{accept}{again} settles it for certain, `unfed withdraw {where} {name}` lets it go"
+            accept = f"`{self.command('forget', '--id', name, '--accept')}` puts its model in force all the same, "
+        return f"{accept}{again} settles it for certain, `{self.command('withdraw', name)}` lets it go"
+
+    def command(self, name: str, *arguments: object) -> str:
+        """A command for this run as one types it: quoted, and with leave for code where the run needs it."""
+        words = ["unfed", name, self.folder.path, *arguments]
+        leave = ["--allow-code"] if name in _RUNS_CODE and self.config.code() else []
+        return shlex.join(str(word) for word in words + leave)
 
     def info(self) -> dict[str, Any]:
         """`run.json` with the requests that came later."""

@@ -1,0 +1,139 @@
+"""Served, denied, withdrawn: every sentence of the page is true of the request it stands under."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from test_report import Page, fake_run
+from unfed.report.html import render
+from unfed.report.rules import rows
+from unfed.report.unfinished import unfinished
+from unfed.report.words import sentence
+from unfed.runs.config import Config
+from unfed.runs.run import Run
+
+FULFILLED = {"method": "not", "state": "fulfilled", "standing": "fulfilled", "until": "20", "owed": False}
+DENIED = {
+    "method": "not", "state": "denied", "reason": "gate", "standing": "denied (gate)", "until": "20", "owed": True,
+    "way_out": "`unfed withdraw RUN r1` lets it go",
+}  # fmt: skip
+WITHDRAWN = {"method": "not", "state": "revoked", "standing": "withdrawn", "until": "20", "owed": False}
+
+
+def asked(standing: dict[str, Any], methods: tuple[str, ...] = ("not",)) -> tuple[dict[str, Any], list[Any]]:
+    """A run whose one request was served, denied or withdrawn."""
+    run, lines = fake_run(methods=methods)
+    run["requests"][0] |= standing
+    return run, lines
+
+
+def page(standing: dict[str, Any], methods: tuple[str, ...] = ("not",)) -> str:
+    return " ".join(Page(render(*asked(standing, methods))).text.split())
+
+
+def test_a_request_that_retrain_served_was_taken_out_by_retrain() -> None:
+    run, lines = asked({**FULFILLED, "method": "retrain"}, ("retrain",))
+    said = sentence(run["requests"][0], rows(lines, "last"))
+    assert said.startswith("Client 0 was taken out by Retrain in 20 rounds")
+    assert "the new model was trained without it from the beginning" in said
+    text = page({**FULFILLED, "method": "retrain"}, ("retrain",))
+    assert "is to be taken out" not in text
+    assert "After Retrain" in text and "not measured: not in this run" not in text
+
+
+def test_the_sentence_speaks_of_the_method_that_served_not_of_one_that_was_tried_before() -> None:
+    run, lines = asked({**FULFILLED, "method": "retrain"}, ("not", "retrain"))
+    assert "by Retrain" in sentence(run["requests"][0], rows(lines, "last"))
+    run, lines = asked({**FULFILLED, "method": "ft"}, ("not", "ft"))
+    assert "after FT" in sentence(run["requests"][0], rows(lines, "last"))
+
+
+def test_the_rounds_of_a_retrain_that_served_are_drawn() -> None:
+    text = page({**FULFILLED, "method": "retrain"}, ("retrain",))
+    assert "no round has been evaluated yet" not in text
+    assert "Retrain ends at" in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("gate", "its model did not pass the checks of the gate"),
+        ("not recovered", "its rounds did not suffice"),
+        ("refused", "it could not be served"),
+    ],
+)
+def test_why_a_request_was_denied_is_said_in_words(reason: str, words: str) -> None:
+    run, lines = asked({**DENIED, "reason": reason})
+    said = sentence(run["requests"][0], rows(lines, "last"))
+    assert f"the request was denied, for {words}; it stays owed" in said
+
+
+def test_a_model_that_was_denied_is_nowhere_shown_as_the_new_model() -> None:
+    text = page(DENIED)
+    assert "After NoT, not in force" in text and "Model tried, not in force" in text
+    assert "Model after" not in text
+    assert "Model after" in page(FULFILLED) and "not in force" not in page(FULFILLED)
+
+
+def test_the_state_of_a_request_that_was_served_is_fulfilled() -> None:
+    assert "State fulfilled (all rounds)" in page(FULFILLED)
+
+
+def test_what_still_carries_a_withdrawn_request_is_not_said_to_be_nothing() -> None:
+    run, lines = asked(WITHDRAWN)
+    run["influence"] = []  # nobody looks for a request that was withdrawn
+    text = " ".join(Page(render(run, lines)).text.split())
+    assert "No file in the run folder was made with it" not in text
+    assert "The request was withdrawn, so nothing was looked for: its data takes part in training again" in text
+
+
+def test_purge_is_named_only_where_it_would_delete() -> None:
+    assert "unfed purge deletes them" in page(FULFILLED)
+    assert "unfed purge deletes them once the request is fulfilled" in page(DENIED)
+    compared = " ".join(Page(render(*fake_run())).text.split())
+    assert "methods were only compared: once a request for it is fulfilled, unfed purge deletes them" in compared
+
+
+def test_a_run_whose_request_was_denied_is_finished() -> None:
+    run, lines = asked({**DENIED, "reason": "not recovered", "until": "recovered"})
+    run["jobs"][0]["finished"] = None
+    assert unfinished(run, lines) == []
+
+
+def test_nobody_is_missed_for_not_undoing_what_was_never_taken_out() -> None:
+    text = page(DENIED)
+    assert "Nothing to undo: the request was denied" in text
+    assert "Whether it can be undone was not tried" not in text
+    served = page({**FULFILLED, "method": "retrain"}, ("retrain",))
+    assert "Nothing to undo: the new model was trained without it from the beginning" in served
+    assert "Not measured: nobody tried to undo it, unfed probe would" in page(FULFILLED)
+
+
+def test_the_checks_of_the_gate_are_explained_where_they_stand() -> None:
+    check = {"name": "utility", "what": "the drop", "value": 1.0, "bound": 10.0, "verdict": "passed", "decides": True}
+    text = page({**FULFILLED, "gate": {"checks": [check]}})
+    assert "The gate is what a new model must pass before it comes into force. It looks at utility: how much" in text
+
+
+def test_one_sample_is_one_sample() -> None:
+    run, lines = asked(FULFILLED)
+    run["requests"][0] |= {"kind": "instance", "clients": [], "samples": 1, "forgotten_rows": 1}
+    text = " ".join(Page(render(run, lines)).text.split())
+    assert "1 training samples" not in text and "covers 1 training sample." in text
+
+
+def test_samples_that_were_asked_for_are_counted_with_those_that_no_training_used() -> None:
+    run, lines = asked(FULFILLED)
+    run["requests"][0] |= {"kind": "instance", "clients": [], "samples": 3, "forgotten_rows": 1}
+    assert "Takes out 3 samples; 1 of them was trained on" in " ".join(Page(render(run, lines)).text.split())
+
+
+def test_commands_are_quoted_and_ask_for_leave_where_the_run_names_code(tmp_path: Path) -> None:
+    folder = tmp_path / "my runs"
+    plain = Run.create(Config.preset("demo"), folder)
+    assert plain.command("forget", "--id", "a b") == f"unfed forget '{folder}' --id 'a b'"
+    plain.config = plain.config.model_copy(update={"model": plain.config.model.model_copy(update={"name": "my:net"})})
+    assert plain.command("forget").endswith("--allow-code") and "--allow-code" not in plain.command("export")
