@@ -141,7 +141,10 @@ def not_taken_out(request: Mapping[str, Any]) -> str:
 
 
 def headline(found: Sequence[Row], request: Mapping[str, Any] | None = None) -> Row | None:
-    """The row that the sentence and the bars show: of a request that was served, the method that served it."""
+    """The row that the sentence and the bars show.
+
+    Of a request that was served it is the method that served it.
+    """
     if request is not None and (served := method_row(found, str(request.get("method")))) is not None:
         return served
     own = [row for row in found if not (row.is_before or row.is_reference)]
