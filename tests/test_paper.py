@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 from xml.etree import ElementTree
@@ -24,7 +25,8 @@ from unfed.paper.pictures import Line
 from unfed.paper.sharing import shared
 from unfed.paper.views import VIEWS
 from unfed.paper.views.base import Section
-from unfed.paper.views.results import gaps_by_round
+from unfed.paper.views.layers import show as show_layers
+from unfed.paper.views.results import gaps_by_round, gaps_of
 from unfed.runs.run import Run
 
 TABLES = [f"table-{n}" for n in range(1, 9)]
@@ -156,6 +158,15 @@ def test_the_gap_after_each_round_is_the_mean_distance_to_the_last_retrain_of_th
     assert after_1 == (1, pytest.approx(0.0), None), "one repetition has no spread"
 
 
+def test_the_smallest_gap_of_a_figure_is_that_of_a_result_as_in_the_tables() -> None:
+    """At round 0 FT is the old model: no round of it has that gap."""
+    goal: dict[str, Any] = {"retain": 90.0, "forget": 50.0, "test": 80.0, "mia": 50.0}
+    lines = [line("retrain", 2, **goal), line("ft", 0, **goal)]
+    lines += [line("ft", t, **{**goal, "forget": 50.0 + 4 * t}) for t in (1, 2)]
+    (grid,) = gaps_of(items()["figure-5"], {"digits": cast(Any, lines)}).grids
+    assert grid.body == (("digits", "FT", "1.00", "1", "2.00"),)
+
+
 def test_without_retrain_there_is_no_gap() -> None:
     with pytest.raises(UnfedError, match="Retrain"):
         gaps_by_round(cast(Any, [line("not", 0, retain=1.0)]))
@@ -219,7 +230,23 @@ def test_the_spectrum_is_drawn_with_the_numbers_of_its_file(tmp_path: Path) -> N
     for name in ("FT", "NoT", "Retrain"):
         shares = [psi for _, psi in found[name]]
         assert shares == sorted(shares) and shares[-1] <= 1.0 + 1e-9, "Ψ rises to 1"
-    assert "batches 128" in (tmp_path / "figure-8.md").read_text()
+    told = (tmp_path / "figure-8.md").read_text()
+    assert "batches 128" in told and "digits, CNN: made of seed 0 alone." in told
+
+
+def test_what_an_earlier_command_made_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An analysis takes minutes, and the page is written after every item."""
+    seen, view = list[str](), VIEWS["bars"]
+
+    def counted(item: Item, runs: Any) -> Section:
+        seen.append(item.id)
+        return view.make(item, runs)
+
+    few = ["-o", str(tmp_path), "--quiet", "--set", 'methods.run=["retrain","not"]']
+    assert paper("figure-1", *few).exit_code == 0
+    monkeypatch.setitem(VIEWS, "bars", replace(view, make=counted))
+    assert paper("table-1", "table-8", *few).exit_code == 0
+    assert seen == ["figure-1"]
 
 
 def test_where_nothing_was_attacked_there_is_no_gap_and_the_page_says_so(tmp_path: Path) -> None:
@@ -323,6 +350,36 @@ def test_every_curve_is_drawn_and_named_and_not_has_the_first_colour() -> None:
     assert ">FT<" in alone and "var(--series-1)" not in alone
     # Drawn in this order, so the first colour comes with the first name of the legend.
     assert both.index(">NoT<") < both.index(">FT<")
+
+
+def test_no_two_models_have_one_colour_in_a_picture() -> None:
+    """The original is the yardstick of the first picture, and a curve of the third."""
+    names = ("NoT, round 0", "Retrain, round 0", "FT, last round", "NoT, last round", "Retrain, last round")
+    found = {"CKA": names, "normalised": names[:1] + names[2:], "with Retrain": ("original", *names[:1], *names[2:4])}
+    layers = {key: {name: {"conv1": 0.5, "head": 0.4} for name in own} for key, own in found.items()}
+    layers["twin"] = {name: {"conv1": 0.5} for name in ("negated", "random layer (control)")}
+    shown = show_layers(items()["figure-3"], {"run": {"layers": layers, "preset": "p", "said": []}})
+    for picture, own in zip(shown.pictures, layers.values(), strict=True):
+        assert picture.svg is not None
+        assert len({*re.findall(r"var\(--series-\d\)", picture.svg)}) == len(own), picture.title
+
+
+def test_an_axis_of_costs_has_one_unit_and_ticks_that_differ_by_the_same() -> None:
+    series = {"NoT": [("10 %", 1.3e9), ("50 %", 0.7e9)], "MoDE": [("10 %", 1.7e9), ("50 %", 1.4e9)]}
+    svg = pictures.groups(series, "FLOPs", "share", item="f").svg
+    assert svg is not None and "FLOPs (GFLOP)" in svg
+    ticks = [float(text) for text in re.findall(r">(\d+(?:\.\d+)?)</text>", svg)]
+    steps = {round(b - a, 9) for a, b in pairwise(ticks)}
+    assert len(ticks) > 3 and len(steps) == 1, ticks
+
+
+def test_a_spread_is_a_whisker_that_does_not_go_below_nothing() -> None:
+    series = {"NoT": [("10 %", 1.0), ("50 %", 2.0)]}
+    plain, spread = (
+        pictures.groups(series, "gap", "share", item="f", spreads=own).svg for own in (None, {"NoT": [3.0, None]})
+    )
+    assert plain is not None and spread is not None and len(spread) > len(plain)
+    assert "LineCollection" not in plain and spread.count("LineCollection_") == 1
 
 
 def test_groups_of_bars_name_every_method_and_leave_out_what_was_not_measured() -> None:

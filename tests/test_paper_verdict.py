@@ -88,8 +88,16 @@ def test_one_table_holds_the_paper_ours_the_difference_and_a_verdict_per_cell() 
 
 def test_where_nothing_of_the_papers_was_run_its_table_stands_alone() -> None:
     assert printed.merged(items()["table-1"], [replace(row, request="digits, CNN") for row in ours()]) is None
-    alone = printed.alone(items()["table-1"])
+    alone = printed.alone(items()["table-1"], [])
     assert alone is not None and alone.header[-1] == "FLOPs" and ("CIFAR-10, CNN", "FT") in {r[:2] for r in alone.body}
+
+
+def test_a_row_that_stands_beside_ours_is_not_printed_twice() -> None:
+    alone = printed.alone(items()["table-1"], ours())
+    assert alone is not None
+    there = {row[:2] for row in alone.body}
+    assert ("CIFAR-10, CNN", "NoT") in there and ("CIFAR-100, CNN", "FT") in there
+    assert not there & {("CIFAR-10, CNN", "Retrain"), ("CIFAR-10, CNN", "FT")}
 
 
 def test_of_the_centralised_table_the_unit_of_costs_is_not_known() -> None:

@@ -16,16 +16,19 @@ from unfed.analysis.gradient_noise import Noise
 from unfed.engines.base import Block, Visit
 from unfed.engines.batched import Batched
 from unfed.errors import UnfedError
+from unfed.measures.columns import GAP_METRICS
 from unfed.methods import MoDE, NoT, Retrain, State
 from unfed.model.digest import digests, fingerprint
 from unfed.model.params import Params
 from unfed.paper import analyses, record
 from unfed.paper.items import items as paper_items
+from unfed.paper.items import published
 from unfed.paper.making import markdown
 from unfed.paper.views import VIEWS
 from unfed.paper.views.models import NEGATED, models_of
 from unfed.paper.views.retraced import retraced
 from unfed.report import rows
+from unfed.report.tables import name_of
 from unfed.runs import revisions
 from unfed.runs.config import Config
 from unfed.runs.progress import Watch
@@ -199,6 +202,31 @@ def test_every_kept_result_stands_on_the_page() -> None:
 
 def test_the_page_in_the_docs_is_what_the_results_give() -> None:
     assert reproduction.main(["page", "--check"]) == 0, "run `python tools/reproduction.py page`"
+
+
+def test_the_table_of_the_readme_is_that_of_the_page() -> None:
+    """The paper's value and ours in every cell, of the same results."""
+    item, kept = paper_items()["table-1"], record.all_in(reproduction.RESULTS)
+    made, _, _ = reproduction.of_results(item, kept)
+    assert made is not None
+    ours = {row.method: row for row in made.rows if row.request == "CIFAR-10, CNN"}
+    theirs = {row["method"]: row for row in published("T1") if (row["dataset"], row["model"]) == ("CIFAR-10", "CNN")}
+    text = (reproduction.ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.partition("| | Retain: paper · ours |")[2].partition("\n\n")[0].splitlines()[2:]
+    found = {cells[0].strip("* ").partition(" (")[0]: cells[1:] for cells in (row[2:-2].split(" | ") for row in table)}
+    assert {*found} == {name_of(method) for method in ours if method != "before"}
+    for method, row in ours.items():
+        if method == "before":
+            continue
+        name = name_of(method)
+        wanted = []
+        for metric in GAP_METRICS:
+            digits = 1 if metric == "mia" else 2
+            there = f"{float(theirs[name][metric]):.{digits}f}" if name in theirs else "–"
+            wanted.append(f"{there} · {row.metrics[metric].mean:.{digits}f}")
+        gap = theirs[name]["avg_gap"] if name in theirs else "–"
+        wanted.append("–" if method == "retrain" else f"{gap} · {row.average_gap.mean:.2f}")
+        assert [cell.replace("**", "") for cell in found[name]] == wanted, name
 
 
 def test_a_key_that_a_later_version_adds_makes_no_other_experiment(first: Run, tmp_path: Path) -> None:

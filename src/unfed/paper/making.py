@@ -14,6 +14,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from unfed.paper import views
 from unfed.paper.items import Item, Spec
 from unfed.paper.items import items as all_items
 from unfed.paper.sharing import Shared, shared
-from unfed.paper.views.base import BY, Grid, Section, plain
+from unfed.paper.views.base import BY, Grid, Section, first_seed, plain
 from unfed.report import html, tables
 from unfed.report.words import date_text
 from unfed.runs.description import now
@@ -55,11 +56,8 @@ def make(
             _take_trained(run, scale, folder, sets, told)
             with shown(run) as watch:
                 run.execute(watch)
-        try:
-            done[item.id] = views.VIEWS[item.view].make(item, runs)
-        except UnfedError as error:  # the other items are not the worse for it
-            failed[item.heading] = str(error)
-            done[item.id] = Section(item, said=(f"not measured: {error}",))
+        done[item.id], why = _section(item, runs)
+        failed |= {item.heading: why} if why else {}
         write(done[item.id], folder)
         sections, about = _made(scale, folder, sets, done)
         storage.write_bytes(page, render(sections, scale, sets, about).encode())
@@ -67,6 +65,17 @@ def make(
         reasons = " ".join(f"{heading}: {reason}" for heading, reason in failed.items())
         raise UnfedError(f"Some items could not be made; {page} says which, and has the others. {reasons}")
     return page
+
+
+def _section(item: Item, runs: Mapping[Spec, Run]) -> tuple[Section, str]:
+    """The item, or why it could not be made: the others are not the worse for it."""
+    view = views.VIEWS[item.view]
+    one = [f"{spec.name}: made of seed {first_seed(run)} alone." for spec, run in runs.items() if view.analysis]
+    try:
+        found = view.make(item, runs)
+        return replace(found, said=(*found.said, *one)), ""
+    except UnfedError as error:
+        return Section(item, said=(f"not measured: {error}",)), str(error)
 
 
 def _runs(item: Item, scale: str, folder: Path, sets: Sequence[str]) -> dict[Spec, Run]:
@@ -108,11 +117,12 @@ def _place(folder: Path, one: Shared) -> Path:
 
 
 def _made(
-    scale: str, folder: Path, sets: Sequence[str], done: Mapping[str, Section]
+    scale: str, folder: Path, sets: Sequence[str], done: dict[str, Section]
 ) -> tuple[list[Section], dict[str, Any]]:
     """The sections of all items that were made here and whose runs are finished.
 
-    It also gives what the first of those runs says of its machine.
+    It also gives what the first of those runs says of its machine. What an earlier command made is looked at once and
+    put into `done`: an analysis takes minutes.
     """
     sections, about, found = list[Section](), dict[str, Any](), shared(scale, sets)
     for item in all_items().values():
@@ -122,7 +132,9 @@ def _made(
             continue
         runs = {spec: Run.open(place, found[spec].methods) for spec, place in places.items()}
         if all(run.folder.finished(job) for run in runs.values() for job, _ in run.jobs()):
-            sections.append(done.get(item.id) or views.VIEWS[item.view].make(item, runs))
+            if item.id not in done:
+                done[item.id] = _section(item, runs)[0]
+            sections.append(done[item.id])
             about = about or next(iter(runs.values())).info()
     return sections, about
 

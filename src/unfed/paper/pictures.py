@@ -16,14 +16,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from unfed.measures.columns import COLUMNS, GAP_METRICS
-from unfed.report.drawing import DASHES, MARKERS, REFERENCE, SERIES, STYLE, svg_text
+from unfed.report.drawing import DASHES, INK, MARKERS, REFERENCE, SERIES, STYLE, svg_text
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
-from unfed.report.units import bytes_text, flops_text
+from unfed.report.units import BYTES, FLOPS, axis_unit
 from unfed.values import is_measured
 
 OURS = "NoT"
-COST_TEXTS = {"FLOPs": flops_text, "communication": bytes_text}
+COST_UNITS = {"FLOPs": FLOPS, "communication": BYTES}
+Spreads = Mapping[str, Sequence[float | None]]
 
 
 @cache
@@ -32,6 +33,12 @@ def _colours() -> str:
     style = files("unfed.report").joinpath("style.css.j2").read_text(encoding="utf-8")
     light = re.findall(r"--[\w-]+: #\w+;", style[: style.index("}")])
     return f"<style>svg{{{''.join(light)}color:var(--ink);font-family:sans-serif}}</style>"
+
+
+def light_colour(number: int) -> str:
+    """The colour of a series as the light page has it."""
+    found: list[str] = re.findall(r"--series-\d: (#\w+);", _colours())
+    return found[number % len(found)]
 
 
 @dataclass(frozen=True)
@@ -120,8 +127,15 @@ def curves(
         return Picture(title, svg_text(figure, _id(item, title, up), f"{up} by {across}, {title}", told))
 
 
-def groups(series: Mapping[str, Sequence[tuple[str, float]]], up: str, across: str, *, item: str) -> Picture:
-    """Bars in groups, one colour per series."""
+def groups(
+    series: Mapping[str, Sequence[tuple[str, float]]],
+    up: str,
+    across: str,
+    *,
+    item: str,
+    spreads: Spreads | None = None,
+) -> Picture:
+    """Bars in groups, one colour per series, with whiskers where a spread is known."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.2, 3.0), layout="constrained")
         axes = figure.add_subplot()
@@ -130,14 +144,23 @@ def groups(series: Mapping[str, Sequence[tuple[str, float]]], up: str, across: s
         ordered = sorted(series.items(), key=lambda one: one[0] != OURS)
         for number, (name, points) in enumerate(ordered):
             left = [i - 0.4 + (number + 0.5) * width for i in range(len(points))]
-            axes.bar(left, [y for _, y in points], width * 0.9, color=SERIES[number % len(SERIES)], label=name)
+            values = [y for _, y in points]
+            axes.bar(left, values, width * 0.9, color=SERIES[number % len(SERIES)], label=name)
+            known = [
+                (x, y, std)
+                for x, y, std in zip(left, values, (spreads or {}).get(name, ()), strict=False)
+                if std and math.isfinite(y)
+            ]
+            for x, y, std in known:  # down to nothing at most: neither a gap nor a cost is below it
+                axes.errorbar(x, y, yerr=[[min(std, y)], [std]], ecolor=INK, elinewidth=0.9, capsize=2)
         axes.set_xticks(range(len(places)), places)
         axes.set_xlabel(across)
         axes.set_ylabel(up)
-        if up in COST_TEXTS:
-            write = COST_TEXTS[up]
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value) if value else "0"))
-        figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
+        if up in COST_UNITS:
+            unit = axis_unit(axes.get_ylim()[1], COST_UNITS[up])
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: unit.text(value)))
+            axes.set_ylabel(f"{up} ({unit.name})")
+        figure.legend(loc="outside lower center", ncols=min(len(series), 5), frameon=False, fontsize=8.5)
         told = "; ".join(
             f"{name} " + ", ".join(f"{place} {value:.3g}" for place, value in points) for name, points in series.items()
         )
@@ -149,7 +172,7 @@ def bars(rows: Sequence[Row], title: str, *, item: str) -> Picture:
     read = {metric: [row.metrics[metric].mean for row in rows] for metric in GAP_METRICS}
     read |= {cost: [row.costs[cost].mean for row in rows] for cost in ("comm_bytes", "flops")}
     shown = {key: values for key, values in read.items() if any(is_measured(v) for v in values)}
-    writers = {"comm_bytes": bytes_text, "flops": flops_text}
+    units = {"comm_bytes": BYTES, "flops": FLOPS}
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(7.4, 0.5 + 0.23 * len(rows) * -(-len(shown) // 3)), layout="constrained")
         axes = figure.subplots(-(-len(shown) // 3), 3, squeeze=False)
@@ -167,9 +190,10 @@ def bars(rows: Sequence[Row], title: str, *, item: str) -> Picture:
                 place.axvline(goal, color=REFERENCE, linewidth=1, dashes=(3, 2))
             place.xaxis.set_major_locator(MaxNLocator(nbins=3))
             place.tick_params(axis="x", labelsize=7.5)
-            if key in writers:
-                write = writers[key]
-                place.xaxis.set_major_formatter(FuncFormatter(lambda v, _, w=write: w(v) if v else "0"))
+            if key in units:
+                unit = axis_unit(place.get_xlim()[1], units[key])
+                place.xaxis.set_major_formatter(FuncFormatter(lambda v, _, unit=unit: unit.text(v)))
+                place.set_title(f"{COLUMNS[key].title} ({unit.name})", fontsize=9)
         told = "; ".join(
             f"{name_of(row.method)} "
             + ", ".join(f"{key} {values[i]:.4g}" for key, values in shown.items() if is_measured(values[i]))

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
+FLOPS = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP")
 
 
 def bytes_text(value: float) -> str:
     """Bytes in decimal units: 7.1 MB."""
-    return _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB"))
+    return _scaled(value, BYTES)
 
 
 def flops_text(value: float) -> str:
     """Floating-point operations: 3.4 GFLOP."""
-    return _scaled(value, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP"))
+    return _scaled(value, FLOPS)
+
+
+class Unit(NamedTuple):
+    """What an axis is written in."""
+
+    size: float
+    name: str
+
+    def text(self, value: float) -> str:
+        """A value on the axis: with as many digits as tell it from its neighbours."""
+        return f"{value / self.size:g}"
+
+
+def axis_unit(largest: float, units: Sequence[str]) -> Unit:
+    """One unit for all ticks up to the largest value."""
+    power = sum(largest >= 1000**power for power in range(1, len(units)))
+    return Unit(1000.0**power, units[power])
 
 
 def seconds_text(value: float) -> str:

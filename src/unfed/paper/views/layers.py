@@ -57,8 +57,9 @@ def show(item: Item, measured: Mapping[str, Numbers]) -> Section:
     drawn, grids, said = [], list[Grid](), list[str]()
     for run, numbers in measured.items():
         found = numbers["layers"]
-        # The same model has the same colour in every picture, also where another is left out.
-        order = {name: i for i, name in enumerate(found["CKA"])}
+        # The same model has the same colour in every picture, also where another is left out; no two have one.
+        models = dict.fromkeys(name for key in found if key != "twin" for name in found[key])
+        order = {name: i for i, name in enumerate(models)}
         for key, by_model in found.items():
             title, bottom = f"{run}: {TITLES[key]}", None if key == "normalised" else 0.0
             lines = [Line(name, _drawn(own), colour=order.get(name)) for name, own in by_model.items()]

@@ -29,11 +29,22 @@ def where(row: Mapping[str, str]) -> str:
     return f"{row['dataset']}, {row['model']}"
 
 
-def alone(item: Item) -> Grid | None:
+def alone(item: Item, rows: Sequence[Row]) -> Grid | None:
     """What the paper prints, where nothing of ours can be set beside it."""
-    found = published(item.published) if item.published else ()
+    ours = _by_name(rows)
+    found = [row for row in _published(item) if (where(row), row["method"]) not in ours]
     body = tuple((where(r), r["method"], *(r[c] or tables.DASH for c in PRINTED)) for r in found)
-    return Grid((BY, "Method", *PRINTED.values()), body, "What the paper reports") if found else None
+    title = "What the paper reports" + ("" if len(found) == len(_published(item)) else ", where we have nothing yet")
+    return Grid((BY, "Method", *PRINTED.values()), body, title) if found else None
+
+
+def _published(item: Item) -> Sequence[Mapping[str, str]]:
+    return published(item.published) if item.published else ()
+
+
+def _by_name(rows: Sequence[Row]) -> dict[Key, Row]:
+    """Our rows as the paper calls them."""
+    return {(row.request, ALSO.get(name_of(row.method), name_of(row.method))): row for row in rows}
 
 
 def merged(item: Item, rows: Sequence[Row]) -> tuple[Grid, dict[str, Any]] | None:
@@ -41,10 +52,8 @@ def merged(item: Item, rows: Sequence[Row]) -> tuple[Grid, dict[str, Any]] | Non
 
     Costs are given as ratios to Retrain's and in the paper's units.
     """
-    ours = {(row.request, ALSO.get(name_of(row.method), name_of(row.method))): row for row in rows}
-    found = [
-        row for row in (published(item.published) if item.published else ()) if (where(row), row["method"]) in ours
-    ]
+    ours = _by_name(rows)
+    found = [row for row in _published(item) if (where(row), row["method"]) in ours]
     if not found:
         return None
     header = [
@@ -112,7 +121,7 @@ _SAID = {
 
 def bounds(item: Item, ours: Mapping[Key, Costs]) -> Grid | None:
     """The paper's own table 7; where we ran the same, our FLOPs beside its, in its units."""
-    found = published(item.published) if item.published else ()
+    found = _published(item)
     if not found:
         return None
     body = []

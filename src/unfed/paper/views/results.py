@@ -53,7 +53,7 @@ def of_lines(item: Item, found: Mapping[str, ByRule]) -> Section:
         said += [sentence for name, own in found.items() if (sentence := lead(name, own))]
     if item.published:
         said.append(units.note(item.published))
-    return Section(item, every, tuple(grids), published=printed.alone(item), said=tuple(said), data=data)
+    return Section(item, every, tuple(grids), published=printed.alone(item, every), said=tuple(said), data=data)
 
 
 def rules_grid(found: Mapping[str, ByRule]) -> Grid:
@@ -137,10 +137,11 @@ def gaps_of(item: Item, trajectory: Mapping[str, Sequence[Line]]) -> Section:
 
 
 def _best_and_last(points: Sequence[tuple[float, float, float | None]]) -> tuple[str, str, str]:
-    if not points:
+    results = [point for point in points if point[0] >= 1]  # as everywhere: at round 0 FT is the old model
+    if not results:
         return tables.DASH, tables.DASH, tables.DASH
-    best = min(points, key=lambda point: point[1])
-    return f"{best[1]:.2f}", f"{best[0]:.0f}", f"{points[-1][1]:.2f}"
+    best = min(results, key=lambda point: point[1])
+    return f"{best[1]:.2f}", f"{best[0]:.0f}", f"{results[-1][1]:.2f}"
 
 
 def ratios(item: Item, runs: Runs) -> Section:
@@ -155,7 +156,8 @@ def ratios_of(item: Item, every: Mapping[str, Sequence[Row]]) -> Section:
     drawn = []
     for what, key in (("average gap to Retrain", "average_gap"), ("communication", "comm_bytes"), ("FLOPs", "flops")):
         series = {tables.name_of(m): [(name, _value(by[m], key)) for name, by in found.items()] for m in methods}
-        drawn.append(pictures.groups(series, what, "forgotten share", item=item.id))
+        spreads = {tables.name_of(m): [_spread_of(by[m], key) for by in found.values()] for m in methods}
+        drawn.append(pictures.groups(series, what, "forgotten share", item=item.id, spreads=spreads))
     data = {
         name: {tables.name_of(m): _numbers(row) for m, row in by.items() if m != "before"} for name, by in found.items()
     }
@@ -165,7 +167,8 @@ def ratios_of(item: Item, every: Mapping[str, Sequence[Row]]) -> Section:
         for m in methods
     )
     grid = Grid(("Forgotten share", "Method", "Average gap", "Communication / Retrain's", "FLOPs / Retrain's"), body)
-    return Section(item, grids=(grid,), pictures=tuple(drawn), data=data)
+    said = ("A whisker is one standard deviation over the repetitions to either side.",)
+    return Section(item, grids=(grid,), pictures=tuple(drawn), said=said, data=data)
 
 
 def _times(by: Mapping[str, Row], method: str, cost: str) -> str:
@@ -207,6 +210,10 @@ def _value(row: Row, key: str) -> float:
     """As a picture needs it: nothing is drawn where nothing was measured."""
     value = _numbers(row)[key]
     return float(value) if is_measured(value) else math.nan
+
+
+def _spread_of(row: Row, key: str) -> float | None:
+    return (row.average_gap if key == "average_gap" else row.costs[key]).std
 
 
 def _numbers(row: Row) -> Mapping[str, Any]:

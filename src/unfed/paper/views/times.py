@@ -26,6 +26,7 @@ from unfed.paper.views.models import LONG, NEGATED, ORIGINAL, last_round, models
 from unfed.paper.views.retraced import PLACES, retraced
 from unfed.report import tables
 from unfed.report.units import flops_text
+from unfed.runs.description import plain_facts
 from unfed.runs.run import Run
 from unfed.runs.world import World
 from unfed.values import Value, not_measured
@@ -63,7 +64,10 @@ def measure(item: Item, spec: Spec, run: Run) -> Numbers:
             "noise": noise if isinstance(noise, str) else vars(noise),
         }
     said = f"{spec.name}: Retrain stands in for a model trained twice as long, which makes FT's time too long."
-    return {"methods": methods, "said": [] if long == LONG else [said]}
+    if long == LONG:
+        rounds = {label: plain_facts(config, label)["rounds"] for label in ("retrain", LONG)}
+        said = f"{spec.name}: θ*_long is Retrain after {rounds[LONG]} rounds, Retrain itself after {rounds['retrain']}."
+    return {"methods": methods, "said": [said]}
 
 
 def show(item: Item, measured: Mapping[str, Numbers]) -> Section:
