@@ -347,8 +347,24 @@ def test_a_model_that_was_trained_again_is_compared_by_its_fingerprint(first: Ru
     (about,) = kept.made
     params = first.model(seed=0, method="train")
     assert about["trained"] == {"0": fingerprint(digests(params))}
-    assert record.retrained_otherwise(replace(kept, made=(about, about))) == []
-    assert record.retrained_otherwise(replace(kept, made=(about, {**about, "trained": {"0": "other"}}))) == ["0"]
+    assert record.retrained_otherwise(replace(kept, made=(about, about))) == {}
+    assert record.retrained_otherwise(replace(kept, made=(about, {**about, "trained": {"0": "other"}}))) == {"0": None}
+
+
+def test_two_trainings_of_one_seed_are_said_with_the_points_between_them(first: Run) -> None:
+    """Also where the first was kept without a fingerprint; Retrain begins at neither."""
+    kept = record.kept(first, "abc")
+    (about,) = kept.made
+    old = replace(kept, made=({name: value for name, value in about.items() if name != "trained"},))
+    train = kept.jobs["0/None/train"]
+    again = {**train, "test": [value + 0.25 for value in train["test"]]}
+    others = {"0/None/train": again, "0/client-0-leaves/pgd": kept.jobs["0/client-0-leaves/not"]}
+    new = replace(kept, made=({**about, "jobs": sorted(others)},), jobs=others)
+    assert record.retrained_otherwise(record.merged(old, kept)) == {}  # the same numbers: nothing to say
+    both = record.merged(old, new)
+    assert record.retrained_otherwise(both) == {"0": pytest.approx(0.25)}
+    assert "at most 0.25 points of accuracy apart" in reproduction._trained_again(both)
+    assert "(not and pgd began at different ones" in reproduction._trained_again(both)
 
 
 def test_shares_of_clients_are_compared_after_equally_many_rounds(first: Run, tmp_path: Path) -> None:

@@ -255,14 +255,27 @@ def about(spec: Spec, kept: record.Kept, different: Sequence[str], lines: Sequen
     """Where a block's numbers come from, in one sentence."""
     methods = {line["method"] for line in lines}
     made = [one for one in kept.made if any(job.rpartition("/")[2] in methods for job in one["jobs"])]
-    where = ", ".join(sorted({one["hardware"] for one in made}))
+    where = " or ".join(sorted({one["hardware"] for one in made}))
     when = ", ".join(sorted({one["created"][:10] for one in made}))
     commits = ", ".join(sorted({one["commit"][:7] for one in made}))
-    again = record.retrained_otherwise(kept)
     told = f"{spec.name}: {_named(kept.seeds)}{fewer(kept, sorted(methods))}; {where}, {when}, commit {commits}."
     told += f" Differs from the item: {'; '.join(different)}." if different else ""
-    told += f" θ* was trained more than once and is not the same for seeds {', '.join(again)}." if again else ""
+    told += _trained_again(kept)
     return f"{told} {took(kept, methods)}{left_out(spec, kept)}"
+
+
+def _trained_again(kept: record.Kept) -> str:
+    """Where methods of one seed began at different θ*, who did, and how far these are apart."""
+    told = ""
+    for seed, points in record.retrained_otherwise(kept).items():
+        parts = [[job.rpartition("/")[2] for job in one["jobs"] if job.startswith(f"{seed}/")] for one in kept.made]
+        began = [sorted({*part} - {"train", "before", "retrain"}) for part in parts]
+        who = " and ".join(", ".join(part) for part in began if part)
+        apart = "" if points is None else f", at most {points:.2f} points of accuracy apart at the evaluated rounds"
+        told += (
+            f" θ* of seed {seed} was trained more than once and is not the same ({who} began at different ones{apart})."
+        )
+    return told
 
 
 def took(kept: record.Kept, methods: Collection[str]) -> str:

@@ -100,24 +100,48 @@ def _trained(run: Run) -> dict[str, str]:
     return {seed: fingerprint(found) for seed, found in there.items() if found}
 
 
-def retrained_otherwise(found: Kept) -> list[str]:
-    """The seeds whose θ* was trained more than once among the added runs, and came out differently."""
+def retrained_otherwise(found: Kept) -> dict[str, float | None]:
+    """The seeds whose θ* was trained more than once among the added runs, and came out differently.
+
+    Each with the most points by which an accuracy of θ* differs, or None where only the fingerprints tell.
+    """
     seen: dict[str, set[str]] = {}
+    points: dict[str, float | None] = {}
     for about in found.made:
         for seed, own in about.get("trained", {}).items():
             seen.setdefault(seed, set()).add(own)
-    return sorted(seed for seed, own in seen.items() if len(own) > 1)
+        for seed, most in about.get("apart", {}).items():
+            points[seed] = max(most, points.get(seed) or 0.0)
+    points |= {seed: None for seed, own in seen.items() if len(own) > 1 and seed not in points}
+    return dict(sorted(points.items()))
 
 
 def merged(one: Kept, other: Kept) -> Kept:
-    """Both together; what the second has replaces what the first had of the same job."""
+    """Both together; what the second has replaces what the first had of the same job.
+
+    Where it has trained θ* of a seed again, and got another, it says by how much: other methods began at the first.
+    """
     if different := differences(one.config, other.config):
         raise UnfedError(f"These are results of different configs ({'; '.join(different)}); keep them apart.")
     replaced = set(other.jobs)
     made = [{**about, "jobs": [job for job in about["jobs"] if job not in replaced]} for about in one.made]
     left = tuple(about for about in made if about["jobs"])
+    apart = [_apart(one, other, about["jobs"]) for about in other.made]
+    added = [{**about, "apart": own} if own else about for about, own in zip(other.made, apart, strict=True)]
     config = {**one.config, "methods": {**other.config["methods"], **one.config["methods"]}}
-    return Kept(one.preset, config, (*left, *other.made), {**one.jobs, **other.jobs})
+    return Kept(one.preset, config, (*left, *added), {**one.jobs, **other.jobs})
+
+
+def _apart(one: Kept, other: Kept, jobs: Sequence[str]) -> dict[str, float]:
+    """Seed → the most points by which an accuracy of its θ* differs between two trainings, where it does."""
+    both = [job for job in jobs if job.endswith("/None/train") and job in one.jobs]
+    points = {job.partition("/")[0]: _most_apart(one.jobs[job], other.jobs[job]) for job in both}
+    return {seed: most for seed, most in points.items() if most}
+
+
+def _most_apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    pairs = [pair for name in ("retain", "test", "validation") for pair in zip(one[name], other[name], strict=False)]
+    return round(max((abs(a - b) for a, b in pairs if is_measured(a) and is_measured(b)), default=0.0), 4)
 
 
 def write(found: Kept, folder: Path) -> Path:
