@@ -7,14 +7,16 @@ Per network, kind of request and number of requests: what each variant left, how
 rounds it took to come within some points of θ*, beside both controls, and the worst that undoing brought back. Several
 seeds are shown as their mean, over those that have every cell; rounds as one number per seed. Where the controls may
 not come so near in their rounds, a second table counts the rounds to stated accuracies. Where every way of undoing was
-tried, another table shows what each brought back.
+tried, another table shows what each brought back. Where every attacked model was kept, a last one says what came back
+in models further below the published one: a fit that is not finished yet shows there, and NoT beside it tells whether
+the attack was strong enough to say something.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ CONTROLS = ("retrain", "reinit")
 TITLES = {"retrain": "Retrain", "reinit": "everything drawn anew", "not": "NoT", "ft": "FT", "sealed": "**Sealed**"}
 STATED = {("cifar10", "cnn"): (70.0, 72.0, 74.0)}
 """Test accuracies, in percent, to which rounds are counted as well."""
+FURTHER = (5, 10, 15)
+"""Points of Test below the published model."""
 Line = Mapping[str, Any]
 Goal = Callable[[Line], float]
 """The test accuracy that a line is to reach."""
@@ -159,6 +163,28 @@ def undo_table(lines: Sequence[Line]) -> list[str]:
     return text if len(text) > 2 else []
 
 
+def worst(line: Line, within: float) -> tuple[float, float]:
+    """The most of Forget and of the backdoor in attacked models at most so far below the published one's Test."""
+    kept = [one for one in line["undo"]["tries"] if one[5] >= line["after"]["test"] - within]
+    return max((one[4] for one in kept), default=0.0), max((one[6] for one in kept), default=0.0)
+
+
+def further_table(lines: Sequence[Line]) -> list[str]:
+    """The worst backdoor by how far an attacked model may be below the published one, one number per seed."""
+    head = ["requests", "", "backdoor as published", *(f"undone, within {w} points" for w in FURTHER)]
+    text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for k, by in by_requests([x for x in lines if x.get("undo", {}).get("tries") and x["scope"] == "client"]).items():
+        for variant, own in by.items():
+            cells = [str(k), TITLES.get(variant, f"`{variant}`"), _each(x["after"]["backdoor"] for x in own)]
+            cells += [_each(worst(x, w)[1] for x in own) for w in FURTHER]
+            text.append("| " + " | ".join(cells) + " |")
+    return text if len(text) > 2 else []
+
+
+def _each(values: Iterable[float]) -> str:
+    return " / ".join(f"{value:.1f}" for value in values)
+
+
 def page(lines: Sequence[Line], within: float) -> str:
     """All tables of one record."""
     text: list[str] = []
@@ -174,6 +200,7 @@ def page(lines: Sequence[Line], within: float) -> str:
             "",
             *([*stated_table(own, STATED[data, model]), ""] if (data, model) in STATED else []),
             *([*undo, ""] if (undo := undo_table(own)) else []),
+            *([*further, ""] if (further := further_table(own)) else []),
         ]
     return "\n".join(text)
 

@@ -64,3 +64,15 @@ def test_beside_what_was_left_stands_what_the_model_before_held() -> None:
     lines = [{**line("sealed", 0, [(5, 77.0)]), "before": held, "after": held, "scope": "client"}]
     assert tables().table(lines, 2.0)[2] == "| 1 | θ*, before | 99.0 | 28.6 | 78.0 | 60.0 | — | 7.6 | — | — | — | — |"
     assert tables().table([{**lines[0], "scope": "class"}], 2.0)[2].count("—") == 4
+
+
+def test_what_came_back_further_below_the_published_model_is_shown_too() -> None:
+    """A fit that had too few steps is not usable yet, and still shows the leaver: 66 at ten points below, by hand."""
+    tries = [["flip conv1", 0, 0, 0.0, 69.0, 43.0, 76.5], ["flip conv1", 9, 600, 0.002, 64.0, 70.0, 66.0]]
+    tries.append(["unmix", 9, 100, 0.002, 60.0, 79.0, 52.0])
+    found = {**line("not", 0, [(5, 79.6)]), "scope": "client", "after": {"test": 79.6, "backdoor": 50.2}}
+    found["undo"] = {"tries": tries}
+    made = tables()
+    assert made.worst(found, 5) == (60.0, 52.0) and made.worst(found, 100) == (69.0, 76.5)
+    assert made.further_table([found])[2] == "| 1 | NoT | 50.2 | 52.0 | 66.0 | 66.0 |"
+    assert made.further_table([{**found, "undo": {}}]) == []
