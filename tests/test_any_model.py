@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from unfed.central import Result
 from unfed.client.optimiser import update
 from unfed.client.plan import Optimiser, Rule
 from unfed.errors import UnfedError, UnfedWarning
+from unfed.federation.protocol import Server
 from unfed.measures.trajectory import Line
+from unfed.methods import METHODS, Method, State, option
 from unfed.model.calling import Inputs, Part, logits_in, unwrapped
 from unfed.model.functional import Template
 from unfed.model.keyed import KeyedAttention, keyed_fused
@@ -324,6 +327,66 @@ def test_what_is_put_around_a_network_is_taken_off(around: Any) -> None:
 def test_a_lightning_module_of_two_networks_must_say_how_it_makes_logits() -> None:
     with pytest.raises(UnfedError, match=r"Lit has no forward, .* give the network inside it, such as model.net0"):
         call(Lit(made(), made()), (TOKENS, Y))
+
+
+@dataclass(frozen=True)
+class Halved(Method):
+    """Every weight halved, then fine-tuning."""
+
+    name: ClassVar[str] = "halved"
+    title: ClassVar[str] = "Halved"
+    cite: ClassVar[str] = "this test"
+    left: float = option(0.5, "what is left of a weight", "ours")
+
+    def begin(self, server: Server) -> State:
+        return State({n: self.left * t for n, t in server.params.items()})
+
+
+@pytest.fixture
+def without_halved() -> Iterator[None]:
+    yield
+    METHODS.pop("halved", None)
+
+
+@pytest.mark.usefixtures("without_halved")
+def test_a_method_of_ones_own_is_handed_over_as_a_class() -> None:
+    result = unfed.unlearn(nn.Linear(4, 2), data=(SIZES, Y), forget=[0, 1], method=Halved, left=0.25, epochs=1)
+    assert str(result).startswith("Halved")
+    with pytest.raises(UnfedError, match=r"not Halved; hyperparameters are given as keywords"):
+        unfed.unlearn(nn.Linear(4, 2), data=(SIZES, Y), forget=[0, 1], method=cast(Any, Halved()))
+
+
+def test_a_name_of_this_package_is_not_taken_over() -> None:
+    with pytest.raises(UnfedError, match="The name 'not' is that of NoT; give Halved a name of its own"):
+        unfed.unlearn(nn.Linear(4, 2), data=(SIZES, Y), forget=[0], method=type("Halved", (Halved,), {"name": "not"}))
+    assert METHODS["not"].title == "NoT"
+
+
+def one_output(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A regression head: one number per row, whatever the classes."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[1] * shape[2], 1))
+
+
+def squeezed(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """No axis for classes at all."""
+    return nn.Sequential(one_output(shape, classes), nn.Flatten(0))
+
+
+@pytest.mark.parametrize(("name", "gives"), [("one_output", "[N, 1]"), ("squeezed", "[N]")])
+def test_a_model_with_fewer_outputs_than_classes_is_refused_before_it_trains(
+    name: str, gives: str, tmp_path: Path
+) -> None:
+    with unfed.allow_code(), pytest.raises(UnfedError, match="gives") as refused:
+        unfed.Run.create(Config.preset("demo", [f"model.name='test_any_model:{name}'"]), tmp_path / "run")
+    said = str(refused.value)
+    assert gives in said and "10 classes" in said and not (tmp_path / "run").exists()
+
+
+def test_a_layer_without_a_shape_is_named() -> None:
+    with pytest.raises(UnfedError, match=r"'1\.weight' has no shape yet.*call the model once"):
+        unfed.unlearn(nn.Sequential(nn.Flatten(), nn.LazyLinear(2)), retain=(SIZES, Y), forget=(SIZES[:3] + 9, Y[:3]))
+    with pytest.raises(UnfedError, match="has no shape yet"):
+        Template(nn.LazyLinear(2), (4,))
 
 
 def test_a_module_that_cannot_be_copied_is_answered_with_a_sentence() -> None:

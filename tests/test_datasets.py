@@ -13,6 +13,7 @@ import torch
 from sklearn.datasets import load_digits  # type: ignore[import-untyped, unused-ignore]
 
 from unfed.data import DATASETS, DatasetSource, Raw, TensorSource, Transform, load
+from unfed.data.partition import natural
 from unfed.data.source import Source
 from unfed.errors import UnfedError, UnfedWarning
 
@@ -100,6 +101,16 @@ def test_a_factory_may_return_prepared_samples_of_any_shape(factory: Callable[[A
     assert torch.equal(x, torch.eye(3, 7, dtype=torch.float64)[[2, 0]]) and y.tolist() == [2, 0]
 
 
+def test_a_factory_may_say_whose_its_training_rows_are(factory: Callable[[Any], str]) -> None:
+    x, y = torch.eye(6), torch.tensor([0, 1, 0, 1, 0, 1])
+    data = load(factory(lambda: ((x, y, ["Söhne & Co", "b", "b", "b", "a", "a"]), (x, y))))
+    assert data.groups == ("Söhne & Co", "a", "b") and data.owners is not None
+    dealt = natural(data.owners, 3, seed=0).rows
+    assert [sorted(rows.tolist()) for rows in dealt] == [[1, 2, 3], [4, 5], [0]], (
+        "the largest first; one may hold one row"
+    )
+
+
 class Own:
     classes = ("cat", "dog", "bird")
 
@@ -138,6 +149,8 @@ FLOATS = torch.zeros(3, 4), torch.tensor([0, 1, 1])
         (lambda: (Own(), Own()), {"test_size": 2}, "test_size cannot be used"),
         (lambda: (Own(), Own()), {"transform": Transform()}, "A transform cannot be used"),
         (lambda: (FLOATS, FLOATS), {"transform": Transform(flip=0.5)}, "taken as prepared, without a transform"),
+        (lambda: ((*PART, [1, 2]), PART), {}, "names the owners of 2 rows, and there are 3"),
+        (lambda: ((*PART, [1, 2, 2]), PART), {"test_size": 2}, "test_size cannot be used .* whose test rows"),
         (lambda: (PART, PART), {"test_size": 6}, "test_size must be between 1 and 5 for"),
         ("not a function", {}, r"'users_own_data:make' is a str; it must be a function that returns \(train, test\)"),
     ],

@@ -4,11 +4,15 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import unfed
+from unfed.client.objectives import OBJECTIVES
 from unfed.methods import METHODS
 from unfed.methods import find as load
 from unfed.runs.config import Config
@@ -46,6 +50,20 @@ def test_the_method_of_the_how_to_keeps_the_contract(tmp_path: Path, allow_code:
         assert [claim for claim in check(load(str(path))) if not claim.held] == []
     finally:
         METHODS.pop("shrink", None)
+
+
+def test_a_method_of_the_how_to_with_a_loss_of_its_own_is_handed_over(tmp_path: Path, allow_code: None) -> None:
+    path = tmp_path / "focal.py"
+    path.write_text(block("how-to/method.md", "python")[2])
+    x = torch.randn(60, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    call = partial(unfed.unlearn, torch.nn.Linear(4, 2).double(), data=(x, torch.arange(60) % 2), forget=[0, 1])
+    try:
+        ways: list[Any] = [{"method": load(str(path)), "gamma": gamma} for gamma in (2.0, 0.0)] + [{"method": "not"}]
+        focal, plain, nots = (call(**way, epochs=2, lr=0.05).model.state_dict()["weight"] for way in ways)
+    finally:
+        METHODS.pop("focal", None)
+        OBJECTIVES.pop("focal", None)
+    assert torch.dist(plain, nots) < torch.dist(focal, nots) / 10, "without γ it is cross-entropy, and NoT"
 
 
 def test_every_method_has_a_page() -> None:

@@ -81,11 +81,17 @@ def test_a_client_is_forgotten_in_ones_own_model_as_the_readme_says(
     assert (here / "without-client-3.safetensors").exists() and (here / "runs/mine/report.html").exists()
 
 
-def test_the_pages_python_on_results_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_python_on_results_runs(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed; pip install '.[tensorboard]'")
-    shown, followed = re.findall(r"```python\n(.*?)```", text("docs/how-to/results.md"), re.DOTALL)
+    shown, measured, followed = re.findall(r"```python\n(.*?)```", text("docs/how-to/results.md"), re.DOTALL)
     space: dict[str, object] = {}
     exec("import unfed\n" + followed, space)
     (here / "runs/tracked").rename(here / "runs/demo")
     exec(shown, space)
     assert (here / "forget.pdf").exists() and list((here / "tracking/tensorboard/tracked").iterdir())
+    capsys.readouterr()
+    exec(measured, space)
+    told = capsys.readouterr().out
+    assert re.search(r"^retrain test -?\d+\.\d forget -?\d+\.\d$", told, re.MULTILINE) and told.count("\n") == 3

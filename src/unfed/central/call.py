@@ -30,7 +30,7 @@ from unfed.data import Request
 from unfed.data.packing import taken_by
 from unfed.errors import UnfedError, UnfedWarning, listed
 from unfed.measures.trajectory import Line
-from unfed.methods import Method, admit, find
+from unfed.methods import Method, admit, find, known_as
 from unfed.model.calling import copied, unwrapped
 from unfed.model.params import Params, cast, check_like, load_into, params_of
 from unfed.report.rules import reference_line
@@ -58,7 +58,7 @@ def unlearn(
     retain: Data | None = None,
     data: Data | None = None,
     test: Data | None = None,
-    method: str = "not",
+    method: str | type[Method] = "not",
     epochs: int | None = None,
     lr: float | None = None,
     batch: int = 64,
@@ -80,7 +80,8 @@ def unlearn(
     - `retain`, `forget`: what stays and what leaves: pairs of tensors (x, y), dicts of tensors with `labels`, map-style
       data sets or a DataLoader; or give the whole training set as `data` and `forget` as row numbers or a mask
     - `test`: data the model never saw; without it neither Test nor the attack can be measured
-    - `method`: ft, not, randl, ga, badt, l1-sparse, ssd, salun or retrain; `options` are its hyperparameters
+    - `method`: not, ft, randl, ga, badt, l1-sparse, ssd, salun, sealed or retrain, or a subclass of `Method` of your
+      own; `options` are its hyperparameters
     - `epochs`, `lr`: the budget and the first learning rate; by default the paper's: 50, and a cosine from 0.01 to
       1e-4 (NoT: 10, from 0.1 to 1e-5; of few rows as many epochs as make 200 steps)
     - `optimiser`: sgd, adam or adamw, with `momentum` (sgd) and `decay`
@@ -102,7 +103,7 @@ def unlearn(
         None if isinstance(retrain, nn.Module) or retrain is False else RETRAIN_EPOCHS if retrain is True else retrain
     )
     steps = Steps(optimiser, lr, batch, momentum, decay, clip)
-    wanted = Wanted(method, epochs, len(given.retain), steps, seed, again, evaluate_every, options)
+    wanted = Wanted(known_as(method), epochs, len(given.retain), steps, seed, again, evaluate_every, options)
     config = _config(model, wanted, device)
     built = config.methods.build()
     world = own_world(config, given)

@@ -266,7 +266,8 @@ def _from_factory(
     made = plugins.call(factory, name, "data set", *([] if root is None else [root]))
     if not isinstance(made, (tuple, list)) or len(made) != 2:
         raise UnfedError(f"The data set {name!r} must return (train, test), not a {type(made).__name__}.")
-    parts = made[0], made[1]
+    train_part, owners, groups = _owned(made[0], name)
+    parts = train_part, made[1]
     pairs = [_as_tensors(part) for part in parts]
     if pairs[0] is not None and pairs[1] is not None:
         (x, y), (test_x, test_y) = pairs[0], pairs[1]
@@ -275,7 +276,10 @@ def _from_factory(
                 f"The factory {name!r} returned training samples of {_described(x)} and test samples of"
                 f" {_described(test_x)}; make them alike."
             )
-        return Raw((x, y), _class_names(None, _highest((y, test_y))), test=(test_x, test_y))
+        if owners is not None and test_size is not None:
+            raise UnfedError(f"test_size cannot be used with {name!r}, whose test rows have no owners; leave it out.")
+        names = _class_names(None, _highest((y, test_y)))
+        return Raw((x, y), names, test=(test_x, test_y), owners=owners, groups=groups)
     if any(pair is not None for pair in pairs):
         raise UnfedError(f"The factory {name!r} mixes tensors and data sets; return two of the same sort.")
     for part in parts:
@@ -293,6 +297,17 @@ def _from_factory(
     classes = _class_names(parts[0], _highest((train.labels, test.labels)))
     train.classes = test.classes = len(classes)  # one of the two may lack the last classes
     return Dataset(name, train, test, classes)
+
+
+def _owned(part: Any, name: str) -> tuple[Any, Tensor | None, tuple[str, ...]]:
+    """A training part, and of a triple (x, y, owners) the group of every row and the groups' names."""
+    if not isinstance(part, (tuple, list)) or len(part) != 3 or _as_tensors(part[:2]) is None:
+        return part, None, ()
+    x, y, whose = part
+    if len(whose) != len(y):
+        raise UnfedError(f"The factory {name!r} names the owners of {len(whose)} rows, and there are {len(y)}.")
+    groups, numbers = np.unique(np.asarray(whose), return_inverse=True)
+    return (x, y), torch.from_numpy(numbers.astype(np.int64)), tuple(str(group) for group in groups)
 
 
 def _as_tensors(part: Any) -> Pair | None:

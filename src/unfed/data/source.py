@@ -309,7 +309,10 @@ def checked_labels(labels: Tensor, n: int, classes: int | None) -> int:
             " a target that is a real number (regression) has no class to forget."
         )
     if labels.shape != (n,):
-        raise UnfedError(f"There are {n} samples and labels of shape {list(labels.shape)}; give one label per sample.")
+        raise UnfedError(
+            f"There are {n} samples and labels of shape {list(labels.shape)}; give one label per sample"
+            " (of one-hot rows that is labels.argmax(1))."
+        )
     if classes is None:
         classes = int(labels.max()) + 1
     bad = ((labels < 0) | (labels >= classes)).nonzero()

@@ -2,7 +2,7 @@
 
 from unfed.federation.state import State
 from unfed.methods.badt import BadTeacher
-from unfed.methods.base import METHODS, Central, Method, Recipe, admit, find, is_code, option, register
+from unfed.methods.base import METHODS, Central, Method, Recipe, admit, find, is_code, known_as, option, register
 from unfed.methods.fcu import FCU
 from unfed.methods.federaser import FedEraser
 from unfed.methods.finetune import FineTune
@@ -42,6 +42,7 @@ __all__ = [
     "admit",
     "find",
     "is_code",
+    "known_as",
     "option",
     "register",
 ]

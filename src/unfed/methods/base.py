@@ -214,8 +214,26 @@ SHIPPED = ("unfed.methods.nr_freeze:NRFreeze",)
 
 
 def register(method: type[Method]) -> type[Method]:
-    """Make a method known by its name."""
+    """Make a method known by its name; names of this package are taken."""
+    own = METHODS.get(method.name)
+    if own is not None and own.__module__.startswith(_HERE) and not method.__module__.startswith(_HERE):
+        raise UnfedError(f"The name {method.name!r} is that of {own.title}; give {method.__name__} a name of its own.")
     METHODS[method.name] = method
+    return method
+
+
+_HERE = f"{__name__.rpartition('.')[0]}."
+
+
+def known_as(method: str | type[Method]) -> str:
+    """The name of a method; a class that a program hands over is made known by its own."""
+    if isinstance(method, type) and issubclass(method, Method):
+        return register(method).name
+    if not isinstance(method, str):
+        raise UnfedError(
+            f"method is a name, or a subclass of unfed.methods.Method, not {type(method).__name__}; hyperparameters are"
+            " given as keywords beside it."
+        )
     return method
 
 

@@ -63,6 +63,8 @@ class Template:
         """The type of matrix products and convolutions in training, where it is not the params' own (bf16)."""
         self._functional_dropout = False
         self.draws_its_own = False
+        self.gives: tuple[int, ...] = ()
+        """The shape of what one row gives, `(classes,)` where that is logits."""
         self._probe()
 
     @property
@@ -187,7 +189,8 @@ class Template:
         tensors = {n: t.clone() for n, t in self.like.items()} | {f"{n}.key": zero for n in self._keys}
         seen = FunctionalDropout(zero)
         with seen:
-            functional_call(self._trainer, tensors, *self._arguments(self.blank(2)))
+            out = functional_call(self._trainer, tensors, *self._arguments(self.blank(2)))
+        self.gives = tuple(logits_in(out).shape[1:])
         return seen
 
 

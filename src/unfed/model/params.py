@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from unfed.errors import UnfedError, nearest
 
@@ -21,6 +22,12 @@ def params_of(module: nn.Module) -> Params:
 
     A tied weight appears under its first name.
     """
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(value):
+            raise UnfedError(
+                f"{name!r} has no shape yet, as in a lazy layer; call the model once on a batch before it is handed"
+                " over, or give the layer its sizes."
+            )
     kept = set(module.state_dict(keep_vars=True))
     tensors: Params = {name: p.detach().clone() for name, p in module.named_parameters()}
     tensors.update({name: b.detach().clone() for name, b in module.named_buffers() if name in kept})

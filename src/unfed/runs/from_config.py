@@ -126,7 +126,7 @@ def partitioned(config: Config, seeds: Seeds, dataset: Dataset) -> Partition:
         if dataset.owners is None:
             raise UnfedError(
                 f"The data set {dataset.name!r} does not say whose its rows are; partition.scheme is iid, dirichlet or"
-                " shards there."
+                " shards there, or your function returns (x, y, owners) for training."
             )
         return natural(dataset.owners, part.clients, seed)
     return shards(labels, part.clients, part.shards_per_client, seed)
@@ -197,7 +197,13 @@ class Network:
         return unwrapped(made)
 
     def template(self) -> Template:
-        return template_of(self.config, self.module(0), self.shape, self.device, self.inputs)
+        made = template_of(self.config, self.module(0), self.shape, self.device, self.inputs)
+        if len(made.gives) != 1 or made.gives[0] < self.classes:
+            raise UnfedError(
+                f"The model {self.config.model.name!r} gives [{', '.join(['N', *map(str, made.gives)])}], but the data"
+                f" has {self.classes} classes; let it give one row of logits per input, [N, {self.classes}]."
+            )
+        return made
 
     def fresh(self, seed: int) -> Params:
         """A new initialisation by the model's own rules."""
