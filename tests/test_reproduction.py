@@ -120,6 +120,16 @@ def test_results_of_an_earlier_revision_are_not_shown(
     assert sentence in reproduction.page(tmp_path)[0]
 
 
+def test_what_had_no_revision_yet_was_the_first_one(first: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sealed got a number after results of it had been kept."""
+    found = record.kept(first, "abc")
+    before = {name: number for name, number in found.made[0]["revisions"].items() if name != "not"}
+    earlier = replace(found, made=({**found.made[0], "revisions": before},))
+    assert record.outdated(earlier) == []
+    monkeypatch.setitem(revisions.METHODS, "not", 2)
+    assert "not revised since" in " ".join(record.outdated(earlier))
+
+
 def test_a_label_is_outdated_with_the_method_that_it_stands_for(first: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     found = record.kept(first, "abc")
     jobs = {job.replace("/not", "/conv2"): columns for job, columns in found.jobs.items()}
@@ -263,6 +273,9 @@ def test_a_kept_analysis_shows_what_the_run_would(analysed: Run, tmp_path: Path)
     again = analyses.read(path)
     assert path.parent.name == "analyses" and path.stat().st_size < 20_000
     assert again.made["commit"] == "abcdef1234" and again.made["hardware"] and again.made["revisions"]["engine"]
+    assert again.made["revisions"]["bound"] == revisions.ANALYSES["bound"] and analyses.outdated(again) == ""
+    later = {**again.made, "revisions": {**again.made["revisions"], "bound": 99}}
+    assert "bound revised since" in analyses.outdated(replace(again, made=later)), "another estimator, other numbers"
     shown = analyses.shown(item, {spec.name: again})
     assert markdown(shown) == markdown(VIEWS["bound"].make(item, {spec: analysed}))
     assert analyses.all_in(tmp_path) == [again] and record.all_in(tmp_path) == []

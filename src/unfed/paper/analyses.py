@@ -71,7 +71,8 @@ def measured(item: Item, run: Run, commit: str, numbers: Mapping[str, Any] | Non
     info = run.info()
     about = {name: info[name] for name in ("created", "versions", "hardware", "engine")}
     used = ("retrain", "ft", "not")
-    made = {**about, "revisions": revisions.of(used), "commit": commit, "seed": run.config.seed_list[0]}
+    edition = {**revisions.of(used), item.view: revisions.ANALYSES[item.view]}
+    made = {**about, "revisions": edition, "commit": commit, "seed": run.config.seed_list[0]}
     return Kept(item.id, run.config.name, info["config"], made, found)
 
 
@@ -135,7 +136,7 @@ def all_in(folder: Path) -> list[Kept]:
 
 def outdated(found: Kept) -> str:
     """What has been revised since, in a sentence; empty if nothing was."""
-    now = revisions.of(revisions.METHODS)
+    now = revisions.of(revisions.METHODS) | revisions.ANALYSES
     old = [name for name, number in found.made["revisions"].items() if now.get(name) != number]
     said = f"{found.item} of {found.preset}: {listed(old)} revised since {found.made['created']}; analyse a new run."
     return said if old else ""

@@ -179,8 +179,9 @@ def outdated(found: Kept) -> list[str]:
     now = revisions.of(revisions.METHODS)
     said = []
     for about in found.made:
-        old = [name for name, number in about["revisions"].items() if now.get(name) != number]
         used = {name for job in about["jobs"] for name in _names(found, job.rpartition("/")[2])}
+        then = {**{name: revisions.FIRST for name in sorted(used) if name in now}, **about["revisions"]}
+        old = [name for name, number in then.items() if now.get(name) != number]
         old = [name for name in old if name in ("engine", "evaluator") or name in used]
         if old:
             said.append(f"{found.preset}: {listed(old)} revised since {about['created']}; run it again.")

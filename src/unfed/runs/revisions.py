@@ -19,7 +19,12 @@ METHODS: dict[str, int] = {
     **dict.fromkeys(("randl", "ga", "badt", "l1-sparse", "ssd", "salun"), 1),
     "mode": 2,  # plain SGD in φ and the guidance
     "fcu": 2,  # a parameter without a gradient rests
+    "sealed": 1,
 }
+ANALYSES = {"bound": 1, "cka": 1, "spectrum": 1}
+"""What is measured on models for an item of the paper, by its view."""
+FIRST = 1
+"""The edition of what had no number yet when it was used."""
 
 
 def of(methods: Iterable[str]) -> dict[str, int]:
