@@ -166,6 +166,7 @@ def test_how_many_clients_share_a_stack_does_not_matter(chunk: int) -> None:
     [
         replace(BASE, steps=7),
         replace(BASE, epochs=3, cap=2),
+        replace(BASE, view="all", thinned=term("drawn", share=0.4, seed=3)),
         replace(BASE, penalties=(term("l1", alpha=1e-3),)),
         BASE.with_optimiser(clip=0.1),
         BASE.with_optimiser(momentum=0.0, decay=0.0),
@@ -182,7 +183,22 @@ def test_how_many_clients_share_a_stack_does_not_matter(chunk: int) -> None:
             optimiser=Optimiser("adam", lr=0.05, plateau=term("x", every=2, patience=0, factor=0.5, minimum=1e-4)),
         ),
     ],
-    ids=["steps", "cap", "l1", "clip", "plain", "ball", "names", "mask", "fuse", "beyond", "far", "loss", "adam"],
+    ids=[
+        "steps",
+        "cap",
+        "thin",
+        "l1",
+        "clip",
+        "plain",
+        "ball",
+        "names",
+        "mask",
+        "fuse",
+        "beyond",
+        "far",
+        "loss",
+        "adam",
+    ],
 )
 def test_every_rule_is_the_same_stacked(phase: Phase) -> None:
     mask = {

@@ -16,11 +16,14 @@ from torch import Tensor
 import hand
 from hand import SIZES, agree, clients, cross_entropy, differ, fedavg, fresh, mean, rows, serve, stepped
 from unfed import rng
+from unfed.client.batch import positions_of
+from unfed.client.plan import Phase, term
 from unfed.data.scope import ClientData
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods import BadTeacher, FineTune, GradientAscent, L1Sparse, NoT, RandL, SalUn, SelectiveSynapticDampening
 from unfed.methods.base import Method
+from unfed.model.flops import forward_flops
 from unfed.model.params import Params, load_into
 
 THETA = fresh(1)
@@ -123,6 +126,36 @@ def test_badt_is_taught_by_the_bad_teacher_on_the_forgotten_rows_and_by_the_old_
             models[k] = stepped(expected, loss)
         expected = mean(models, SIZES)
     agree(after(method, server, 2).params, expected)
+
+
+def test_badt_on_a_share_of_the_retained_rows_is_taught_the_same_ones_in_every_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every order drawn is made the first rows first, so that the hand knows them: of six retained rows two."""
+    monkeypatch.setattr(rng, "order", lambda key, n: torch.arange(n))
+    client, method = marked()["a"], BadTeacher(retain_frac=0.4)
+    server = serve({"a": client}, THETA)
+    x, _ = rows(client, "all")
+    x = x[:6]  # four that are marked, and two of the other six
+    bad = method.begin(server).tensors["bad"]
+    good, wrong = (hand.module_of(teacher)(x).detach() for teacher in (THETA, bad))
+    taught = torch.cat([wrong[:4], good[4:]])
+    expected = THETA
+    for _ in range(2):
+        expected = stepped(expected, lambda net: hand.kl(taught, net(x)))
+    done = after(method, server, 2)
+    agree(done.params, expected)
+    assert server.ledger.flops == forward_flops(hand.template()) * (3 + 2) * 2 * hand.EPOCHS * 6, (
+        "and two teachers look on"
+    )
+
+
+def test_a_share_of_the_retained_rows_is_a_draw_of_the_seed_and_every_forgotten_row_stays() -> None:
+    phase, client = Phase(view="all"), marked()["b"]
+    drawn = [positions_of(replace(phase, thinned=term("drawn", share=0.5, seed=s)), client) for s in (1, 1, 2)]
+    assert [len(found) for found in drawn] == [12 + 9] * 3
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert all(set(range(12)) <= set(found.tolist()) for found in drawn)
 
 
 def test_badt_can_take_adam() -> None:

@@ -36,6 +36,8 @@ phases = st.builds(
     penalties=st.lists(terms, max_size=2).map(tuple),
     after=st.lists(terms, max_size=2).map(tuple),
     stop=st.none() | terms,
+    thinned=st.none()
+    | st.builds(lambda share, seed: term("drawn", share=share, seed=seed), st.floats(0.1, 1), st.integers(0, 2**62)),
 )
 plans = st.builds(
     Plan,

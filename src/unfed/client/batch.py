@@ -16,6 +16,7 @@ from torch import Tensor
 from unfed import rng
 from unfed.client.plan import VIEW_NUMBERS, Phase, Plan
 from unfed.data import ClientData
+from unfed.data.partition import portion
 from unfed.errors import UnfedError, listed
 from unfed.model.functional import Net, Template
 from unfed.model.params import Params
@@ -142,8 +143,22 @@ class Draws:
         )
 
 
+def positions_of(phase: Phase, client: ClientData) -> Tensor:
+    """What a phase goes over: its view, or of the retained rows in it the share that it takes."""
+    view = client.view(phase.view)
+    if phase.thinned is None:
+        return view
+    marked = client.forget[view]
+    retained = view[~marked]
+    key = rng.as_key(rng.key(int(phase.thinned["seed"]), "thinned", client.name))
+    drawn = rng.order(key, len(retained))[: portion(float(phase.thinned["share"]), len(retained))]
+    return torch.cat([view[marked], retained[drawn.to(view.device)]]).sort().values
+
+
 def covered(plan: Plan, client: ClientData) -> int:
     """How many rows the plan's views cover: the client's weight in the average."""
+    if any(phase.thinned is not None for phase in plan.phases):
+        return len(torch.cat([positions_of(phase, client) for phase in plan.phases]).unique())
     views = {phase.view for phase in plan.phases}
     if "all" in views:
         views -= {"retain", "forget"}

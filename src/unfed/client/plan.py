@@ -81,12 +81,20 @@ class Phase:
     penalties: tuple[Term, ...] = ()
     after: tuple[Term, ...] = ()
     stop: Term | None = None
+    thinned: Term | None = None
+    """Of the view's retained rows a share alone, drawn once for all rounds: its `share`, and the `seed` of the draw."""
 
     def __post_init__(self) -> None:
         if self.view not in VIEWS:
             raise UnfedError(f"The view {self.view!r} is not known; use {listed(VIEWS)}.{nearest(self.view, VIEWS)}")
         if self.batch < 1 or self.epochs < 0 or (self.steps is not None and self.steps < 0):
             raise UnfedError("A phase needs a batch size of at least 1, and epochs and steps that are not negative.")
+        if self.thinned is not None:
+            share, seed = self.thinned.get("share", 0), self.thinned.get("seed", "")
+            if not (isinstance(share, int | float) and 0 < share <= 1 and isinstance(seed, int)):
+                raise UnfedError(
+                    f"A phase that is thinned takes a share above 0 and at most 1, and a seed, not {share!r}."
+                )
 
     def with_optimiser(self, **changes: Any) -> Phase:
         """The same phase with other optimiser numbers."""
@@ -158,6 +166,7 @@ def _phase(raw: Mapping[str, Any]) -> Phase:
         penalties=tuple(_term(t) for t in values.pop("penalties")),
         after=tuple(_term(t) for t in values.pop("after")),
         stop=None if values["stop"] is None else _term(values["stop"]),
+        thinned=None if values["thinned"] is None else _term(values["thinned"]),
         optimiser=Optimiser(plateau=None if plateau is None else _term(plateau), **optimiser),
-        **{k: v for k, v in values.items() if k != "stop"},
+        **{k: v for k, v in values.items() if k not in ("stop", "thinned")},
     )

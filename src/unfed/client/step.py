@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from unfed import rng
 from unfed.client import objectives
-from unfed.client.batch import Batch, Draws, Models, covered, epoch_key, label_key, passes
+from unfed.client.batch import Batch, Draws, Models, covered, epoch_key, label_key, passes, positions_of
 from unfed.client.optimiser import clip, norm, update
 from unfed.client.plan import Phase, Plan, Term
 from unfed.data import ClientData
@@ -276,7 +276,7 @@ def visit(
     trained = forwarded = 0
     carry: Carry = {"params": params, "optimiser": optimiser}
     for phase in plan.phases:
-        positions = client.view(phase.view)
+        positions = positions_of(phase, client)
         carry = start(template, phase, params, carry["optimiser"])
         objective, number = objectives.find(phase.objective.name), 0
         for turn in passes(phase, len(positions), done.get(phase.view, 0)):

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from unfed.client import objectives
-from unfed.client.batch import bounds, covered
+from unfed.client.batch import bounds, covered, positions_of
 from unfed.client.plan import Measure, Phase, Plan
 from unfed.client.scores import score
 from unfed.client.step import Carry, mean
@@ -78,7 +78,7 @@ class Batched:
         some = next(t for t in template.like.values() if t.is_floating_point())
         self._device = some.device
         self._compile = self._device.type == "cuda" if compile is None else compile
-        self._held: OrderedDict[tuple[str, tuple[str, ...]], PaddedRows] = OrderedDict()
+        self._held: OrderedDict[tuple[object, ...], PaddedRows] = OrderedDict()
         self._held_bytes = 0
         self._kept_bytes: int | None = None
 
@@ -149,7 +149,7 @@ class Batched:
         steps = {name: 0 for name in clients}
         longest = 1
         for phase in plan.phases:
-            counts = [len(self._resident(name).view(phase.view)) for name in clients]
+            counts = [len(positions_of(phase, self._resident(name))) for name in clients]
             longest = max([longest, *(min(n, phase.batch + 1) for n in counts)])
             for name, total in zip(clients, PhaseSteps.of(phase, counts).total, strict=True):
                 steps[name] += int(total)
@@ -184,7 +184,7 @@ class Batched:
         return (*same, *sources) if len(sources) == 1 else None
 
     def _longest(self, visit: Visit, phase: Phase) -> int:
-        return max((len(self._clients[name].view(phase.view)) for name in visit.clients), default=0)
+        return max((len(positions_of(phase, self._clients[name])) for name in visit.clients), default=0)
 
     def chunk(self, width: int) -> int:
         """How many clients share a stack, a function of the model and the batch's width alone."""
@@ -196,19 +196,20 @@ class Batched:
         copies = 6 * sum(t.numel() * t.element_size() for t in self._template.like.values())
         return max(1, BUDGET_BYTES[self._device.type] // (2 * width * self._kept_bytes + copies))
 
-    def _view(self, names: tuple[str, ...], view: str) -> PaddedRows:
-        """The padded rows of these clients, kept for the next round.
+    def _view(self, names: tuple[str, ...], phase: Phase) -> PaddedRows:
+        """The padded rows that these clients go over, kept for the next round.
 
         Full participation asks the same ones again.
         """
-        if (view, names) not in self._held:
-            held = PaddedRows.of([self._clients[name] for name in names], view, self._device)
-            self._held[view, names] = held
+        place = (phase.view, phase.thinned, names)
+        if place not in self._held:
+            held = PaddedRows.of([self._clients[name] for name in names], phase, self._device)
+            self._held[place] = held
             self._held_bytes += held.bytes
-        self._held.move_to_end((view, names))
+        self._held.move_to_end(place)
         while len(self._held) > 1 and self._held_bytes > HELD_BYTES:
             self._held_bytes -= self._held.popitem(last=False)[1].bytes
-        return self._held[view, names]
+        return self._held[place]
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -228,7 +229,7 @@ class Batched:
         for number, phase in enumerate(plan.phases):
             if number:
                 carry = self._begin_next(phase, carry)
-            held = self._view(names, phase.view)
+            held = self._view(names, phase)
             course = PhaseSteps.of(phase, held.counts)
             run = Replay if self._compile and recordable(phase) else Mapped
             at_work = run(self._template, phase, Crew(names, plans, held, course), shared, own)

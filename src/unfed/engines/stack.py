@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from unfed import rng
-from unfed.client.batch import bounds, label_key, visit_key
+from unfed.client.batch import bounds, label_key, positions_of, visit_key
 from unfed.client.plan import Phase, Plan
 from unfed.data import ClientData, Source
 from unfed.model.functional import Template
@@ -102,8 +102,8 @@ class PaddedRows:
     source: Source
 
     @staticmethod
-    def of(clients: Sequence[ClientData], view: str, device: torch.device) -> PaddedRows:
-        positions = [c.view(view) for c in clients]
+    def of(clients: Sequence[ClientData], phase: Phase, device: torch.device) -> PaddedRows:
+        positions = [positions_of(phase, c) for c in clients]
         rows = [c.rows[p] for c, p in zip(clients, positions, strict=True)]
         forget = [c.forget[p] for c, p in zip(clients, positions, strict=True)]
         padded = [pad_sequence(table, batch_first=True).to(device) for table in (positions, rows, forget)]

@@ -6,7 +6,8 @@
     q = softmax(z_good(x)/τ)    for x ∈ D_r      good = θ*, frozen
 
 No label is read. The divergence is averaged per sample; the published code divides by the number of classes as well
-(`reduction = "mean"`) and trains with Adam on a part of D_r, which mostly amounts to another learning rate.
+(`reduction = "mean"`) and trains with Adam, which mostly amounts to another learning rate, on 30 % of D_r, drawn once
+(`retain_frac = 0.3`).
 """
 
 from __future__ import annotations
@@ -36,10 +37,15 @@ class BadTeacher(Central):
         None, "the optimiser, by default the training's; the original takes adam", "ours"
     )
     reduction: Literal["batchmean", "mean"] = option("batchmean", "'mean' also divides by the classes", "ours")
+    retain_frac: float = option(1.0, "the share of D_r that is taught, drawn once; the original takes 0.3", "ours")
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise UnfedError(f"BadT's temperature must be positive, not {self.temperature}; 1 is the default.")
+        if not 0 < self.retain_frac <= 1:
+            raise UnfedError(
+                f"BadT's retain_frac is a share of the retained rows, above 0 and at most 1, not {self.retain_frac}."
+            )
 
     def begin(self, server: Server) -> State:
         return State(server.params, tensors={"bad": server.init("bad teacher")})
@@ -47,6 +53,8 @@ class BadTeacher(Central):
     def round(self, server: Server, state: State) -> State:
         objective = term("bad_teacher", temperature=float(self.temperature), per_class=self.reduction == "mean")
         taught = replace(server.base, objective=objective, view="all")
+        if self.retain_frac < 1:
+            taught = replace(taught, thinned=term("drawn", share=float(self.retain_frac), seed=server.seed))
         if self.optimiser is not None:
             taught = taught.with_optimiser(rule=self.optimiser)
         teachers = {"good": server.params, "bad": state.tensors["bad"]}

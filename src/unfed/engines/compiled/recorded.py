@@ -78,7 +78,7 @@ def signature(phase: Phase) -> Phase:
         Term(rule.name, tuple((n, v) for n, v in rule.numbers if n not in dials(rule))) for rule in phase.penalties
     )
     slow = replace(phase.optimiser, lr=0.0)
-    return replace(phase, view="retain", penalties=bare, optimiser=slow, epochs=0, steps=None, cap=None)
+    return replace(phase, view="retain", thinned=None, penalties=bare, optimiser=slow, epochs=0, steps=None, cap=None)
 
 
 def dials(rule: Term) -> dict[str, float]:
