@@ -6,6 +6,7 @@ import gc
 import os
 import random
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,12 +17,15 @@ import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 import unfed
 from apart import pytest_runtest_protocol, pytest_runtest_teardown  # noqa: F401 (hooks: pytest finds them here)
 from unfed import plugins, rng
 from unfed.data import ClientData, TensorSource
 from unfed.methods import sealed
+from unfed.report.picture import HEADING
 from unfed.runs.config import Config
 from worlds import Small, Toy
 
@@ -86,10 +90,24 @@ SMALL = {
 
 
 @pytest.fixture(autouse=True)
-def figures_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page holds the files behind its figures' links only where a test is about those: they double its size."""
-    if not request.node.get_closest_marker("figure_files"):
+def figures_as_words(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page's figures are drawn, and the files behind their links made, only where a test is about those.
+
+    They take as long as the run of which the page tells. Elsewhere a figure is its words, with its title, its
+    description and its values: what a page says, and whom it must not name, stands in these.
+    """
+    if not request.node.get_closest_marker("figures"):
+        monkeypatch.setattr("unfed.report.picture.drawn", words_of)
+        monkeypatch.setattr("unfed.report.picture._bare", lambda figure, framed, svg: svg)
         monkeypatch.setattr("unfed.report.picture.Picture.downloads", lambda self: [])
+
+
+def words_of(figure: Figure, name: str) -> str:
+    """A figure as its words, without the heading and the legend that a page leaves out."""
+    framing = {text for legend in figure.legends for text in legend.findobj(Text)}
+    own = [text for text in figure.findobj(Text) if text not in framing and text.get_gid() != HEADING]
+    said = "".join(f"<text>{escape(text.get_text())}</text>" for text in own)
+    return f'<svg viewBox="0 0 1 1">{said}</svg>'
 
 
 @pytest.fixture

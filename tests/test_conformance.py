@@ -44,13 +44,17 @@ def mine(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     METHODS.pop("mine", None)
 
 
+FEW = ("data.test_size=1397",)
+"""400 images to learn from: what a method keeps to does not depend on how many there are."""
+
+
 def broken(kind: type[Method]) -> Any:
-    return {claim.name.removesuffix(" (client)"): claim.saw for claim in check(kind) if not claim.held}
+    return {claim.name.removesuffix(" (client)"): claim.saw for claim in check(kind, FEW) if not claim.held}
 
 
 @pytest.mark.slow
 def test_not_keeps_every_claim_on_every_scope() -> None:
-    claims = list(check(METHODS["not"]))
+    claims = list(check(METHODS["not"], FEW))
     assert [c for c in claims if not c.held] == []
     assert len(claims) == 1 + 3 * 5 + 1
 

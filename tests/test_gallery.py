@@ -23,7 +23,7 @@ from unfed.report.rules import rows, trajectories
 from unfed.runs.run import Run
 from worlds import Small
 
-pytestmark = pytest.mark.figure_files
+pytestmark = pytest.mark.figures
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-@pytest.mark.figure_files
+@pytest.mark.figures
 def test_the_page_is_well_formed_and_its_identifiers_are_unique() -> None:
     page = Page(render(*fake_run()))
     identifiers = [value for _, name, value in page.attributes if name == "id"]
@@ -151,7 +151,7 @@ def test_the_page_is_well_formed_and_its_identifiers_are_unique() -> None:
             assert set(value.split()) <= known
 
 
-@pytest.mark.figure_files
+@pytest.mark.figures
 def test_the_page_loads_nothing_and_runs_nothing() -> None:
     text = render(*fake_run())
     page = Page(text)
@@ -310,11 +310,12 @@ def test_whole_messages_stand_beside_the_tensors_where_there_were_messages() -> 
     assert "7.4 MB" in page and "not measured: no messages in a simulation" in page  # 20 rounds of NoT; FT
 
 
-@pytest.mark.figure_files
+@pytest.mark.figures
 def test_the_same_run_gives_the_same_page() -> None:
     assert render(*fake_run()) == render(*fake_run())
 
 
+@pytest.mark.figures
 def test_figures_take_their_colours_from_the_page_and_describe_themselves() -> None:
     _, lines = fake_run()
     drawn = figures.curves(trajectories(lines)["r1"], "forget", name="f")
@@ -326,6 +327,7 @@ def test_figures_take_their_colours_from_the_page_and_describe_themselves() -> N
     assert 'role="img"' in svg and '<title id="f-title">' in svg and "Retrain ends at" in svg
 
 
+@pytest.mark.figures
 def test_what_a_matplotlibrc_says_changes_no_figure_and_starts_no_program() -> None:
     """matplotlib reads one from the current folder; `text.usetex` would call LaTeX."""
     _, lines = fake_run()
@@ -336,6 +338,7 @@ def test_what_a_matplotlibrc_says_changes_no_figure_and_starts_no_program() -> N
         assert [draw() for draw in drawn] == before
 
 
+@pytest.mark.figures
 def test_figures_skip_what_is_no_model_and_what_was_not_measured() -> None:
     _, lines = fake_run(methods=("not",))
     blind: list[Any] = [dict(line, forget="not measured: x") for line in lines]
@@ -344,6 +347,7 @@ def test_figures_skip_what_is_no_model_and_what_was_not_measured() -> None:
     assert figures.curves(trajectories(no_model)["r1"], "forget", name="f") is None
 
 
+@pytest.mark.figures
 def test_cost_bars_show_every_method_but_before() -> None:
     found = rows(fake_run()[1], "last")
     drawn = figures.cost_bars(found, "comm_bytes", name="c")
@@ -353,6 +357,7 @@ def test_cost_bars_show_every_method_but_before() -> None:
     assert figures.cost_bars(rows(free, "last"), "comm_bytes", name="c") is None
 
 
+@pytest.mark.figures
 def test_gap_against_cost_needs_two_methods_with_both() -> None:
     found = rows(fake_run()[1], "last")
     drawn = figures.gap_by_cost(found, "flops", name="g")

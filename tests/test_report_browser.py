@@ -31,7 +31,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 REQUIRED = bool(os.environ.get("UNFED_REQUIRE_BROWSER"))
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None and not REQUIRED, reason="there is no chromium here; apt-get install chromium"),
-    pytest.mark.figure_files,
+    pytest.mark.figures,
 ]
 
 
