@@ -143,6 +143,16 @@ def test_what_was_purged_is_measured_again_as_a_share_of_many_rows_only(where: P
     assert few in " ".join((where / "report.html").read_text(encoding="utf-8").split())
 
 
+def test_a_share_of_few_rows_is_told_with_how_few_they_are(where: Path) -> None:
+    """Three of five hard rows are 40 %, which beside "about 97 %" reads like a fault and is none."""
+    told = said("forget", where, "--client", "3", *ONE_ROUND)
+    entry = Run.open(where).queue.find("client-3")
+    assert entry is not None and entry.again["two"]["rows"] == 2 and entry.again["client-1"]["rows"] > 10
+    few = "(these are 2 rows, of which each counts 50 points)"
+    for text in (told, " ".join((where / "report.html").read_text(encoding="utf-8").split())):
+        assert text.count(few) == 1
+
+
 def test_rows_that_another_request_names_too_are_not_scored_either(where: Path) -> None:
     """A class leaves after a client was purged: rows of that client in that class are the client's."""
     run = Run.open(where)

@@ -6,6 +6,7 @@
                 Σ_y n_y/n · (accuracy on held-out rows of label y), n_y of its n rows of label y
     mia         membership inference, its rows against test data
     backdoor    how often it works, of a client that planted one; of nobody else
+    rows        how many those shares are of: of five rows each counts 20 points, and three may be hard to read
 
 A request stays forgotten while forget is at most chance, or stands near what is expected. What cannot be measured says
 why. What was purged is looked at all the same while its owners offer it, for whoever left wants to stay out; but as a
@@ -21,7 +22,7 @@ from unfed.client.scores import Scores
 from unfed.values import Value, not_measured
 
 Again = dict[str, Value]
-"""forget, chance or expected, mia, and backdoor where the request's clients planted one."""
+"""forget, chance or expected, mia, rows, and backdoor where the request's clients planted one."""
 PLANTED = not_measured("a backdoor was planted in its rows, so rows of one label are not alike")
 FEWEST = 10
 """Rows below which a share of purged rows is not written down, as tables hide small counts."""

@@ -277,6 +277,8 @@ class Evaluator:
                 mia = held_out.membership(own if isinstance(own, Scores) else seen[places], test)
             beside: Again = {"chance": 100.0 / source.classes} if request.classes else {"expected": usual}
             found[request.id] = {"forget": accuracy, **beside, "mia": mia}
+            if not isinstance(accuracy, str):
+                found[request.id]["rows"] = len(rows)
             if held_out.planted_by(request):
                 found[request.id]["backdoor"] = held_out.backdoor(params)
         return found

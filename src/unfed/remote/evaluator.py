@@ -152,8 +152,8 @@ class RemoteEvaluator:
         if silent:
             numbers["unheard"] = "; ".join(f"client {n}: {failure.reason}" for n, failure in silent.items())
         known = NO_SCORES if isinstance(single, str) else single
-        earlier = {request.id: self._earlier(request, heard) for request in self._requests[:-1]}
-        own = self._earlier(self._requests[-1], heard) if earlier else None
+        earlier = {request.id: _accuracy(self._counted(request, heard)) for request in self._requests[:-1]}
+        own = _accuracy(self._counted(self._requests[-1], heard)) if earlier else None
         return Evaluation(numbers, sample_columns(known, test) if self._yardstick.samples else {}, earlier, own)
 
     def begun(self, params: Params) -> Evaluation:
@@ -195,7 +195,10 @@ class RemoteEvaluator:
         classes = max(client.source.classes for client in self._roster.values())
         for request in earlier:
             beside: Again = {"chance": 100.0 / classes} if request.classes else {"expected": NO_LABELS}
-            found[request.id] = {"forget": self._earlier(request, heard), **beside, "mia": NO_SINGLE}
+            counted = self._counted(request, heard)
+            found[request.id] = {"forget": _accuracy(counted), **beside, "mia": NO_SINGLE}
+            if isinstance(counted, Tally):
+                found[request.id]["rows"] = int(counted.count)
             if self._held_out.planted_by(request):
                 found[request.id]["backdoor"] = self._held_out.backdoor(params)
         return found
@@ -236,8 +239,8 @@ class RemoteEvaluator:
                 return not_measured(f"client {name}: {found.reason}")
         return self._total(heard, "forget", names)
 
-    def _earlier(self, request: Request, heard: Heard) -> Value:
-        """How a model does on what one of several requests took out.
+    def _counted(self, request: Request, heard: Heard) -> Tally | str:
+        """What was counted over the rows that one of several requests took out.
 
         It is known where its owners counted nothing else beside it.
         """
@@ -246,7 +249,7 @@ class RemoteEvaluator:
         found = why or self._whole(heard, self._own(request))
         if isinstance(found, str):
             return found
-        return (too_few(int(found.count)) if request.purged else "") or found.accuracy
+        return (too_few(int(found.count)) if request.purged else "") or found
 
     def _forget_scores(self, params: Params, test: Scores | None) -> Scores | str:
         """One score per row of D_u, if there is somebody to compare them with and everybody gives them."""
@@ -303,6 +306,10 @@ class Tally:
     @property
     def mean_loss(self) -> float:
         return self.loss / self.count
+
+
+def _accuracy(found: Tally | str) -> Value:
+    return found if isinstance(found, str) else found.accuracy
 
 
 def _gap(retain: Tally | str, forget: Tally | str) -> Value:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from unfed.measures.again import FEWEST
 from unfed.report import ranking
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
@@ -78,6 +79,10 @@ def again_words(now: Mapping[str, Any], was: Any = None) -> str:
         told += f"; MIA {now['mia']:.1f} %" if is_measured(now["mia"]) else f"; MIA {now['mia']}"
     if is_measured(now.get("backdoor")):
         told += f"; its backdoor works on {now['backdoor']:.1f} %"
+    rows = now.get("rows")
+    if isinstance(rows, int) and rows < FEWEST:
+        few = "it is a single row" if rows == 1 else f"these are {rows} rows, of which each counts {100 / rows:.3g} points"
+        told += f" ({few})"
     return told
 
 
