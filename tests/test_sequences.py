@@ -6,6 +6,7 @@ import signal
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from unfed.report import tables
 from unfed.runs.config import Config
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
+from unfed.runs.turning_back import turned_back
 from unfed.values import Value, is_measured
 from worlds import slow
 
@@ -106,6 +108,23 @@ def test_not_is_served_again_once_the_model_started_over_or_was_sealed(run: Run,
         warnings.simplefilter("error", UnfedWarning)
         run.forget(SECOND, between, until=1)
         assert run.forget(THIRD, "not", until=1).status == "done"
+
+
+@pytest.mark.parametrize(
+    "less, said", [({"layers": ["conv1"]}, "leaves conv2.weight as it is"), ({"keep": 0.9}, "leaves more of the old")]
+)
+def test_a_seal_on_other_layers_or_a_weak_one_does_not_let_not_turn_a_layer_back(
+    run: Run, less: dict[str, Any], said: str
+) -> None:
+    """What nobody drew is still there: a second negation of it would bring the first leaver back."""
+    second = RequestOptions(set={"layers": ["conv2"]})
+    run.forget(FIRST, "not", until=1, how=second)
+    with pytest.warns(UnfedWarning, match=said):
+        run.forget(SECOND, "sealed", until=1, how=RequestOptions(set=less))
+    with pytest.raises(UnfedError, match=r"conv2.weight back to what it was before request 'r0'"):
+        run.forget(THIRD, "not", until=1, how=second)
+    entries = run.folder.requests()
+    assert [e.request.id for e in turned_back(run.config, entries)] == ["r0", "r1"], "a minus sign still turns it back"
 
 
 def test_a_comparison_runs_not_as_published_and_its_table_says_so(tmp_path: Path) -> None:

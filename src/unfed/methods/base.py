@@ -115,6 +115,14 @@ class Method(ABC):
         """
         return ()
 
+    def drawn(self, module: nn.Module) -> frozenset[str]:
+        """The tensors of which `begin` leaves so little, under a draw of nobody's, that nothing turns them back."""
+        return frozenset()
+
+    def short_of(self, module: nn.Module) -> str:
+        """Why what it takes out may not stay out though it `lasts`, with these hyperparameters; empty if it does."""
+        return ""
+
     @abstractmethod
     def begin(self, server: Server) -> State:
         """The request has arrived: the state before the first round."""

@@ -65,7 +65,8 @@ class NoT(Method):
     def undoes(self, module: nn.Module, earlier: Sequence[Method]) -> tuple[str, ...]:
         """Negating twice is the identity; so are two mirrorings, and turns of 90 and of 270 degrees.
 
-        All perturbations from one request to this one are tried on numbered entries: what draws never comes back.
+        All perturbations from one request to this one are tried on numbered entries: what draws never comes back, nor
+        does what another method drew in between.
         """
         numbered = {n: torch.arange(1.0, 1 + t.numel()).reshape(t.shape) for n, t in params_of(module).items()}
         drawn = {n: torch.zeros_like(t) for n, t in numbered.items()}
@@ -75,6 +76,8 @@ class NoT(Method):
             for method in (*earlier[i:], self):
                 if isinstance(method, NoT):
                     after = method._perturbed(module, after, 0, lambda seed: drawn)
+                else:
+                    after = {**after, **{name: drawn[name] for name in method.drawn(module)}}
             moved = {c.name for c in choose(module, first.layers, first.include_bias)} if isinstance(first, NoT) else ()
             found += [name for name in moved if torch.equal(after[name], numbered[name])]
         return tuple(name for name in numbered if name in found)

@@ -26,7 +26,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from unfed.errors import UnfedWarning
+from unfed.errors import UnfedError, UnfedWarning, listed
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods.base import Lineage, Method, Recipe, option, register
@@ -43,6 +43,9 @@ def from_the_system(seed: int) -> bytes:
     """What nobody else has, and nobody has again."""
     return secrets.token_bytes(DRAW_BYTES)
 
+
+HELD = 0.3
+"""The largest λ that nobody undid where it was measured; of 0.5 a dense network was undone."""
 
 _source: Source = from_the_system
 
@@ -77,7 +80,7 @@ class Sealed(Method):
 
     layers: tuple[str | int, ...] = option(("hidden",), "which tensors are perturbed", "ours")
     perturbation: str = option("fade", "fade, orthogonal, permute, signs or reinit", "ours")
-    keep: float = option(0.3, "for perturbation = 'fade': the part of the old weights that stays, λ", "ours")
+    keep: float = option(HELD, "for perturbation = 'fade': the part of the old weights that stays, λ", "ours")
 
     def begin(self, server: Server) -> State:
         module, draw = server.template.module, _source(server.seed)
@@ -87,6 +90,27 @@ class Sealed(Method):
 
     def perturbed(self, module: nn.Module) -> Perturbed | None:
         return Perturbed(self.perturbation, choose(module, self.layers))
+
+    def drawn(self, module: nn.Module) -> frozenset[str]:
+        fades_little = self.perturbation == "fade" and self.keep > HELD
+        return frozenset() if fades_little else frozenset(choice.name for choice in choose(module, self.layers))
+
+    def short_of(self, module: nn.Module) -> str:
+        if self.perturbation == "fade" and self.keep > HELD:
+            return (
+                f"Sealed with keep = {self.keep:g} leaves more of the old weights than was measured to hold; at most"
+                f" {HELD:g} did."
+            )
+        try:
+            hidden = {choice.name for choice in choose(module, ("hidden",))}
+        except UnfedError:  # which layer is the head is not known, so neither is which are hidden
+            return ""
+        if left := sorted(hidden - self.drawn(module)):
+            return (
+                f"Sealed leaves {listed(left).replace(' or ', ' and ')} as it is, and what that holds of whoever leaves"
+                " can be found again; without --layers every hidden layer is drawn."
+            )
+        return ""
 
     def check(self, module: nn.Module) -> None:
         params, chosen = params_of(module), choose(module, self.layers)

@@ -81,7 +81,11 @@ def again_words(now: Mapping[str, Any], was: Any = None) -> str:
         told += f"; its backdoor works on {now['backdoor']:.1f} %"
     rows = now.get("rows")
     if isinstance(rows, int) and rows < FEWEST:
-        few = "it is a single row" if rows == 1 else f"these are {rows} rows, of which each counts {100 / rows:.3g} points"
+        few = (
+            "it is a single row"
+            if rows == 1
+            else f"these are {rows} rows, of which each counts {100 / rows:.3g} points"
+        )
         told += f" ({few})"
     return told
 

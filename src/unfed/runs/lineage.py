@@ -113,7 +113,7 @@ def lasting(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Mod
 
     `makers` says who served which, oldest first.
     """
-    line = _since_anew(makers)
+    line = _since_anew(makers, module)
     for i in reversed(range(len(line))):
         if back := method.undoes(module, [other for _, other in line[i:]]):
             raise UnfedError(
@@ -123,12 +123,12 @@ def lasting(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Mod
             )
 
 
-def warn_of_return(method: Method, makers: Sequence[tuple[str, Method]]) -> None:
-    """Warn where a method whose perturbation can be turned back follows one of its kind.
+def warn_of_return(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Module) -> None:
+    """Warn where what a method takes out can come back all the same.
 
-    It says what is not promised.
+    Its perturbation can be turned back and follows one of its kind, or a method that lasts was told to do less.
     """
-    before = [request for request, other in _since_anew(makers) if type(other) is type(method)]
+    before = [request for request, other in _since_anew(makers, module) if type(other) is type(method)]
     if before and not method.lasts and type(method).undoes is not Method.undoes:
         warnings.warn(
             f"{method.title} on other layers leaves request {before[-1]!r} forgotten, but whoever has the published"
@@ -136,15 +136,21 @@ def warn_of_return(method: Method, makers: Sequence[tuple[str, Method]]) -> None
             UnfedWarning,
             stacklevel=3,
         )
+    if short := method.short_of(module):
+        warnings.warn(short, UnfedWarning, stacklevel=3)
 
 
-def _since_anew(makers: Sequence[tuple[str, Method]]) -> list[tuple[str, Method]]:
+def _since_anew(makers: Sequence[tuple[str, Method]], module: nn.Module) -> list[tuple[str, Method]]:
     """The requests that the model in force is built upon, oldest first.
 
-    They begin with the last one whose method starts over or seals.
+    They begin with the last one whose method starts over, or draws all that those before it had moved.
     """
-    starts = [i for i, (_, method) in enumerate(makers) if method.lineage == "anew" or method.seals]
-    return list(makers[starts[-1] :] if starts else makers)
+    start = 0
+    for i, (_, method) in enumerate(makers):
+        moved = {c.name for _, m in makers[start:i] if (by := m.perturbed(module)) for c in by.choices}
+        if method.lineage == "anew" or (method.seals and moved <= method.drawn(module)):
+            start = i
+    return list(makers[start:])
 
 
 def unbroken_by_itself(config: Config, label: str, earlier: Sequence[Request]) -> None:

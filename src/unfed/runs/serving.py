@@ -152,7 +152,7 @@ class Queue:
             if run.trained(seed) and not any(e.waiting for e in accepted):  # what waits may begin another history
                 current = run.current_job(seed) if chosen.follows else Job(seed, None, "train")
                 lineage.not_purged(self._folder, method, chosen, current)
-            lineage.warn_of_return(chosen, self._admission.makers(before))
+            lineage.warn_of_return(chosen, self._admission.makers(before), world.template.module)
             described = describe_request(world, [*(e.request for e in accepted), request]) | served_by
             self._admission.refuse_if_blind(entry, accepted)
             entry = replace(entry, described=described, rows=deny.rows_of(request, world, self._folder))

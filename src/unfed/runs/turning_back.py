@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from unfed.measures.undo import INVERSES
 from unfed.methods import METHODS, NoT
+from unfed.methods.sealed import HELD, Sealed
 from unfed.runs.config import Config
 from unfed.runs.requests import Entry
 
@@ -37,6 +38,17 @@ def turned_back(config: Config, line: Sequence[Entry]) -> Iterator[Entry]:
     yield line[0]
     for entry in line[1:]:
         kind = METHODS.get(config.methods.name_of(entry.method))
-        if kind is None or kind.lasts or kind.lineage == "anew":
+        if kind is None or kind.lineage == "anew" or (kind.lasts and not _does_less(config, entry)):
             return
         yield entry
+
+
+def _does_less(config: Config, entry: Entry) -> bool:
+    """Whether Sealed was told to leave layers, or most of them, as they were: then what was there before it stays."""
+    own, label = entry.how.on(config, entry.method).methods, entry.method
+    if own.name_of(label) != Sealed.name:
+        return False
+    faded = own.said(label, "perturbation", Sealed.perturbation) == "fade"
+    little = faded and float(own.said(label, "keep", Sealed.keep)) > HELD
+    layers = own.said(label, "layers", Sealed.layers)
+    return little or not {"hidden", "*"} & {*map(str, [layers] if isinstance(layers, str) else layers)}
