@@ -404,7 +404,22 @@ def test_the_command_says_what_went(run: Run) -> None:
     found = json.loads(said)
     assert code == 0 and "models/0/train.safetensors" in {grave["file"] for grave in found["gone"]}
     assert "No file in the run folder was made with it" in (run.folder.path / "report.html").read_text()
+    page = " ".join((run.folder.path / "report.html").read_text().split())
+    assert "purged for request first" in page and "There is no new model yet" not in page, "it was there, and went"
+    assert "not there yet" not in page
     (run.folder.path / "report.html").write_text("of the day before")  # as a killed purge leaves it
     code, said = told(run.folder.path, "purge", where, "--request", "first")
     assert code == 0 and "was purged already" in said
     assert "No file in the run folder was made with it" in (run.folder.path / "report.html").read_text()
+
+
+def test_what_went_is_told_in_a_line_per_folder_of_scores_and_in_words_of_the_setting(run: Run, tmp_path: Path) -> None:
+    code, said = told(run.folder.path, "purge", str(run.folder.path), "--request", "first")
+    assert code == 0 and "samples/0/train (3 files)" in said and ".safetensors (" not in said
+    assert "what clients keep are not reached: `unfed lineage`" in said
+    config = {"setting": "central", "model": {"name": "cnn-tiny"}, "methods": {"run": []}}
+    central = Run.create(Config.parse(config, ["training.rounds=1", "gate.max_drop=100"]), tmp_path / "central")
+    central.execute()
+    central.forget(Request("few", samples=(("0", 0), ("0", 5))), "ft", until=1)
+    code, said = told(central.folder.path, "purge", str(central.folder.path), "--request", "few")
+    assert code == 0 and "Backups and exports are not reached: handed-out.jsonl" in said, "it has no clients"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from pathlib import PurePosixPath
 from typing import Annotated
 
 import typer
@@ -16,7 +17,10 @@ from unfed.cli.console import Console, echo
 from unfed.cli.logged import entered
 from unfed.cli.options import Json, Quiet, RunArgument
 from unfed.runs.consistency import TOMBSTONES, Tombstone
+from unfed.runs.handed_out import FILE as HANDED_OUT
+from unfed.runs.purge import Outcome
 from unfed.runs.purge import purge as take_away
+from unfed.runs.record import Record
 from unfed.runs.run import Run
 
 stdout = Console(highlight=False)
@@ -44,24 +48,36 @@ def purge(
         plain = {"gone": [asdict(one) for one in found.gone], "before": [asdict(one) for one in found.before]}
         echo(json.dumps({"request": request, "dry_run": dry_run, **plain}))
     elif not quiet:
-        _tell(request, found.gone, dry_run, bool(found.before))
+        _tell(opened, request, found, dry_run)
 
 
-def _tell(request: str, gone: Sequence[Tombstone], dry_run: bool, before: bool) -> None:
-    if not gone:
-        since = "was purged already, and since then nothing" if before else "is fulfilled, and nothing"
+def _tell(run: Record, request: str, found: Outcome, dry_run: bool) -> None:
+    if not found.gone:
+        since = "was purged already, and since then nothing" if found.before else "is fulfilled, and nothing"
         stdout.print(f"Request {request!r} {since} in this folder carries it.", soft_wrap=True)
         return
-    for one in gone:
-        file, _, part = one.file.partition("#")
-        what = f"{file}: its {part}" if part else file
+    for what in _by_folder(found.gone):
         stdout.print(escape(f"{'would purge' if dry_run else 'purged'} {what}"), soft_wrap=True)
     if not dry_run:
+        central = run.config.setting == "central"
+        others = "Backups and exports" if central else "Backups, exports and what clients keep"
+        lists = HANDED_OUT if central else "`unfed lineage`"
         stdout.print(
-            f"Each has a tombstone in {TOMBSTONES}. Backups, exports and what clients keep are not reached:"
-            " `unfed lineage` lists what is known of them.",
+            f"Each has a tombstone in {TOMBSTONES}. {others} are not reached: {lists} lists what is known of them.",
             soft_wrap=True,
         )
+
+
+def _by_folder(gone: Sequence[Tombstone]) -> list[str]:
+    """What went, a line each; of scores, which are a file per round, a line for all of one job."""
+    lines: dict[str, int] = {}
+    for one in gone:
+        file, _, part = one.file.partition("#")
+        path = PurePosixPath(file)
+        what = str(path.parent) if path.parts[0] == "samples" else f"{file}: its {part}" if part else file
+        lines[what] = lines.get(what, 0) + 1
+    scores = {what: count for what, count in lines.items() if what.startswith("samples/")}
+    return [what + (f" ({count} file{'s' * (count > 1)})" if what in scores else "") for what, count in lines.items()]
 
 
 def add_to(app: typer.Typer) -> None:

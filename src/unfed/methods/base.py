@@ -116,11 +116,11 @@ class Method(ABC):
         return ()
 
     def drawn(self, module: nn.Module) -> frozenset[str]:
-        """The tensors of which `begin` leaves so little, under a draw of nobody's, that nothing turns them back."""
+        """The tensors that `begin` draws anew, so that nothing turns them back."""
         return frozenset()
 
     def short_of(self, module: nn.Module) -> str:
-        """Why what it takes out may not stay out though it `lasts`, with these hyperparameters; empty if it does."""
+        """Why it may not last with these hyperparameters though it `lasts`; empty if it does."""
         return ""
 
     @abstractmethod

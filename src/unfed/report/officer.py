@@ -62,7 +62,8 @@ def officer_view(
         "change": _change(name_of(method), job, bool(lines)),
         "tensors": _tensors(job),
         "listings": _listings(job),
-        "file": job.get("file"),
+        "file": job.get("file") if job.get("came_out") else None,
+        "gone": "purged" if job.get("purged") else "not there yet",
         "models": _models(jobs),
         "asked": _asked(run, request, method, job, lines, words),
         "refused": refusals([line for by_seed in methods.values() for own in by_seed.values() for line in own]),
@@ -110,7 +111,7 @@ def _facts(
         ("Model before", fingerprint(went_in) if went_in else "not recorded" if begun or not job else "not there yet"),
         (
             "Model tried, not in force" if ended else "Model after",
-            fingerprint(came_out) if came_out else "not there yet" if job else "not recorded",
+            fingerprint(came_out) if came_out else _missing(job) if job else "not recorded",
         ),
     ]
     return facts
@@ -122,6 +123,15 @@ def _in_training(request: Mapping[str, Any]) -> str:
     if not count:
         return ""
     return f"; {count:,} of them {'was' if count == 1 else 'were'} trained on" if asked else f", {rows_text(count)}"
+
+
+def _missing(job: Mapping[str, Any]) -> str:
+    """Why a job has no model: it was purged, or there is none yet."""
+    purged = job.get("purged")
+    if not purged:
+        return "not there yet"
+    was = f"; its checksum was {purged['model']}" if purged.get("model") else ""
+    return f"purged for request {purged['request']}, {date_text(purged['date'])}{was}"
 
 
 def _measured_again(
@@ -171,6 +181,8 @@ def _change(method: str, job: Mapping[str, Any], evaluated: bool) -> list[str]:
     names, changes = list(begun["went_in"]), begun["changes"]
     said = [_start(method, names, changes)]
     came_out = job.get("came_out")
+    if came_out is None and job.get("purged"):
+        return [*said, f"The new model was purged for request {job['purged']['request']}, so nothing is compared."]
     if came_out is None:
         return [*said, "There is no new model yet, so there is nothing to compare the old one with."]
     same = [name for name in names if came_out.get(name) == begun["went_in"][name]]

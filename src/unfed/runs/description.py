@@ -34,7 +34,8 @@ def jobs(
     found = []
     for job, rounds in planned:
         numbers = folder.numbers(job) or {}
-        file = folder.model_file(job)
+        file, grave = folder.model_file(job), folder.buried(job)
+        purged = None if grave is None or file.exists() else {"request": grave.request, "date": grave.date}
         found.append(
             {
                 "seed": job.seed,
@@ -46,6 +47,7 @@ def jobs(
                 "beginning": numbers.get("diary", {}).get("beginning"),
                 "file": str(file.relative_to(folder.path)),
                 "came_out": storage.numbers_of(file).get("sha256") if file.exists() else None,
+                "purged": purged and {**purged, "model": numbers.get("bound", {}).get("model")},
             }
         )
     return found

@@ -44,7 +44,7 @@ def turned_back(config: Config, line: Sequence[Entry]) -> Iterator[Entry]:
 
 
 def _does_less(config: Config, entry: Entry) -> bool:
-    """Whether Sealed was told to leave layers, or most of them, as they were: then what was there before it stays."""
+    """Whether Sealed was told to leave layers, or most of them, as they were."""
     own, label = entry.how.on(config, entry.method).methods, entry.method
     if own.name_of(label) != Sealed.name:
         return False
