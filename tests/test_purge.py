@@ -70,6 +70,7 @@ def files(folder: Path) -> dict[str, bytes]:
     """Everything that a purge is about, byte for byte."""
     kinds = ("models", "state", "samples", "undo", "theory", "advice")
     found = [p for kind in kinds for p in (folder / kind).rglob("*") if p.is_file()]
+    found.append(folder / "trajectory.jsonl")
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found if not storage.is_leftover(p)}
 
 
@@ -148,7 +149,8 @@ def test_purging_twice_is_purging_once(run: Run) -> None:
 def test_two_requests_are_purged_one_after_the_other(run: Run) -> None:
     gone = {grave.file for grave in purge(run, "first").gone}
     assert {"models/0/first/not.safetensors", "models/0/train.safetensors"} <= gone
-    assert purge(run, "second").gone == () and all(entry.purged for entry in run.folder.requests())
+    assert [grave.file for grave in purge(run, "second").gone] == ["trajectory.jsonl#second"], "all else went along"
+    assert all(entry.purged for entry in run.folder.requests())
     assert {name for name in files(run.folder.path) if name.startswith("models/")} == {"models/0/second/ft.safetensors"}
     assert check(run.folder).whole and consistency.tombstones(run.folder.path)[
         "models/0/train.safetensors"
@@ -365,16 +367,20 @@ def dead_before(operation: int) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-def test_killed_before_any_disk_operation_it_ends_as_if_it_had_not_been(template: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("request_id", ["first", "second"])
+def test_killed_before_any_disk_operation_it_ends_as_if_it_had_not_been(
+    template: Path, tmp_path: Path, request_id: str
+) -> None:
+    """A client, and two rows, of which the trajectory must tell nothing any more."""
     whole = Run.open(shutil.copytree(template, tmp_path / "whole"))
-    purge(whole, "first")
+    purge(whole, request_id)
     wanted, graves = files(whole.folder.path), consistency.tombstones(whole.folder.path).keys()
     operation, ended = 0, False
     while not ended:
         folder = Path(shutil.copytree(template, tmp_path / "killed"))
         with dead_before(operation) as seen:
             try:
-                purge(Run.open(folder), "first")
+                purge(Run.open(folder), request_id)
                 ended = True
             except Crash:
                 ended = False
@@ -385,7 +391,7 @@ def test_killed_before_any_disk_operation_it_ends_as_if_it_had_not_been(template
             assert all("goes on" in sentence for sentence in half)
             if operation % 3 == 0:  # whoever works there next ends it too
                 Run.open(folder).execute()
-        purge(Run.open(folder), "first")
+        purge(Run.open(folder), request_id)
         assert files(folder) == wanted and consistency.tombstones(folder).keys() == graves, operation
         assert check(RunFolder(folder)).whole and not list(folder.rglob("*.tmp"))
         shutil.rmtree(folder)

@@ -24,6 +24,7 @@ from unfed.runs import carriers, consistency, judged, judging
 from unfed.runs import purge as purging
 from unfed.runs.check import check
 from unfed.runs.config import Config
+from unfed.runs.few_rows import OWN
 from unfed.runs.folder import RunFolder
 from unfed.runs.probe import chosen
 from unfed.runs.purge import purge
@@ -287,13 +288,70 @@ def test_a_purged_request_is_not_probed(where: Path) -> None:
     assert [target.job.request for target in chosen(Run.open(where), None, None, None)] == ["two"]
 
 
-def test_of_a_few_rows_the_trajectory_is_listed_and_stays(where: Path) -> None:
-    """What a request of two rows showed while it was served stands in means over two rows."""
-    run = Run.open(where)
-    found = purge(run, "two")
-    assert not any(grave.file.startswith("trajectory") for grave in found.gone)
-    listed = {(one["request"], one["file"]) for one in Run.open(where).info()["influence"]}
+def numbers_of(run: Run, request: str) -> dict[str, set[Any]]:
+    """What the trajectory tells of a request: its own lines, and what is measured again."""
+    own = [line for line in run.lines() if line["request"] == request]
+    later = [line for line in run.lines() if request in line.get("earlier", {})]
+    return {
+        "own": {line.get(name) for line in own for name in OWN} - {None},
+        "again": {line["earlier"][request] for line in later},
+    }
+
+
+def test_of_a_few_rows_the_trajectory_tells_nothing_any_more(where: Path) -> None:
+    """What a request of two rows showed while it was served stood in means over two rows, and in what followed."""
+    Run.open(where).forget(NEXT, "ft", until=1)
+    before, few = Run.open(where), "not measured: its 2 rows were purged, 10 needed"
+    assert all(any(is_measured(value) for value in told) for told in numbers_of(before, "two").values())
+    listed = {(one["request"], one["file"]) for one in before.info()["influence"]}
     assert ("two", "trajectory.jsonl") in listed and ("client-1", "trajectory.jsonl") not in listed
+    lines = [line for line in before.lines() if line["request"] != "two"]
+    gone = said("purge", where, "--request", "two")
+    assert "purged trajectory.jsonl: what it tells of the rows of two" in gone
+    run = Run.open(where)
+    told = numbers_of(run, "two")
+    assert told["again"] == {few} and not any(is_measured(value) for value in told["own"])
+    after, many = [line for line in run.lines() if line["request"] != "two"], rows_of(run, CLIENT, NEXT)
+    share = score(run.world(0).template, run.current(0), run.world(0).dataset.train, many).accuracy
+    assert after[-1]["forget"] == pytest.approx(share), "Forget is over the others"
+    for was, now in zip(lines, after, strict=True):
+        assert now == was or {name for name, value in now.items() if value != dict(was)[name]} == {
+            "forget",
+            "earlier",
+        }, "no other number"
+    assert ("two", "trajectory.jsonl") not in {(one["request"], one["file"]) for one in run.info()["influence"]}
+    assert check(run.folder).whole and "nothing in this folder carries it" in said("purge", where, "--request", "two")
+    assert run.forget(Request("zero", clients=("0",)), "ft", until=1).status == "done", "and work goes on"
+    assert check(Run.open(where).folder).whole
+
+
+@pytest.mark.parametrize(
+    "parent, last", [("run", "trajectory.jsonl"), ("two", "before.safetensors"), ("two", "ft.safetensors")]
+)
+def test_killed_while_states_and_trajectory_change_it_is_read_meanwhile_and_ends_the_same(
+    where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parent: str, last: str
+) -> None:
+    whole = Run.open(shutil.copytree(where, tmp_path / "whole"))
+    purge(whole, "two")
+
+    class Killed(BaseException): ...
+
+    own = storage.write_bytes
+
+    def dies(path: Path, *more: Any) -> None:
+        if path.name == last and path.parent.name == parent:
+            raise Killed
+        own(path, *more)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(storage, "write_bytes", dies)
+        purge(Run.open(where), "two")
+    folder = RunFolder(where)
+    assert len(folder.lines()) == len(whole.folder.lines()) and "finished" in said("status", where)
+    assert all("goes on" in sentence for sentence in check(folder).findings) and check(folder).findings
+    purge(Run.open(where), "two")
+    assert folder.trajectory.read_bytes() == whole.folder.trajectory.read_bytes() and check(folder).whole
+    assert {n["offset"] for _, n in folder.states()} == {n["offset"] for _, n in whole.folder.states()}
 
 
 def test_what_later_requests_said_of_a_few_rows_is_taken_back(where: Path) -> None:

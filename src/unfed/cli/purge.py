@@ -22,6 +22,7 @@ from unfed.runs.purge import Outcome
 from unfed.runs.purge import purge as take_away
 from unfed.runs.record import Record
 from unfed.runs.run import Run
+from unfed.runs.trajectory_file import TRAJECTORY
 
 stdout = Console(highlight=False)
 
@@ -75,6 +76,7 @@ def _by_folder(gone: Sequence[Tombstone]) -> list[str]:
         file, _, part = one.file.partition("#")
         path = PurePosixPath(file)
         what = str(path.parent) if path.parts[0] == "samples" else f"{file}: its {part}" if part else file
+        what = f"{file}: what it tells of the rows of {part}" if file == TRAJECTORY else what
         lines[what] = lines.get(what, 0) + 1
     scores = {what: count for what, count in lines.items() if what.startswith("samples/")}
     return [what + (f" ({count} file{'s' * (count > 1)})" if what in scores else "") for what, count in lines.items()]

@@ -146,8 +146,6 @@ def _do(run: Record, client: str, entry: Entry | None, one: Carrier) -> str:
         return f"request {name!r} is {entry.standing}: {run.way_out(entry)}; then {purge}"
     if one.kind == "statistics":
         return "part of a model that stays; a later request by sealed or retrain begins them afresh"
-    if one.kind == "trajectory":
-        return "part of what saved states vouch for, so it stays as long as the folder does"
     return purge
 
 

@@ -25,11 +25,12 @@ from unfed.data import Request
 from unfed.federation.server import OPTIMISER
 from unfed.measures.again import FEWEST
 from unfed.methods import METHODS, NoT
-from unfed.runs import studies
+from unfed.runs import consistency, studies
 from unfed.runs.config import Config
 from unfed.runs.folder import BEST, PARAMS, WITHOUT, Job, RunFolder
 from unfed.runs.histories import HISTORY, HistoryLog
 from unfed.runs.requests import Entry, in_force
+from unfed.runs.trajectory_file import tombstone_of
 from unfed.runs.turning_back import inverse_of, turned_back
 
 Kind = Literal[
@@ -49,7 +50,7 @@ class Carrier:
     what: str
     kind: Kind
     part: str = ""
-    """Which group of tensors, where the rest of the file does not carry it."""
+    """Which group of tensors, or of which request, where the rest of the file does not carry it."""
 
 
 def influence(folder: RunFolder, config: Config) -> list[dict[str, str]]:
@@ -287,10 +288,11 @@ class _Look:
 
     def _trajectory(self) -> Iterator[Carrier]:
         """Means over so few rows that they speak of each."""
-        if self.rows is not None and 0 < self.rows < FEWEST and self.scored:
+        gone = tombstone_of(self.request) in consistency.tombstones(self.folder.path)
+        if self.rows is not None and 0 < self.rows < FEWEST and self.scored and not gone:
             few = "the row that it took out" if self.rows == 1 else f"the {self.rows} rows that it took out"
             what = f"how right models were on {few} and their mean loss, round by round, as of when it was served"
-            yield self._carrier(self.folder.trajectory.name, what, "trajectory")
+            yield self._carrier(self.folder.trajectory.name, what, "trajectory", self.request)
 
     def _statistics(self) -> Iterator[Carrier]:
         """Running statistics that went on from the model before, in models without it."""

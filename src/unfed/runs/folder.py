@@ -35,7 +35,6 @@ from unfed import storage
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.federation.history import History
-from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
 from unfed.methods import Method, State
 from unfed.model.digest import digests, fingerprint
@@ -45,6 +44,7 @@ from unfed.runs.histories import HistoryLog
 from unfed.runs.names import check_id, check_label
 from unfed.runs.requests import Entry
 from unfed.runs.schema import STATE, STATE_MAY, checked, checked_description
+from unfed.runs.trajectory_file import TrajectoryFile
 
 SCHEMA = 2  # 1 kept the path of a sample list, not what it said
 READ = (1, 2)
@@ -97,7 +97,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._writes = False
-        self._prefix = consistency.Prefix(self.trajectory)
+        self._trajectory = TrajectoryFile(self.path)
         self._logs: dict[Path, HistoryLog] = {}
 
     # --- run.json -------------------------------------------------------------------------------------------------
@@ -159,60 +159,36 @@ class RunFolder:
 
     @property
     def trajectory(self) -> Path:
-        return self.path / "trajectory.jsonl"
+        return self._trajectory.path
 
     def append(self, line: Line) -> int:
-        return storage.append_line(self.trajectory, trajectory.write(line))
+        """Add a line to the trajectory; how long it is then."""
+        return self._trajectory.append(line)
 
     def lines(self) -> list[Line]:
-        """All whole lines; the last one may be torn if a process died while writing it."""
+        """All whole lines of a trajectory that states vouch for."""
         self.vouched()
-        if not self.trajectory.exists():
-            return []
-        whole, _, _ = self.trajectory.read_bytes().rpartition(b"\n")
-        numbered = enumerate(whole.split(b"\n") if whole else (), 1)
-        return [trajectory.read(text, f"Line {number} of {self.trajectory}") for number, text in numbered]
+        return self._trajectory.lines()
 
     def length(self) -> int:
         """How long the trajectory is, in bytes."""
-        return self.trajectory.stat().st_size if self.trajectory.exists() else 0
+        return self._trajectory.length()
+
+    def reread(self) -> None:
+        """Trust nothing that was read of the trajectory before."""
+        self._trajectory.reread()
 
     def cut_back(self) -> None:
         """Cut the trajectory to what a saved state vouches for."""
-        self._prefix.forget()
+        self.reread()
         storage.cut(self.trajectory, self.vouched())
 
     def vouched(self) -> int:
         """How much of the trajectory the saved states vouch for.
 
-        It is refused where it, or `run.json`, is not what they say.
-
         States are read first: a process that is at work only adds to the trajectory meanwhile.
         """
-        states = list(self.states())
-        run = consistency.file_digest(self.path / "run.json")
-        for path, numbers in states:
-            if (bound := numbers.get("bound")) and bound.get("run") not in (None, run):
-                raise UnfedError(
-                    f"{self.path / 'run.json'} is not the one under which {path} was made: it was changed since;"
-                    " restore it from a copy."
-                )
-        last = max(states, key=lambda state: state[1]["offset"], default=None)
-        if last is None:
-            return 0
-        path, numbers = last
-        offset = int(numbers["offset"])
-        if self.length() < offset:
-            raise UnfedError(
-                f"{self.trajectory} has {self.length()} bytes, but {path} vouches for {offset}: its end is gone;"
-                " restore it from a copy."
-            )
-        if (said := numbers.get("bound", {}).get("trajectory")) and self._prefix.digest(offset) != said:
-            raise UnfedError(
-                f"{self.trajectory} is not what {path} vouches for: something in its first {offset} bytes was changed;"
-                " restore it from a copy."
-            )
-        return offset
+        return self._trajectory.vouched(list(self.states()))
 
     # --- jobs -----------------------------------------------------------------------------------------------------
 
@@ -254,7 +230,7 @@ class RunFolder:
         came_out = state.tensors.get(BEST) or state.params
         return {
             "run": consistency.file_digest(self.path / "run.json"),
-            "trajectory": self._prefix.digest(int(numbers["offset"])),
+            "trajectory": self._trajectory.digest(int(numbers["offset"])),
             "model": fingerprint(digests(came_out)) if numbers.get("finished") and came_out else None,
         }
 

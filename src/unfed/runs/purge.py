@@ -9,13 +9,14 @@ moment has done all of it or will.
 
     models, scores, probes, exposure  deleted
     histories                         deleted
+    trajectory                        of fewer than 10 rows the numbers go (`few_rows.py`); shares of many stay
     states                            their tensors go; the numbers stay (rounds, costs, what they vouch for)
     states of models without it       what their methods kept beside the model goes
 
 What exclusion needs stays: the request itself, with clients by name, and single rows as keyed hashes (`deny.py`). So
-does the trajectory, which holds shares and means over a request's rows and of no single one, unless it took out so few
-that a mean speaks of each: then it is listed. Deleting takes a file's name away: backups, snapshots and what a disk
-keeps are not reached.
+does the trajectory, which holds shares and means over a request's rows and of no single one; where it took out so few
+that a mean speaks of each, these means go. Deleting takes a file's name away: backups, snapshots and what a disk keeps
+are not reached.
 
 Purged is for good: the request's file says so, and from then on no score of a single row of it is written, whoever
 leaves next. What is measured again of it is a share of all its rows (`measures/again.py`).
@@ -32,13 +33,14 @@ from typing import Any, Protocol
 from unfed import storage
 from unfed.errors import UnfedError, listed
 from unfed.measures.again import too_few
-from unfed.runs import carriers, consistency
+from unfed.runs import carriers, consistency, few_rows
 from unfed.runs.carriers import Carrier
 from unfed.runs.config import Config
 from unfed.runs.consistency import Tombstone
 from unfed.runs.folder import PRUNED, Job, RunFolder
 from unfed.runs.histories import HISTORY
 from unfed.runs.requests import Entry, now
+from unfed.runs.trajectory_file import TRAJECTORY
 
 KINDS = ("models", "state", "samples", "undo", "theory", "advice", "population")
 """The folders in which something can be purged."""
@@ -150,14 +152,15 @@ def _doomed(folder: RunFolder, found: Sequence[Carrier], entries: Sequence[Entry
     served = {Job(e.seed, e.request.id, e.method).path for e in entries if e.state == "fulfilled"}
     for file, part in (pair for one in found for pair in _parts(folder, one)):
         # What was tried in vain could not go on without the part: it begins anew when it is asked for again.
-        whole = part == WHOLE or Path(file).relative_to("state").with_suffix("") not in served
+        tried = file != TRAJECTORY and Path(file).parts[0] == "state"
+        whole = part == WHOLE or (tried and Path(file).relative_to("state").with_suffix("") not in served)
         doomed.setdefault(file, []).append(WHOLE if whole else part)
     return {file: (WHOLE,) if WHOLE in parts else tuple(dict.fromkeys(parts)) for file, parts in doomed.items()}
 
 
 def _parts(folder: RunFolder, one: Carrier) -> Iterator[tuple[str, str]]:
     """The files of a carrier, and what of each goes."""
-    if one.kind in ("statistics", "trajectory"):  # part of the model in force, of what states vouch for: they stay
+    if one.kind == "statistics":  # part of the model in force: they stay
         return
     if one.kind == "samples":
         for path in sorted((folder.path / one.file).glob("*.safetensors")):
@@ -217,7 +220,9 @@ def finish(folder: RunFolder) -> None:
     # States first: one that has lost its history no longer counts it.
     for path, graves in sorted(waiting.items(), key=lambda pair: pair[0].suffix != ".safetensors"):
         parts = [part for grave in graves if (part := grave.file.partition("#")[2])]
-        if path.relative_to(folder.path).parts[0] != "state" or path.suffix != ".safetensors":
+        if path == folder.trajectory:
+            few_rows.take_out(folder, graves[0].request)
+        elif path.relative_to(folder.path).parts[0] != "state" or path.suffix != ".safetensors":
             storage.remove(path)
             for empty in (path.parent, path.parent.parent):  # folders of scores and probes, once nothing is in them
                 with contextlib.suppress(OSError):
@@ -236,7 +241,7 @@ def pending(folder: Path) -> dict[Path, list[Tombstone]]:
     named: dict[Path, list[Tombstone]] = {}
     for grave in consistency.tombstones(folder).values():
         own = _inside(folder, grave)
-        if own.parts[0] in KINDS:
+        if own.parts[0] in (*KINDS, TRAJECTORY):
             named.setdefault(folder / own, []).append(grave)
     found: dict[Path, list[Tombstone]] = {}
     for path, graves in named.items():
@@ -249,7 +254,7 @@ def pending(folder: Path) -> dict[Path, list[Tombstone]]:
 def _inside(folder: Path, grave: Tombstone) -> PurePosixPath:
     """The path of what was purged, which leads nowhere outside the folder."""
     path = PurePosixPath(grave.file.partition("#")[0])
-    if path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
+    if path.is_absolute() or ".." in path.parts or (len(path.parts) < 2 and str(path) != TRAJECTORY):
         raise UnfedError(
             f"A tombstone in {folder / consistency.TOMBSTONES} names {grave.file!r}, which is no file of this folder;"
             " restore it from a copy."
