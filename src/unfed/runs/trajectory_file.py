@@ -1,4 +1,4 @@
-"""The trajectory of a run folder: one line per evaluated round, of whose beginning saved states vouch.
+"""The trajectory of a run folder: a line per evaluated round, of whose beginning states vouch.
 
     a state     offset, and the SHA-256 of the trajectory's first `offset` bytes
     beyond it   what no state vouches for is cut off when work goes on
