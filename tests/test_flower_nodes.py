@@ -246,12 +246,18 @@ for ask in (Ask(CENSUS, "0", shard), Ask(TRAIN, "0", shard, body=plan, tensors=t
             Ask(MEASURE, "0", shard, body=measures, tensors=tensors)):
     (found,) = messenger.send({1000: ask}).answers.values()
     assert hasattr(found, "numbers"), found
+from unfed.model.flops import forward_flops
+from unfed.model.functional import Template
+assert forward_flops(Template(build("cnn-small", shape=(1, 8, 8), classes=10, seed=0), (1, 8, 8))) > 0
 print(*sorted({name.partition(".")[0] for name in sys.modules} | {n for n in sys.modules if n.count(".") == 1}))
 """
 
 
 def test_a_client_imports_no_more_than_it_needs(tmp_path: Path) -> None:
-    """Its process starts anew for every message: a compiler or a plotting library costs a second each time."""
+    """Its process starts anew for every message: a compiler or a plotting library costs a second each time.
+
+    Nor does counting a model's FLOPs, as every server does, import more.
+    """
     command = [sys.executable, "-c", LEAN, str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

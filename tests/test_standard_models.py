@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from unfed import storage
 from unfed.errors import UnfedError
@@ -322,6 +324,31 @@ def test_attention_is_counted() -> None:
     tokens, width = 65, 16
     projections = 64 * 48 * width + 2 * tokens * (4 * width**2 + 2 * width * 32) + width * 10
     assert forward_flops(template) == 2 * (projections + 2 * 2 * tokens**2 * width)
+
+
+class Recurrent(nn.Module):
+    """An LSTM over the rows of an image, and products of every kind that the count must not leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        last: Tensor = self.cells(x.flatten(0, 1))[0][:, -1]
+        return torch.einsum("bi,ci->bc", last, self.head.weight) + torch.matmul(last, self.head.weight.T)
+
+
+@pytest.mark.parametrize("name", [*TINY, "recurrent"])
+def test_flops_are_those_of_pytorchs_own_counter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = Template(Recurrent() if name == "recurrent" else tiny(name), (1, 8, 8))
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        template.bind(template.like)(template.blank(1))
+    assert forward_flops(template) == counter.get_total_flops() > 0
+    with (
+        torch.inference_mode()
+    ):  # here PyTorch hands over whole operations, such as a linear layer, and not their parts
+        assert forward_flops(template) == counter.get_total_flops()
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from unfed.errors import listed
 from unfed.model.functional import Template
@@ -28,16 +28,12 @@ def forward_flops(template: Template) -> Flops:
     head behind it, and call that the whole.
     """
     x = template.blank(1)
-    with (
-        torch.no_grad(),
-        _unfused(),
-        FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter,
-        _Unknown() as unknown,
-    ):
+    counter = _Counter()
+    with torch.no_grad(), _unfused(), counter:
         template.bind(template.like)(x)
-    if unknown.operations:
-        return not_measured(f"no formula for {listed(sorted(unknown.operations))}")
-    return int(counter.get_total_flops())
+    if counter.unknown:
+        return not_measured(f"no formula for {listed(sorted(counter.unknown))}")
+    return counter.flops
 
 
 @contextmanager
@@ -62,13 +58,13 @@ def _of_vectors(at: int) -> Any:
     return lambda *shapes, **rest: 2 * prod(shapes[at])
 
 
-_FORMULAS: dict[Any, Any] = {
-    torch.ops.aten.mv: _of_vectors(0),
-    torch.ops.aten.addmv: _of_vectors(1),
-    torch.ops.aten.dot: _of_vectors(0),
-    torch.ops.aten.vdot: _of_vectors(0),
+_FORMULAS: dict[Any, Any] = flop_registry | {
+    torch.ops.aten.mv: shape_wrapper(_of_vectors(0)),
+    torch.ops.aten.addmv: shape_wrapper(_of_vectors(1)),
+    torch.ops.aten.dot: shape_wrapper(_of_vectors(0)),
+    torch.ops.aten.vdot: shape_wrapper(_of_vectors(0)),
 }
-"""Products that the counter leaves out."""
+"""PyTorch's own formulas, and products that it leaves out."""
 
 _PRODUCTS = re.compile(
     r"(?<!_thnn_fused_)(rnn|lstm|gru)|attention|transformer|linear$|mm(_|$)|mv$|dot$|cdist|fft|linalg_(?!vector_norm)"
@@ -77,19 +73,36 @@ _PRODUCTS = re.compile(
 do `_thnn_fused_lstm_cell` and its like, whose products come before them."""
 
 
-class _Unknown(TorchDispatchMode):
-    """Notices operations that may multiply and add, and for which the counter has no formula."""
+class _Counter(TorchDispatchMode):
+    """Adds up what products cost, and notices operations that may be some and have no formula.
+
+    It counts as `torch.utils.flop_counter.FlopCounterMode` does, which cannot be used without importing PyTorch's
+    compiler: that takes longer than a small training.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: set[str] = set()
+        self.flops = 0
+        self.unknown: set[str] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to be skipped by the compiler, PyTorch would import it."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        own = func.namespace in ("aten", "prim", "prims")
-        name = str(func.overloadpacket.__name__)
-        counted = func.overloadpacket in flop_registry or func.overloadpacket in _FORMULAS
-        if not counted and (not own or _PRODUCTS.search(name)):
-            self.operations.add(name if own else f"{func.namespace}::{name}")
-        return func(*args, **(kwargs or {}))
+        given, packet = kwargs or {}, func.overloadpacket
+        if func is not torch.ops.prim.device.default:
+            with self:  # an operation that is made of others, as these: each is counted
+                parts = func.decompose(*args, **given)
+            if parts is not NotImplemented:
+                return parts
+        own, name = func.namespace in ("aten", "prim", "prims"), str(packet.__name__)
+        if packet not in _FORMULAS and (not own or _PRODUCTS.search(name)):
+            self.unknown.add(name if own else f"{func.namespace}::{name}")
+        out = func(*args, **given)
+        if packet in _FORMULAS:
+            self.flops += int(_FORMULAS[packet](*args, **given, out_val=out))
+        return out

@@ -157,8 +157,7 @@ class _Dealt:
 
     It is only for trying out, where the data set is everywhere.
 
-    A client's process starts anew for every message, so nothing is made here that a client does not need: counting the
-    FLOPs of a forward pass alone imports a compiler, for more than a second.
+    A client's process starts anew for every message, so nothing is made here that a client does not need.
     """
 
     clients: tuple[ClientData, ...]
