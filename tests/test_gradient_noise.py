@@ -18,6 +18,8 @@ from unfed.data import TensorSource
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.params import params_of
+from unfed.runs.config import Config
+from unfed.runs.simulated import simulated
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -55,6 +57,16 @@ def test_the_noise_is_what_every_gradient_and_the_whole_hessian_say(small: tuple
     assert found.diffusion == pytest.approx(float(covariance.trace()) / 40)
     truth = float((covariance @ hessian).trace()) / 40 / 2
     assert found.spread > 0 and abs(found.stochasticity - abs(truth)) < 4 * found.spread
+
+
+def test_attention_has_a_noise_too() -> None:
+    """Its fused kernels have no second derivative; it is taken of the written-out form."""
+    world = simulated(Config.preset("digits-cnn", ["model.name=vit-tiny", "engine.precision=float64"]), 0)
+    some = world.fresh(0)
+    params = {name: t + 0.1 if t.is_floating_point() else t for name, t in some.items()}  # its head is zero
+    assert world.held_out is not None
+    found = gradient_noise(world.template, params, world.held_out, torch.arange(8), Descent(0.1, 4), probes=4)
+    assert found.diffusion > 0 and found.stochasticity > 0 and found.spread > 0
 
 
 def test_momentum_makes_steps_longer() -> None:

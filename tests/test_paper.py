@@ -26,8 +26,11 @@ from unfed.paper.sharing import shared
 from unfed.paper.views import VIEWS
 from unfed.paper.views.base import Section
 from unfed.paper.views.layers import show as show_layers
+from unfed.paper.views.models import fresh_with_head
 from unfed.paper.views.results import gaps_by_round, gaps_of
 from unfed.runs.run import Run
+from unfed.runs.simulated import simulated
+from worlds import Small
 
 TABLES = [f"table-{n}" for n in range(1, 9)]
 FIGURES = [f"figure-{n}" for n in (1, 3, 4, 5, 6, 7, 8)]  # figure 2 is a drawing of the method
@@ -304,13 +307,24 @@ def test_an_analysis_that_fails_on_a_fresh_model_is_found_before_any_round(
     assert not list(tmp_path.glob("runs/*/trajectory.jsonl"))
 
 
+def test_a_head_that_is_zero_is_drawn_and_any_other_is_left(small: Small) -> None:
+    for name, drawn in (("vit-tiny", True), ("cnn-tiny", False)):
+        world = simulated(small(f"model.name={name}"), 0)
+        params, was = fresh_with_head(world, 7)
+        fresh = world.fresh(7)
+        changed = {name for name, tensor in fresh.items() if not bool((params[name] == tensor).all())}
+        assert was is drawn and len(changed) == int(drawn), "the head's weight, and nothing else"
+        assert all(bool(params[name].any()) and "head" in name for name in changed)
+
+
 @pytest.mark.slow
 def test_a_fresh_transformer_has_a_zero_head_and_is_analysed_all_the_same(tmp_path: Path) -> None:
     sets = ["--set", 'model.name="vit-tiny"', "--set", 'methods.run=["retrain","ft","not"]']
     assert paper("figure-3", "-o", str(tmp_path), "--quiet", *sets).exit_code == 0
-    layers = json.loads((tmp_path / "figure-3.json").read_text())["digits, CNN"]["CKA"]["Retrain, round 0"]
-    assert all(isinstance(value, float) for value in layers.values()), "the head's too"
-    assert "drawn by nn.Linear" in (tmp_path / "figure-3.md").read_text()
+    found = json.loads((tmp_path / "figure-3.json").read_text())["digits, CNN"]
+    for layers in (found["CKA"]["Retrain, round 0"], *found["twin"].values()):
+        assert all(isinstance(value, float) for value in layers.values()), "the head's too"
+    assert "for Retrain's start and the twins it is drawn by nn.Linear" in (tmp_path / "figure-3.md").read_text()
 
 
 def test_a_spent_budget_stops_at_a_save_and_the_same_command_goes_on(tmp_path: Path) -> None:

@@ -468,6 +468,7 @@ def test_methods_side_by_side_give_what_they_give_one_by_one(
     assert "ft: done" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_side_by_side_a_method_with_rounds_of_its_own_comes_into_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

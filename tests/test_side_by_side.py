@@ -115,6 +115,33 @@ def test_federations_share_one_stack(small: Small) -> None:
     assert asked == [3]
 
 
+def test_who_asks_for_another_thing_is_answered_first_and_is_in_step_then(small: Small) -> None:
+    """One has a round of its own before; the others wait, and from then on all share a stack."""
+    world, asked, table = simulated(small(*DOUBLE), 0), list[int](), Table()
+
+    class Noting(Batched):
+        def visit(self, visits: Sequence[Visit]) -> list[Block]:
+            asked.append(len(visits))
+            return super().visit(visits)
+
+    engine = SideBySide(Noting(world.template, world.scoped([LEAVES])), table)
+    there = replace(world, engines=lambda world, clients: engine)
+
+    def work(seed: int, own: bool) -> Params:
+        server, state = serve(there, seed=seed), State(world.fresh(seed))
+        if own:
+            plan = server.plan(1, server.base.with_optimiser(momentum=0.5))
+            state = replace(state, params=server.fedavg(state.params, plan, server.retained))
+        return server.recover(server.recover(state)).params
+
+    works = [(seed, seed == SEEDS[1]) for seed in SEEDS]
+    alone = [work(*one) for one in works]
+    asked.clear()
+    found = table.run([lambda one=one: work(*one) for one in works])  # type: ignore[misc]
+    assert asked == [1, 3, 3]
+    assert_equal(alone, found)
+
+
 def test_what_fails_in_one_is_raised_and_leaves_no_thread(small: Small) -> None:
     world, before, table = simulated(small(*DOUBLE), 0), threading.active_count(), Table()
     there = seated(world, table)

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from unfed import rng
 from unfed.data import Source
@@ -74,15 +75,22 @@ def gradient_noise(
     """The noise of descent on these rows at one model (Eq. 9)."""
     if len(rows) < 2 or probes < 2:
         raise UnfedError(f"A covariance needs two rows and two probes at least, not {len(rows)} and {probes}.")
-    x, y = source.fetch(rows, None)
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+        return _noise(template, params, source.fetch(rows, None), descent, probes, seed)
+
+
+def _noise(
+    template: Template, params: Params, batch: tuple[Tensor, Tensor], descent: Descent, probes: int, seed: int
+) -> Noise:
+    x, y = batch
     leaves = {name: params[name].detach().requires_grad_() for name in template.trainable}
     losses = F.cross_entropy(template.bind({**params, **leaves})(x), y, reduction="none")
     mean = torch.autograd.grad(losses.mean(), list(leaves.values()), create_graph=True, allow_unused=True)
     generator = rng.generator(rng.key("gradient noise", seed))
     moving, found = list(leaves.values()), []
     for _ in range(probes):
-        sign = torch.randint(0, 2, (len(rows),), generator=generator).to(losses).mul(2).sub(1)
-        weights = (sign - sign.mean()) / len(rows) ** 0.5
+        sign = torch.randint(0, 2, (len(y),), generator=generator).to(losses).mul(2).sub(1)
+        weights = (sign - sign.mean()) / len(y) ** 0.5
         probe = torch.autograd.grad((weights * losses).sum(), moving, retain_graph=True, allow_unused=True)
         along = [(g, v.detach()) for g, v in zip(mean, probe, strict=True) if g is not None and v is not None]
         slope = torch.stack([(g * v).sum() for g, v in along]).sum()

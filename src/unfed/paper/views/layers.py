@@ -24,7 +24,16 @@ from unfed.paper import pictures
 from unfed.paper.items import Item, Spec
 from unfed.paper.pictures import Line
 from unfed.paper.views.base import Analysis, Grid, Numbers, Runs, Section, first_seed
-from unfed.paper.views.models import NEGATED, ORIGINAL, START, last_round, models_of, negated_layers, start_of_retrain
+from unfed.paper.views.models import (
+    NEGATED,
+    ORIGINAL,
+    START,
+    fresh_with_head,
+    last_round,
+    models_of,
+    negated_layers,
+    start_of_retrain,
+)
 from unfed.report.tables import DASH
 from unfed.runs.run import Run
 from unfed.values import Value, is_measured
@@ -44,7 +53,7 @@ Found = dict[str, dict[str, Value]]
 
 def measure(item: Item, spec: Spec, run: Run) -> Numbers:
     """Every layer's CKA, and what had to be changed to have it."""
-    said = start_of_retrain(run)[1]
+    said = start_of_retrain(run)[1].replace("Retrain's start", "Retrain's start and the twins")
     return {
         "layers": _found(run, models_of(run, COMPARED), MOST),
         "preset": spec.preset,
@@ -113,7 +122,7 @@ def _found(run: Run, models: Mapping[str, Params], most: int) -> dict[str, Found
     retrained = models[last_round("retrain")]
     near = [name for name in models if name not in (last_round("retrain"), START)]
     chosen = negated_layers(run)
-    rest, other = (world.fresh(rng.key("paper", "twin", part)) for part in ("rest", "other"))
+    rest, other = (fresh_with_head(world, rng.key("paper", "twin", part))[0] for part in ("rest", "other"))
     twin = graft(rest, chosen, donor=models[ORIGINAL])
     stood_in = graft(rest, chosen, donor=other)
     return {

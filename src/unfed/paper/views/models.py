@@ -18,6 +18,7 @@ from unfed.model.perturb import negate
 from unfed.paper.views.base import first_seed
 from unfed.report.tables import name_of
 from unfed.runs.run import Run
+from unfed.runs.world import World
 
 ORIGINAL, START, NEGATED = "original", "Retrain, round 0", "NoT, round 0"
 LONG = "retrain-long"
@@ -42,22 +43,25 @@ def start_of_retrain(run: Run) -> tuple[Params, str]:
     A fresh ViT's head is zero by its own rule: its logits are constant and nothing before the head has a gradient, so
     that neither a CKA of the head nor a spectrum exists. There the head is drawn by `nn.Linear`'s rule, which is said.
     """
-    seed = first_seed(run)
-    world, request = run.world(seed), run.config.requests()[0].id
+    world, request = run.world(first_seed(run)), run.config.requests()[0].id
     own = rng.key(world.seeds.request(request), "init")
-    params, head = world.fresh(own), head_of(world.template.module) + "."
+    params, drawn = fresh_with_head(world, own)
+    said = f"A fresh {run.config.model.name} has a zero head; for Retrain's start it is drawn by nn.Linear's rule."
+    return params, said if drawn else ""
+
+
+def fresh_with_head(world: World, seed: int) -> tuple[Params, bool]:
+    """A fresh model; a head that is zero by its own rule is drawn by `nn.Linear`'s, and whether it was."""
+    params, head = world.fresh(seed), head_of(world.template.module) + "."
     weights = [n for n, t in params.items() if n.startswith(head) and t.dim() == 2]
     if not weights or any(bool(params[name].any()) for name in weights):
-        return params, ""
+        return params, False
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(own % rng.WORD)
+        torch.manual_seed(seed % rng.WORD)
         for name in weights:
             drawn = nn.Linear(params[name].shape[1], params[name].shape[0]).weight.detach()
             params = params | {name: drawn.to(params[name])}
-    return (
-        params,
-        f"A fresh {run.config.model.name} has a zero head; for Retrain's start it is drawn by nn.Linear's rule.",
-    )
+    return params, True
 
 
 def models_of(run: Run, labels: tuple[str, ...]) -> dict[str, Params]:
