@@ -135,6 +135,15 @@ def test_without_retrain_its_column_says_so(run: Run) -> None:
     assert reason in sentence([found])
 
 
+def test_a_probe_of_a_later_request_says_over_whom_its_forget_is(run: Run) -> None:
+    """Whoever left first may come back too, so all are looked at; the request's own number is another."""
+    run.forget(Request("last", clients=("2",)), "ft", 1)
+    (one,), (both,) = (quick(run, request=name) for name in ("later", "last"))
+    assert "over" not in one and "Forget is over" not in sentence([one])
+    assert both["over"] == ["later", "last"]
+    assert sentence([both]).endswith("Forget is over all that had left by then: later and last.")
+
+
 def test_without_the_model_before_the_rest_is_measured(run: Run) -> None:
     run.folder.model_file(targets(run)[0].previous).unlink()
     (found,) = quick(run, request="r1")

@@ -16,6 +16,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from unfed.errors import listed
 from unfed.measures.metrics import mean_std
 from unfed.measures.undo import NOT_TRIED
 from unfed.report.drawing import PAPER, REFERENCE, SERIES, STYLE
@@ -96,7 +97,14 @@ def _mean(found: Sequence[Found], who: str, *path: str) -> Value:
 
 
 def sentence(found: Sequence[Found]) -> str:
-    """What was measured of one method, beside Retrain, in plain words."""
+    """What was measured of one method, beside Retrain, in plain words, and of whom."""
+    over = found[0].get("over")
+    if not over:
+        return _sentence(found)
+    return f"{_sentence(found)} Forget is over all that had left by then: {listed(over).replace(' or ', ' and ')}."
+
+
+def _sentence(found: Sequence[Found]) -> str:
     title, metric = str(found[0]["title"]), metric_of(found)
     what, rest = SHOWS[metric], REST[metric]
     published, back, theirs = (
