@@ -111,9 +111,9 @@ def test_beside_each_figure_of_the_page_are_links_that_hold_the_files() -> None:
 def test_results_as_plain_values_keep_what_was_not_measured() -> None:
     _, lines = fake_run(methods=("not", "ft"))
     (first, *_) = [record for record in gallery.records(rows(lines, "last")) if record["method"] == "not"]
-    assert first["average_gap"] == "not measured: no Retrain in this run" and isinstance(first["test"], float)
+    assert first["average_gap"] == "not measured: no Retrain of this request" and isinstance(first["test"], float)
     text = gallery.csv_text([first])
-    assert "not measured: no Retrain in this run" in text and "rounds" in text.splitlines()[0]
+    assert "not measured: no Retrain of this request" in text and "rounds" in text.splitlines()[0]
 
 
 def test_a_name_that_looks_like_a_formula_is_text_in_a_spreadsheet() -> None:

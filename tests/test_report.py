@@ -239,7 +239,7 @@ def test_not_measured_is_carried_to_the_page() -> None:
 def test_a_run_without_retrain_says_so() -> None:
     run, lines = fake_run(methods=("not", "ft"))
     text = Page(render(run, lines)).text
-    assert "not measured: no Retrain in this run" in text
+    assert "not measured: no Retrain of this request" in text
     assert "There is no Retrain in this run" in text and "was compared with one that never saw" not in text
     assert "last round shown, for there is no Retrain to choose by" in text
 

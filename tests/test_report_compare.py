@@ -29,7 +29,7 @@ def test_every_row_says_its_run_and_gaps_stay_inside_it() -> None:
         ("a", "before"), ("a", "retrain"), ("a", "not"), ("a", "ft"), ("b", "before"), ("b", "not"),
     ]  # fmt: skip
     assert isinstance(found[2].average_gap.mean, float)
-    assert found[5].average_gap.mean == "not measured: no Retrain in this run"
+    assert found[5].average_gap.mean == "not measured: no Retrain of this request"
 
 
 def test_a_run_with_several_requests_names_them() -> None:

@@ -41,7 +41,7 @@ def test_a_request_that_retrain_served_was_taken_out_by_retrain() -> None:
     assert "the new model was trained without it from the beginning" in said
     text = page({**FULFILLED, "method": "retrain"}, ("retrain",))
     assert "is to be taken out" not in text
-    assert "After Retrain" in text and "not measured: not in this run" not in text
+    assert "After Retrain" in text and "not measured: not run" not in text
 
 
 def test_the_sentence_speaks_of_the_method_that_served_not_of_one_that_was_tried_before() -> None:
@@ -76,6 +76,12 @@ def test_a_model_that_was_denied_is_nowhere_shown_as_the_new_model() -> None:
     assert "After NoT, not in force" in text and "Model tried, not in force" in text
     assert "Model after" not in text
     assert "Model after" in page(FULFILLED) and "not in force" not in page(FULFILLED)
+
+
+def test_one_round_is_one_round() -> None:
+    run, lines = fake_run(methods=("not",), rounds=1)
+    run["requests"][0] |= FULFILLED
+    assert "Client 0 was not asked in the one round: nothing was trained on its data." in Page(render(run, lines)).text
 
 
 def test_the_state_of_a_request_that_was_served_is_fulfilled() -> None:

@@ -80,7 +80,7 @@ def test_a_job_stops_where_the_rule_says_recovered_whatever_the_binary_fractions
 def test_recovered_needs_no_retrain() -> None:
     row = only(rows(NOT, "recovered"), "not")
     assert row.rounds == (3,)
-    assert row.average_gap.mean == "not measured: no Retrain in this run"
+    assert row.average_gap.mean == "not measured: no Retrain of this request"
 
 
 def test_never_recovered_says_how_close_it_came_and_still_counts_its_cost() -> None:
@@ -124,7 +124,7 @@ def test_without_retrain_best_gap_shows_the_last_round_and_says_so() -> None:
     row = only(rows(NOT), "not")
     assert row.rounds == (4,)
     assert "no Retrain" in row.note
-    assert row.gaps["forget"].mean == "not measured: no Retrain in this run"
+    assert row.gaps["forget"].mean == "not measured: no Retrain of this request"
 
 
 def test_an_unmeasured_metric_is_carried_into_its_gap_and_the_average() -> None:
@@ -191,7 +191,7 @@ def test_requests_have_their_own_retrain() -> None:
     found = rows(RETRAIN + NOT + other)
     assert [row.average_gap.mean for row in found if row.method == "not"] == [
         1.5,
-        "not measured: no Retrain in this run",
+        "not measured: no Retrain of this request",
     ]
 
 

@@ -95,7 +95,7 @@ def test_not_measured_is_shown_never_blank() -> None:
 
 def test_without_retrain_the_gap_says_so() -> None:
     cells = plain(rows([LINES[3]]))[1][0]
-    assert cells[1] == "97.10 (Δ not measured)" and cells[5] == "not measured: no Retrain in this run"
+    assert cells[1] == "97.10 (Δ not measured)" and cells[5] == "not measured: no Retrain of this request"
 
 
 def test_missing_costs_say_so() -> None:

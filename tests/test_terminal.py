@@ -163,7 +163,7 @@ def test_the_results_fit_and_nothing_is_cut_off(methods: tuple[str, ...], width:
     assert "…" not in said and max(map(len, said.splitlines())) <= width
     assert "FedEraser" in said and "21.6 GFLOP" in said and "19.83 ±0.42" in said
     if "retrain" not in methods:
-        assert said.count("no Retrain in this run") == 1 and "(1)" in said
+        assert said.count("no Retrain of this request") == 1 and "(1)" in said
 
 
 def test_a_finished_line_says_how_long_it_took_and_fits(small: Small, tmp_path: object) -> None:

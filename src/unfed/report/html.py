@@ -282,7 +282,7 @@ def _by_retrain(request: Mapping[str, Any], found: Sequence[Row]) -> bool:
 
 def _bar(label: str, colour: str, row: Row | None, metric: str) -> dict[str, Any]:
     own = None if row is None else row.forgetting if metric == "forget" else row.metrics[metric]
-    value = own or Spread("not measured: not in this run")
+    value = own or Spread("not measured: not run for this request")
     measured = is_measured(value.mean)
     text = tables.number_text(value, 1) + (" %" if measured else "")
     return {"label": label, "colour": colour, "text": text, "width": f"{value.mean:.2f}" if measured else None}

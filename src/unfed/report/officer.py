@@ -329,13 +329,13 @@ def _told(
     """Who was asked, in words; the leaver first."""
     needs = job.get("needs", [])
     uses_forgotten = "forget" in (needs or [])
-    total = f"{len(rounds)} rounds" if len(rounds) != 1 else "one round"
     said = []
     for leaver in leavers[:6]:
         own = by_client.get(leaver, [])
         who = f"The node of client {leaver}" if words.setting == "flower" else f"Client {leaver}"
         if not own:
-            said.append(f"{who} was asked in none of the {total}: nothing was trained on its data.")
+            when = "not asked in the one round" if len(rounds) == 1 else f"asked in none of the {len(rounds)} rounds"
+            said.append(f"{who} was {when}: nothing was trained on its data.")
         elif uses_forgotten:
             said.append(
                 f"{who} was asked in {span_text(own)}, because {method} works with the data that is to be"

@@ -29,7 +29,7 @@ from unfed.values import Value, is_measured, not_measured
 
 METRICS = tuple(column.name for column in columns.METRICS)
 COSTS = tuple(column.name for column in columns.COSTS)
-NO_RETRAIN = not_measured("no Retrain in this run")
+NO_RETRAIN = not_measured("no Retrain of this request")
 
 Trajectory = list[Line]
 
