@@ -84,10 +84,10 @@ def _noise(
 ) -> Noise:
     x, y = batch
     leaves = {name: params[name].detach().requires_grad_() for name in template.trainable}
+    moving = list(leaves.values())
     losses = F.cross_entropy(template.bind({**params, **leaves})(x), y, reduction="none")
-    mean = torch.autograd.grad(losses.mean(), list(leaves.values()), create_graph=True, allow_unused=True)
-    generator = rng.generator(rng.key("gradient noise", seed))
-    moving, found = list(leaves.values()), []
+    mean = torch.autograd.grad(losses.mean(), moving, create_graph=True, allow_unused=True)
+    generator, found = rng.generator(rng.key("gradient noise", seed)), []
     for _ in range(probes):
         sign = torch.randint(0, 2, (len(y),), generator=generator).to(losses).mul(2).sub(1)
         weights = (sign - sign.mean()) / len(y) ** 0.5

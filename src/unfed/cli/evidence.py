@@ -65,7 +65,8 @@ def bundle(
         told = {"bundle": str(out), "request": request, "key": own.id, "proven": verdict.proven}
         echo(json.dumps({**told, "page": None if page is None else str(page)}))
     elif not quiet:
-        say(f"Wrote {out}, signed by {own.id[:16]}…; `unfed verify {out} --key operator.pub` checks it.")
+        written = f"{out}, signed by {own.id[:16]}…" + ("" if page is None else f", and a page of it, {page}")
+        say(f"Wrote {written}; `unfed verify {out} --key operator.pub` checks it.")
 
 
 def verify(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from unfed.methods import METHODS
 from unfed.methods.base import runs_in
 from unfed.runs.config import Config, presets
 from unfed.runs.progress import Deadline, OutOfTime, Watch
+from unfed.runs.record import Record
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout, for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
@@ -109,14 +109,12 @@ def moment_of(budget: str | None) -> float | None:
 
 
 @contextmanager
-def resumable(folder: Path) -> Iterator[None]:
+def resumable(run: Record) -> Iterator[None]:
     """Whatever is interrupted here can be gone on with, and is told how."""
     try:
         yield
     except KeyboardInterrupt as stop:
         stderr = Console(stderr=True, highlight=False)
         why = "The budget is spent." if isinstance(stop, OutOfTime) else "Interrupted."
-        stderr.print(
-            f"{why} Nothing is lost: go on with `unfed resume {escape(shlex.quote(str(folder)))}`.", soft_wrap=True
-        )
+        stderr.print(f"{why} Nothing is lost: go on with `{escape(run.command('resume'))}`.", soft_wrap=True)
         sys.exit(130)

@@ -122,7 +122,7 @@ def forget(
     how = _how(known.how if known else RequestOptions(), within, layers, sets, max_drop, accept)
     how = replace(how, together=together or (known is not None and known.how.together))
     try:
-        with resumable(run), shown(opened, stdout, as_json or quiet) as display, logged(opened, display) as watch:
+        with resumable(opened), shown(opened, stdout, as_json or quiet) as display, logged(opened, display) as watch:
             outcome = opened.forget(request, method, until, seed, watch, expires, how)
     except Refused:  # it is on record, so the report must not speak of the day before
         write_report(opened)

@@ -171,7 +171,7 @@ def _work(
     What `more` measures for them and keeps in the folder is in the report.
     """
     with (
-        resumable(run.folder.path),
+        resumable(run),
         shown(run, stdout, as_json or quiet) as display,
         closing(tracked(run, track, display)) as followed,
         logged(run, followed) as watch,
