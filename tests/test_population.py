@@ -73,7 +73,7 @@ class Killed(BaseException):
     """As if the process had ended here."""
 
 
-@pytest.mark.parametrize("numbers", [(4, 9), *slow((tuple(range(1, 14)),))])
+@pytest.mark.parametrize("numbers", [(4, 9), *slow((tuple(set(range(1, 14)) - {4, 9}),))])
 def test_killed_at_any_write_it_goes_on_to_the_same_bytes(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, ...]
 ) -> None:
