@@ -381,7 +381,7 @@ def test_status_and_report_name_what_is_owed_and_a_way_out_that_works(run: Run) 
     assert (request["state"], request["reason"], request["owed"]) == ("denied", "refused", True)
     assert run.info()["requests"][-1]["owed"] and "--id a --method retrain" in request["way_out"]
     page = write_report(run).read_text()
-    assert "Client 3 was not taken out: the request was denied (refused); it stays owed" in page
+    assert "Client 3 was not taken out: the request was denied, for it could not be served; it stays owed" in page
     assert "Still owed" in page and "KeyError" in page
     assert run.forget(client("a", 3), "retrain", 1).status == "done"
     (request,) = status(run)["requests"]
