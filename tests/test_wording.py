@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from test_report import Page, fake_run
-from unfed.report import compare, html, tables, wording
+from unfed.measures.undo.scene import NO_BACKDOOR
+from unfed.report import compare, html, tables, undo_table, wording
 from unfed.report.compare import Compared
 from unfed.report.rules import rows
 from unfed.report.unfinished import unfinished
@@ -43,6 +44,11 @@ def test_a_page_of_one_place_speaks_of_no_round_no_client_and_no_byte(rule: str)
     found = read(html.render(run, lines, rule=rule))
     assert "finished (all epochs)" in found and "60 samples, 20 % of the data, were taken out" in found
     assert not re.findall(r"(?i)\b(?:rounds?|clients?|bytes?|nodes?|server)\b", found)
+
+
+def test_the_table_of_undoing_has_one_wording_that_is_true_in_every_setting() -> None:
+    told = " ".join([*(row.title for row in undo_table.ROWS), NO_BACKDOOR])
+    assert not re.findall(r"(?i)\b(?:rounds?|epochs?|clients?|bytes?|nodes?|server)\b", told)
 
 
 def test_comparing_runs_of_one_place_is_told_in_epochs_too() -> None:

@@ -41,7 +41,7 @@ ROWS = (
     Line("Test after flip", ("flip", "test")),
     Line("Largest Forget after realign, usable", ("realign", "forget")),
     Line("Largest backdoor after realign, usable", ("realign", "backdoor")),
-    Line("Rise of Forget in further rounds (resurface)", ("resurface", "forget_rise"), " points"),
+    Line("Rise of Forget in further training (resurface)", ("resurface", "forget_rise"), " points"),
     Line("Area of relearning", ("relearn", "area")),
     Line("Distance to the model before", ("path", "before", "relative_l2"), "", 2),
     Line("Loss peak on the way there", ("path", "before", "peak"), "", 2),

@@ -291,7 +291,7 @@ class _Look:
         gone = tombstone_of(self.request) in consistency.tombstones(self.folder.path)
         if self.rows is not None and 0 < self.rows < FEWEST and self.scored and not gone:
             few = "the row that it took out" if self.rows == 1 else f"the {self.rows} rows that it took out"
-            what = f"how right models were on {few} and their mean loss, round by round, as of when it was served"
+            what = f"how right models were on {few} and their mean loss, look by look, as of when it was served"
             yield self._carrier(self.folder.trajectory.name, what, "trajectory", self.request)
 
     def _statistics(self) -> Iterator[Carrier]:

@@ -28,7 +28,7 @@ from unfed.values import Value, not_measured
 
 NO_FORGET = not_measured("no forgotten row is there to be scored")
 NO_TEST = not_measured("no held-out data")
-NO_BACKDOOR = not_measured("no client was poisoned")
+NO_BACKDOOR = not_measured("no data was poisoned")
 
 
 @dataclass(frozen=True, eq=False)
