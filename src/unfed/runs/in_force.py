@@ -36,6 +36,8 @@ class InForce:
     """The methods of a comparison, of which none was put in force."""
     only_compared: tuple[str, ...] = ()
     """The requests of the config that no served request took out."""
+    nothing_ran: bool = False
+    """Whether the config names no method that should try them."""
 
     @property
     def still_in_it(self) -> tuple[str, ...]:
@@ -52,7 +54,8 @@ class InForce:
             told.append(f"still in it: {listed(self.owed, 'and')}")
         if self.only_compared:
             which = f"which {'is' if len(self.only_compared) == 1 else 'are'} still in it"
-            told.append(f"methods were only compared for {listed(self.only_compared, 'and')}, {which}")
+            done = "no method has run for" if self.nothing_ran else "methods were only compared for"
+            told.append(f"{done} {listed(self.only_compared, 'and')}, {which}")
         return "; ".join(told)
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +82,7 @@ def in_force(run: Run, seed: int) -> InForce:
     known = {entry.request.id for entry in entries}
     asked = zip(run.config.request_ids(), run.config.request, strict=True)
     only_compared = tuple(name for name, own in asked if name not in known and not is_out(own, gone))
-    return InForce(job, served, open_ones, compared, only_compared)
+    return InForce(job, served, open_ones, compared, only_compared, nothing_ran=not run.config.methods.run)
 
 
 def is_out(asked: RequestConfig, gone: Sequence[Request]) -> bool:
