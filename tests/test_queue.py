@@ -416,16 +416,16 @@ def test_asked_again_after_others_were_served_it_begins_anew_at_the_model_in_for
     assert all(torch.equal(t, second[n]) for n, t in run.current(0).items())  # Fake changes nothing
     lines = [x for x in run.lines() if x["request"] == "a"]
     assert [(x["method"], x["round"]) for x in lines] == [("before", 0), *(("fake", t) for t in range(4))]
+    assert all(x["earlier"].keys() == {"b"} for x in lines)
+    places = {e.request.id: (e.number, e.served, e.earlier) for e in run.folder.requests()}
+    assert places == {"a": (1, 2, ("b",)), "b": (2, 1, ("a",))}
+    assert len([x for x in run.folder.lines() if x["request"] == "a"]) > len(lines)  # what was tried stays on record
 
 
 def test_what_no_method_was_to_try_is_not_said_to_have_been_compared() -> None:
     found = InForce(Job(0, None, "train"), (), (), (), ("r1",))
     assert found.sentence.endswith("methods were only compared for r1, which is still in it")
     assert replace(found, nothing_ran=True).sentence.endswith("no method has run for r1, which is still in it")
-    assert all(x["earlier"].keys() == {"b"} for x in lines)
-    places = {e.request.id: (e.number, e.served, e.earlier) for e in run.folder.requests()}
-    assert places == {"a": (1, 2, ("b",)), "b": (2, 1, ("a",))}
-    assert len([x for x in run.folder.lines() if x["request"] == "a"]) > len(lines)  # what was tried stays on record
 
 
 def test_influence_follows_the_order_of_service(run: Run) -> None:
