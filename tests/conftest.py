@@ -21,7 +21,12 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 import unfed
-from apart import pytest_runtest_protocol, pytest_runtest_teardown  # noqa: F401 (hooks: pytest finds them here)
+from apart import (  # noqa: F401 (hooks: pytest finds them here)
+    pytest_runtest_protocol,
+    pytest_runtest_teardown,
+    pytest_runtestloop,
+    pytest_sessionfinish,
+)
 from unfed import plugins, rng
 from unfed.data import ClientData, TensorSource
 from unfed.methods import sealed

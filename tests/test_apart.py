@@ -71,6 +71,20 @@ def test_what_happens_in_the_child_is_reported(pytester: pytest.Pytester) -> Non
     assert "assert 1 == 2" in told and "exit code 3" in told and "will not be torn down" in told
 
 
+def test_a_child_is_of_the_process_as_it_was_before_any_test(pytester: pytest.Pytester) -> None:
+    """Threads that an earlier test began in the common process would keep a child of it from computing gradients."""
+    pytester.makeini("[pytest]\nmarkers = own_process")
+    pytester.makepyfile("""
+        import pytest
+        seen = []
+        def test_first(): seen.append("threads")
+        @pytest.mark.own_process
+        def test_child(tmp_path): assert seen == [] and tmp_path.exists()
+        def test_last(tmp_path): assert seen == ["threads"]
+    """)
+    pytester.inline_run("-p", "apart", "-p", "no:xdist").assertoutcome(passed=3)
+
+
 def test_a_test_that_changes_the_products_of_the_process_is_named(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
