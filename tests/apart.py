@@ -116,7 +116,7 @@ def _begin_children(line: socket.SocketIO, items: Sequence[pytest.Item]) -> None
 def _run(item: pytest.Item, answer: Path) -> None:
     """Set up, call and tear down one test, with all fixtures that it needs, and write down how it went."""
     config, hook = item.config, item.config.hook
-    torch.set_num_threads(1)  # PyTorch replaces its pool in a child when that is first touched, here by one thread alone
+    torch.set_num_threads(1)  # a child's pool is replaced when it is first touched: by one thread alone
     reports = runtestprotocol(item, log=False, nextitem=None)
     told = [hook.pytest_report_to_serializable(config=config, report=report) for report in reports]
     answer.write_bytes(json.dumps(told).encode())

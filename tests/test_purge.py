@@ -279,6 +279,22 @@ def test_what_was_begun_is_served_first(run: Run, monkeypatch: pytest.MonkeyPatc
         purge(Run.open(run.folder.path), "first")
 
 
+def test_retrain_of_a_comparison_that_left_the_client_out_is_no_carrier_of_it(tmp_path: Path) -> None:
+    """Its model stays, what it says of the leaver's rows goes; FT's, which grew out of θ*, goes as a whole."""
+    run = made(tmp_path / "run", "methods.run=['retrain', 'ft']", "request=[{id='r1', clients=['1']}]", compared=True)
+    run.forget(Request("first", clients=("1",)), "not", until=1)
+    folder, kept = run.folder.path, "models/0/r1/retrain.safetensors"
+    before = files(folder)
+    purge(run, "first")
+    left = files(folder)
+    assert left[kept] == before[kept] and "models/0/r1/ft.safetensors" not in left
+    assert "state/0/r1/retrain.safetensors" in left and not any(name.startswith("samples/0/r1/") for name in left)
+    again = made(tmp_path / "other", "methods.run=['retrain']", "request=[{id='r1', clients=['2']}]", compared=True)
+    again.forget(Request("first", clients=("1",)), "not", until=1)
+    purge(again, "first")
+    assert kept not in files(again.folder.path), "Retrain without another client was trained with this one"
+
+
 def test_a_comparison_that_is_not_finished_is_finished_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from unfed.methods.not_ import NoT
 

@@ -118,10 +118,25 @@ def without(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[E
         for own in (e.request.id, e.shared)
         if own and e.seed == seed and _leaves_out(e, entry) and _draws_anew(config, label)
     }
+    clean |= {
+        Job(seed, name, label).path
+        for name in _compared_without(config, entry.request)
+        for label in config.methods.run
+        if _draws_anew(config, label)
+    }
     began = {job: base for job, base in _bases(folder, seed) if job not in clean}
     while more := {job for job, base in began.items() if base in clean} - clean:
         clean |= more
     return clean
+
+
+def _compared_without(config: Config, request: Request) -> Iterator[str]:
+    """The requests of a comparison by which all owners of a request's rows have left."""
+    gone, own = set[str](), owners(request)
+    for name, asked in zip(config.request_ids(), config.request, strict=True):
+        gone |= set(asked.clients)
+        if own and gone >= own:
+            yield name
 
 
 def _leaves_out(other: Entry, entry: Entry) -> bool:
@@ -255,6 +270,8 @@ class _Look:
                     continue
                 what = "how a model scores its rows" + self._among_others(job.parts[1])
                 yield self._carrier(f"samples/{job.as_posix()}", what, "samples")
+            elif job in self.clean and job.parts[1] in self.overlapping:
+                yield self._carrier(f"samples/{job.as_posix()}", "how a model scores its rows", "samples")
             elif job not in self.clean and bases.get(job) not in self.clean:
                 yield self._carrier(f"samples/{job.as_posix()}", "scores by a model that carries it", "samples")
 
