@@ -9,6 +9,7 @@ import stat
 import sys
 import warnings
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from commands import called
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
+from unfed.runs import requests
 from unfed.runs.config import Config
 from unfed.runs.folder import RunFolder
 from unfed.runs.progress import QuietWatch
@@ -276,6 +278,37 @@ def test_a_model_that_was_made_beside_the_log_is_found(home: Path) -> None:
     assert "are not in its log yet" in faults_of(home / "run")[0]
     serve(home)
     assert any("made without the log" in one for one in faults_of(home / "run"))
+
+
+@pytest.fixture
+def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything happens in the same second, as far as anybody writes it down."""
+
+    class Still(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Still:
+            return cls(2026, 11, 16, tzinfo=tz)
+
+    monkeypatch.setattr(requests, "datetime", Still)
+
+
+@pytest.mark.usefixtures("one_second")
+def test_a_model_of_before_the_log_is_told_from_one_that_was_made_beside_it(tmp_path: Path) -> None:
+    keys.new(tmp_path / "operator")
+    run = Run.create(Config.parse(TINY), tmp_path / "run")
+    run.execute()
+    run.forget(Request("early", clients=("2",)), "not", 1)
+    TrustFolder.begin(run.folder.path, tmp_path / "operator.key")
+    serve(tmp_path)
+    assert "in-force" in [leaf["type"] for leaf in TrustFolder(run.folder.path).log.leaves]
+    assert faults_of(run.folder.path) == []
+    told = run.folder.path / "trust/operator.json"
+    told.rename(tmp_path / "operator.json")
+    Run.open(run.folder.path).forget(Request("late", clients=("1",)), "ft", 1)
+    (tmp_path / "operator.json").rename(told)
+    serve(tmp_path)
+    (said,) = faults_of(run.folder.path)
+    assert "The model of request 'late' came into force" in said and "made without the log" in said
 
 
 def test_without_the_operators_key_no_work_is_done(home: Path) -> None:

@@ -38,9 +38,15 @@ def _against_folder(folder: RunFolder, trust: TrustFolder) -> list[str]:
             f" {missing[0]['type']} at {missing[0]['at']}); `unfed resume {folder.path}` enters them."
         )
     models = {leaf["model"] for leaf in leaves if leaf["type"] == ROUND}
-    begun = next((leaf["at"] for leaf in leaves if leaf["type"] == "begin"), "")
+    begun = next((leaf for leaf in leaves if leaf["type"] == "begin"), {})
+    before = begun.get("models-before")
+    since = ""
+    if isinstance(before, list):
+        models |= {model for model in before if isinstance(model, str)}
+    else:  # a log from before these were named, which has the moment alone
+        since = str(begun.get("at", ""))
     for leaf in leaves:
-        if leaf["type"] == "in-force" and leaf["at"] >= begun and leaf["model"] not in (None, *models):
+        if leaf["type"] == "in-force" and leaf["at"] >= since and leaf["model"] not in (None, *models):
             said.append(
                 f"The model of request {leaf['request']!r} came into force, but no round in the log ends with it:"
                 " it was made without the log."

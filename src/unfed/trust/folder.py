@@ -20,9 +20,9 @@ from typing import Any
 
 from unfed import storage
 from unfed.errors import UnfedError
-from unfed.runs.folder import RunFolder
+from unfed.runs.folder import Job, RunFolder
 from unfed.runs.names import check_id
-from unfed.runs.requests import now
+from unfed.runs.requests import Entry, now
 from unfed.trust import envelope, keys, roster
 from unfed.trust.envelope import Envelope
 from unfed.trust.keys import PublicKey, SigningKey
@@ -38,6 +38,13 @@ OPERATOR, ROSTER = "operator.json", "roster.json"
 def has_trust(run: Path) -> bool:
     """Whether a run keeps a log."""
     return (run / NAME / OPERATOR).exists()
+
+
+def model_of(folder: RunFolder, entry: Entry) -> str | None:
+    """The model that a request which is served has left, as its state names it."""
+    numbers = folder.numbers(Job(entry.seed, entry.request.id, entry.method)) or {}
+    model: str | None = (numbers.get("bound") or {}).get("model")
+    return model
 
 
 class TrustFolder:
@@ -78,8 +85,11 @@ class TrustFolder:
     def _begun(self) -> TrustFolder:
         """With its first leaf, which a killed process may not have come to write."""
         if not self.log.lines:
-            rounds = sum(1 for line in RunFolder(self.run).lines() if line["round"] > 0)
-            self.enter({"type": "begin", "at": now(), "operator": self.operator.id, "measured-before": rounds})
+            folder = RunFolder(self.run)
+            rounds = sum(1 for line in folder.lines() if line["round"] > 0)
+            models = {model_of(folder, entry) for entry in folder.requests() if entry.state == "fulfilled"}
+            before = {"measured-before": rounds, "models-before": sorted(filter(None, models))}
+            self.enter({"type": "begin", "at": now(), "operator": self.operator.id, **before})
         return self
 
     @functools.cached_property

@@ -18,11 +18,11 @@ from typing import Any
 
 from unfed import storage
 from unfed.runs import consistency, handed_out
-from unfed.runs.folder import Job, RunFolder
+from unfed.runs.folder import RunFolder
 from unfed.runs.requests import Entry
 from unfed.trust import index
 from unfed.trust.canonical import canonical
-from unfed.trust.folder import TrustFolder
+from unfed.trust.folder import TrustFolder, model_of
 
 
 def enter(folder: RunFolder, trust: TrustFolder, purged: Sequence[str] = ()) -> None:
@@ -65,8 +65,7 @@ def _about(folder: RunFolder, entry: Entry) -> Iterator[dict[str, Any]]:
         yield {"type": "gate", "at": at, "request": name, "checks": checks, **told, "sha256": digest}
     yield {"type": "state", "at": at, "request": name, "state": entry.state, "reason": entry.reason}
     if entry.state == "fulfilled":
-        numbers = folder.numbers(Job(entry.seed, name, entry.method)) or {}
-        model = (numbers.get("bound") or {}).get("model")
+        model = model_of(folder, entry)
         yield {"type": "in-force", "at": at, "request": name, "method": entry.method, "model": model}
 
 
