@@ -283,12 +283,14 @@ def test_retrain_of_a_comparison_that_left_the_client_out_is_no_carrier_of_it(tm
     """Its model stays, what it says of the leaver's rows goes; FT's, which grew out of θ*, goes as a whole."""
     run = made(tmp_path / "run", "methods.run=['retrain', 'ft']", "request=[{id='r1', clients=['1']}]", compared=True)
     run.forget(Request("first", clients=("1",)), "not", until=1)
+    probe(run, request="r1", method="retrain", effort=effort_of(run, quick=True))
     folder, kept = run.folder.path, "models/0/r1/retrain.safetensors"
     before = files(folder)
     purge(run, "first")
     left = files(folder)
     assert left[kept] == before[kept] and "models/0/r1/ft.safetensors" not in left
-    assert "state/0/r1/retrain.safetensors" in left and not any(name.startswith("samples/0/r1/") for name in left)
+    assert "state/0/r1/retrain.safetensors" in left and "undo/0/r1/retrain.json" in before
+    assert not any(name.startswith(("samples/0/r1/", "undo/")) for name in left)
     again = made(tmp_path / "other", "methods.run=['retrain']", "request=[{id='r1', clients=['2']}]", compared=True)
     again.forget(Request("first", clients=("1",)), "not", until=1)
     purge(again, "first")

@@ -100,8 +100,8 @@ def test_a_recorded_step_serves_several_federations(small: Small, monkeypatch: p
     assert_equal([work(world, seed) for seed in SEEDS], together(world, work, compile=True))
 
 
-def test_federations_share_one_stack(small: Small) -> None:
-    world, asked, table = simulated(small(*DOUBLE), 0), list[int](), Table()
+def noting(world: World, table: Table, asked: list[int]) -> World:
+    """The world at a table whose engine writes down how many federations it answers together."""
 
     class Noting(Batched):
         def visit(self, visits: Sequence[Visit]) -> list[Block]:
@@ -109,7 +109,12 @@ def test_federations_share_one_stack(small: Small) -> None:
             return super().visit(visits)
 
     engine = SideBySide(Noting(world.template, world.scoped([LEAVES])), table)
-    there = replace(world, engines=lambda world, clients: engine)
+    return replace(world, engines=lambda world, clients: engine)
+
+
+def test_federations_share_one_stack(small: Small) -> None:
+    world, asked, table = simulated(small(*DOUBLE), 0), list[int](), Table()
+    there = noting(world, table, asked)
     states = [State(world.fresh(seed)) for seed in SEEDS]
     table.run([lambda s=s: serve(there).recover(s) for s in states])  # type: ignore[misc]
     assert asked == [3]
@@ -118,14 +123,7 @@ def test_federations_share_one_stack(small: Small) -> None:
 def test_who_asks_for_another_thing_is_answered_first_and_is_in_step_then(small: Small) -> None:
     """One has a round of its own before; the others wait, and from then on all share a stack."""
     world, asked, table = simulated(small(*DOUBLE), 0), list[int](), Table()
-
-    class Noting(Batched):
-        def visit(self, visits: Sequence[Visit]) -> list[Block]:
-            asked.append(len(visits))
-            return super().visit(visits)
-
-    engine = SideBySide(Noting(world.template, world.scoped([LEAVES])), table)
-    there = replace(world, engines=lambda world, clients: engine)
+    there = noting(world, table, asked)
 
     def work(seed: int, own: bool) -> Params:
         server, state = serve(there, seed=seed), State(world.fresh(seed))

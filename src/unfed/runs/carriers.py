@@ -265,29 +265,32 @@ class _Look:
             job = path.relative_to(self.folder.path / "samples")
             if not path.is_dir() or not any(one.suffix == ".safetensors" for one in path.iterdir()):
                 continue
-            if len(job.parts) > 2 and job.parts[1] in self.scored:
+            if len(job.parts) > 2 and self._speaks_of_it(job):
                 if all(self.request in storage.numbers_of(f).get(WITHOUT, ()) for f in path.glob("*.safetensors")):
                     continue
                 what = "how a model scores its rows" + self._among_others(job.parts[1])
                 yield self._carrier(f"samples/{job.as_posix()}", what, "samples")
-            elif job in self.clean and job.parts[1] in self.overlapping:
-                yield self._carrier(f"samples/{job.as_posix()}", "how a model scores its rows", "samples")
             elif job not in self.clean and bases.get(job) not in self.clean:
                 yield self._carrier(f"samples/{job.as_posix()}", "scores by a model that carries it", "samples")
 
+    def _speaks_of_it(self, job: Path) -> bool:
+        """Whether what is kept of a model is about these rows, though the model is without them."""
+        return job.parts[1] in self.scored or (job in self.clean and job.parts[1] in self.overlapping)
+
     def _among_others(self, request: str) -> str:
-        return "" if request == self.request else f", among those that had left by request {request}"
+        own = request in (self.request, *self.overlapping)
+        return "" if own else f", among those that had left by request {request}"
 
     def _undo(self) -> Iterator[Carrier]:
         for path in sorted((self.folder.path / "undo" / str(self.seed)).rglob("*.json")):
             job = path.relative_to(self.folder.path / "undo").with_suffix("")
             if job in self.clean and self.request in storage.read_json(path, "undoing").get(WITHOUT, ()):
                 continue
-            if job.parts[1] in self.scored or job not in self.clean:
+            if self._speaks_of_it(job):
                 what = "what came back of it when it was probed, and its labels" + self._among_others(job.parts[1])
-                if job.parts[1] not in self.scored:
-                    what = "a probe of a model that carries it"
                 yield self._carrier(f"undo/{job.as_posix()}.json", what, "undo")
+            elif job not in self.clean:
+                yield self._carrier(f"undo/{job.as_posix()}.json", "a probe of a model that carries it", "undo")
 
     def _studies(self) -> Iterator[Carrier]:
         """Verdicts and advice that were computed from a model with it."""

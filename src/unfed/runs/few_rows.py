@@ -121,14 +121,14 @@ def take_out(folder: RunFolder, request: str) -> None:
 
 def _changed(old: bytes, about: FewRows) -> tuple[bytes, dict[int, int]]:
     """The lines without the few rows, and where each place between two lines has gone."""
-    new, place, moved = b"", 0, {0: 0}
+    new, place, moved = bytearray(), 0, {0: 0}
     for number, text in enumerate(old.splitlines(keepends=True), 1):
         line = trajectory.read(text.rstrip(b"\n"), f"Line {number} of {TRAJECTORY}")
         less = about.of(line)
         new += text if less == line else trajectory.write(less).encode() + b"\n"
         place += len(text)
         moved[place] = len(new)
-    return new, moved
+    return bytes(new), moved
 
 
 def _move(path: Path, numbers: dict[str, Any], old: bytes, new: bytes, moved: dict[int, int]) -> None:
