@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def test_evidence_and_the_page_of_all_runs_are_entered_too(run: Run, tmp_path: P
     told = {one.kind: (one.what, one.do) for one in affected(run, "1") if one.file.startswith(str(tmp_path))}
     assert set(told) == {"evidence", "report", "index"}
     assert told["index"][0].startswith("an index of runs of ") and told["index"][1].startswith("`unfed index` says")
-    assert told["evidence"][0].startswith("an evidence bundle of ") and "`unfed bundle " in told["evidence"][1]
+    assert told["evidence"][0].startswith("an evidence bundle of ") and "`unfed bundle` says" in told["evidence"][1]
 
 
 def test_the_same_export_is_one_entry_and_another_model_under_its_name_a_second(run: Run, tmp_path: Path) -> None:
@@ -191,6 +192,45 @@ def test_the_command_lists_and_says_what_to_do(run: Run) -> None:
     assert "models/0/train.safetensors (model): a model that was trained with it" in said and "unfed forget" in said
     found = json.loads(given("lineage", run.folder.path, "--affected", "1", "--json"))
     assert found["client"] == "1" and {one["kind"] for one in found["carriers"]} == {"model", "state"}
+
+
+def commands(run: Run, client: str) -> set[tuple[str, ...]]:
+    """The commands that are named for a client, as a shell takes them apart."""
+    typed = [word for one in affected(run, client) for word in one.do.split("`")[1::2]]
+    return {tuple(shlex.split(words)[1:]) for words in typed}
+
+
+def test_what_is_named_to_be_typed_can_be_typed_whatever_the_folder_is_called(template: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(template, tmp_path / "bob's my run")
+    run, where = Run.open(folder), str(folder)
+    assert ("forget", where, "--client", "1") in commands(run, "1")
+    run.forget(Request("first", clients=("1",)), "not", until=1)
+    given("report", folder)
+    assert commands(run, "1") == {
+        ("purge", where, "--request", "first"),
+        ("probe", where, "--request", "first"),
+        ("report", where),
+    }
+    run.queue.file(Request("second", clients=("2",)), "ft", "1", 0)
+    assert ("resume", where) in commands(run, "2")
+
+
+def test_nobody_is_sent_to_a_probe_that_is_refused_since_the_request_was_purged(run: Run) -> None:
+    run.forget(Request("first", clients=("1",)), "not", until=1)
+    purge(run, "first")
+    (left,) = affected(run, "1")
+    assert left.do == (
+        "how far cannot be shown any more, for the request was purged; sealed and retrain leave no way back"
+    )
+
+
+def test_over_flower_the_way_on_is_a_run_config_and_no_command_of_ours(run: Run) -> None:
+    run.description["engine"] = "flower"
+    assert any(
+        one.do.startswith('the same run config with mode="unlearn" forget-clients="1"') for one in affected(run, "1")
+    )
+    run.queue.file(Request("first", clients=("1",)), "ft", "1", 0)
+    assert any("open: `flwr run DIR --run-config 'resume-from=" in one.do for one in affected(run, "1"))
 
 
 # --- what comes over from before --------------------------------------------------------------------------------------

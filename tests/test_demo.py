@@ -60,6 +60,13 @@ def test_the_story_is_told_in_sentences(run: Run) -> None:
     assert "Client 0 planted a backdoor" in told and "NoT:" in told and "not a guarantee" in told
 
 
+def test_a_later_request_is_no_part_of_the_story(run: Run, lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking out somebody else leaves the backdoor where it was, and says nothing against the method."""
+    before, later = story(run), {**last(lines, "not"), "request": "client-3", "backdoor": 99.9}
+    monkeypatch.setattr(run, "lines", lambda: [*lines, later])
+    assert story(run) == before
+
+
 def test_the_story_ends_with_how_it_is_undone_and_what_lasts(run: Run, attacked: Any) -> None:
     scene, models, knowledge = attacked
     turned = undo.flip(scene, models["not"], knowledge)

@@ -26,6 +26,7 @@ from unfed.runs import consistency, studies
 from unfed.runs.check import check
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
+from unfed.runs.handed_out import FILE as HANDED_OUT
 from unfed.runs.probe import effort_of, probe
 from unfed.runs.purge import purge
 from unfed.runs.request_options import RequestOptions
@@ -196,7 +197,29 @@ def test_a_purged_model_that_is_asked_for_is_named_with_its_tombstone(run: Run) 
     for words in (["export", str(run.folder.path), "-o", "x.safetensors", "--method", "train"],):
         code, said = told(run.folder.path, *words)
         assert code != 0 and "models/0/train.safetensors was purged for request 'first' on 2" in said, said
-        assert "the one in force is 0/second/ft" in said
+        assert f"in force is 0/second/ft (`unfed export {run.folder.path} -o model.safetensors`)" in said
+
+
+def test_theory_of_a_purged_run_says_that_and_works_again_on_the_next_request(template: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(template, tmp_path / "my run")
+    for name in ("first", "second"):
+        purge(Run.open(folder), name)
+    code, said = told(folder, "theory", str(folder))
+    assert code != 0 and "was purged for request 'first'" in said and "finish" not in said, said
+    assert f"the next request that is served (`unfed forget '{folder}'`)" in said
+    Run.open(folder).forget(Request("third", clients=("3",)), "ft", until=1)
+    code, said = told(folder, "theory", str(folder), "--only", "compensation")
+    assert code == 0 and "Request third" in said, said
+
+
+def test_a_purged_model_that_is_to_be_scored_is_named_with_its_tombstone(run: Run) -> None:
+    purge(run, "first")
+    where = str(run.folder.path)
+    code, said = told(run.folder.path, "evaluate", where, "--model", f"{where}/state/../models/0/train.safetensors")
+    assert code != 0 and "models/0/train.safetensors was purged for request 'first' on 2" in said, said
+    assert "without --model, the one in force is scored" in said
+    code, said = told(run.folder.path, "evaluate", where, "--model", f"{where}/nowhere.safetensors")
+    assert code != 0 and "There is no model at" in said
 
 
 def test_a_model_that_went_with_a_later_request_cannot_be_probed(run: Run) -> None:
@@ -440,10 +463,12 @@ def test_the_command_says_what_went(run: Run) -> None:
 def test_what_went_is_told_in_a_line_per_folder_of_scores_and_in_words_of_the_setting(run: Run, tmp_path: Path) -> None:
     code, said = told(run.folder.path, "purge", str(run.folder.path), "--request", "first")
     assert code == 0 and "samples/0/train (3 files)" in said and ".safetensors (" not in said
-    assert "what clients keep are not reached: `unfed lineage`" in said
+    path = run.folder.path
+    assert f"what clients keep are not reached: `unfed lineage {path} --affected 1` lists" in said
+    assert f"a tombstone in {path / consistency.TOMBSTONES}." in said
     config = {"setting": "central", "model": {"name": "cnn-tiny"}, "methods": {"run": []}}
     central = Run.create(Config.parse(config, ["training.rounds=1", "gate.max_drop=100"]), tmp_path / "central")
     central.execute()
     central.forget(Request("few", samples=(("0", 0), ("0", 5))), "ft", until=1)
     code, said = told(central.folder.path, "purge", str(central.folder.path), "--request", "few")
-    assert code == 0 and "Backups and exports are not reached: handed-out.jsonl" in said, "it has no clients"
+    assert code == 0 and f"Backups and exports are not reached: {central.folder.path / HANDED_OUT} lists" in said

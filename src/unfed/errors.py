@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable
 
 
@@ -65,6 +66,11 @@ def extra(name: str) -> str:
     No release is on PyPI: there `unfed[name]` would find nothing, or somebody else's.
     """
     return f"`pip install '.[{name}]'` in a clone of unfed"
+
+
+def typed(*words: object) -> str:
+    """A command of ours as one types it: a folder with a blank or a quote in its name is quoted."""
+    return shlex.join(["unfed", *map(str, words)])
 
 
 def listed(words: Iterable[object], last: str = "or") -> str:

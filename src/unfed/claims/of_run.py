@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from unfed.model.layers import Choice, choose
 from unfed.model.networks import head_of
 from unfed.model.params import Params
 from unfed.model.perturb import Perturbed, graft, negate, perturb
-from unfed.runs import studies
+from unfed.runs import consistency, studies
 from unfed.runs.probe import Probed, elsewhere
 from unfed.runs.undo_results import Target, targets
 from unfed.runs.world import World
@@ -300,6 +300,12 @@ CLAIMS = (
 )
 
 
+class Tryable(Probed, Protocol):
+    """What trying claims needs of a run: what a probe does, and to say what can be typed."""
+
+    def command(self, name: str, *arguments: object) -> str: ...
+
+
 # --- on a run ---------------------------------------------------------------------------------------------------------
 
 
@@ -316,7 +322,7 @@ def chosen(names: Sequence[str]) -> list[Tried]:
 
 
 def try_on(
-    run: Probed, claims: Sequence[Tried], seed: int | None = None, said: Callable[[str], object] = lambda what: None
+    run: Tryable, claims: Sequence[Tried], seed: int | None = None, said: Callable[[str], object] = lambda what: None
 ) -> list[dict[str, Any]]:
     """Try claims on the models of every request of a repetition.
 
@@ -329,14 +335,26 @@ def try_on(
     own = [t for t in targets(run.folder, run.config) if t.job.seed == one]
     there = [t for t in own if run.folder.model_file(t.job).exists() and run.folder.model_file(t.previous).exists()]
     if not there:
-        raise UnfedError(
-            "No model that a method left on a request lies in this folder beside the model before it, so there is"
-            " nothing to try the claims on; finish the run first."
-        )
+        raise UnfedError(_why_none(run, own))
     return [
         _tried(run, [t for t in there if t.job.request == request], claims, said)
         for request in dict.fromkeys(t.job.request for t in there)
     ]
+
+
+def _why_none(run: Tryable, own: Sequence[Target]) -> str:
+    """Why claims cannot be tried on a run (not made yet, or purged), and what can be done."""
+    graves = [grave for target in own for job in (target.job, target.previous) if (grave := run.folder.buried(job))]
+    if graves:
+        return (
+            f"The model {consistency.sentence(run.folder.path, graves[0])}, and a claim is tried on a model and the one"
+            f" before it; the next request that is served (`{run.command('forget')}`) leaves such a pair, and `unfed"
+            " theory` without a run trains its own."
+        )
+    return (
+        "No model that a method left on a request lies in this folder beside the model before it, so there is nothing"
+        f" to try the claims on; `{run.command('resume' if own else 'forget')}` makes one."
+    )
 
 
 def _tried(

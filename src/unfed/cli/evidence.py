@@ -13,7 +13,7 @@ from rich.markup import escape
 from unfed import storage
 from unfed.cli.console import Console, echo
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, typed
 from unfed.runs.folder import RunFolder
 from unfed.runs.handed_out import hand_out
 from unfed.runs.record import Record
@@ -66,7 +66,7 @@ def bundle(
         echo(json.dumps({**told, "page": None if page is None else str(page)}))
     elif not quiet:
         written = f"{out}, signed by {own.id[:16]}…" + ("" if page is None else f", and a page of it, {page}")
-        say(f"Wrote {written}; `unfed verify {out} --key operator.pub` checks it.")
+        say(f"Wrote {written}; `{typed('verify', out, '--key', 'operator.pub')}` checks it.")
 
 
 def verify(

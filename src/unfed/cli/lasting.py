@@ -19,10 +19,10 @@ def ending(run: Run) -> list[str]:
     if found is None:
         return []
     turned, control = (found["measured"][who]["flip"] for who in ("unlearned", "retrain"))
-    return told(turned, control, str(run.folder.path))
+    return told(turned, control, run.command("probe"))
 
 
-def told(turned: dict[str, Any], control: dict[str, Any], run: str) -> list[str]:
+def told(turned: dict[str, Any], control: dict[str, Any], probe: str) -> list[str]:
     """Both in sentences; nothing where there is no way back."""
     if not (is_measured(turned.get("backdoor")) and is_measured(control.get("backdoor"))):
         return []
@@ -30,6 +30,6 @@ def told(turned: dict[str, Any], control: dict[str, Any], run: str) -> list[str]
         f"It can be undone: with its first layer negated once more, without data or training, NoT's model fires on"
         f" {percent(turned['backdoor'])} and is right on {percent(turned['forget'])} of the forgotten data (Retrain's,"
         f" treated alike: {percent(control['backdoor'])} and {percent(control['forget'])}).",
-        f"What lasts is Retrain, at the price of starting over; Sealed held where it was measured. `unfed probe {run}`"
+        f"What lasts is Retrain, at the price of starting over; Sealed held where it was measured. `{probe}`"
         " tries to undo every model of this run.",
     ]

@@ -15,9 +15,11 @@ from unfed.cli.console import Console
 from unfed.cli.display import clock_text, percent, request_line
 from unfed.cli.logged import due_dates
 from unfed.cli.options import AllowCode, Json, RunArgument, Seed
+from unfed.errors import UnfedError
 from unfed.measures import columns
 from unfed.model.params import cast, check_like
 from unfed.report import wording
+from unfed.runs import consistency
 from unfed.runs.in_force import in_force
 from unfed.runs.run import Run
 from unfed.runs.status import status as status_of
@@ -75,6 +77,11 @@ def evaluate(
     if model is None:
         params = opened.current(one)
     else:
+        if grave := None if model.exists() else consistency.tombstone_of(opened.folder.path, model):
+            raise UnfedError(
+                f"The model {consistency.sentence(opened.folder.path, grave)}; without --model, the one in force is"
+                " scored."
+            )
         params, _ = storage.load(model, "model")
         check_like(params, world.template.like, f"The model {model}")
         params = cast({n: params[n] for n in world.template.like}, world.dtype, world.device)

@@ -62,9 +62,13 @@ def _tell(run: Record, request: str, found: Outcome, dry_run: bool) -> None:
     if not dry_run:
         central = run.config.setting == "central"
         others = "Backups and exports" if central else "Backups, exports and what clients keep"
-        lists = HANDED_OUT if central else "`unfed lineage`"
+        whom = found.entry.request.clients if len(found.entry.request.clients) == 1 else ("CLIENT",)
+        lists = str(run.folder.path / HANDED_OUT) if central else f"`{run.command('lineage', '--affected', *whom)}`"
         stdout.print(
-            f"Each has a tombstone in {TOMBSTONES}. {others} are not reached: {lists} lists what is known of them.",
+            escape(
+                f"Each has a tombstone in {run.folder.path / TOMBSTONES}. {others} are not reached: {lists} lists what"
+                " is known of them."
+            ),
             soft_wrap=True,
         )
 

@@ -144,8 +144,8 @@ def _say_that_it_exists(run: Run, silent: bool) -> None:
     state, where = status_of(run)["state"], run.folder.path
     if state == "running":
         raise UnfedError(
-            f"{where} holds this very run, and another process is at work in it; see `unfed status {where}`, or give"
-            " --out DIR."
+            f"{where} holds this very run, and another process is at work in it; see `{run.command('status')}`, or"
+            " give --out DIR."
         )
     if silent:
         return

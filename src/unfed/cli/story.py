@@ -9,9 +9,12 @@ from unfed.values import Value, is_measured
 
 
 def story(run: Run) -> list[str]:
-    """What became of a planted backdoor, from the last evaluated line of each method; else nothing."""
-    lines, poison = run.lines(), run.config.poison
-    last = {str(line["method"]): line for line in lines}
+    """What became of a planted backdoor, from the last line of each compared method; else nothing.
+
+    A request that came later takes somebody else out, and the backdoor is not meant to go with it.
+    """
+    poison, compared = run.config.poison, {None, *run.config.request_ids()}
+    last = {str(line["method"]): line for line in run.lines() if line["request"] in compared}
     before = last.get("before")
     if poison is None or before is None or not is_measured(before.get("backdoor")):
         return []

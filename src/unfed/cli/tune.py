@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from unfed.cli.console import Console, echo
 from unfed.cli.options import AllowCode, Json, Quiet, Sets, read_config
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, typed
 from unfed.population import store
 from unfed.population.store import BEFORE, RETRAIN, Population
 from unfed.report.how_sure import tuned_words
@@ -61,7 +61,7 @@ def tune(
     if as_json:
         echo(json.dumps(found[0] if len(found) == 1 else found))
     elif not quiet:
-        stdout.print(f"Next: unfed judge {escape(str(opened.folder))}", soft_wrap=True)
+        stdout.print(f"Next: {escape(typed('judge', opened.folder))}", soft_wrap=True)
 
 
 def _named(methods: str, population: Population) -> list[str]:

@@ -58,9 +58,9 @@ def measured(item: Item, run: Run, commit: str, numbers: Mapping[str, Any] | Non
     view.check(item, str(run.folder.path), run.config)
     needed = [job for job, _ in run.jobs() if job.label in (*view.needs, "train")]
     if unfinished := [job.label for job in needed if not run.folder.finished(job)]:
-        where = run.folder.path
         raise UnfedError(
-            f"{item.heading} needs {listed(unfinished)} of {where} finished; go on with `unfed resume {where}`."
+            f"{item.heading} needs {listed(unfinished)} of {run.folder.path} finished; go on with"
+            f" `{run.command('resume')}`."
         )
     spec = _spec(item, run.config)
     if unknown := sorted({*(numbers or {})} - {*dict(spec.numbers)}):

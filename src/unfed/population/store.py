@@ -14,6 +14,7 @@ kept.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -82,7 +83,7 @@ class Population:
         if len(done) < self.about.models:
             raise UnfedError(
                 f"{self.folder} has {len(done)} of {self.about.models} models of {kind!r}; go on with"
-                f" `unfed population … --out {self.folder}`, it does what is missing."
+                f" `unfed population … --out {shlex.quote(str(self.folder))}`, it does what is missing."
             )
         return np.stack([self.read(kind, seed)[group].numpy() for seed in self.about.seeds])
 

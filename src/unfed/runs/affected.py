@@ -17,7 +17,7 @@ from unfed.errors import UnfedError, listed
 from unfed.methods import NoT
 from unfed.runs import carriers, consistency, handed_out
 from unfed.runs.carriers import Carrier
-from unfed.runs.elsewhere import elsewhere
+from unfed.runs.elsewhere import elsewhere, how_to_go_on
 from unfed.runs.folder import Job
 from unfed.runs.record import Record
 from unfed.runs.requests import Entry, in_force
@@ -106,10 +106,13 @@ def _in_folder(run: Record, client: str, seen: _Seen) -> Iterator[Affected]:
 def _turned_back(run: Record, seen: _Seen) -> Iterator[Affected]:
     """The models in force that are without the client until somebody takes a public perturbation back."""
     told = {one.file for one in seen.found}
+    purged = {entry.request.id for entry in run.folder.requests() if entry.purged}
     for job, (name, how) in _ways_back(run, seen).items():
         if run.folder.model_file(job).exists() and f"models/{job.path.as_posix()}.safetensors" not in told:
             what = f"whoever has it can turn back what {NoT.title} did for request {name!r}, by {how}"
-            do = f"`unfed probe {run.folder.path} --request {name}` shows how far; sealed and retrain leave no way back"
+            do = f"`{run.command('probe', '--request', name)}` shows how far; {_LASTS}"
+            if name in purged:
+                do = f"how far cannot be shown any more, for the request was purged; {_LASTS}"
             yield Affected("model", f"models/{job.path.as_posix()}.safetensors", what, do)
 
 
@@ -135,13 +138,18 @@ def _is_in_force(run: Record, seed: int, one: Carrier) -> bool:
 
 
 def _do(run: Record, client: str, entry: Entry | None, one: Carrier) -> str:
-    where = run.folder.path
     if entry is None:
-        return f"`unfed forget {where} --client {client}`, then `unfed purge` it"
+        forget = f"`{run.command('forget', '--client', client)}`"
+        if elsewhere(run.description):
+            forget = f'the same run config with mode="unlearn" forget-clients="{client}"'
+        return f"{forget}, then `unfed purge` it"
     name = entry.request.id
-    purge = f"`unfed purge {where} --request {name}`"
+    purge = f"`{run.command('purge', '--request', name)}`"
     if entry.waiting:
-        return f"request {name!r} is {entry.standing}: `unfed resume {where}`, then {purge}"
+        resume = f"`{run.command('resume')}`"
+        if elsewhere(run.description):
+            resume = how_to_go_on(run.description, run.folder.path)
+        return f"request {name!r} is {entry.standing}: {resume}, then {purge}"
     if entry.owed:
         return f"request {name!r} is {entry.standing}: {run.way_out(entry)}; then {purge}"
     if one.kind == "statistics":
@@ -149,11 +157,12 @@ def _do(run: Record, client: str, entry: Entry | None, one: Carrier) -> str:
     return purge
 
 
+_LASTS = "sealed and retrain leave no way back"
 _PAGES = {
-    "report": ("a report", "`unfed report {where}`"),
+    "report": ("a report", "`unfed report`"),
     "comparison": ("a comparison", "`unfed compare`"),
     "index": ("an index of runs", "`unfed index`"),
-    "evidence": ("an evidence bundle", "`unfed bundle {where}`"),
+    "evidence": ("an evidence bundle", "`unfed bundle`"),
 }
 """How it is called, and what writes it anew."""
 
@@ -177,11 +186,12 @@ def _handed_out(run: Record, client: str, seeds: Sequence[_Seen]) -> Iterator[Af
             do = f"delete it and {told}" if there else f"it is not there as it was; {told}"
             if back is not None:
                 what += f": whoever has it can turn back what {NoT.title} did for request {back[0]!r}, by {back[1]}"
-                do = "sealed and retrain leave no way back; ask whoever was given it to take what they leave instead"
+                do = f"{_LASTS}; ask whoever was given it to take what they leave instead"
         else:
             called, again = _PAGES.get(one.what, _PAGES["report"])
             what = f"{called} of {one.at}: names and numbers of its requests, no weights"
-            do = f"{again.format(where=where)} says how it stands now; delete copies that must not name it"
+            again = f"`{run.command('report')}`" if one.what == "report" else again
+            do = f"{again} says how it stands now; delete copies that must not name it"
             do = do if there else f"it is not there as it was; {do}"
         yield Affected(one.what, one.file, what, do)
 

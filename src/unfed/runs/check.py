@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unfed import storage
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, typed
 from unfed.model.digest import digests, fingerprint
 from unfed.runs import consistency
 from unfed.runs.config import Config
@@ -55,8 +55,8 @@ def check(folder: RunFolder) -> Found:
     _models(found, folder, states, buried)
     for path, graves in (_told(found, lambda: pending(folder.path)) or {}).items():
         found.findings.append(
-            f"{path} was to be purged for request {graves[0].request!r} and is still there; `unfed purge {folder.path}"
-            f" --request {graves[0].request}` goes on."
+            f"{path} was to be purged for request {graves[0].request!r} and is still there;"
+            f" `{typed('purge', folder.path, '--request', graves[0].request)}` goes on."
         )
     samples = list(_files(folder.path / "samples"))
     for path in samples:

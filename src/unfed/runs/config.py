@@ -24,7 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from unfed import methods as all_methods
 from unfed import plugins
 from unfed.data import Request, SampleList
-from unfed.errors import UnfedError, listed, nearest
+from unfed.errors import UnfedError, listed, nearest, typed
 from unfed.population import store
 from unfed.population.memorised import most_memorised
 from unfed.runs.config_errors import explained
@@ -204,7 +204,7 @@ class Config(Table):
         """A TOML file, with `key.path=value` changes on top. Paths in it are relative to the file."""
         path = Path(path)
         if path.is_dir():
-            run = f"`unfed resume {path}` goes on with the run in it" if (path / "run.json").is_file() else ""
+            run = f"`{typed('resume', path)}` goes on with the run in it" if (path / "run.json").is_file() else ""
             raise UnfedError(f"{path} is a folder, not a config; {run or 'name a TOML file in it, or a preset'}.")
         try:
             with open(path, "rb") as file:

@@ -101,6 +101,12 @@ def tombstones(folder: Path) -> dict[str, Tombstone]:
     return {one.file: one for one in found}
 
 
+def tombstone_of(folder: Path, path: Path) -> Tombstone | None:
+    """The tombstone of a file of a run folder, however its path is written."""
+    whole, file = folder.resolve(), path.resolve()
+    return tombstones(folder).get(file.relative_to(whole).as_posix()) if file.is_relative_to(whole) else None
+
+
 def sentence(folder: Path, grave: Tombstone) -> str:
     """What became of a file that has a tombstone."""
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,5 +18,5 @@ def elsewhere(description: Mapping[str, Any]) -> bool:
 def how_to_go_on(description: Mapping[str, Any], folder: object) -> str:
     """What goes on with such a run, after 'go on with '."""
     if description["engine"] == "flower":
-        return f"`flwr run DIR --run-config 'resume-from=\"{folder}\"'`"
+        return "`flwr run DIR --run-config " + shlex.quote(f'resume-from="{folder}"') + "`"
     return f'the server that reaches them and the run config resume-from="{folder}"'

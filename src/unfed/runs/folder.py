@@ -33,7 +33,7 @@ from torch import Tensor
 
 from unfed import storage
 from unfed.data import Request
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, typed
 from unfed.federation.history import History
 from unfed.measures.trajectory import Line
 from unfed.methods import Method, State
@@ -109,7 +109,7 @@ class RunFolder:
         """
         taken = UnfedError(
             f"{self.path} is there already and not empty; choose another folder with --out, or go on with"
-            f" `unfed resume {self.path}`."
+            f" `{typed('resume', self.path)}`."
         )
         if not self.vacant():
             raise taken

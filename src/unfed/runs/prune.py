@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from unfed import storage
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, typed
 from unfed.model.digest import digests, fingerprint
 from unfed.runs import purge
 from unfed.runs.folder import BEST, PARAMS, PRUNED, RunFolder
@@ -40,8 +40,8 @@ def prune(folder: RunFolder, samples: Keep = "last", states: bool = True, dry_ru
     with folder.lock() as free:
         if not free:
             raise UnfedError(
-                f"Another process is at work in {folder.path} and may need what would be pruned; wait for it (`unfed"
-                f" status {folder.path}`)."
+                f"Another process is at work in {folder.path} and may need what would be pruned; wait for it"
+                f" (`{typed('status', folder.path)}`)."
             )
         if not dry_run:
             purge.finish(folder)  # a tombstone names a file by its SHA-256, which pruning changes
@@ -77,7 +77,7 @@ def _slimmed(folder: RunFolder, path: Path, dry_run: bool) -> Freed | None:
     if not (numbers.get("finished") and said and model.exists()) or PRUNED in numbers or "purged" in numbers:
         return None
     if fingerprint(digests(storage.load(model, "model")[0])) != said:
-        raise UnfedError(f"The model {model} is not the one that its job left; see `unfed check {folder.path}`.")
+        raise UnfedError(f"The model {model} is not the one that its job left; see `{typed('check', folder.path)}`.")
     tensors, numbers = storage.load(path, "saved state")
     groups = storage.part(tensors)
     twice = next(

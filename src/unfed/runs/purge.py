@@ -59,6 +59,8 @@ class Purged(Protocol):
 
     def way_out(self, entry: Entry) -> str: ...
 
+    def command(self, name: str, *arguments: object) -> str: ...
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -77,8 +79,8 @@ def purge(run: Purged, request: str, dry_run: bool = False) -> Outcome:
     with folder.lock() as free:
         if not free:
             raise UnfedError(
-                f"Another process is at work in {folder.path} and may need what would be purged; wait for it (`unfed"
-                f" status {folder.path}`)."
+                f"Another process is at work in {folder.path} and may need what would be purged; wait for it"
+                f" (`{run.command('status')}`)."
             )
         if not dry_run:
             finish(folder)
@@ -117,12 +119,11 @@ def _take_back(folder: RunFolder, entry: Entry, entries: Sequence[Entry]) -> Non
 def _fulfilled(run: Purged, request: str, entries: Sequence[Entry]) -> Entry:
     """The request that is meant, if there is a model without it."""
     entry = next((e for e in entries if e.request.id == request), None)
-    where = run.folder.path
     if entry is None:
         if request in run.config.request_ids():
             raise UnfedError(
                 f"Request {request!r} belongs to this run's comparison, where nothing is served: no model in force is"
-                f" without it; serve it with `unfed forget {where}` under another --id, then purge that."
+                f" without it; serve it with `{run.command('forget')}` under another --id, then purge that."
             )
         known = listed(e.request.id for e in entries) or "none at all"
         raise UnfedError(f"This run has no request {request!r}; it has {known}.")
@@ -135,8 +136,8 @@ def _fulfilled(run: Purged, request: str, entries: Sequence[Entry]) -> Entry:
         raise UnfedError(f"Request {request!r} was withdrawn, so nothing has to go.")
     if entry.state != "fulfilled":
         raise UnfedError(
-            f"Request {request!r} is {entry.standing}, and starts from what would go; serve it first with `unfed resume"
-            f" {where}`."
+            f"Request {request!r} is {entry.standing}, and starts from what would go; serve it first with"
+            f" `{run.command('resume')}`."
         )
     return entry
 
@@ -182,13 +183,13 @@ def _graves(folder: RunFolder, request: str, doomed: Doomed) -> Iterator[Tombsto
 
 def _refuse_if_needed(run: Purged, entry: Entry, doomed: Doomed, entries: Sequence[Entry]) -> None:
     """Refuse where a later step needs what would go."""
-    folder, where = run.folder, run.folder.path
+    folder = run.folder
     filed = {Job(e.seed, name, e.method) for e in entries for name in (e.request.id, e.shared) if name}
     for job, _ in run.jobs():
         if job.seed == entry.seed and job not in filed and not folder.finished(job):
             raise UnfedError(
                 f"The comparison of this run is not finished ({job.path.as_posix()}) and begins at what would be"
-                f" purged; first `unfed resume {where}`."
+                f" purged; first `{run.command('resume')}`."
             )
     histories = any(f".{HISTORY}-" in file for file in doomed)
     for other in entries:
@@ -197,14 +198,14 @@ def _refuse_if_needed(run: Purged, entry: Entry, doomed: Doomed, entries: Sequen
         name = other.request.id
         if other.waiting and other.begun is not None:
             raise UnfedError(
-                f"Request {name!r} is {other.standing} and was begun beside what would be purged; first `unfed resume"
-                f" {where}`, or `unfed withdraw {where} {name}`."
+                f"Request {name!r} is {other.standing} and was begun beside what would be purged; first"
+                f" `{run.command('resume')}`, or `{run.command('withdraw', name)}`."
             )
         needs = run.about(other.method, other)["needs"]
         if histories and (needs is None or "history" in needs):
             raise UnfedError(
                 f"Request {name!r} is {other.standing}, and {other.method} needs the history that would be purged;"
-                f" serve it first (`unfed forget {where} --id {name}`), or `unfed withdraw {where} {name}`."
+                f" serve it first (`{run.command('forget', '--id', name)}`), or `{run.command('withdraw', name)}`."
             )
 
 

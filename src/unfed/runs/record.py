@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 from unfed import plugins
-from unfed.errors import UnfedError, listed
+from unfed.errors import UnfedError, listed, typed
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
 from unfed.runs import carriers, deny, description, judged, studies, together, undo_results
@@ -17,7 +16,7 @@ from unfed.runs.job_notes import last_starts
 from unfed.runs.request_options import Until
 from unfed.runs.requests import Entry
 
-_RUNS_CODE = ("forget", "probe", "resume")
+_RUNS_CODE = ("evaluate", "forget", "probe", "resume", "suggest", "theory")
 """Commands that build what a run names, and so want leave for it."""
 
 
@@ -134,9 +133,8 @@ class Record:
 
     def command(self, name: str, *arguments: object) -> str:
         """A command for this run as one types it: quoted, and with leave for code where the run needs it."""
-        words = ["unfed", name, self.folder.path, *arguments]
         leave = ["--allow-code"] if name in _RUNS_CODE and self.config.code() else []
-        return shlex.join(str(word) for word in words + leave)
+        return typed(name, self.folder.path, *arguments, *leave)
 
     def info(self) -> dict[str, Any]:
         """`run.json` with the requests that came later."""

@@ -143,8 +143,7 @@ class Run(Record):
         """Do whatever is not done yet: train, compare, serve. Which requests failed here is said at the end."""
         failed = self._first_then_serve(watch, self._train_and_compare)
         if failed is None:
-            where = self.folder.path
-            raise UnfedError(f"Another process is at work in {where}; see `unfed status {where}`.")
+            raise UnfedError(f"Another process is at work in {self.folder.path}; see `{self.command('status')}`.")
         self._undo()
         for entry in failed[1:]:
             warnings.warn(self.queue.still_owed(entry), UnfedWarning, stacklevel=2)
@@ -359,12 +358,13 @@ class Run(Record):
             if grave := self.folder.buried(job):
                 raise UnfedError(
                     f"The model {consistency.sentence(self.folder.path, grave)}; the one in force is"
-                    f" {self.current_job(job.seed).path.as_posix()} (`unfed export {self.folder.path}`)."
+                    f" {self.current_job(job.seed).path.as_posix()}"
+                    f" (`{self.command('export', '-o', 'model.safetensors')}`)."
                 )
             if job not in (known := [one for one, _ in self.jobs()]):
                 there = listed("/".join(one.path.parts) for one in known if one.seed == job.seed)
                 raise UnfedError(f"This run makes no model {'/'.join(job.path.parts)}; it makes {there}.")
-            raise UnfedError(f"This run has no model {job.path} yet; `unfed resume {self.folder.path}` makes it.")
+            raise UnfedError(f"This run has no model {job.path} yet; `{self.command('resume')}` makes it.")
         return self.folder.load_model(job)
 
     def model(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params:

@@ -35,6 +35,8 @@ class Worker(Protocol):
 
     def way_out(self, entry: Entry) -> str: ...
 
+    def command(self, name: str, *arguments: object) -> str: ...
+
     def score_before(
         self,
         seed: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, typed
 from unfed.runs.folder import RunFolder
 from unfed.trust import log as logs
 from unfed.trust.canonical import canonical
@@ -35,7 +35,7 @@ def _against_folder(folder: RunFolder, trust: TrustFolder) -> list[str]:
     if missing and not folder.busy():
         said.append(
             f"{len(missing)} things that happened in {folder.path} are not in its log yet (first a"
-            f" {missing[0]['type']} at {missing[0]['at']}); `unfed resume {folder.path}` enters them."
+            f" {missing[0]['type']} at {missing[0]['at']}); `{typed('resume', folder.path)}` enters them."
         )
     models = {leaf["model"] for leaf in leaves if leaf["type"] == ROUND}
     begun = next((leaf for leaf in leaves if leaf["type"] == "begin"), {})

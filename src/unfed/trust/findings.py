@@ -51,8 +51,8 @@ def served(record: Record, request: str) -> Entry:
         raise UnfedError(f"This run has no request {request!r}; it has {known}.")
     if entry.state != "fulfilled":
         raise UnfedError(
-            f"Request {request!r} is {entry.standing}, so there is no evidence to hand out; `unfed status"
-            f" {record.folder.path}` says where it stands."
+            f"Request {request!r} is {entry.standing}, so there is no evidence to hand out; "
+            f"`{record.command('status')}` says where it stands."
         )
     return entry
 

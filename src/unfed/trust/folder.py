@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from unfed import storage
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, typed
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.names import check_id
 from unfed.runs.requests import Entry, now
@@ -54,7 +54,8 @@ class TrustFolder:
         self.run, self.path = run, run / NAME
         if not has_trust(run):
             raise UnfedError(
-                f"{run} keeps no log of signed requests; `unfed keys roster {run} --operator FILE.key` begins one."
+                f"{run} keeps no log of signed requests;"
+                f" `{typed('keys', 'roster', run, '--operator', 'FILE.key')}` begins one."
             )
         raw = storage.read_json(self.path / OPERATOR, "description of the operator")
         kinds = {"origin": str, "key": str, "public": str, "secret": str}
