@@ -166,11 +166,31 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
 def test_the_page_has_every_item_and_the_price_of_what_was_not_run(tmp_path: Path) -> None:
     text, _ = reproduction.page(tmp_path)
     assert text.count("\n## Table ") == 8 and text.count("\n## Figure ") == 7
-    # θ*, Retrain and seven methods of 2,000 rounds, three seeds, 0.045 s each: 40.5 minutes
-    assert "CIFAR-10, CNN (about 40 GPU minutes)" in text
+    # θ*, Retrain and seven methods of 2,000 rounds, three seeds, 0.05 s each
+    assert "CIFAR-10, CNN (about 45 GPU minutes)" in text
     # θ*, Retrain, FT and NoT of 2,000, a Retrain of 4,000, one seed
     table_7 = text[text.index("## Table 7") : text.index("## Table 8")]
-    assert "Not run: CIFAR-10, CNN (about 9 GPU minutes)" in table_7
+    assert "Not run: CIFAR-10, CNN (about 10 GPU minutes)" in table_7
+
+
+def test_a_price_grows_with_the_data_and_the_network_and_belongs_to_the_command_beside_it(tmp_path: Path) -> None:
+    configs = [Config.preset(name) for name in ("caltech101-vit", "cifar100-vit", "cifar10-cnn", "cifar100-cnn")]
+    price = {one.name: reproduction.priced(one, ["not"]) / one.training.rounds for one in configs}
+    assert price["cifar100-vit"] > 5 * price["caltech101-vit"], "40,000 images a round instead of 5,600"
+    assert price["cifar100-cnn"] > 3 * price["cifar10-cnn"], "3.7 times the FLOPs"
+    text, _ = reproduction.page(tmp_path)
+    for line in text.splitlines():
+        if line.startswith("Not run: "):
+            assert "--scale paper --set engine.precision=bf16` does it." in line, "float32 takes three times as long"
+
+
+def test_the_price_of_a_block_that_was_run_is_what_its_rounds_took_and_a_little_more() -> None:
+    for kept in record.all_in(reproduction.RESULTS):
+        config = Config.parse(kept.config)
+        for seed in map(str, kept.seeds):
+            own = {job.rpartition("/")[2]: told for job, told in kept.jobs.items() if job.startswith(f"{seed}/")}
+            took = sum(told["seconds"][-1] or 0 for told in own.values()) / 60
+            assert took < reproduction.priced(config, {*own} - {"train", "before"}) < 1.3 * took
 
 
 def test_a_run_of_the_papers_own_config_stands_beside_it(first: Run, tmp_path: Path) -> None:
@@ -181,9 +201,9 @@ def test_a_run_of_the_papers_own_config_stands_beside_it(first: Run, tmp_path: P
     text, _ = reproduction.page(tmp_path)
     assert "| CIFAR-10, CNN | NoT | " in text and " ≠ |" in text, "two rounds on digits are not the paper's 2,000"
     assert "Differs from the item: training.rounds 2 instead of 2000." in text
-    # θ* again and six methods of seed 0, θ* and all eight of two more, 2,000 rounds of 0.045 s: 7 · 1.5 + 2 · 9 · 1.5
+    # θ* again and six methods of seed 0, θ* and all eight of two more, 2,000 rounds of 0.05 s: 7 · 1.67 + 2 · 9 · 1.67
     missing = "ft, federaser, fukd, pgd, mode, fcu (seed 0); everything of seeds 1, 2"
-    assert f"Not run: {missing}: about 38 GPU minutes, θ* included." in text
+    assert f"Not run: {missing}: about 42 GPU minutes, θ* included." in text
     assert "beside whatever else the machine did: seed 0 0.0 minutes (3 jobs)" in text
 
 

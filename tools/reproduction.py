@@ -54,8 +54,20 @@ RESULTS, PAGE, FIGURE = ROOT / "results", ROOT / "docs" / "reproduction.md", ROO
 DRAWN = ROOT / "docs" / "reproduction"
 # Points of average gap above which the figure shows nothing: first rounds would flatten the rest.
 CUT = 10
-# Seconds a round on one H200 in bf16, training and evaluation (docs/performance.md; EfficientNet's is a guess).
-ROUND = {"cnn": 0.045, "resnet18": 5.0, "vit": 2.0, "efficientnet": 10.0}
+# Seconds of a round (of an epoch, where there is one place) on one H200 in bf16, with evaluation, compiling and saving.
+# The first is what a seed's block took; then 40,000 images a round (5,600 of Caltech-101; in one place all, evaluated
+# every epoch) by the rates in docs/performance.md, `cnn-wide` by its 3.7 times as many FLOPs as `cnn`; the last is a
+# guess.
+ROUND = {
+    ("cifar10", "cnn"): 0.05,
+    ("cifar100", "cnn-wide"): 0.18,
+    ("cifar10", "resnet18"): 5.0,
+    ("cifar100", "resnet18"): 5.0,
+    ("caltech101", "vit-b-16"): 2.0,
+    ("cifar100", "vit-b-16"): 12.0,
+    ("cifar10", "efficientnet-b0"): 10.0,
+}
+EPOCH = {("cifar10", "resnet18"): 10.0}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -365,7 +377,7 @@ def _of(kept: record.Kept, method: str) -> list[str]:
 def missing(item: Item, specs: Sequence[Spec]) -> str:
     """What was not run, with its price."""
     told = [f"{spec.name} (about {price(spec):,.0f} GPU minutes)" for spec in specs]
-    return f"Not run: {'; '.join(told)}. `unfed paper {item.id} --scale paper` does it."
+    return f"Not run: {'; '.join(told)}. `unfed paper {item.id} --scale paper --set engine.precision=bf16` does it."
 
 
 def price(spec: Spec) -> float:
@@ -377,7 +389,8 @@ def price(spec: Spec) -> float:
 def priced(config: Config, labels: Collection[str]) -> float:
     """GPU minutes of θ* and these methods, for one seed."""
     rounds = config.training.rounds + sum(plain_facts(config, label)["rounds"] for label in labels)
-    return rounds * next(value for name, value in ROUND.items() if config.model.name.startswith(name)) / 60
+    seconds = EPOCH if config.setting == "central" else ROUND
+    return rounds * seconds[config.data.name, config.model.name] / 60
 
 
 def _commit() -> str:
@@ -392,6 +405,13 @@ value, ours, the difference and a verdict: `=` within the seeds' spread, `~` on 
 beside it in both, but further away, `≠` neither ([what that means exactly](how-to/paper.md)). With one seed of ours the
 paper's spread stands for it, and a verdict says less. What was tried where we differ stands in
 [differences](explanation/differences.md).
+
+Prices in GPU minutes are rounds times the seconds of a round on one H200 in bf16, the items' seeds together. Of these
+the CNN's on CIFAR-10 alone (0.05 s) was seen in whole runs; CNN on CIFAR-100 (0.18), ResNet-18 (5, an epoch of table 6
+10) and ViT-B/16 (2 on Caltech-101, 12 on CIFAR-100) are calculated from the engine's rates ([speed](performance.md)),
+EfficientNet-B0 (10) is a guess. Items that share runs each count them; what an analysis takes beyond its runs is not
+counted. Without `--set engine.precision=bf16` it is float32, the items' own: a round of the CNN takes three times as
+long.
 """
 
 
