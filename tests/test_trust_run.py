@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from commands import called
-from unfed.data import Request
+from unfed.data import Request, SampleList
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.runs import requests
 from unfed.runs.config import Config
+from unfed.runs.description import request_id
 from unfed.runs.folder import RunFolder
 from unfed.runs.progress import QuietWatch
 from unfed.runs.record import Record
@@ -461,6 +462,22 @@ def test_the_whole_way_by_commands(made: Path, tmp_path: Path, unfed: Callable[.
     (run / "trust" / LOG).write_bytes(b"".join(lines[:-1]))
     code, _, err = unfed("check", run)
     assert code == 2 and "its end is gone" in err
+
+
+def test_what_the_operator_asks_without_a_signature_names_nobody_in_the_log(
+    home: Path, tmp_path: Path, unfed: Callable[..., tuple[int, str, str]]
+) -> None:
+    run, rows = home / "run", tmp_path / "rows.csv"
+    rows.write_text("client,position\n1,0\n1,3\n")
+    for asked in (("--client", "0"), ("--samples", rows)):
+        code, _, err = unfed("forget", run, *asked, "--method", "ft", "--until", "1")
+        assert code == 0, err
+        code, said, _ = unfed("forget", run, *asked, "--method", "ft", "--until", "1")
+        assert code == 0 and "was served already" in said, "asking twice is asking once"
+    named = {leaf["request"] for leaf in TrustFolder(run).log.leaves if leaf.get("request")}
+    assert len(named) == 2 and all(name.startswith("r-") for name in named)
+    plain = {request_id({"clients": ["0"]}), request_id({"samples": SampleList.read(rows).samples})}
+    assert not any(name in (run / "trust" / LOG).read_text() for name in plain)
 
 
 def test_without_the_extra_a_command_says_how_to_get_it(
