@@ -17,6 +17,7 @@ from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.runs.folder import Job
 from unfed.runs.progress import QuietWatch
+from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from worlds import Small, noting, slow
@@ -301,6 +302,31 @@ def test_not_recovered_is_refused_and_can_go_on(train: Callable[..., Run]) -> No
     assert trained.forget(Request("x", clients=("3",)), until=3).status == "done"
     rounds = [line["round"] for line in trained.lines() if line["method"] == "not"]
     assert rounds == [0, 1, 2, 3]  # it went on, it did not begin again
+
+
+def test_what_is_asked_again_is_judged_by_what_is_asked_for_now(train: Callable[..., Run]) -> None:
+    """What was not near enough then is near enough now, and the other way round."""
+    trained, accepted = train("unlearning.rounds=1", "unlearning.lr=0.0"), {"by": "me", "at": "now"}
+    near, far = Request("near", clients=("3",)), Request("far", clients=("2",))
+    with pytest.raises(Refused, match="is not recovered after 1 round"):
+        trained.forget(near, "sealed", how=RequestOptions(within=0.0))
+    assert trained.forget(near, "sealed", how=RequestOptions(within=100.0)).status == "done"
+    assert [line["round"] for line in trained.lines() if line["method"] == "sealed"] == [0, 1]
+
+    with pytest.raises(Refused, match="does not pass the gate"):
+        trained.forget(far, "not", how=RequestOptions(within=100.0, max_drop=0.0))
+    with pytest.raises(Refused, match="is not recovered after 1 round"):
+        trained.forget(far, "not", how=RequestOptions(within=0.0, accept=accepted))
+
+
+def test_a_goal_that_nobody_looked_at_is_not_reached(train: Callable[..., Run]) -> None:
+    """Asked to forget at first and then to recover, a model came into force 43 points below the old one."""
+    trained = train("unlearning.rounds=1", "unlearning.lr=0.0", "training.lr=0.05")
+    leaves = Request("x", classes=(0,))
+    with pytest.raises(Refused, match="does not pass the gate"):
+        trained.forget(leaves, until="forgotten", how=RequestOptions(max_drop=0.0))
+    with pytest.raises(Refused, match="is not recovered after 1 round"):
+        trained.forget(leaves, until="recovered", how=RequestOptions(max_drop=100.0))
 
 
 def test_a_request_during_anothers_recovery_is_left_out_from_the_next_round_on(

@@ -71,8 +71,8 @@ class Ending:
             f" {notes.best:.2f} % (round {notes.best_round}), it takes {before - self.within:.2f} %; {more}."
         )
 
-    def enough(self, state: State, finished: str | None) -> bool:
+    def enough(self, state: State, finished: str | None, notes: JobNotes) -> bool:
         """Whether a job has ended by what it is asked for now; one that is asked for more goes on."""
         if self.until == Until() or finished in (None, "done", "early stop"):
             return bool(finished)
-        return finished == self.until.reached if self.until.goals else state.round >= self.rounds
+        return notes.missing == [] if self.until.goals else state.round >= self.rounds

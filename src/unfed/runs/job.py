@@ -33,7 +33,7 @@ from unfed.federation.server import JobServer, Members, Setup
 from unfed.federation.state import usable
 from unfed.measures import trajectory
 from unfed.measures.forgotten import Evidence
-from unfed.measures.trajectory import Line
+from unfed.measures.trajectory import Line, job_of
 from unfed.methods import Method, Retrain, State
 from unfed.model import digest
 from unfed.model.params import Params, cast, tensor_bytes
@@ -146,16 +146,18 @@ class JobRunner:
             self._update_members()  # who asked to leave while this one waited is not asked to help it begin
             states = algorithm.unlearn(self.server, self.method)
             state, diary = self._begin(states)
+            line = None
         else:
             state, diary = self._resumed(*saved)
             states = algorithm.unlearn(self.server, self.method, state)
             for label, history in self.folder.load_histories(self.job).items():
                 if label in self.server.recorders:
                     self.server.recorders[label].history = history.to(self.world.device)
-            if self.ending.enough(state, saved[1]["finished"]):
+            line = self._seen_last(state, diary)
+            if self.ending.enough(state, saved[1]["finished"], diary):
                 return self._write_model(state)
         self.watch.begins(self.job, state.round, self.rounds)
-        outcome = self.ending.outcome(state, diary)
+        outcome = self.ending.outcome(state, diary, line)
         while outcome is None:
             self._update_members()
             state = self._round(states, state, diary)
@@ -224,6 +226,20 @@ class JobRunner:
         tensors = {name: self._on_device(group) for name, group in state.tensors.items()}
         self._best_params = tensors.pop(BEST, None)
         return replace(state, params=self._on_device(state.params), tensors=tensors), diary
+
+    def _seen_last(self, state: State, diary: JobNotes) -> Line | None:
+        """The line of the round at which a job left off, judged by the goals that it has now; None if it has no line.
+
+        They may be others than when it was written, and so may how near counts as recovered.
+        """
+        diary.missing = None
+        here = (self.job.seed, self.job.request, self.job.label, self.start, state.round)
+        lines = [one for one in self.folder.lines() if (*job_of(one), one.get("start", 1), one["round"]) == here]
+        if not self.ending.until.goals or not lines:
+            return None
+        line = lines[-1].copy()
+        self._judge(state, line, diary)
+        return line
 
     def _on_device(self, tensors: Params) -> Params:
         return cast(tensors, self.world.dtype, self.world.device)
@@ -306,9 +322,7 @@ class JobRunner:
         )
         if self._keeps_best:
             line["keep_model"] = self.world.config.training.keep_model
-        if (watched := self._watched(state)) is not None:
-            line["watched"], diary.watched = watched, watched["said"]
-        diary.missing = self.ending.missing(state, line, self.before) if self.ending.until.goals else None
+        self._judge(state, line, diary)
         only = self.world.config.evaluation.samples == "last"
         self.folder.save_samples(self.job, state.round, seen.samples, self.requests, only)
         self._late.expect(line, diary, seen.attack)
@@ -320,6 +334,12 @@ class JobRunner:
         if self._keeps_best and state.round >= 1 and is_measured(test) and test > diary.best_test:
             diary.best_test, self._best_params = test, state.params
         return line
+
+    def _judge(self, state: State, line: Line, diary: JobNotes) -> None:
+        """Note which goals are still missing, by a line of this state."""
+        if (watched := self._watched(state)) is not None:
+            line["watched"], diary.watched = watched, watched["said"]
+        diary.missing = self.ending.missing(state, line, self.before) if self.ending.until.goals else None
 
     def _watched(self, state: State) -> trajectory.Watched | None:
         """What the rule that stops sees of forgetting, where that is a goal."""
