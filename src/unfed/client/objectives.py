@@ -77,7 +77,7 @@ def random_label(net: Net, batch: Batch, models: Models, exclude_true: bool = Fa
 
     The true label decides nothing else.
 
-    `once` is heard where the words are drawn (`local.label_key`): a row then gets the same label in every pass.
+    `once` is heard where the words are drawn (`batch.label_key`): a row then gets the same label in every pass.
     """
     logits = net(batch.x)
     classes = logits.shape[-1]

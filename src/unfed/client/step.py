@@ -5,13 +5,13 @@
     θ      = after-step maps(θ)                          l2 ball, hold, fuse
     alive  = stop rule                                   a stopped client is frozen by `where`, never by lr · 0
 
-`step` is pure: a carry of tensors in, a carry of tensors out. The sequential engine calls it, the batched engine maps
-it over a stack of clients; each passes its own way of taking a gradient. `visit` is the readable loop around it.
+`step` is pure: a carry of tensors in, a carry of tensors out. `visit` is the readable loop around it, which the
+sequential engine calls; the batched engine maps the two halves of the step over a stack of clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,9 +34,6 @@ from unfed.model.params import Params
 
 Carry = dict[str, Any]
 """`params` (trainable), `state` (buffers, frozen parameters), `optimiser`, `alive`, `loss`: nested dicts of tensors."""
-
-Gradient = Callable[[Callable[[Params], tuple[Tensor, Any]], Params], tuple[Params, Any]]
-"""Takes f(params) -> (value, rest) and params; gives (∇ value, rest), without the params that f does not read."""
 
 
 # --- the step ---------------------------------------------------------------------------------------------------------
@@ -78,12 +75,12 @@ class Slope(NamedTuple):
 
 
 def step(
-    phase: Phase, carry: Carry, batch: Batch, key: Tensor, models: Models, number: int, gradient: Gradient
+    phase: Phase, carry: Carry, batch: Batch, key: Tensor, models: Models, number: int, lr: Tensor | None = None
 ) -> Carry:
     """Step `number` (from 1) of a phase: one gradient, one update, the maps, the stop rule."""
     loss = loss_of(phase, carry["state"], batch, key, models)
-    grads, (state, value) = gradient(loss, carry["params"])
-    return advance(phase, carry, Slope(grads, state, value), models, number)
+    grads, (state, value) = autograd(loss, carry["params"])
+    return advance(phase, carry, Slope(grads, state, value), models, number, lr)
 
 
 def loss_of(
@@ -265,7 +262,6 @@ def visit(
     params: Params,
     context: Mapping[str, Params],
     optimiser: Params | None = None,
-    gradient: Gradient = autograd,
 ) -> Visit:
     """Run a plan on one client, batch after batch: ClientUpdate of Algorithm 1, lines 16 to 20.
 
@@ -276,30 +272,39 @@ def visit(
     trained = forwarded = 0
     carry: Carry = {"params": params, "optimiser": optimiser}
     for phase in plan.phases:
-        positions = positions_of(phase, client)
         carry = start(template, phase, params, carry["optimiser"])
-        objective, number = objectives.find(phase.objective.name), 0
-        for turn in passes(phase, len(positions), done.get(phase.view, 0)):
-            done[phase.view] = turn.epoch + 1
-            key = epoch_key(plan, client.name, phase.view, turn.epoch)
-            order = positions[rng.order(rng.fold(key, rng.ORDER), len(positions))]
-            read = (client.source.augments, objective.draws, template.keyed)
-            draws = Draws.of(key, order, len(turn.steps), *read, label_key(plan, phase, client.name))
-            fetched = (fetch(client, order, draws, begin, end) for begin, end in turn.steps)
-            with closing(ahead(fetched) if pipelined(template, phase, client) else fetched) as batches:
-                for mask, batch in zip(draws.masks, batches, strict=True):
-                    number, rows = number + 1, len(batch.y)
-                    carry = step(phase, carry, batch, mask.to(batch.x.device), models, number, gradient)
-                    trained += rows
-                    marked = int(batch.forget.sum()) if objective.forget_forwards else 0
-                    forwarded += objective.forwards * rows + objective.forget_forwards * marked
-                    if phase.stop is not None and not bool(carry["alive"]):
-                        break
-            if phase.stop is not None and not bool(carry["alive"]):
-                break
+        objective = objectives.find(phase.objective.name)
+        with closing(_batches(template, plan, phase, client, done)) as batches:
+            for number, (key, batch) in enumerate(batches, 1):
+                carry = step(phase, carry, batch, key, models, number)
+                rows, marked = len(batch.y), int(batch.forget.sum()) if objective.forget_forwards else 0
+                trained += rows
+                forwarded += objective.forwards * rows + objective.forget_forwards * marked
+                if phase.stop is not None and not bool(carry["alive"]):
+                    break
         after = carry["params"] | carry["state"]
         params = {name: after[name] for name in template.like}
     return Visit(params, carry["optimiser"], covered(plan, client), trained, forwarded, float(carry["loss"]))
+
+
+def _batches(
+    template: Template, plan: Plan, phase: Phase, client: ClientData, done: dict[str, int]
+) -> Generator[tuple[Tensor, Batch], None, None]:
+    """The batches of a phase, pass after pass, each with the key of its dropout.
+
+    `done` says how many passes the plan has begun over each view, and goes on counting.
+    """
+    positions = positions_of(phase, client)
+    read = (client.source.augments, objectives.find(phase.objective.name).draws, template.keyed)
+    for turn in passes(phase, len(positions), done.get(phase.view, 0)):
+        done[phase.view] = turn.epoch + 1
+        key = epoch_key(plan, client.name, phase.view, turn.epoch)
+        order = positions[rng.order(rng.fold(key, rng.ORDER), len(positions))]
+        draws = Draws.of(key, order, len(turn.steps), *read, label_key(plan, phase, client.name))
+        fetched = (fetch(client, order, draws, begin, end) for begin, end in turn.steps)
+        with closing(ahead(fetched) if pipelined(template, phase, client) else fetched) as batches:
+            for mask, batch in zip(draws.masks, batches, strict=True):
+                yield mask.to(batch.x.device), batch
 
 
 def pipelined(template: Template, phase: Phase, client: ClientData) -> bool:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from unfed.client.batch import Batch, Models
 from unfed.client.plan import Phase
-from unfed.client.step import Carry, Slope, advance, autograd, gradients, loss_of
+from unfed.client.step import Carry, Slope, advance, gradients, loss_of, step
 from unfed.model.functional import Template
 from unfed.model.params import Params
 
@@ -31,9 +31,8 @@ def stacked_step(template: Template, phase: Phase, shared: Mapping[str, Params],
     """`client.step` for a stack: (carry, batch, per-client context, number) -> carry."""
 
     def loss(weights: Params, state: Params, batch: dict[str, Tensor], own: dict[str, Params]) -> tuple[Tensor, Params]:
-        rows = Batch(batch["x"], batch["y"], batch["forget"], batch["draws"], batch.get("weight"))
         models = Models(template, {**shared, **own})
-        value, (after, _) = loss_of(phase, state, rows, batch["key"], models)(weights)
+        value, (after, _) = loss_of(phase, state, _rows(batch), batch["key"], models)(weights)
         return value, after
 
     plain = elementwise(phase)
@@ -44,17 +43,13 @@ def stacked_step(template: Template, phase: Phase, shared: Mapping[str, Params],
 
     def alone(carry: Carry, batch: dict[str, Tensor], own: Mapping[str, Params], number: int) -> Carry:
         """A stack of one without a map: matrix products, attention and norms stay the kernels they are."""
-        rows = Batch(batch["x"], batch["y"], batch["forget"], batch["draws"], batch.get("weight"))
-        models = Models(template, {**shared, **own})
         with torch.enable_grad():
-            loss = loss_of(phase, carry["state"], rows, batch["key"], models)
-            grads, (state, value) = autograd(loss, carry["params"])
-        return advance(phase, carry, Slope(grads, state, value), models, number, lr)
+            return step(phase, carry, _rows(batch), batch["key"], Models(template, {**shared, **own}), number, lr)
 
-    def step(carry: Carry, batch: Mapping[str, Tensor], own: Mapping[str, Params], number: int) -> Carry:
+    def stacked(carry: Carry, batch: Mapping[str, Tensor], own: Mapping[str, Params], number: int) -> Carry:
         if len(batch["y"]) == 1:
-            stacked: Carry = expand(alone(_first(carry), _first(dict(batch)), _first(dict(own)), number), 1)
-            return stacked
+            one: Carry = expand(alone(_first(carry), _first(dict(batch)), _first(dict(own)), number), 1)
+            return one
         leaves = {name: t.detach().requires_grad_() for name, t in carry["params"].items()}
         with torch.enable_grad(), mappable_attention(batch["y"]):
             values, state = vmap(loss)(leaves, carry["state"], dict(batch), dict(own))
@@ -64,7 +59,11 @@ def stacked_step(template: Template, phase: Phase, shared: Mapping[str, Params],
             return after(carry, grads, state, values, dict(own), number)
         return _mapped(after, number)(carry, grads, state, values, dict(own))
 
-    return step
+    return stacked
+
+
+def _rows(batch: Mapping[str, Tensor]) -> Batch:
+    return Batch(batch["x"], batch["y"], batch["forget"], batch["draws"], batch.get("weight"))
 
 
 @contextmanager
