@@ -90,7 +90,6 @@ class JobServer:
         self.params = params
         self.ledger = Ledger()
         self._setup, self._history = setup, history
-        self._wired, self._forward_flops = setup.wired, setup.forward_flops
         self.recorders: dict[str, Recorder] = {}
         """Who keeps history of the rounds from now on, by label."""
         self.scope: tuple[Mapping[str, Any], ...] = ()
@@ -163,7 +162,6 @@ class JobServer:
         *,
         transfer: Transfer = Transfer(),  # noqa: B008  (frozen)
         patient: bool = False,
-        engine: Engine | None = None,
     ) -> Iterator[Block]:
         """Ask clients to run a plan.
 
@@ -171,7 +169,7 @@ class JobServer:
 
         A `patient` server waits until everybody has answered: a leaver's own phase cannot go on without the leaver.
         """
-        return self._train(plan, params, clients, context or {}, _Asking(transfer, patient, engine))
+        return self._train(plan, params, clients, context or {}, _Asking(transfer, patient))
 
     def _train(
         self, plan: Plan, params: Params, clients: Sequence[str], context: Context, how: _Asking
@@ -179,28 +177,22 @@ class JobServer:
         transfer, engine = how.transfer, how.engine or self.engine
         asked = sorted(clients, key=self._place)
         self.asked.setdefault(plan.round, []).extend(asked)
-        messages = isinstance(engine, Messenger)
-        if self._wired:
-            model = 0 if messages else tensor_bytes(params)
-            for name in asked:
-                crossing = () if messages else context_of(context, name).items()
-                own = sum(tensor_bytes(c) for n, c in crossing if n not in transfer.seeded)
-                self.ledger.sent(transfer.down, self._parameters, model + own)
+        contexts = [c for name in asked for n, c in context_of(context, name).items() if n not in transfer.seeded]
+        down = len(asked) * tensor_bytes(params) + sum(map(tensor_bytes, contexts))
+        self._sent(engine, transfer.down * len(asked), down)
         answering = [name for name in asked if how.patient or not self._drops_out(name, plan.round)]
         there = set(answering)
-        silent = [Refusal(plan.round, name, "it did not answer") for name in asked if name not in there]
-        self.refusals += silent
-        refused, accepted = list(silent), 0
+        refused = [Refusal(plan.round, name, "it did not answer") for name in asked if name not in there]
+        self.refusals += refused
+        accepted = 0
         for found in _checked(engine.train(plan, params, answering, context, how.optimiser), params, plan.round):
             if isinstance(found, Refusal):
                 self.refusals.append(found)
                 refused.append(found)
                 continue
             block = found.block
-            self.ledger.worked(self._forward_flops, sum(block.trained), sum(block.forwarded))
-            if self._wired:
-                uploads = transfer.up * len(block.clients)
-                self.ledger.sent(uploads, self._parameters, 0 if messages else tensor_bytes(block.params))
+            self.ledger.worked(self._setup.forward_flops, sum(block.trained), sum(block.forwarded))
+            self._sent(engine, transfer.up * len(block.clients), tensor_bytes(block.params))
             good, bad = found.result()
             self.refusals += bad
             refused += bad
@@ -208,19 +200,24 @@ class JobServer:
             if good.clients:
                 yield good
         self._settle(engine)
+        self._check_quorum(plan.round, asked, accepted, refused)
+
+    def _check_quorum(self, round: int, asked: Sequence[str], accepted: int, refused: Sequence[Refusal]) -> None:
+        """Refuse to go on with too few answers; where one place holds all data, with none."""
         need = max(1, math.ceil(self.settings.quorum * len(asked)))
-        if accepted < need:
-            if not self._wired:
-                reason = refused[0].reason.removeprefix("its update ") if refused else "holds no row to train on"
-                raise UnfedError(
-                    f"After epoch {plan.round} the model {reason}, because its loss is not finite any more; lower the"
-                    " learning rate (or the method's own strength) and start again."
-                )
-            why = "; ".join(f"client {r.client}: {r.reason}" for r in refused[:3]) or "nobody was asked"
-            raise (Unanswered if asked else Refused)(
-                f"Round {plan.round} got {accepted} usable updates of {len(asked)} asked, the quorum is {need} ({why});"
-                " mend these clients or lower training.quorum, then resume: all of them are asked again."
+        if accepted >= need:
+            return
+        if not self._setup.wired:
+            reason = refused[0].reason.removeprefix("its update ") if refused else "holds no row to train on"
+            raise UnfedError(
+                f"After epoch {round} the model {reason}, because its loss is not finite any more; lower the"
+                " learning rate (or the method's own strength) and start again."
             )
+        why = "; ".join(f"client {r.client}: {r.reason}" for r in refused[:3]) or "nobody was asked"
+        raise (Unanswered if asked else Refused)(
+            f"Round {round} got {accepted} usable updates of {len(asked)} asked, the quorum is {need} ({why});"
+            " mend these clients or lower training.quorum, then resume: all of them are asked again."
+        )
 
     def replay(
         self, plan: Plan, params: Params, clients: Sequence[str], scope: Sequence[Mapping[str, Any]]
@@ -235,7 +232,8 @@ class JobServer:
         if self._setup.as_it_was is None:
             raise UnfedError("This server cannot repeat a round that is over; run the method inside a run folder.")
         engine = self._setup.as_it_was(scope)
-        return self.train(plan, params, clients, transfer=Transfer(down=0, up=0), patient=True, engine=engine)
+        how = _Asking(Transfer(down=0, up=0), patient=True, engine=engine)
+        return self._train(plan, params, clients, {}, how)
 
     def train_at_home(self, plan: Plan, params: Params, context: Mapping[str, Params]) -> Params:
         """Run a plan on the server's own unlabelled data: one more client, without messages."""
@@ -243,7 +241,7 @@ class JobServer:
             raise UnfedError("The server holds no data of its own; set partition.validation above 0.")
         home = Sequential(self.template, {self._public.name: self._public})
         (block,) = home.train(plan, params, [self._public.name], context)
-        self.ledger.worked(self._forward_flops, sum(block.trained), sum(block.forwarded))
+        self.ledger.worked(self._setup.forward_flops, sum(block.trained), sum(block.forwarded))
         return block.of(0)
 
     def measure(self, what: Measure, params: Params, clients: Sequence[str]) -> dict[str, Tensor]:
@@ -259,9 +257,8 @@ class JobServer:
             _, sums = answer
             total = {n: total[n] + t if total else t for n, t in sums.items()}
             if what.what != "correct":
-                self.ledger.worked(self._forward_flops, int(sums["count"]))
-                self._send(self.engine, params)
-                self._send(self.engine, dict(sums))
+                self.ledger.worked(self._setup.forward_flops, int(sums["count"]))
+                self._sent(self.engine, 2, tensor_bytes(params) + tensor_bytes(sums))
         self._settle(self.engine)
         return total
 
@@ -304,11 +301,10 @@ class JobServer:
         tensors = {**state.tensors, OPTIMISER: {n: t[0] for n, t in (block.optimiser or {}).items()}}
         return replace(state, params=block.of(0), round=r, tensors=tensors)
 
-    def _send(self, engine: Engine, params: Params, *context: Params, models: int = 1) -> None:
+    def _sent(self, engine: Engine, models: int, wire_bytes: int) -> None:
         """Count what crosses: models by the paper's rule, tensors only where no messenger knows better."""
-        if self._wired:
-            tensors = () if isinstance(engine, Messenger) else (params, *context)
-            self.ledger.sent(models, self._parameters, sum(tensor_bytes(p) for p in tensors))
+        if self._setup.wired:
+            self.ledger.sent(models, self._parameters, 0 if isinstance(engine, Messenger) else wire_bytes)
 
     def _settle(self, engine: Engine) -> None:
         """Take over what a messenger's messages really carried."""
