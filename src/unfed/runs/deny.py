@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
+from typing import Any
 
 from unfed import storage
 from unfed.data import Request
@@ -24,6 +25,9 @@ from unfed.runs.elsewhere import elsewhere
 from unfed.runs.folder import KEY, RunFolder
 from unfed.runs.world import World
 
+EVIDENCE = "unlearning.json"
+"""What an unlearning in a foreign Flower app leaves in its folder."""
+
 
 def imported(config: Config) -> Config:
     """The config with the list of the run that it names.
@@ -33,21 +37,33 @@ def imported(config: Config) -> Config:
     own = config.deny
     if own.run is None or own.clients or own.classes or own.rows:
         return config
+    found: dict[str, Any]
     if own.run.is_file():
-        return config.model_copy(update={"deny": own.model_copy(update={"clients": _names(own.run)})})
-    if (own.run / "unlearning.json").is_file():  # evidence of an unlearning in a foreign Flower app
-        kept = storage.read_json(own.run / "unlearning.json", "evidence of an unlearning")
-        names = tuple(str(name) for name in kept["forgotten"])
-        if not names:
-            raise UnfedError(f"{own.run} names its leaver by a node id; write its name into a file, and name that.")
-        if unnamed := kept.get("unnamed"):
-            ids = " and ".join(map(str, unnamed))
-            raise UnfedError(
-                f"{own.run} knows {ids} by no name, so the others alone would stay out; write"
-                f" all names ({', '.join(names)}, …) into a file, and name that."
-            )
-        return config.model_copy(update={"deny": own.model_copy(update={"clients": names})})
-    folder = RunFolder(own.run)
+        found = {"clients": _names(own.run)}
+    elif (own.run / EVIDENCE).is_file():
+        found = {"clients": _of_evidence(own.run)}
+    else:
+        found = _of_run(RunFolder(own.run))
+    return config.model_copy(update={"deny": own.model_copy(update=found)})
+
+
+def _of_evidence(folder: Path) -> tuple[str, ...]:
+    """Whom an unlearning in a foreign Flower app took out."""
+    kept = storage.read_json(folder / EVIDENCE, "evidence of an unlearning")
+    names = tuple(str(name) for name in kept["forgotten"])
+    if not names:
+        raise UnfedError(f"{folder} names its leaver by a node id; write its name into a file, and name that.")
+    if unnamed := kept.get("unnamed"):
+        ids = " and ".join(map(str, unnamed))
+        raise UnfedError(
+            f"{folder} knows {ids} by no name, so the others alone would stay out; write"
+            f" all names ({', '.join(names)}, …) into a file, and name that."
+        )
+    return names
+
+
+def _of_run(folder: RunFolder) -> dict[str, Any]:
+    """What a run took over from the one before, and all that it was asked to forget itself."""
     before = Config.kept(folder.description()["config"]).deny
     asked = [entry for entry in folder.requests() if entry.accepted]
     unseen = next((entry.request.id for entry in asked if entry.request.samples and not entry.rows), None)
@@ -60,13 +76,12 @@ def imported(config: Config) -> Config:
     key = _read(folder.path) if rows else None
     if rows and key is None:
         raise UnfedError(f"{folder.path} has rows on its deny list, but no deny.key; restore the file.")
-    found = {
+    return {
         "clients": tuple(sorted({*before.clients, *(name for e in asked for name in e.request.clients)})),
         "classes": tuple(sorted({*before.classes, *(number for e in asked for number in e.request.classes)})),
         "rows": tuple(rows),
         "key": None if key is None else key.hex(),
     }
-    return config.model_copy(update={"deny": own.model_copy(update=found)})
 
 
 def clients_on(path: str | Path) -> tuple[str, ...]:
