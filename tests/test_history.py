@@ -15,7 +15,7 @@ from unfed.client.batch import Batch, Draws
 from unfed.data import Request
 from unfed.data.scope import ClientData
 from unfed.errors import UnfedError
-from unfed.federation.history import History, Record
+from unfed.federation.history import History
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.methods import FedEraser
@@ -108,23 +108,6 @@ def test_stored_bytes_are_what_is_stored_beside_what_the_original_would_store(tm
     assert last["pgd"]["stored_original_bytes"] == clients * size
     total = sum(float(last[name]["stored_server_bytes"]) for name in ("federaser", "fukd", "pgd"))
     assert [x for x in run.lines() if x["method"] == "train"][-1]["stored_server_bytes"] == total
-
-
-def test_a_history_survives_being_written_down() -> None:
-    own = {"a/b": Record({"w/x": torch.arange(3.0)}, {"rounds": [1, 2]}), "c": Record()}
-    before = History(4, {"g/1": {"w": torch.ones(2)}}, own, {"plan": "{}"}, ("z",))
-    after = History.unpack(*before.pack())
-    assert (after.rounds, after.purged, after.numbers, list(after.own)) == (4, ("z",), {"plan": "{}"}, ["a/b", "c"])
-    assert torch.equal(after.own["a/b"].tensors["w/x"], torch.arange(3.0)) and after.own["a/b"].numbers == {
-        "rounds": [1, 2]
-    }
-    assert torch.equal(after.shared["g/1"]["w"], torch.ones(2))
-
-
-def test_a_damaged_history_is_one_sentence() -> None:
-    tensors, numbers = History(1, {"g": {"w": torch.ones(1)}}).pack()
-    with pytest.raises(UnfedError, match="history cannot be read"):
-        History.unpack(tensors, {**numbers, "groups": []})
 
 
 # --- resuming ---------------------------------------------------------------------------------------------------------

@@ -60,6 +60,13 @@ def test_a_save_costs_what_changed_and_everything_is_read_back(tmp_path: Path) -
     assert same(found["a"], after) and same(found["b"], before)
 
 
+def test_clients_groups_and_tensors_may_have_any_name(tmp_path: Path) -> None:
+    own = {"a/b": Record({"w/x": torch.arange(3.0)}, {"rounds": [1, 2]}), "c": Record()}
+    before = History(4, {"g/1": {"w": torch.ones(2)}}, own, {"plan": "{}"}, ("z",))
+    save(RunFolder(tmp_path), {"x/y": before})
+    assert same(RunFolder(tmp_path).load_histories(JOB)["x/y"], before)
+
+
 def test_whoever_goes_on_adds_to_what_is_there(tmp_path: Path) -> None:
     save(RunFolder(tmp_path), {"a": history()})
     again = RunFolder(tmp_path)

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from unfed.client.plan import Plan
 from unfed.engines.base import Block
-from unfed.errors import UnfedError
 from unfed.model.params import Params, tensor_bytes
 
 
@@ -115,23 +114,6 @@ class History:
             "purged": list(self.purged),
         }
         return tensors, numbers
-
-    @staticmethod
-    def unpack(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> History:
-        try:
-            shared: dict[str, Params] = {group: {} for group in numbers["groups"]}
-            own: dict[str, Params] = {client: {} for client in numbers["clients"]}
-            for name, t in tensors.items():
-                where, index, inner = name.split("/", 2)
-                table, key = (shared, "groups") if where == "shared" else (own, "clients")
-                table[numbers[key][int(index)]][inner] = t
-            records = {c: Record(own[c], n) for c, n in zip(numbers["clients"], numbers["own"], strict=True)}
-            return History(numbers["rounds"], shared, records, numbers["numbers"], tuple(numbers["purged"]))
-        except (KeyError, ValueError, IndexError, TypeError) as error:
-            raise UnfedError(
-                f"The recorded history cannot be read ({error!r}): it is damaged or of another version; restore the"
-                " state file it came from, or train again."
-            ) from error
 
 
 class Records(Protocol):
