@@ -41,12 +41,10 @@ def membership_inference(
     return 100.0 * float(np.mean(split_accuracies(forget_losses, test_losses, seed=seed, folds=folds, method=method)))
 
 
-def try_membership_inference(
-    forget_losses: Losses, test_losses: Losses, *, seed: int, folds: int = 10, method: Method = "newton"
-) -> Value:
+def try_membership_inference(forget_losses: Losses, test_losses: Losses, *, seed: int) -> Value:
     """The same, but where the attack cannot run the value says why, and the run goes on."""
     try:
-        return membership_inference(forget_losses, test_losses, seed=seed, folds=folds, method=method)
+        return membership_inference(forget_losses, test_losses, seed=seed)
     except UnfedError as error:
         return not_measured(str(error).rstrip("."))
 

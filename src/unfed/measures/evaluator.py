@@ -117,6 +117,10 @@ class Yardstick:
     way: Way = called
     """How logits are computed."""
 
+    def score(self, params: Params, source: Source, rows: Tensor) -> Scores:
+        """How a model does on some rows of a source."""
+        return score(self.template, params, source, rows, self.batch, self.way)
+
 
 class HeldOut:
     """The test data as it is asked after some requests, and the attacks that need it.
@@ -143,7 +147,7 @@ class HeldOut:
     def scores(self, params: Params) -> Scores | None:
         """How a model does on the test rows; None where there are none."""
         stick = self._yardstick
-        return None if stick.held_out is None else self._score(params, stick.held_out, self._rows)
+        return None if stick.held_out is None else stick.score(params, stick.held_out, self._rows)
 
     def membership(self, forget: Scores, test: Scores | None) -> Value:
         """Whether the forgotten rows can be told from the test rows by their losses."""
@@ -158,7 +162,7 @@ class HeldOut:
         if self._stamped is None:
             return not_measured("no client was poisoned")
         rows, source = self._stamped
-        return self._score(params, source, rows).accuracy
+        return self._yardstick.score(params, source, rows).accuracy
 
     def views(self) -> dict[str, View | None]:
         """The test rows and the stamped ones; None where there are none."""
@@ -180,14 +184,14 @@ class HeldOut:
         if self._yardstick.poisoned not in self._leaving:
             return not_measured("the client that planted the backdoor is not the one who leaves")
         rows, source = self._stamped
-        return self._score(params, source, rows).correct.cpu().numpy()
+        return self._yardstick.score(params, source, rows).correct.cpu().numpy()
 
     def everything(self, params: Params) -> tuple[Scores, Tensor] | None:
         """How a model does on all test rows, forgotten classes too, and their labels."""
         source = self._yardstick.held_out
         if source is None:
             return None
-        return self._score(params, source, torch.arange(len(source.labels))), source.labels.cpu()
+        return self._yardstick.score(params, source, torch.arange(len(source.labels))), source.labels.cpu()
 
     def planted_by(self, request: Request) -> bool:
         """Whether a request takes out the client that planted the backdoor, and that backdoor can be tried."""
@@ -199,9 +203,6 @@ class HeldOut:
         if stick.held_out is None:
             return NOT_HELD_OUT
         return reactions(stick.template, params, stick.held_out, self._rows, stick.seed, stick.batch)
-
-    def _score(self, params: Params, source: Source, rows: Tensor) -> Scores:
-        return score(self._yardstick.template, params, source, rows, self._yardstick.batch, self._yardstick.way)
 
 
 class Scope(Protocol):
@@ -370,7 +371,7 @@ class Evaluator:
         return 100.0 * float((right[count > 0] / count[count > 0]).mean())
 
     def _score(self, params: Params, rows: Tensor) -> Scores:
-        return score(self._yardstick.template, params, self._source, rows, self._yardstick.batch, self._yardstick.way)
+        return self._yardstick.score(params, self._source, rows)
 
 
 def _share(found: Scores | str) -> Value:
