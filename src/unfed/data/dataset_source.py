@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unfed.data.source import MapStyle, checked_labels, unit
+from unfed.data.source import MapStyle, as_array, checked_labels, unit
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.calling import Inputs
 
@@ -125,8 +125,7 @@ def as_sample(value: Any, row: int, dtype: torch.dtype) -> Tensor:
     uint8 becomes [0, 1].
     """
     if not isinstance(value, Tensor):
-        mode = getattr(value, "mode", None)  # only PIL images have one; a palette index is no intensity
-        array = np.asarray(value.convert("L" if mode == "1" else "RGB") if mode in ("1", "P") else value)
+        array = as_array(value)
         if array.dtype.kind not in "biuf" or array.ndim == 0:
             raise UnfedError(
                 f"Row {row} holds a {type(value).__name__}, which is no tensor, image or array;"

@@ -32,7 +32,7 @@ from unfed.data.dataset_source import DatasetSource
 from unfed.data.fetch import cifar, folders, idx, packages
 from unfed.data.fetch.folders import Files
 from unfed.data.partition import portion
-from unfed.data.source import Source, TensorSource, Transform
+from unfed.data.source import MapStyle, Source, TensorSource, Transform
 from unfed.errors import UnfedError, listed, nearest
 
 Pair = tuple[Tensor, Tensor]
@@ -266,23 +266,16 @@ def _from_factory(
     made = plugins.call(factory, name, "data set", *([] if root is None else [root]))
     if not isinstance(made, (tuple, list)) or len(made) != 2:
         raise UnfedError(f"The data set {name!r} must return (train, test), not a {type(made).__name__}.")
-    train_part, owners, groups = _owned(made[0], name)
-    parts = train_part, made[1]
-    pairs = [_as_tensors(part) for part in parts]
-    if pairs[0] is not None and pairs[1] is not None:
-        (x, y), (test_x, test_y) = pairs[0], pairs[1]
-        if x.shape[1:] != test_x.shape[1:] or x.dtype != test_x.dtype:
-            raise UnfedError(
-                f"The factory {name!r} returned training samples of {_described(x)} and test samples of"
-                f" {_described(test_x)}; make them alike."
-            )
+    train, owners, groups = _owned(made[0], name)
+    pair, test_pair = _as_tensors(train), _as_tensors(made[1])
+    if pair is not None and test_pair is not None:
+        raw = _of_tensors(name, pair, test_pair)
         if owners is not None and test_size is not None:
             raise UnfedError(f"test_size cannot be used with {name!r}, whose test rows have no owners; leave it out.")
-        names = _class_names(None, _highest((y, test_y)))
-        return Raw((x, y), names, test=(test_x, test_y), owners=owners, groups=groups)
-    if any(pair is not None for pair in pairs):
+        return replace(raw, owners=owners, groups=groups)
+    if pair is not None or test_pair is not None:
         raise UnfedError(f"The factory {name!r} mixes tensors and data sets; return two of the same sort.")
-    for part in parts:
+    for part in (train, made[1]):
         if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
             raise UnfedError(
                 f"The factory {name!r} returned a {type(part).__name__}, which has no len and no [i]; return map-style"
@@ -292,11 +285,27 @@ def _from_factory(
         raise UnfedError(f"test_size cannot be used with {name!r}, whose data sets are split already; leave it out.")
     if transform is not None and transform != {}:
         raise UnfedError(f"A transform cannot be used with {name!r}, whose data sets have their own; leave it out.")
-    train = DatasetSource(parts[0], dtype=dtype, device=device)
-    test = DatasetSource(parts[1], dtype=dtype, device=device, warn=False)  # once is enough
-    classes = _class_names(parts[0], _highest((train.labels, test.labels)))
-    train.classes = test.classes = len(classes)  # one of the two may lack the last classes
-    return Dataset(name, train, test, classes)
+    return _of_data_sets(name, train, made[1], device, dtype)
+
+
+def _of_tensors(name: str, train: Pair, test: Pair) -> Raw:
+    (x, y), (test_x, test_y) = train, test
+    if x.shape[1:] != test_x.shape[1:] or x.dtype != test_x.dtype:
+        raise UnfedError(
+            f"The factory {name!r} returned training samples of {_described(x)} and test samples of"
+            f" {_described(test_x)}; make them alike."
+        )
+    return Raw(train, _class_names(None, _highest((y, test_y))), test=test)
+
+
+def _of_data_sets(
+    name: str, train: MapStyle, test: MapStyle, device: torch.device | str, dtype: torch.dtype
+) -> Dataset:
+    source = DatasetSource(train, dtype=dtype, device=device)
+    held_out = DatasetSource(test, dtype=dtype, device=device, warn=False)  # once is enough
+    classes = _class_names(train, _highest((source.labels, held_out.labels)))
+    source.classes = held_out.classes = len(classes)  # one of the two may lack the last classes
+    return Dataset(name, source, held_out, classes)
 
 
 def _owned(part: Any, name: str) -> tuple[Any, Tensor | None, tuple[str, ...]]:

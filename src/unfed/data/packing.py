@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unfed.data.source import MapStyle, unit
+from unfed.data.source import MapStyle, as_array, unit
 from unfed.errors import UnfedError
 from unfed.model.calling import Inputs, Part
 
@@ -97,12 +97,11 @@ def _is_numbers(value: Any) -> bool:
 def as_tensor(value: Any, where: str) -> Tensor:
     """An input as a tensor: numbers as they are, images of bytes as [C, H, W] in [0, 1]."""
     if not isinstance(value, Tensor):
-        mode = getattr(value, "mode", None)
-        array = np.asarray(value.convert("L" if mode == "1" else "RGB") if mode in ("1", "P") else value)
+        is_image, array = hasattr(value, "mode"), as_array(value)
         if array.dtype.kind not in "biuf":
             raise UnfedError(f"{where} holds a {type(value).__name__}, which is no tensor, image or array; convert it.")
         value = torch.from_numpy(np.array(array))
-        if mode is not None:
+        if is_image:
             value = value[None] if value.ndim == 2 else value.permute(2, 0, 1)
     return unit(value, torch.float32) if value.dtype == torch.uint8 and value.ndim >= 3 else value
 

@@ -16,8 +16,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from unfed import rng
@@ -163,6 +165,12 @@ def _word(draws: Tensor, purpose: int) -> Tensor:
 def unit(images: Tensor, dtype: torch.dtype) -> Tensor:
     """Pixels as numbers in [0, 1]; what is floating-point already stays."""
     return images if images.is_floating_point() else images.to(dtype).div_(255)
+
+
+def as_array(value: Any) -> NDArray[Any]:
+    """An image, or whatever else numpy reads; bits and palettes become intensities."""
+    mode = getattr(value, "mode", None)  # only PIL images have one; a palette index is no intensity
+    return np.asarray(value.convert("L" if mode == "1" else "RGB") if mode in ("1", "P") else value)
 
 
 def _window(images: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
