@@ -97,13 +97,18 @@ def orthogonal(params: Mapping[str, Tensor], choices: Sequence[Choice], *, seed:
 
     def turned(w: Tensor, choice: Choice) -> Tensor:
         rows = w.reshape(w.shape[0] if w.ndim else 1, -1)
-        q: Tensor
-        q, r = torch.linalg.qr(_gaussian((len(rows), len(rows)), seed, "orthogonal", choice))
-        q = q * torch.where(r.diagonal() < 0, -1.0, 1.0)  # QR alone is not uniform: its signs are conventions
+        q = uniform_orthogonal(_gaussian((len(rows), len(rows)), seed, "orthogonal", choice))
         product = q.to(w.device) @ rows.double()
         return product.to(w.dtype).reshape(w.shape)
 
     return changed_at(params, choices, turned)
+
+
+def uniform_orthogonal(gaussian: Tensor) -> Tensor:
+    """An orthogonal matrix, uniform among all of them, from a square one of standard normal values."""
+    q: Tensor
+    q, r = torch.linalg.qr(gaussian)
+    return q * torch.where(r.diagonal() < 0, -1.0, 1.0)  # QR alone is not uniform: its signs are conventions
 
 
 def reinit(params: Mapping[str, Tensor], choices: Sequence[Choice], *, fresh: Mapping[str, Tensor]) -> Params:

@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from unfed.errors import UnfedError, listed, nearest
 from unfed.model.layers import Choice
 from unfed.model.params import Params
-from unfed.model.perturb import changed_at, reinit
+from unfed.model.perturb import changed_at, reinit, uniform_orthogonal
 
 DRAW_BYTES = 32
 WIDEST = 4096
@@ -36,9 +36,7 @@ WIDEST = 4096
 def orthogonal(w: Tensor, draw: bytes, address: str) -> Tensor:
     """A random rotation or reflection of the outputs."""
     rows = _rows(w)
-    q: Tensor
-    q, r = torch.linalg.qr(_gaussian((len(rows), len(rows)), draw, address))
-    q = q * torch.where(r.diagonal() < 0, -1.0, 1.0)  # QR alone is not uniform: its signs are conventions
+    q = uniform_orthogonal(_gaussian((len(rows), len(rows)), draw, address))
     return _back(q.to(w.device) @ rows.double(), w)
 
 
