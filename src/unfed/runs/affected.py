@@ -65,7 +65,7 @@ def affected(run: Record, client: str) -> list[Affected]:
     for seen in seeds:
         found += _in_folder(run, client, seen)
         found += _turned_back(run, seen)
-    found += _handed_out(run, client, seeds)
+    found += _handed_out(run, seeds)
     if elsewhere(run.description):
         for seen in seeds:
             found += _crossed(run, client, seen)
@@ -170,7 +170,7 @@ _PAGES = {
 # --- outside ----------------------------------------------------------------------------------------------------------
 
 
-def _handed_out(run: Record, client: str, seeds: Sequence[_Seen]) -> Iterator[Affected]:
+def _handed_out(run: Record, seeds: Sequence[_Seen]) -> Iterator[Affected]:
     where, of = run.folder.path, {seen.seed: seen for seen in seeds}
     for one in handed_out.listed(run.folder):
         path = one.path(where)

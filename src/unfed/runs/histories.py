@@ -75,7 +75,7 @@ class HistoryLog:
         records = list(_records(histories))
         live = sum(tensor_bytes(record.tensors) for _, record in records)
         if self._said is None or self._said != said or self._said["length"] > 2 * live + _SLACK:
-            self._begin_anew(said, records)
+            self._begin_anew(records)
         else:
             self._append([(key, record) for key, record in records if self._changed(key, record)])
         self._known = {key: _seen(record) for key, record in records}
@@ -93,7 +93,7 @@ class HistoryLog:
         """Every log that lies beside the state, those that it does not count any more included."""
         return sorted(self._state.parent.glob(f"{glob.escape(self._state.stem)}.{HISTORY}-*"))
 
-    def _begin_anew(self, said: Mapping[str, Any] | None, records: list[tuple[Key, Record]]) -> None:
+    def _begin_anew(self, records: list[tuple[Key, Record]]) -> None:
         taken = [int(p.name.rpartition("-")[2]) for p in self.files()]
         name = f"{self._state.stem}.{HISTORY}-{1 + max(taken, default=0)}"
         part = _packed(records, {})

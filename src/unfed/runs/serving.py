@@ -136,12 +136,9 @@ class Queue:
         with self._desk() as entries:
             for entry in entries:
                 if entry.request.id == request.id:
-                    asked = replace(entry, request=request, method=method, until=until, seed=seed, expires=expires)
-                    asked = replace(asked, how=how)
-                    asked = replace(
-                        asked, described=None if entry.described is None else {**entry.described, **served_by}
-                    )
-                    return self._asked_again(entry, asked, entries)
+                    known = None if entry.described is None else {**entry.described, **served_by}
+                    asked = replace(entry, request=request, method=method, until=until, seed=seed, described=known)
+                    return self._asked_again(entry, replace(asked, expires=expires, how=how), entries)
             accepted = [e for e in entries if e.accepted and e.seed == seed]
             at, number = now(), next_number(entries)
             entry = Entry(number, request, method, until, at, seed, changed=at, expires=expires, how=how)
