@@ -4,8 +4,9 @@
     cka             how alike two models' answers are, layer by layer
     spectrum        into how few directions gradients go
     bound           a lower bound on the time that unlearning takes
-    optimality      is a negated layer still optimal? the paper's NR-Freeze
+    gradient_noise  the noise of mini-batches, which the bound leaves out or takes in
     theory          the theorems behind it, as functions that can be checked
+    advice          which layer to perturb, and how
 
-Nothing here trains or changes a run; `optimality` is a method that a run can be given by its path.
+Nothing here changes a run. Whether a negated layer is still optimal is asked by a method, `unfed.methods.nr_freeze`.
 """

@@ -218,7 +218,7 @@ class Central(Method):
 METHODS: dict[str, type[Method]] = {}
 
 SHIPPED = ("unfed.methods.nr_freeze:NRFreeze",)
-"""Methods of this package that lie elsewhere in it: known by where they lie, and nobody else's code."""
+"""Methods of this package that are asked for by their path, not by a name; they are nobody else's code."""
 
 
 def register(method: type[Method]) -> type[Method]:
