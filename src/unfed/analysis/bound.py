@@ -31,6 +31,7 @@ from torch import Tensor
 from unfed.analysis.gradient_noise import Noise
 from unfed.analysis.theory.noise import squared_gap_limit
 from unfed.client.scores import score
+from unfed.client.step import gradients
 from unfed.data import Source
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.measures.metrics import loss_gap
@@ -57,14 +58,14 @@ class Bound:
     noise: float = 0.0
     epsilon: float = 0.0
 
-    def flops(self, lr: float, clients: int, batch: int, forward_flops: Flops, momentum: float = 0.0) -> Value:
-        """What that time costs: t(1 − μ)/η steps of `batch` samples at every client, forward and backward.
+    def flops(self, lr: float, clients: int, batch: int, forward_flops: Flops) -> Value:
+        """What that time costs: t/η steps of `batch` samples at every client, forward and backward.
 
-        The paper counts t/η steps, whatever the momentum μ.
+        So the paper counts them, whatever the momentum μ; with it, t(1 − μ)/η steps would last as long.
         """
         if isinstance(forward_flops, str):
             return forward_flops
-        return self.time * (1 - momentum) / lr * clients * batch * 3 * forward_flops
+        return self.time / lr * clients * batch * 3 * forward_flops
 
 
 def unlearning_time(
@@ -183,10 +184,8 @@ class Sets:
             x, y = self.source.fetch(rows[begin : begin + self.batch], None)
             leaves = {name: params[name].detach().requires_grad_() for name in template.trainable}
             loss = F.cross_entropy(template.bind(params | leaves)(x), y, reduction="sum") / len(rows)
-            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-            for name, grad in zip(leaves, found, strict=True):
-                if grad is not None:
-                    sums[name] += grad
+            for name, grad in gradients(loss, leaves).items():
+                sums[name] += grad
         return sums
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unfed.client.batch import bounds
 from unfed.client.plan import Measure
+from unfed.client.step import gradients
 from unfed.data import ClientData, Source
 from unfed.data.prefetch import ahead
 from unfed.model.functional import Net, Template
@@ -64,8 +65,7 @@ def batches(
     They are read ahead where a data set on the host feeds a device.
     """
     fetched = (source.fetch(rows, None) for rows in groups)
-    on_host = next(iter(template.like.values())).device.type == "cpu"
-    return fetched if source.resident or on_host else ahead(fetched)
+    return fetched if source.resident or template.device.type == "cpu" else ahead(fetched)
 
 
 @torch.no_grad()
@@ -121,8 +121,6 @@ def measure(template: Template, what: Measure, client: ClientData, params: Param
         x, y = client.source.fetch(client.rows[positions[begin:end]], None)
         leaves = {name: params[name].detach().requires_grad_() for name in template.trainable}
         loss = F.cross_entropy(template.bind(params | leaves)(x), y)
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        for name, grad in zip(leaves, found, strict=True):
-            if grad is not None:
-                sums[name] += grad.square() if what.what == "squared_gradient" else grad
+        for name, grad in gradients(loss, leaves).items():
+            sums[name] += grad.square() if what.what == "squared_gradient" else grad
     return count | {"batches": torch.tensor(float(len(steps)), dtype=torch.float64)} | sums

@@ -315,7 +315,7 @@ def pipelined(template: Template, phase: Phase, client: ClientData) -> bool:
     """
     if client.source.resident or phase.stop is not None or template.draws_its_own:
         return False
-    return next(iter(template.like.values())).device.type != "cpu"
+    return template.device.type != "cpu"
 
 
 def fetch(client: ClientData, order: Tensor, draws: Draws, begin: int, end: int) -> Batch:

@@ -26,7 +26,7 @@ from unfed.client import objectives
 from unfed.client.batch import bounds, covered, positions_of
 from unfed.client.plan import Measure, Phase, Plan
 from unfed.client.scores import score
-from unfed.client.step import Carry, mean
+from unfed.client.step import Carry, gradients, mean
 from unfed.client.step import start as begin
 from unfed.data import ClientData
 from unfed.engines.base import Block, Context, Visit
@@ -37,7 +37,7 @@ from unfed.engines.vectorised import at, cut, expand, join, mappable_attention, 
 from unfed.engines.visits import contexts, filled, parted, spread
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.functional import Template
-from unfed.model.params import Params
+from unfed.model.params import Params, tensor_bytes
 
 # Memory for the activations and copies of one stack. A constant, not a reading of the machine: the number of clients
 # in a stack changes the last bits of a result, so it must be the same when a run is resumed elsewhere. More gains
@@ -75,8 +75,7 @@ class Batched:
         if chunk is not None and chunk < 1:
             raise UnfedError(f"engine.chunk is a number of clients, at least 1, not {chunk}.")
         self._template, self._clients, self._chunk = template, clients, chunk
-        some = next(t for t in template.like.values() if t.is_floating_point())
-        self._device = some.device
+        self._device = template.device
         self._compile = self._device.type == "cuda" if compile is None else compile
         self._held: OrderedDict[tuple[object, ...], PaddedRows] = OrderedDict()
         self._held_bytes = 0
@@ -193,7 +192,7 @@ class Batched:
         if self._kept_bytes is None:
             self._kept_bytes = kept_bytes(self._template)
         # Weights, moments and gradients, each before and after; the backward pass holds about what the forward kept.
-        copies = 6 * sum(t.numel() * t.element_size() for t in self._template.like.values())
+        copies = 6 * tensor_bytes(self._template.like)
         return max(1, BUDGET_BYTES[self._device.type] // (2 * width * self._kept_bytes + copies))
 
     def _view(self, names: tuple[str, ...], phase: Phase) -> PaddedRows:
@@ -314,10 +313,8 @@ class Batched:
                 each = {n: t.detach().expand(len(some), *t.shape).requires_grad_() for n, t in weights.items()}
                 with mappable_attention(x):
                     total = vmap(loss)(each, x, y, inside.to(x.device, x.dtype)).sum()
-                found = torch.autograd.grad(total, list(each.values()), allow_unused=True)
-                for n, grad in zip(each, found, strict=True):
-                    if grad is not None:
-                        sums[n] += (grad if what.what == "gradient" else grad.square()).sum(0)
+                for n, grad in gradients(total, each).items():
+                    sums[n] += (grad if what.what == "gradient" else grad.square()).sum(0)
             yield name, {"count": _number(len(positions)), "batches": _number(len(steps)), **sums}
 
 

@@ -60,7 +60,7 @@ def _hindrance(template: Template, source: Source) -> str:
 
 
 def _suited(template: Template, batch: int, forward_flops: Flops) -> EngineChoice:
-    device = next(iter(template.like.values())).device.type
+    device = template.device.type
     if device == "cuda":
         if isinstance(forward_flops, str):
             return EngineChoice("sequential", "what a client's step computes could not be counted")

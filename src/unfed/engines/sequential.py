@@ -35,8 +35,7 @@ class Sequential:
 
     def __init__(self, template: Template, clients: Mapping[str, ClientData], compile: bool | None = None) -> None:
         self._template, self._clients = template, clients
-        on_cuda = next(iter(template.like.values())).device.type == "cuda"
-        wanted = on_cuda if compile is None else compile
+        wanted = template.device.type == "cuda" if compile is None else compile
         self._stack = Batched(template, clients, 1, compile=True) if wanted and not template.draws_its_own else None
         self._proven = False
         """Whether a visit was recorded and replayed; until then this model may turn out to be one that cannot be."""

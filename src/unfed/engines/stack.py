@@ -29,7 +29,7 @@ Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class PhaseSteps:
-    """The steps of one phase for every client, in closed form; `client.batch.passes` is its readable twin."""
+    """The steps of one phase for every client, in closed form; `batch.passes` is its readable twin."""
 
     rows: Integers
     """n_c: rows in the view."""

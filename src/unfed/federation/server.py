@@ -98,7 +98,6 @@ class JobServer:
         self.refusals: list[Refusal] = []
         self.attempt = 0
         """How often the round at hand has failed for want of answers: who did not answer then may answer now."""
-        self._parameters = sum(self.template.like[name].numel() for name in self.template.trainable)
         self._public: ClientData | None = None
         self.look_at(members)
 
@@ -304,7 +303,7 @@ class JobServer:
     def _sent(self, engine: Engine, models: int, wire_bytes: int) -> None:
         """Count what crosses: models by the paper's rule, tensors only where no messenger knows better."""
         if self._setup.wired:
-            self.ledger.sent(models, self._parameters, 0 if isinstance(engine, Messenger) else wire_bytes)
+            self.ledger.sent(models, self.template.parameters, 0 if isinstance(engine, Messenger) else wire_bytes)
 
     def _settle(self, engine: Engine) -> None:
         """Take over what a messenger's messages really carried."""

@@ -73,6 +73,16 @@ class Template:
         return self._evaluator
 
     @property
+    def device(self) -> torch.device:
+        """Where its tensors lie."""
+        return next(iter(self.like.values()), torch.zeros(())).device
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers train."""
+        return sum(self.like[name].numel() for name in self.trainable)
+
+    @property
     def keyed(self) -> bool:
         """Whether training needs a dropout key at all."""
         return bool(self._keys) or self._functional_dropout
@@ -133,10 +143,9 @@ class Template:
 
     def blank(self, rows: int) -> Tensor:
         """Rows of nothing, as a source would give them."""
-        some = next(iter(self.like.values()), torch.zeros(()))
         if self.inputs is not None:
-            return self.inputs.blank(rows, some.device, _floating(self.like))
-        return torch.zeros((rows, *self.shape), device=some.device, dtype=_floating(self.like))
+            return self.inputs.blank(rows, self.device, _floating(self.like))
+        return torch.zeros((rows, *self.shape), device=self.device, dtype=_floating(self.like))
 
     def _body(self, training: bool) -> tuple[nn.Module, frozenset[str]]:
         """The module with an identity for a head, and its tensor names.
@@ -157,8 +166,7 @@ class Template:
 
         A module that takes no floats, but whole numbers, reads tokens.
         """
-        parameter = next(iter(self.like.values()), torch.zeros(()))
-        devices = [parameter.device] if parameter.device.type == "cuda" else []
+        devices = [self.device] if self.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
             before = torch.get_rng_state()
             try:
@@ -185,7 +193,7 @@ class Template:
 
     def _tried(self) -> FunctionalDropout:
         """A forward pass in train mode over rows of nothing, and what was seen of dropout in it."""
-        zero = torch.zeros((), dtype=torch.int64, device=next(iter(self.like.values()), torch.zeros(())).device)
+        zero = torch.zeros((), dtype=torch.int64, device=self.device)
         tensors = {n: t.clone() for n, t in self.like.items()} | {f"{n}.key": zero for n in self._keys}
         seen = FunctionalDropout(zero)
         with seen:

@@ -179,7 +179,7 @@ class World:
     @property
     def parameters(self) -> int:
         """How many numbers train."""
-        return sum(self.template.like[n].numel() for n in self.template.trainable)
+        return self.template.parameters
 
     @property
     def central(self) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from unfed import rng
 from unfed.analysis.cka import Cka
+from unfed.client.step import gradients
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.params import Params
@@ -114,9 +115,7 @@ class Prober:
         for rows in at.split(sample.batch):
             leaves = {name: now[name].detach().requires_grad_() for name in moved}
             loss = F.cross_entropy(self.template.bind({**now, **leaves})(sample.x[rows]), sample.y[rows])
-            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-            for name, slope in zip(leaves, found, strict=True):
-                if slope is not None:
-                    moved[name] = 0.9 * moved[name] + slope
-                    now[name] = (now[name] - sample.lr * moved[name]).detach()
+            for name, slope in gradients(loss, leaves).items():
+                moved[name] = 0.9 * moved[name] + slope
+                now[name] = (now[name] - sample.lr * moved[name]).detach()
         return now
