@@ -228,9 +228,9 @@ class JobRunner:
         return replace(state, params=self._on_device(state.params), tensors=tensors), diary
 
     def _seen_last(self, state: State, diary: JobNotes) -> Line | None:
-        """The line of the round at which a job left off, judged by the goals that it has now; None if it has no line.
+        """The line of the round at which a job left off, judged by the goals that it has now.
 
-        They may be others than when it was written, and so may how near counts as recovered.
+        They may be others than when it was written, and so may how near counts as recovered. None if there is no line.
         """
         diary.missing = None
         here = (self.job.seed, self.job.request, self.job.label, self.start, state.round)
