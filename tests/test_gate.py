@@ -130,6 +130,18 @@ def test_until_forgotten_is_refused_where_nothing_can_tell(run: Run) -> None:
     assert e.value.exit_code == 2 and run.folder.requests() == [], "nothing was filed"
 
 
+def test_until_recovered_is_refused_where_nothing_is_held_out(tmp_path: Path) -> None:
+    """It had been filed, denied at its turn and owed: by default, in every centralised run."""
+    run = Run.create(
+        Config.parse(SMALL, ["partition.validation=0.0", "training.rounds=1", "request=[]"]), tmp_path / "run"
+    )
+    run.execute()
+    with pytest.raises(UnfedError, match="no validation rows are held out; use --until N") as error:
+        run.forget(LEAVES, "ft")
+    assert error.value.exit_code == 2 and run.folder.requests() == [], "nothing was filed"
+    assert run.forget(LEAVES, "ft", until=1).status == "done"
+
+
 def test_a_class_is_worked_on_until_it_is_forgotten(run: Run) -> None:
     """The rows that decide are not those that stopped it."""
     seven = Request("seven", classes=(7,))

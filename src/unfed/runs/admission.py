@@ -13,11 +13,13 @@ from unfed.errors import UnfedError
 from unfed.methods import Method
 from unfed.runs import lineage
 from unfed.runs.config import Config
+from unfed.runs.elsewhere import elsewhere
 from unfed.runs.gate import gate_of
 from unfed.runs.refusals import gone_already, left_by
 from unfed.runs.request_options import Until
 from unfed.runs.requests import Entry, in_force
 from unfed.runs.worker import Worker
+from unfed.runs.world import World
 
 
 class Admission:
@@ -48,13 +50,22 @@ class Admission:
             lineage.lasting(config.method(method), self.makers(ahead), module)
 
     def refuse_if_blind(self, entry: Entry, accepted: Sequence[Entry]) -> None:
-        """Refuse `--until forgotten` where nothing could tell. What is not trained yet is judged at its turn."""
-        run = self._run
-        if "forgotten" not in Until.of(entry.until).goals or not run.trained(entry.seed):
-            return
+        """Refuse a goal of which nothing could tell. What is not trained yet is judged at its turn."""
+        run, goals = self._run, Until.of(entry.until).goals
         world, config = run.world(entry.seed), entry.how.on(run.config, entry.method)
-        evaluator = world.evaluator([*(e.request for e in accepted), entry.request])
+        out = [*(e.request for e in accepted), entry.request]
+        if "recovered" in goals and not self._held_out(world, out):
+            raise UnfedError("--until recovered cannot be judged here: no validation rows are held out; use --until N.")
+        if "forgotten" not in goals or not run.trained(entry.seed):
+            return
+        evaluator = world.evaluator(out)
         gate_of(world, config, entry).measurable(evaluator.evidence(run.current(entry.seed)))
+
+    def _held_out(self, world: World, out: Sequence[Request]) -> bool:
+        """Whether there are validation rows, once these are out; clients elsewhere are asked when work begins."""
+        if elsewhere(self._run.folder.description()):
+            return True
+        return any(len(client.view("val")) for client in world.scoped(out).values())
 
     def makers(self, ahead: Sequence[Entry]) -> list[tuple[str, Method]]:
         """Which request was served by which method, as it was asked for, on the way to the model in force."""
