@@ -141,6 +141,8 @@ def test_undo_numbers_are_in_it_and_the_difference_of_the_models_is_not(run: Run
     record = Record(Run.open(tmp_path / "run").folder)
     entry = served(record, "leaves")
     assert findings(record, entry)["undo"].startswith("not measured: nobody tried to undo it")
+    purged = findings(record, entry.buried("2026-11-16T12:00:00Z"))["undo"]
+    assert purged == "not measured: what was tried, if anything, was purged with the data that left"
     own = {
         "flip": {"forget": 1.0, "layers": ["conv1"]},
         "difference": {"read": [1, 2], "cosine": 0.5},

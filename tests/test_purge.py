@@ -226,6 +226,12 @@ def test_a_model_that_went_with_a_later_request_cannot_be_probed(run: Run) -> No
     purge(run, "second")
     with pytest.raises(UnfedError, match="models/0/first/not.safetensors was purged for request 'second'.*to probe"):
         probe(Run.open(run.folder.path), request="first", method="not")
+    with pytest.raises(UnfedError, match="nothing to probe, but what the next request leaves can be"):
+        probe(Run.open(run.folder.path), request="first")
+    Run.open(run.folder.path).forget(Request("third", clients=("3",)), "retrain", until=1)
+    words = "probe .*run --request third --method retrain` to probe"
+    with pytest.raises(UnfedError, match=f"was purged for request 'second'.*there is `unfed {words}"):
+        probe(Run.open(run.folder.path))
 
 
 def test_a_probe_of_what_is_left_says_that_the_model_before_was_purged(tmp_path: Path) -> None:

@@ -222,6 +222,30 @@ def test_it_prints_in_full(browser: Browser, report: Path) -> None:
     page.close()
 
 
+PAPER_STYLE = """(pairs) => pairs.map(([what, name]) => {
+  const found = document.querySelector(what);
+  return found ? getComputedStyle(found)[name] : `there is no ${what}`;
+})"""
+
+
+def test_on_paper_no_small_table_is_split_and_a_long_one_says_its_heads_again(browser: Browser, report: Path) -> None:
+    """The box of a button is drawn once: where a table goes on, on the next page, its head would lack the word."""
+    page, _ = visit(browser, report, scheme="dark")
+    page.emulate_media(media="print")
+    asked = {
+        (".tabs > section", "breakInside"): "avoid",
+        (".wide:not(.tall)", "breakInside"): "avoid",
+        (".wide.tall", "breakInside"): "auto",
+        ("thead .tip", "display"): "contents",
+        ("tbody th", "position"): "static",
+        ("summary", "listStyleType"): "none",
+        (":root", "colorScheme"): "light",
+        ("pre.config", "columnCount"): "3",
+    }
+    assert page.evaluate(PAPER_STYLE, [list(pair) for pair in asked]) == list(asked.values())
+    page.close()
+
+
 @pytest.fixture(scope="module")
 def paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of the paper's items: rows with what the paper reports, a plain table, a picture alone, a pair of them."""

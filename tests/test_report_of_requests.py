@@ -118,6 +118,13 @@ def test_nobody_is_missed_for_not_undoing_what_was_never_taken_out() -> None:
     assert "Not measured: nobody tried to undo it, unfed probe would" in page(FULFILLED)
 
 
+def test_after_a_purge_nobody_is_sent_to_a_probe_that_is_refused() -> None:
+    text = page({**FULFILLED, "purged": "2026-11-16T12:00:00Z"})
+    assert "unfed probe" not in text.partition("Can it be undone?")[2].partition("How sure are we?")[0]
+    assert "Not measured: its data was purged, and with it what was tried before, if anything" in text
+    assert "cannot be shown any more: it was purged." in text and "was not tried" not in text
+
+
 def test_the_checks_of_the_gate_are_explained_where_they_stand() -> None:
     check = {"name": "utility", "what": "the drop", "value": 1.0, "bound": 10.0, "verdict": "passed", "decides": True}
     text = page({**FULFILLED, "gate": {"checks": [check]}})

@@ -147,6 +147,17 @@ def test_nothing_sticks_out_on_a_phone(scheme: str, browser: Browser, url: str) 
     page.close()
 
 
+def test_the_queue_is_whole_on_paper(browser: Browser, url: str) -> None:
+    """On a screen the table scrolls sideways; what does not fit on paper would be cut off."""
+    page, _ = visit(browser, url, 720)  # A4 between its margins
+    page.emulate_media(media="print")
+    assert page.evaluate("document.querySelector('table.queue').getBoundingClientRect().right") <= 720
+    assert page.evaluate("getComputedStyle(document.querySelector('.scroll')).overflowX") == "visible"
+    if "UNFED_SCREENSHOT" in os.environ:
+        page.pdf(path=os.environ["UNFED_SCREENSHOT"] + "-queue.pdf", format="A4")
+    page.close()
+
+
 def test_without_a_token_there_is_only_the_form(browser: Browser, url: str) -> None:
     page = browser.new_page()
     page.goto(url + "requests/r-leaves")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -300,12 +300,6 @@ CLAIMS = (
 )
 
 
-class Tryable(Probed, Protocol):
-    """What trying claims needs of a run: what a probe does, and to say what can be typed."""
-
-    def command(self, name: str, *arguments: object) -> str: ...
-
-
 # --- on a run ---------------------------------------------------------------------------------------------------------
 
 
@@ -322,7 +316,7 @@ def chosen(names: Sequence[str]) -> list[Tried]:
 
 
 def try_on(
-    run: Tryable, claims: Sequence[Tried], seed: int | None = None, said: Callable[[str], object] = lambda what: None
+    run: Probed, claims: Sequence[Tried], seed: int | None = None, said: Callable[[str], object] = lambda what: None
 ) -> list[dict[str, Any]]:
     """Try claims on the models of every request of a repetition.
 
@@ -342,7 +336,7 @@ def try_on(
     ]
 
 
-def _why_none(run: Tryable, own: Sequence[Target]) -> str:
+def _why_none(run: Probed, own: Sequence[Target]) -> str:
     """Why claims cannot be tried on a run (not made yet, or purged), and what can be done."""
     graves = [grave for target in own for job in (target.job, target.previous) if (grave := run.folder.buried(job))]
     if graves:

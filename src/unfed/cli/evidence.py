@@ -66,7 +66,13 @@ def bundle(
         echo(json.dumps({**told, "page": None if page is None else str(page)}))
     elif not quiet:
         written = f"{out}, signed by {own.id[:16]}…" + ("" if page is None else f", and a page of it, {page}")
-        say(f"Wrote {written}; `{typed('verify', out, '--key', 'operator.pub')}` checks it.")
+        say(f"Wrote {written}; `{typed('verify', out, '--key', _public(key))}` checks it.")
+
+
+def _public(key: Path | None) -> Path:
+    """The public half that lies beside a private key, if one does: what others are given to verify by."""
+    beside = None if key is None else key.with_suffix(".pub")
+    return beside if beside is not None and beside.exists() else Path("operator.pub")
 
 
 def verify(

@@ -132,15 +132,26 @@ def caveats(run: Mapping[str, Any], views: Sequence[Mapping[str, Any]]) -> list[
             "There is no Retrain to compare with, so how close this comes to never having seen the data is open."
         )
     undone = [view["undoing"] for view in views]
-    untried = [str(view["subject"]) for view in views if view["undoing"]["reason"] == undo_section.NOT_PROBED]
+    untried, purged = ([_small(view) for view in views if view["undoing"]["reason"] == why] for why in _NOT_TRIED)
     tried = any(one["reason"] is None for one in undone)
     if untried and not tried:
         said.append("Whether it can be undone was not tried.")
     elif tried and not any(one["fitted"] for one in undone):
         said.append("Of the ways to undo it, only the perturbation's public inverse was tried.")
     if untried and tried:
-        said.append(f"Nobody tried to undo it for {listed((name[0].lower() + name[1:] for name in untried), 'and')}.")
+        said.append(f"Nobody tried to undo it for {listed(untried, 'and')}.")
+    if purged:
+        said.append(f"Whether it can be undone for {listed(purged, 'and')} cannot be shown any more: it was purged.")
     return said + list(dict.fromkeys(told for one in undone for told in one["back"]))
+
+
+_NOT_TRIED = (undo_section.NOT_PROBED, undo_section.PURGED)
+
+
+def _small(view: Mapping[str, Any]) -> str:
+    """What a request takes out, inside a sentence."""
+    subject = str(view["subject"])
+    return subject[0].lower() + subject[1:]
 
 
 def asked_for(run: Mapping[str, Any], grouped: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -213,6 +224,7 @@ def request_view(
             [f for f in run.get("undo", []) if f["request"] == request["id"]],
             f"undo-{index}",
             _nothing_to_undo(request, on_disk),
+            bool(request.get("purged")),
         ),
         "sure": how_sure.view((run.get("population") or {}).get(str(request["id"])), f"sure-{index}"),
     }

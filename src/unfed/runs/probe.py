@@ -48,6 +48,8 @@ class Probed(Protocol):
 
     def model(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params: ...
 
+    def command(self, name: str, *arguments: object) -> str: ...
+
 
 def chosen(run: Probed, seed: int | None, request: str | None, method: str | None) -> list[Target]:
     """Those that are meant, or the sentence that says why there are none; Retrain only where it is named."""
@@ -92,13 +94,21 @@ def probe(
     if not there or (request is not None and method is not None and len(there) < len(found)):
         missing = next(target for target in found if target not in there)
         if grave := run.folder.buried(missing.job):
-            raise UnfedError(f"The model {consistency.sentence(run.folder.path, grave)}; there is nothing to probe.")
+            raise UnfedError(f"The model {consistency.sentence(run.folder.path, grave)}; {_instead(run)}.")
         raise UnfedError(
             f"The model {_name(missing.job)} is not in {run.folder.path}: its method has not ended, so there is nothing"
             " to probe."
         )
     with process_as_before():
         return list(_probed(run, there, effort or effort_of(run), said))
+
+
+def _instead(run: Probed) -> str:
+    """What can be probed where the models that were meant are gone."""
+    left = [t for t in targets(run.folder, run.config) if not t.requests[-1].purged]
+    for job in (t.job for t in left if run.folder.model_file(t.job).exists()):
+        return f"there is `{run.command('probe', '--request', job.request, '--method', job.label)}` to probe"
+    return "there is nothing to probe, but what the next request leaves can be"
 
 
 def first_look(run: Probed, method: str) -> dict[str, Any] | None:

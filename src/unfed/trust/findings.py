@@ -62,7 +62,7 @@ def findings(record: Record, entry: Entry) -> dict[str, Any]:
     job, about = Job(entry.seed, entry.request.id, entry.method), record.about(entry.method, entry)
     line = _last_line(record, job)
     measured = _measured(record.folder, job, entry, line)
-    undone = _undone(record, job)
+    undone = _undone(record, job, entry)
     gate = dict(entry.gate or {})
     return {
         "request": _request(entry),
@@ -183,12 +183,14 @@ def _views(about: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _undone(record: Record, job: Job) -> dict[str, Any] | str:
+def _undone(record: Record, job: Job, entry: Entry) -> dict[str, Any] | str:
     """What came back when somebody tried to undo it, without what the two models differ in."""
     whole = next(
         (one for one in record.info()["undo"] if (one["seed"], one["request"], one["method"]) == _key(job)), None
     )
     if whole is None:
+        if entry.purged:  # a probe trains on what it took out, and is refused from then on
+            return not_measured("what was tried, if anything, was purged with the data that left")
         return not_measured("nobody tried to undo it (`unfed probe` does)")
     found: dict[str, Any] = {}
     for name in ("unlearned", "retrain"):

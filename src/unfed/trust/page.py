@@ -29,16 +29,16 @@ def page(verdict: Verdict, keys: list[str]) -> str:
         ("Method", _method(findings["method"])),
         ("Data read", findings["views"]["said"]),
         ("Evidence made", _date(predicate["made"])),
-        ("Verified under", ", ".join(keys)),
     ]
-    models = [(one["name"], one["digest"]["sha256"]) for one in statement["subject"]]
+    digests = [("Verified under", ", ".join(keys))]
+    digests += [(one["name"], one["digest"]["sha256"]) for one in statement["subject"]]
     return (
         environment()
         .get_template("evidence.html.j2")
         .render(
             request=request["id"],
             facts=facts,
-            models=models,
+            digests=digests,
             proven=[plain(one) for one in verdict.proven],
             measured=[plain(one) for one in verdict.measured],
             neither=[plain(one) for one in verdict.neither],
