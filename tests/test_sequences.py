@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import unfed
 from conftest import SMALL
@@ -60,11 +61,40 @@ def run(tmp_path: Path) -> Run:
         ([NoT(perturbation="orthogonal")], NoT(perturbation="orthogonal"), []),
         ([NoT()], FineTune(), []),
         ([], NoT(), []),
+        ([NoT()], NoT(layers=("conv1.weight[0:2]",)), ["conv1.weight"]),  # half of it
+        ([NoT(layers=("conv1.weight[0:2]",))], NoT(), ["conv1.weight"]),
+        ([NoT(layers=("conv1.weight[0:2]",))], NoT(layers=("conv1.weight[2:4]",)), []),
+        ([NoT(), FineTune()], NoT(layers=("norm1.weight",)), ["conv1.weight"]),  # its normalisation's scale
+        ([NoT(layers=("norm2.weight",))], NoT(layers=("conv2",)), ["norm2.weight"]),
+        ([NoT()], NoT(layers=("norm2.weight",)), []),
+        ([NoT(layers=("conv1", "norm1.weight"))], NoT(layers=("conv2",)), []),  # it turned itself back
     ],
 )
 def test_a_perturbation_that_is_its_own_inverse_turns_back(earlier: list[Method], now: Method, back: list[str]) -> None:
     module = build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=0)
     assert list(now.undoes(module, earlier)) == back
+
+
+def test_rows_that_were_turned_back_before_are_nobodys_fault_now() -> None:
+    module = build("cnn-tiny", shape=(1, 8, 8), classes=10, seed=0)
+    earlier = [NoT(), NoT(layers=("conv1.weight[0:2]",))]
+    assert NoT(layers=("conv2",)).undoes(module, earlier) == ()
+
+
+def test_queries_turn_keys_back_and_a_projection_the_values_before_it() -> None:
+    module = build("vit-tiny", shape=(3, 8, 8), classes=10, seed=0)
+    found = ((name, part) for name, part in module.named_modules() if isinstance(part, nn.MultiheadAttention))
+    attention, width = next((name, part.embed_dim) for name, part in found)
+    joint = f"{attention}.in_proj_weight"
+    query, key, value = (NoT(layers=(f"{joint}[{i * width}:{(i + 1) * width}]",)) for i in range(3))
+    projection = NoT(layers=(f"{attention}.out_proj.weight",))
+    assert key.undoes(module, [query]) == query.undoes(module, [key]) == (joint,)
+    assert projection.undoes(module, [value]) == (joint,) and value.undoes(module, [query]) == ()
+
+
+def test_adapters_halves_turn_each_other_back() -> None:
+    module = nn.ModuleDict({"fc": nn.ModuleDict({"lora_A": nn.Linear(4, 2, False), "lora_B": nn.Linear(2, 4, False)})})
+    assert NoT(layers=("fc.lora_B",)).undoes(module, [NoT(layers=("fc.lora_A",))]) == ("fc.lora_A.weight",)
 
 
 def test_not_after_not_is_refused_when_filed_and_names_the_way_that_holds(

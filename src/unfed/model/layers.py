@@ -27,9 +27,9 @@ from itertools import pairwise
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd
 
 from unfed.errors import UnfedError, listed, nearest
+from unfed.model.partners import normalised
 from unfed.model.tensor_table import (
     CONV,
     DENSE,
@@ -121,10 +121,9 @@ def cancellations(module: nn.Module, choices: Sequence[Choice]) -> list[str]:
     def negated(layer: str, leaf: str) -> bool:
         return table.aliases.get(f"{layer}.{leaf}".lstrip(".")) in whole
 
-    leaves = [(name, part) for name, part in module.named_modules() if next(part.children(), None) is None]
     sentences = []
-    for (layer, affine), (norm, scale) in pairwise(leaves):
-        if not (_normalises(scale, affine) and negated(layer, "weight") and negated(norm, "weight")):
+    for layer, affine, norm, scale in normalised(module):
+        if not (negated(layer, "weight") and negated(norm, "weight")):
             continue
         if affine.bias is None or negated(layer, "bias"):
             when = " in training mode" if isinstance(scale, _NormBase) and scale.track_running_stats else ""
@@ -148,23 +147,6 @@ def refuse_both_halves(choices: Sequence[Choice]) -> None:
                 f"{both['A']!r} and {both['B']!r} are the halves of one adapter, ΔW = B·A: negating both leaves ΔW as"
                 " it was; negate A or B (layers = '*lora_A*'), never both."
             )
-
-
-def _normalises(norm: nn.Module, layer: nn.Module) -> bool:
-    """Whether `norm` has a scale and as many channels as `layer` puts out."""
-    if getattr(norm, "weight", None) is None:
-        return False
-    if isinstance(layer, _ConvNd):
-        width, axis = layer.out_channels, 0
-    elif isinstance(layer, nn.Linear):
-        width, axis = layer.out_features, -1
-    else:
-        return False
-    if isinstance(norm, _NormBase):
-        return norm.num_features == width
-    if isinstance(norm, nn.GroupNorm):
-        return norm.num_channels == width
-    return isinstance(norm, nn.LayerNorm | nn.RMSNorm) and norm.normalized_shape[axis] == width
 
 
 def _choose(table: TensorTable, addresses: Sequence[str | int], include_bias: bool) -> tuple[Choice, ...]:

@@ -131,8 +131,8 @@ def warn_of_return(method: Method, makers: Sequence[tuple[str, Method]], module:
     before = [request for request, other in _since_anew(makers, module) if type(other) is type(method)]
     if before and not method.lasts and type(method).undoes is not Method.undoes:
         warnings.warn(
-            f"{method.title} on other layers leaves request {before[-1]!r} forgotten, but whoever has the published"
-            " model can turn both back; --method sealed has no way back.",
+            f"{method.title} on other layers does not turn back what request {before[-1]!r} took out, but whoever has"
+            " the published model can turn both back; --method sealed has no way back.",
             UnfedWarning,
             stacklevel=3,
         )
