@@ -62,7 +62,7 @@ class Admission:
         gate_of(world, config, entry).measurable(evaluator.evidence(run.current(entry.seed)))
 
     def _held_out(self, world: World, out: Sequence[Request]) -> bool:
-        """Whether there are validation rows, once these are out; clients elsewhere are asked when work begins."""
+        """Whether there are validation rows once these are out; who is elsewhere is asked later."""
         if elsewhere(self._run.folder.description()):
             return True
         return any(len(client.view("val")) for client in world.scoped(out).values())
