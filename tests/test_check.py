@@ -182,6 +182,7 @@ def test_nonsense_is_one_sentence_whatever_reads_it(folder: Path, file: str, tex
     for command in ("status", "check", "report"):
         result = CliRunner().invoke(app, [command, str(folder)])
         assert result.exception is None or isinstance(result.exception, UnfedError | SystemExit), result.exception
+        assert command != "check" or f"{folder} is not whole: " in str(result.exception)
 
 
 def test_half_a_line_of_what_was_filed_does_not_glue_itself_to_the_next(tmp_path: Path) -> None:
