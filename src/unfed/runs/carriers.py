@@ -70,10 +70,9 @@ def influence(folder: RunFolder, config: Config) -> list[dict[str, str]]:
 def carriers(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> list[Carrier]:
     """What still carries one request that was accepted."""
     clean = without(folder, config, entry, entries)
-    names = [name for name in (entry.request.id, entry.shared) if name]
-    tried = {Job(entry.seed, name, label).path for label in entry.methods for name in names} - clean
+    tried = {Job(entry.seed, name, label).path for label in entry.methods for name in entry.names} - clean
     later = [e for e in entries if e.seed == entry.seed and (_leaves_out(e, entry) or _may_have(e))]
-    scored = {name for e in later for name in (e.request.id, e.shared) if name}
+    scored = {name for e in later for name in e.names}
     look = _Look(folder, entry.seed, entry.request.id, entry.request.clients, clean, tried, scored)
     named = zip(config.request_ids(), config.request, strict=True)
     look.overlapping = [name for name, asked in named if overlap(asked.owners(), owners(entry.request))]
@@ -87,7 +86,7 @@ def _turned_back(folder: RunFolder, config: Config, entry: Entry, entries: Seque
     after = line[line.index(entry) :] if entry in line else []
     gone = [e for e in turned_back(config, after) if e.served != line[-1].served]
     what = f"whoever has it can turn back what {NoT.title} did for request {entry.request.id!r}, by"
-    for one, name in ((e, name) for e in gone for name in dict.fromkeys((e.request.id, e.shared)) if name):
+    for one, name in ((e, name) for e in gone for name in e.names):
         job, how = Job(entry.seed, name, one.method), f"{what} {inverse_of(config, entry)}; it is not in force"
         if folder.model_file(job).exists():
             yield Carrier(entry.request.id, f"models/{job.path.as_posix()}.safetensors", how, "model")
@@ -110,13 +109,14 @@ def without(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[E
     seed = entry.seed
     line = in_force(e for e in entries if e.seed == seed)
     after = [e for e in line if (e.served or 0) >= (entry.served or 0)] if entry in line else []
-    clean = {Job(seed, name, e.method).path for e in after for name in (e.request.id, e.shared) if name}
+    clean = {Job(seed, name, e.method).path for e in after for name in e.names}
     clean |= {
-        Job(seed, own, label).path
+        Job(seed, name, label).path
         for e in entries
+        if e.seed == seed and _leaves_out(e, entry)
         for label in e.methods
-        for own in (e.request.id, e.shared)
-        if own and e.seed == seed and _leaves_out(e, entry) and _draws_anew(config, label)
+        if _draws_anew(config, label)
+        for name in e.names
     }
     clean |= {
         Job(seed, name, label).path

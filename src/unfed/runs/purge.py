@@ -184,7 +184,7 @@ def _graves(folder: RunFolder, request: str, doomed: Doomed) -> Iterator[Tombsto
 def _refuse_if_needed(run: Purged, entry: Entry, doomed: Doomed, entries: Sequence[Entry]) -> None:
     """Refuse where a later step needs what would go."""
     folder = run.folder
-    filed = {Job(e.seed, name, e.method) for e in entries for name in (e.request.id, e.shared) if name}
+    filed = {Job(e.seed, name, e.method) for e in entries for name in e.names}
     for job, _ in run.jobs():
         if job.seed == entry.seed and job not in filed and not folder.finished(job):
             raise UnfedError(

@@ -155,6 +155,11 @@ class Entry:
         return f"{SHARED}{self.together[0]}" if self.together else None
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What its jobs go by: its own id, and the name of the job that it shares."""
+        return (self.request.id,) if self.shared is None else (self.request.id, self.shared)
+
+    @property
     def methods(self) -> tuple[str, ...]:
         """Every method that was tried on it, the present one last."""
         return tuple(dict.fromkeys([*(str(tried["method"]) for tried in self.attempts), self.method]))

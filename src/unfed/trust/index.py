@@ -126,8 +126,7 @@ def _rows(folder: RunFolder, trust: TrustFolder) -> list[Row]:
 
 def leaves_about(entry: Entry, leaves: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The leaves that tell of a request, in their order: its own, and the rounds of a job that it shared."""
-    names = {entry.request.id, entry.shared} - {None}
-    return [leaf for leaf in leaves if leaf.get("request") in names]
+    return [leaf for leaf in leaves if leaf.get("request") in entry.names]
 
 
 def _row(entry: Entry, trust: TrustFolder, own: Sequence[Mapping[str, Any]]) -> Row:
