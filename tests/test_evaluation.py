@@ -69,7 +69,7 @@ def test_a_forgotten_class_is_taken_out_of_test_and_validation(world: World) -> 
 
 
 def test_forgetting_every_class_is_refused(world: World) -> None:
-    with pytest.raises(UnfedError):
+    with pytest.raises(UnfedError, match="nothing would be left to learn from"):
         evaluator(world, Request("r", classes=tuple(range(10))))
 
 

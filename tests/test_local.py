@@ -17,7 +17,7 @@ from unfed.client import step
 from unfed.client.batch import Draws, Models, bounds, covered, epoch_key, passes
 from unfed.client.optimiser import norm, plateau
 from unfed.client.plan import VIEW_NUMBERS, Optimiser, Phase, Plan, term
-from unfed.client.step import Visit, autograd, visit
+from unfed.client.step import Visited, autograd, visit
 from unfed.data.scope import VIEWS, ClientData, View
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
@@ -41,7 +41,7 @@ def run(
     seed: int = 1,
     round: int = 1,
     name: str = "0",
-) -> Visit:
+) -> Visited:
     template = Template(module, (1, 8, 8)).to("cpu", torch.float64)
     plan = Plan(seed, round, phases, keep)
     return visit(template, plan, clients[name], params_of(module), context or {}, optimiser)

@@ -120,7 +120,7 @@ class Draws:
 
     augment: Tensor
     labels: Tensor
-    masks: Tensor
+    dropout: Tensor
 
     @staticmethod
     def of(
@@ -129,7 +129,7 @@ class Draws:
         steps: int,
         augment: bool = True,
         labels: bool = True,
-        masks: bool = True,
+        dropout: bool = True,
         label_key: rng.Key | None = None,
     ) -> Draws:
         """What nobody reads is not drawn; zeros stand in its place."""
@@ -138,7 +138,7 @@ class Draws:
             rng.words(rng.fold(key, rng.AUGMENT), order) if augment else unread,
             rng.words(rng.fold(key, rng.LABEL) if label_key is None else label_key, order) if labels else unread,
             rng.fold(rng.fold(key, rng.DROPOUT), torch.arange(steps))
-            if masks
+            if dropout
             else torch.zeros(steps, dtype=torch.int64),
         )
 

@@ -241,7 +241,7 @@ def gradients(value: Tensor, leaves: Params) -> Params:
 
 
 @dataclass(frozen=True)
-class Visit:
+class Visited:
     """What one client gives back."""
 
     params: Params
@@ -262,7 +262,7 @@ def visit(
     params: Params,
     context: Mapping[str, Params],
     optimiser: Params | None = None,
-) -> Visit:
+) -> Visited:
     """Run a plan on one client, batch after batch: ClientUpdate of Algorithm 1, lines 16 to 20.
 
     This is the readable reference of every engine.
@@ -284,7 +284,7 @@ def visit(
                     break
         after = carry["params"] | carry["state"]
         params = {name: after[name] for name in template.like}
-    return Visit(params, carry["optimiser"], covered(plan, client), trained, forwarded, float(carry["loss"]))
+    return Visited(params, carry["optimiser"], covered(plan, client), trained, forwarded, float(carry["loss"]))
 
 
 def _batches(
@@ -303,8 +303,8 @@ def _batches(
         draws = Draws.of(key, order, len(turn.steps), *read, label_key(plan, phase, client.name))
         fetched = (fetch(client, order, draws, begin, end) for begin, end in turn.steps)
         with closing(ahead(fetched) if pipelined(template, phase, client) else fetched) as batches:
-            for mask, batch in zip(draws.masks, batches, strict=True):
-                yield mask.to(batch.x.device), batch
+            for dropout, batch in zip(draws.dropout, batches, strict=True):
+                yield dropout.to(batch.x.device), batch
 
 
 def pipelined(template: Template, phase: Phase, client: ClientData) -> bool:

@@ -103,8 +103,8 @@ class Traffic:
 
 
 @runtime_checkable
-class Messenger(Protocol):
-    """An engine that sends real messages, and so knows what crossed."""
+class Metered(Protocol):
+    """An engine that sends real messages, and counts itself what crossed."""
 
     def settle(self) -> Traffic:
         """What crossed since the last time it was asked."""

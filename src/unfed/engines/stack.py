@@ -173,8 +173,8 @@ class BatchDealer:
         self.course, self._source = course, held.source
         self._held = [table[places] for table in (held.positions, held.rows, held.forget)]
         self._counts = torch.from_numpy(course.rows).to(device)
-        self._keys = torch.tensor(visits(plans, phase, names), dtype=torch.int64, device=device)
-        self._labels = labels_of(plans, phase, names)
+        self._keys = torch.tensor(visit_keys(plans, phase, names), dtype=torch.int64, device=device)
+        self._labels = label_keys(plans, phase, names)
         self.tables: list[Tensor] = []
         """Rows, forget marks, augmentation words, label words, dropout keys, in the order of the clients' passes."""
 
@@ -226,12 +226,12 @@ class BatchDealer:
         return batch if weight is None else batch | {"weight": weight}
 
 
-def visits(plans: Sequence[Plan], phase: Phase, names: Sequence[str]) -> list[int]:
+def visit_keys(plans: Sequence[Plan], phase: Phase, names: Sequence[str]) -> list[int]:
     """The key of every client's visit, for the phase's view."""
     return [visit_key(plan, name, phase.view) for plan, name in zip(plans, names, strict=True)]
 
 
-def labels_of(plans: Sequence[Plan], phase: Phase, names: Sequence[str]) -> list[int] | None:
+def label_keys(plans: Sequence[Plan], phase: Phase, names: Sequence[str]) -> list[int] | None:
     """The keys of labels that are drawn once and for all, if they are."""
     found = [label_key(plan, phase, name) for plan, name in zip(plans, names, strict=True)]
     return [key for key in found if key is not None] or None

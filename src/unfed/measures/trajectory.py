@@ -18,7 +18,7 @@ from unfed.measures.columns import COLUMNS
 from unfed.values import Value
 
 
-class Refused(TypedDict):
+class RefusedUpdate(TypedDict):
     """An update that was not averaged."""
 
     round: int
@@ -39,7 +39,7 @@ class Notes(TypedDict, total=False):
 
     asked: dict[str, list[str]]
     """Round → the clients that were asked, since the line before."""
-    refused: list[Refused]
+    refused: list[RefusedUpdate]
     earlier: dict[str, Value]
     """Accuracy on what each earlier request takes out, by its id."""
     own: Value | None

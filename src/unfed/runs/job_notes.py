@@ -11,7 +11,7 @@ from typing import Any
 
 from unfed.engines.base import Refusal
 from unfed.federation.ledger import Ledger
-from unfed.measures.trajectory import Line, Refused, job_of
+from unfed.measures.trajectory import Line, RefusedUpdate, job_of
 from unfed.model import digest
 from unfed.model.params import Params
 from unfed.runs.config_tables import ModelConfig
@@ -28,7 +28,7 @@ class JobNotes:
     best_round: int = 0
     best_test: float = -1.0
     asked: dict[int, list[str]] = field(default_factory=dict)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RefusedUpdate] = field(default_factory=list)
     beginning: dict[str, Any] | None = None
     """SHA-256 of the model that went in, and what `begin` changed in it."""
     attempt: int = 0
@@ -88,6 +88,6 @@ def last_starts(lines: Sequence[Line]) -> list[Line]:
     return [line for line in lines if line.get("start", 1) == starts[job_of(line)]]
 
 
-def noted(refusal: Refusal) -> Refused:
+def noted(refusal: Refusal) -> RefusedUpdate:
     """An update that was refused, as a line holds it."""
     return {"round": refusal.round, "client": refusal.client, "reason": refusal.reason}

@@ -189,10 +189,10 @@ class Handed:
     base: Mapping[str, Any]
 
 
-def _rounds_of(folder: RunFolder, job: Job, start: int) -> tuple[dict[str, list[str]], list[trajectory.Refused]]:
+def _rounds_of(folder: RunFolder, job: Job, start: int) -> tuple[dict[str, list[str]], list[trajectory.RefusedUpdate]]:
     """Who was asked, and whose updates were refused, in all rounds of a job's present start."""
     asked: dict[str, list[str]] = {}
-    refused: list[trajectory.Refused] = []
+    refused: list[trajectory.RefusedUpdate] = []
     for line in folder.lines():
         if trajectory.job_of(line) == (job.seed, job.request, job.label) and line.get("start", 1) == start:
             asked |= line.get("asked") or {}

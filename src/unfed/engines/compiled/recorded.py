@@ -34,7 +34,7 @@ from unfed.engines.compiled import convolution, half_precision, handwritten, tra
 from unfed.engines.compiled.capture import Backend, Untraceable, as_traced, ready, reason
 from unfed.engines.compiled.fused import fused_block
 from unfed.engines.compiled.graph_edits import lift
-from unfed.engines.stack import Integers, PaddedRows, PhaseSteps, StackedPhase, labels_of, shuffled, visits
+from unfed.engines.stack import Integers, PaddedRows, PhaseSteps, StackedPhase, label_keys, shuffled, visit_keys
 from unfed.engines.vectorised import at, copied, cut, stacked_step
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
@@ -297,8 +297,8 @@ class Replay(StackedPhase):
         Passes change from turn to turn.
         """
         visit = torch.zeros((4, len(self.names)), dtype=torch.int64)
-        visit[0] = torch.tensor(visits(self.plans, self.phase, self.names))
-        if (labels := labels_of(self.plans, self.phase, self.names)) is not None:
+        visit[0] = torch.tensor(visit_keys(self.plans, self.phase, self.names))
+        if (labels := label_keys(self.plans, self.phase, self.names)) is not None:
             visit[3] = torch.tensor(labels)
         return visit
 
