@@ -238,6 +238,23 @@ def test_the_word_is_an_option_of_forget(run: Run, monkeypatch: pytest.MonkeyPat
     assert states(run) == {"client-1": ("fulfilled", 1), "client-2": ("fulfilled", 1)}
 
 
+def test_at_the_terminal_two_that_wait_share_a_recovery_and_one_alone_is_told_how(run: Run) -> None:
+    where = str(run.folder.path)
+    words = ["forget", where, "--method", "ft", "--until", "1", "--together"]
+    said = CliRunner().invoke(app, [*words, "--client", "3"])
+    assert said.exit_code == 0 and states(run) == {"client-3": ("fulfilled", 1)}
+    assert f"--wait files a request without serving it, and then `unfed resume {where}` takes up" in said.output
+    for client in ("1", "2"):
+        said = CliRunner().invoke(app, [*words, "--client", client, "--wait"])
+        assert said.exit_code == 0 and "is filed and waits: what it names takes no part in training" in said.output
+    assert [state for state, _ in states(run).values()] == ["fulfilled", "open", "open"]
+    assert run.current_job(0).request == "client-3", "nothing is served yet"
+    assert CliRunner().invoke(app, ["resume", where, "--quiet"]).exit_code == 0
+    assert "together-2" in jobs(run) and run.queue.find("client-1").together == (2, 3)  # type: ignore[union-attr]
+    said = CliRunner().invoke(app, [*words, "--client", "2", "--wait"])
+    assert said.exit_code == 0 and "was served already" in said.output
+
+
 def test_a_history_that_goes_on_from_request_to_request_follows_one_at_a_time(tmp_path: Path) -> None:
     raw = Config.preset("demo", [*SETS, "training.record=['pgd']"]).to_json()
     run = Run.create(Config.parse(raw | {"request": []}), tmp_path / "recorded")

@@ -78,7 +78,13 @@ def forget(
     ] = None,
     together: Annotated[
         bool,
-        typer.Option("--together", help="Share one recovery with others that say so and wait when it is taken up."),
+        typer.Option(
+            "--together",
+            help="Share one recovery with others that say so and wait when it is taken up: file each with --wait too.",
+        ),
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Only file it: the leaver is out of training, `unfed resume` serves it.")
     ] = False,
     seed: Seed = None,
     allow_code: AllowCode = False,
@@ -120,6 +126,11 @@ def forget(
     until = until or (known.until if known else "recovered")
     how = _how(known.how if known else RequestOptions(), within, layers, sets, max_drop, accept)
     how = replace(how, together=together or (known is not None and known.how.together))
+    if wait:
+        with entered(opened.folder):
+            _, finished = opened.ask(request, method, until, seed, expires, how)
+        _tell_outcome(opened, "already done" if finished else "waits", request.id, as_json, quiet)
+        return
     try:
         with resumable(opened), shown(opened, stdout, as_json or quiet) as display, logged(opened, display) as watch:
             outcome = opened.forget(request, method, until, seed, watch, expires, how)
@@ -127,6 +138,12 @@ def forget(
         write_report(opened)
         raise
     _tell_outcome(opened, outcome.status, request.id, as_json, quiet)
+    if together and outcome.status == "done" and len(outcome.entry.together) < 2 and not (as_json or quiet):
+        stdout.print(
+            "Nobody else waited to share its recovery: --wait files a request without serving it, and then"
+            f" `{escape(opened.command('resume'))}` takes up together what waits.",
+            soft_wrap=True,
+        )
 
 
 def _known_clients(asked: list[str], there: list[str]) -> None:
@@ -176,7 +193,7 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
     lines = [line for line in run.lines() if line["request"] == request]
     last: Mapping[str, Any] = lines[-1] if lines else {}
     report = None if status == "queued" else write_report(run)
-    lasting = _lasting(run, request)
+    lasting = None if status == "waits" else _lasting(run, request)
     if as_json:
         told = {"request": request, "status": status, "last": last, "report": report and str(report)}
         entry = run.queue.find(request)
@@ -188,6 +205,12 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
             f"Request {request!r} is filed. Another process is at work in this run: from its next round on the"
         )
         stdout.print("leaver takes no part, and the request is served after what is running now.")
+    elif status == "waits":
+        stdout.print(
+            f"Request {request!r} is filed and waits: what it names takes no part in training from now on, but is still"
+            f" in the model in force. `{escape(run.command('resume'))}` serves it, and all else that waits.",
+            soft_wrap=True,
+        )
     elif status == "already done":
         stdout.print(f"Request {request!r} was served already (round {last.get('round')}); nothing was done.")
     elif status == "withdrawn":

@@ -305,17 +305,10 @@ class Run(Record):
     ) -> Outcome:
         """Take a client, a class or samples out.
 
-        Asked twice it is done once; one that was denied is tried again.
-
-        Everything that waits is served. What becomes of the others is a warning at most; only this one's own refusal is
-        raised.
+        Asked twice it is done once; one that was denied is tried again. Everything that waits is served. What becomes
+        of the others is a warning at most; only this one's own refusal is raised.
         """
-        self.permit()
-        plugins.permit(self.config.methods.code([method], "--method"))
-        known = self.queue.find(request.id)
-        seed = known.seed if known is not None and seed is None else self.one_seed(seed)
-        how = how or (known.how if known is not None else RequestOptions())
-        entry, finished = self.queue.file(request, method, str(until), seed, expires, how)
+        entry, finished = self.ask(request, method, until, seed, expires, how)
         if finished:
             return Outcome(entry, "already done")
         failed = self._first_then_serve(watch)
@@ -330,6 +323,23 @@ class Run(Record):
         if found.owed or found.number in self.queue.put_off:
             raise Refused(self.queue.still_owed(found)) from self.queue.errors.get(request.id)
         return Outcome(found, "queued" if found.waiting else "done" if found.accepted else "withdrawn")
+
+    def ask(
+        self,
+        request: Request,
+        method: str = "not",
+        until: str | int = "recovered",
+        seed: int | None = None,
+        expires: str | None = None,
+        how: RequestOptions | None = None,
+    ) -> tuple[Entry, bool]:
+        """File a request and serve nothing: how it stands, and whether it was served before."""
+        self.permit()
+        plugins.permit(self.config.methods.code([method], "--method"))
+        known = self.queue.find(request.id)
+        seed = known.seed if known is not None and seed is None else self.one_seed(seed)
+        how = how or (known.how if known is not None else RequestOptions())
+        return self.queue.file(request, method, str(until), seed, expires, how)
 
     def withdraw(self, request: str) -> Entry:
         """Let a request go, by its id: its rows take part again, from the next round on."""
