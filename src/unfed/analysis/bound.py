@@ -24,14 +24,11 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from unfed.analysis.gradient_noise import Noise
 from unfed.analysis.theory.noise import squared_gap_limit
-from unfed.client.scores import score
-from unfed.client.step import gradients
+from unfed.client.scores import mean_gradient, score
 from unfed.data import Source
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.measures.metrics import loss_gap
@@ -175,18 +172,9 @@ class Sets:
 
         Taken over all rows and not as the largest over batches (Eq. 84), whose noise would count as slope.
         """
-        retain, forget = (self._gradient(template, params, rows) for rows in (self.retain, self.forget))
+        sets = (self.retain, self.forget)
+        retain, forget = (mean_gradient(template, params, self.source, rows, self.batch) for rows in sets)
         return math.sqrt(sum(float((retain[name] - forget[name]).double().square().sum()) for name in retain))
-
-    def _gradient(self, template: Template, params: Params, rows: Tensor) -> Params:
-        sums = {name: torch.zeros_like(params[name]) for name in template.trainable}
-        for begin in range(0, len(rows), self.batch):
-            x, y = self.source.fetch(rows[begin : begin + self.batch], None)
-            leaves = {name: params[name].detach().requires_grad_() for name in template.trainable}
-            loss = F.cross_entropy(template.bind(params | leaves)(x), y, reduction="sum") / len(rows)
-            for name, grad in gradients(loss, leaves).items():
-                sums[name] += grad
-        return sums
 
 
 @dataclass(frozen=True)

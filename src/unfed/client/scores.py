@@ -105,6 +105,18 @@ def moved(parts: Sequence[Scores]) -> Scores:
     return Scores(**{name: column.to(kind) for (name, kind), column in zip(own.items(), table, strict=True)})
 
 
+def mean_gradient(template: Template, params: Params, source: Source, rows: Tensor, batch: int) -> Params:
+    """∇ of the mean cross-entropy over all these rows, however many go through the model at once."""
+    sums = {name: torch.zeros_like(params[name]) for name in template.trainable}
+    for some in torch.split(rows, batch):
+        x, y = source.fetch(some, None)
+        leaves = {name: params[name].detach().requires_grad_() for name in template.trainable}
+        loss = F.cross_entropy(template.bind(params | leaves)(x), y, reduction="sum") / len(rows)
+        for name, grad in gradients(loss, leaves).items():
+            sums[name] += grad
+    return sums
+
+
 def measure(template: Template, what: Measure, client: ClientData, params: Params) -> Mapping[str, Tensor]:
     """One client's answer to a measuring plan.
 

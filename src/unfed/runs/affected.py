@@ -212,6 +212,6 @@ def _crossed(run: Record, client: str, seen: _Seen) -> Iterator[Affected]:
         if mine := sum(client in clients for clients in rounds.values()):
             what = f"updates of client {client} in {mine} rounds of {job.as_posix()}"
             yield Affected("upload", file, what, "none is kept here but in histories; the model they went into counts")
-        others = listed(sorted(set().union(*rounds.values()))).replace(" or ", " and ")
+        others = listed(sorted(set().union(*rounds.values())), last="and")
         what = f"the models of {len(rounds)} rounds of {job.as_posix()}, sent to {others}"
         yield Affected("download", file, what, "ask these nodes to delete what they keep of them")

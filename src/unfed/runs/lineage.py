@@ -101,7 +101,7 @@ def unbroken(config: Config, label: str, queue: Sequence[Entry]) -> None:
     _unbroken(config, label, [(entry.request.id, entry.method) for entry in queue])
     method, recorded = config.method(label), config.recorded()
     if method.seals and recorded:
-        names = listed(recorded).replace(" or ", " and ")
+        names = listed(recorded, last="and")
         raise UnfedError(
             f"This run recorded history for {names}, from which the old model can be put together again, and beside it"
             f" {method.title}'s draw is no secret; use --method retrain, or train again without training.record."

@@ -34,6 +34,6 @@ def left_by(world: World, request: Request, others: Sequence[Request]) -> list[R
 
 def gone_already(request: Request, by: Sequence[Request]) -> str:
     """The sentence for a request that has nothing to take out."""
-    names = listed(repr(one.id) for one in by).replace(" or ", " and ")
+    names = listed((repr(one.id) for one in by), last="and")
     what = f"request{'s' if len(by) > 1 else ''} {names}"
     return f"Every training row that request {request.id!r} asks for is out already, by {what}."

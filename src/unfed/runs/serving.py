@@ -334,7 +334,7 @@ class Queue:
                 return None
             why = self._why(entry, error)
             if batch.shared is not None and not isinstance(error, NotPassed):
-                names = listed(repr(name) for name in batch.ids).replace(" or ", " and ")
+                names = listed((repr(name) for name in batch.ids), last="and")
                 why = f"Requests {names} shared one job, {batch.shared!r}. {why}"
             if isinstance(error, Unanswered):
                 self.put_off.add(entry.number)

@@ -42,9 +42,8 @@ def epsilon(unlearned: NDArray[Any], retrained: NDArray[Any]) -> Floats:
             f"The challenge's score takes equally many models of both kinds, at least {FEWEST}, not {n} and"
             f" {len(retrained)}; `unfed population` makes as many Retrains."
         )
-    first, last = np.triu_indices(
-        2 * n + 1, 1
-    )  # every run of neighbours in the sorted values is some interval's inside
+    # Every run of neighbours in the sorted values is some interval's inside.
+    first, last = np.triu_indices(2 * n + 1, 1)
     return np.array([_of_row(u, r, first, last) for u, r in zip(unlearned.T, retrained.T, strict=True)])
 
 

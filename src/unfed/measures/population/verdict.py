@@ -114,7 +114,7 @@ def verdict(title: str, models: int, attacks: Sequence[Attacked], distances: Seq
         )
     told = [test.words for test in tests if test.told]
     if told:
-        return Verdict("told", f"{title} can be told from Retrain, by {_and(told)}.", bound)
+        return Verdict("told", f"{title} can be told from Retrain, by {listed(told, last='and')}.", bound)
     names = listed(test.name for test in tests)
     if bound <= 0.5 + MATTERS:
         return Verdict(
@@ -156,8 +156,3 @@ def needed(models: int, attacks: Sequence[Attacked]) -> int:
     error = max(attack.auc.high - attack.auc.low for attack in attacks) / (2 * normal.inv_cdf(0.975))
     wide = normal.inv_cdf(1 - min(attack.level for attack in attacks) / 2) + normal.inv_cdf(OFTEN)
     return max(2 * models, 8 * math.ceil(models * (error * wide / MATTERS) ** 2 / 8))
-
-
-def _and(words: Sequence[str]) -> str:
-    """a, b and c."""
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

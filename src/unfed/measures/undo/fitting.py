@@ -23,6 +23,7 @@ from torch.func import vmap
 from unfed import rng
 from unfed.client.optimiser import update
 from unfed.client.plan import Optimiser
+from unfed.client.step import gradients
 from unfed.engines.vectorised import mappable_attention
 from unfed.model.functional import Template
 from unfed.model.params import Params
@@ -111,7 +112,7 @@ def one(problem: Problem, task: Task, pool: Pool, budget: Budget) -> Iterator[tu
         leaves = {name: t.detach().requires_grad_() for name, t in free.items()}
         with torch.enable_grad():
             value, state = problem.loss(start, leaves, pool[0][places], pool[1][places], _key(budget, number, pool))
-            grads = dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
+            grads = gradients(value, leaves)
         free, moments = update(budget.optimiser, {"params": free, "optimiser": moments}, grads, value.detach(), number)
         start |= {name: t.detach() for name, t in state.items()}
         if number in budget.stops:
@@ -130,7 +131,7 @@ def stacked(problem: Problem, tasks: Sequence[Task], pool: Pool, budget: Budget)
         with torch.enable_grad(), mappable_attention(pool[1]):
             key = _key(budget, number, pool)
             values, state = vmap(problem.loss, everywhere)(start, leaves, pool[0][at], pool[1][at], key)
-            grads = dict(zip(leaves, torch.autograd.grad(values.sum(), list(leaves.values())), strict=True))
+            grads = gradients(values.sum(), leaves)
         free, moments = update(budget.optimiser, {"params": free, "optimiser": moments}, grads, values.detach(), number)
         start = start | {name: t.detach() for name, t in state.items()}
         if number in budget.stops:

@@ -18,6 +18,7 @@ from unfed import rng
 from unfed.measures.undo.fitting import Problem
 from unfed.model.functional import Template
 from unfed.model.params import Params
+from unfed.model.perturb import uniform_orthogonal
 
 STRENGTH = 1.0
 SIDES = ("output", "input")
@@ -67,6 +68,4 @@ def beginnings(params: Params, names: Sequence[str], side: str, restarts: int, s
 
 def _rotation(size: int, seed: int) -> Tensor:
     """Uniform among orthogonal matrices."""
-    q: Tensor
-    q, r = torch.linalg.qr(torch.randn(size, size, generator=rng.generator(seed), dtype=torch.float64))
-    return q * torch.where(r.diagonal() < 0, -1.0, 1.0)
+    return uniform_orthogonal(torch.randn(size, size, generator=rng.generator(seed), dtype=torch.float64))

@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from unfed import rng
-from unfed.client.scores import Scores, score
+from unfed.client.scores import Scores, mean_gradient, score
 from unfed.data import Source
 from unfed.measures.attacks import try_membership_inference
 from unfed.model.functional import Template
@@ -103,17 +102,7 @@ class Scene:
 
     def gradient(self, params: Params, view: View) -> Params:
         """∇ of the mean loss on a view, in eval mode."""
-        names = self.template.trainable
-        total = {name: torch.zeros_like(params[name]) for name in names}
-        for rows in torch.split(view.rows, self.batch):
-            x, y = view.source.fetch(rows, None)
-            leaves = {name: params[name].detach().requires_grad_() for name in names}
-            loss = torch.nn.functional.cross_entropy(self.template.bind(params | leaves)(x), y, reduction="sum")
-            found = torch.autograd.grad(loss / len(view), list(leaves.values()), allow_unused=True)
-            for name, grad in zip(names, found, strict=True):
-                if grad is not None:
-                    total[name] += grad
-        return total
+        return mean_gradient(self.template, params, view.source, view.rows, self.batch)
 
     def _scores(self, params: Params, view: View | None) -> Scores | None:
         return None if view is None else score(self.template, params, view.source, view.rows, self.batch)
