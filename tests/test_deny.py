@@ -7,12 +7,15 @@ import stat
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from unfed import storage
 from unfed.data import ClientData, DenyList, Request, TensorSource, keep_out
-from unfed.data.deny import row_digests
+from unfed.data.dataset_source import DatasetSource
+from unfed.data.deny import recognisable, row_digests
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
 from unfed.runs.run import Run
@@ -131,6 +134,45 @@ def test_a_list_that_leaves_nothing_or_a_folder_that_is_none_is_one_sentence(sma
     with pytest.raises(UnfedError, match="is not a run folder"):
         Run.create(small("request=[]", f'deny.run="{tmp_path / "nowhere"}"'), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    for name in ("dark", "bright"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(20):
+            grey = np.random.default_rng(i).integers(0, 128, (9, 9), dtype=np.uint8) + 127 * (name == "bright")
+            Image.fromarray(grey.astype(np.uint8)).save(tmp_path / "images" / name / f"{i}.png")
+    return tmp_path / "images"
+
+
+def test_pictures_that_are_stretched_otherwise_are_not_let_in_by_silence(
+    pictures: Path, small: Small, tmp_path: Path
+) -> None:
+    kept = ("request=[]", 'data.name="imagefolder"', f'data.root="{pictures}"', "partition.clients=2", "methods.run=[]")
+    run = Run.create(small(*kept, "data.resize=8", "training.rounds=1"), tmp_path / "left")
+    run.execute()
+    run.queue.file(Request("rows", samples=(("0", 0),)), "ft", "1", 0)
+    deny = f'deny.run="{tmp_path / "left"}"'
+    with pytest.raises(UnfedError, match="stretched to 12 none would be recognised, so set data.resize = 8"):
+        Run.create(small(*kept, "data.resize=12", deny), tmp_path / "next")
+    assert Run.create(small(*kept, "data.resize=8", deny), tmp_path / "next").config.deny.rows
+
+
+def test_rows_that_a_data_set_draws_anew_are_never_taken_for_recognised() -> None:
+    class Drawing:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+            return torch.rand(1, 2, 2), row % 2
+
+    source = DatasetSource(Drawing(), classes=2, warn=False)
+    assert not recognisable(source, torch.arange(4)), "whoever asks by such rows has none on the list"
+    client = ClientData("a", source, torch.arange(4), torch.tensor([0, 1, 2]), torch.tensor([3]))
+    with pytest.raises(UnfedError, match="other numbers every time"):
+        keep_out([client], DenyList(rows=frozenset({"0" * 64}), key=KEY))
+    assert keep_out([client], DenyList(classes=frozenset({1})))[0].train.tolist() == [0, 2]
 
 
 def test_by_hand() -> None:

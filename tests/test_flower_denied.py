@@ -126,7 +126,7 @@ def test_single_rows_that_cannot_be_recognised_are_refused_and_not_let_in(tmp_pa
     listed.write_text("client,position\n1,3\n")
     serve(grid, short(tmp_path / "run", mode="train"))
     serve(grid, short(tmp_path / "run", mode="unlearn", forget_clients="", forget_samples=str(listed)))
-    with pytest.raises(UnfedError, match="took single samples out at Flower nodes"):
+    with pytest.raises(UnfedError, match="recognise elsewhere: they lie at Flower nodes"):
         serve(grid, short(tmp_path / "next", mode="train", deny=str(tmp_path / "run")))
     rows = f"deny.rows=['{'a' * 64}']"
     with pytest.raises(UnfedError, match="has 1 single rows, and rows that lie at nodes cannot be recognised"):

@@ -250,6 +250,15 @@ DATASETS: dict[str, Loader] = {
 }
 
 
+_STRETCHED: dict[str, int | None] = {"caltech101": 256, "imagefolder": None}
+"""The data sets whose images are stretched before they are kept, and to which side by themselves."""
+
+
+def stretched(name: str, resize: int | None) -> int | None:
+    """The side to which the images of a data set are stretched before they are kept; None where they are kept whole."""
+    return (resize or _STRETCHED[name]) if name in _STRETCHED else None
+
+
 def _from_factory(
     name: str,
     root: Path | None,

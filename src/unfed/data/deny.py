@@ -45,6 +45,11 @@ class DenyList:
         if self.rows:
             if self.key is None:
                 raise UnfedError("The deny list has rows, but its key is not there; restore deny.key beside run.json.")
+            if not recognisable(client.source, client.rows):
+                raise UnfedError(
+                    "The deny list has rows, and this data set gives other numbers every time it is asked for a row, so"
+                    " none can be recognised; give it without random transforms, or deny clients by a file of names."
+                )
             own = row_digests(self.key, client.source, client.rows)
             refused |= torch.tensor([digest in self.rows for digest in own], dtype=torch.bool)
         return refused.to(client.forget.device)
@@ -61,6 +66,14 @@ def keep_out(clients: Sequence[ClientData], denied: DenyList) -> tuple[ClientDat
     if not any(len(client.train) for client in left):
         raise UnfedError("Every training row is on the deny list, so nothing is left to learn from; check deny.run.")
     return tuple(left)
+
+
+def recognisable(source: Source, rows: Tensor) -> bool:
+    """Whether a row has the same content whenever it is asked for: a user's own data set may draw."""
+    if isinstance(source, TensorSource):
+        return True
+    few = rows[:32]
+    return list(_contents(source, few)) == list(_contents(source, few))
 
 
 def row_digests(key: bytes, source: Source, rows: Tensor) -> list[str]:

@@ -18,7 +18,8 @@ from typing import Any
 
 from unfed import storage
 from unfed.data import Request
-from unfed.data.deny import KEY_BYTES, row_digests
+from unfed.data.datasets import stretched
+from unfed.data.deny import KEY_BYTES, recognisable, row_digests
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
 from unfed.runs.elsewhere import elsewhere
@@ -43,7 +44,7 @@ def imported(config: Config) -> Config:
     elif (own.run / EVIDENCE).is_file():
         found = {"clients": _of_evidence(own.run)}
     else:
-        found = _of_run(RunFolder(own.run))
+        found = _of_run(RunFolder(own.run), config)
     return config.model_copy(update={"deny": own.model_copy(update=found)})
 
 
@@ -62,17 +63,25 @@ def _of_evidence(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def _of_run(folder: RunFolder) -> dict[str, Any]:
+def _of_run(folder: RunFolder, config: Config) -> dict[str, Any]:
     """What a run took over from the one before, and all that it was asked to forget itself."""
-    before = Config.kept(folder.description()["config"]).deny
+    earlier = Config.kept(folder.description()["config"])
+    before = earlier.deny
     asked = [entry for entry in folder.requests() if entry.accepted]
     unseen = next((entry.request.id for entry in asked if entry.request.samples and not entry.rows), None)
     if unseen is not None:
         raise UnfedError(
-            f"Request {unseen!r} of {folder.path} took single samples out at Flower nodes, which nobody can recognise"
-            " elsewhere; write the clients that must stay out into a file, one per line, and name that as deny.run."
+            f"Request {unseen!r} of {folder.path} took single samples out which nobody can recognise elsewhere: they"
+            " lie at Flower nodes, or their data set draws them anew whenever it is asked; write the clients that must"
+            " stay out into a file, one per line, and name that as deny.run."
         )
     rows = sorted({*before.rows, *(row for entry in asked for row in entry.rows)})
+    sides = [stretched(one.data.name, one.data.resize) for one in (earlier, config)]
+    if rows and sides[0] != sides[1] and earlier.data.name == config.data.name:
+        raise UnfedError(
+            f"The rows on the deny list of {folder.path} are known by their pixels, stretched to {sides[0]}; stretched"
+            f" to {sides[1]} none would be recognised, so set data.resize = {sides[0]}."
+        )
     key = _read(folder.path) if rows else None
     if rows and key is None:
         raise UnfedError(f"{folder.path} has rows on its deny list, but no deny.key; restore the file.")
@@ -119,7 +128,8 @@ def rows_of(request: Request, world: World, folder: RunFolder) -> tuple[str, ...
 
     Clients and classes are known by their names.
 
-    The key is made when it is first needed. Rows that lie elsewhere are not seen here, so they have none.
+    The key is made when it is first needed. Rows that lie elsewhere are not seen here, so they have none; nor have
+    those of a data set that draws.
     """
     if request.kind != "instance" or elsewhere(folder.description()):
         return ()
@@ -129,6 +139,8 @@ def rows_of(request: Request, world: World, folder: RunFolder) -> tuple[str, ...
         storage.write_bytes(folder.path / KEY, _written(key))
     clients = world.scoped([request])
     marked = [(c.source, c.rows[c.forget]) for c in clients.values() if bool(c.forget.any())]
+    if not all(recognisable(source, rows) for source, rows in marked):
+        return ()  # whoever names this run as its deny list is told
     return tuple(sorted({digest for source, rows in marked for digest in row_digests(key, source, rows)}))
 
 
