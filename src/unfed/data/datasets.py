@@ -255,7 +255,7 @@ _STRETCHED: dict[str, int | None] = {"caltech101": 256, "imagefolder": None}
 
 
 def stretched(name: str, resize: int | None) -> int | None:
-    """The side to which the images of a data set are stretched before they are kept; None where they are kept whole."""
+    """The side to which a data set's images are stretched before they are kept, if they are."""
     return (resize or _STRETCHED[name]) if name in _STRETCHED else None
 
 
