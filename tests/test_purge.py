@@ -342,7 +342,7 @@ def test_a_request_that_the_gate_denied_is_not_purged(tmp_path: Path) -> None:
     run = made(tmp_path / "run", "gate.max_drop=0")
     with pytest.raises(Refused):
         run.forget(Request("first", clients=("1",)), "not", until=1)
-    with pytest.raises(UnfedError, match="'first' is denied .gate., so the model in force still carries it"):
+    with pytest.raises(UnfedError, match="'first' is denied .gate., so no model was put in force for it"):
         purge(run, "first")
 
 

@@ -422,6 +422,18 @@ def test_asked_again_after_others_were_served_it_begins_anew_at_the_model_in_for
     assert len([x for x in run.folder.lines() if x["request"] == "a"]) > len(lines)  # what was tried stays on record
 
 
+def test_what_is_owed_is_not_said_to_be_in_a_model_that_was_drawn_anew_without_it(strict: Run) -> None:
+    fated(strict, a="spoil")
+    with pytest.raises(Refused, match="not recovered"):
+        strict.forget(client("a", 3), "fake")
+    assert in_force(strict, 0).sentence == "the model as trained (θ*); still in it: a"
+    strict.forget(client("b", 2), "retrain", 1)
+    strict.forget(client("c", 1), "ft", 1)
+    found = in_force(strict, 0)
+    assert found.sentence == "the model of request c by FT; without a too, which is not settled yet"
+    assert found.still_in_it == () and found.to_json()["never_saw"] == ["a"]
+
+
 def test_what_no_method_was_to_try_is_not_said_to_have_been_compared() -> None:
     found = InForce(Job(0, None, "train"), (), (), (), ("r1",))
     assert found.sentence.endswith("methods were only compared for r1, which is still in it")

@@ -4,8 +4,9 @@
     none yet            θ*, with everybody in it
     a comparison        θ*: methods were compared, and no method's model was put in force
 
-A request that is owed (denied, expired) is out of every training, but the model in force still carries it. So it does
-what methods were only compared for: whoever reads that a method took a client out must not think that it is out here.
+A request that is owed (denied, expired) is out of every training, but the model in force still carries it, unless
+that was drawn anew since. So it does what methods were only compared for: whoever reads that a method took a client out
+must not think that it is out here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.methods import METHODS
+from unfed.runs import carriers
 from unfed.runs.config_tables import KeptList, RequestConfig
 from unfed.runs.folder import Job
 from unfed.runs.requests import in_force as in_order
@@ -38,6 +40,8 @@ class InForce:
     """The requests of the config that no served request took out."""
     nothing_ran: bool = False
     """Whether the config names no method that should try them."""
+    never_saw: tuple[str, ...] = ()
+    """The requests that are not settled, though it was drawn anew without them, or grew out of one that was."""
 
     @property
     def still_in_it(self) -> tuple[str, ...]:
@@ -52,6 +56,9 @@ class InForce:
         told = [f"the model of request {self.served[-1]} by {by}" if self.served else "the model as trained (θ*)"]
         if self.owed:
             told.append(f"still in it: {listed(self.owed, 'and')}")
+        if self.never_saw:
+            many = len(self.never_saw) > 1
+            told.append(f"without {listed(self.never_saw, 'and')} too, which {'are' if many else 'is'} not settled yet")
         if self.only_compared:
             which = f"which {'is' if len(self.only_compared) == 1 else 'are'} still in it"
             done = "no method has run for" if self.nothing_ran else "methods were only compared for"
@@ -66,6 +73,7 @@ class InForce:
             "method": self.job.label,
             "served": list(self.served),
             "owed": list(self.owed),
+            "never_saw": list(self.never_saw),
             "only_compared": list(self.only_compared),
             "sentence": self.sentence,
         }
@@ -74,15 +82,19 @@ class InForce:
 def in_force(run: Run, seed: int) -> InForce:
     """The model in force of one repetition."""
     job = run.current_job(seed)
-    entries = [entry for entry in run.folder.requests() if entry.seed == seed and entry.accepted]
+    every = run.folder.requests()
+    entries = [entry for entry in every if entry.seed == seed and entry.accepted]
     gone = [entry.request for entry in in_order(entries)]
     served = tuple(request.id for request in gone)
-    open_ones = tuple(entry.request.id for entry in entries if entry.state != "fulfilled")
+    unsettled = [entry for entry in entries if entry.state != "fulfilled"]
+    spared = [e for e in unsettled if job.path in carriers.without(run.folder, run.config, e, every)]
+    owed = tuple(entry.request.id for entry in unsettled if entry not in spared)
+    never_saw = tuple(entry.request.id for entry in spared)
     compared = tuple(run.config.methods.run) if run.config.request and not served else ()
     known = {entry.request.id for entry in entries}
     asked = zip(run.config.request_ids(), run.config.request, strict=True)
     only_compared = tuple(name for name, own in asked if name not in known and not is_out(own, gone))
-    return InForce(job, served, open_ones, compared, only_compared, nothing_ran=not run.config.methods.run)
+    return InForce(job, served, owed, compared, only_compared, not run.config.methods.run, never_saw)
 
 
 def is_out(asked: RequestConfig, gone: Sequence[Request]) -> bool:

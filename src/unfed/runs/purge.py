@@ -129,7 +129,7 @@ def _fulfilled(run: Purged, request: str, entries: Sequence[Entry]) -> Entry:
         raise UnfedError(f"This run has no request {request!r}; it has {known}.")
     if entry.owed:
         raise UnfedError(
-            f"Request {request!r} is {entry.standing}, so the model in force still carries it and nothing can go:"
+            f"Request {request!r} is {entry.standing}, so no model was put in force for it and nothing can go:"
             f" {run.way_out(entry)}."
         )
     if entry.state == "revoked":
