@@ -309,7 +309,7 @@ def test_methods_are_listed_with_what_they_need(unfed: Callable[..., Any]) -> No
         ["federated"],
     ]
     out = unfed("methods", "show", "not")[1]
-    assert "layers" in out and "paper" in out
+    assert '["paper"]' in out and "false" in out, "as one writes them in a config"
 
 
 def test_help_and_version(unfed: Callable[..., Any]) -> None:

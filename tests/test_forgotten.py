@@ -135,7 +135,7 @@ def test_an_attack_that_sees_nothing_in_the_model_before_says_nothing() -> None:
     """Its silence about the model after would be called forgetting, whatever was done."""
     same = shown(drawn(300, 0), drawn(2000, 0, 1))
     found = rows_forgotten(same, same, 0.2)
-    assert found.verdict == "not measured" and "sees none now says nothing" in str(found.value)
+    assert found.verdict == "not measured" and "its silence now says nothing" in str(found.value)
 
 
 def test_the_two_halves_share_no_row_and_leave_none_out() -> None:

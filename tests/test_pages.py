@@ -86,12 +86,19 @@ def test_the_commands_of_pages_are_found_at_all() -> None:
     assert parsed("unfed frget RUN")[0] is None
 
 
+def in_blocks(page: Path) -> Iterator[str]:
+    """Every `unfed …` that stands in a block, on a line of its own, to be typed."""
+    text = page.read_text(encoding="utf-8")
+    for kind, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        if kind in ("", "sh", "bash", "console"):
+            joined = block.replace("\\\n", " ")
+            yield from re.findall(r"^(?:\$ |[A-Z_]+=\S+ )*(unfed [a-z].*)$", joined, re.MULTILINE)
+
+
 def commands(page: Path) -> Iterator[str]:
     """Every `unfed …` that a page prints: lines of blocks without their comments, and words in backticks."""
+    yield from in_blocks(page)
     text = page.read_text(encoding="utf-8")
-    for block in re.findall(r"^```(?:sh|bash|console|)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        joined = block.replace("\\\n", " ")
-        yield from re.findall(r"^(?:\$ |[A-Z_]+=\S+ )*(unfed [a-z].*)$", joined, re.MULTILINE)
     without = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     for words in re.findall(r"`([^`]+)`", without):
         yield from (part.strip() for part in re.split(r"&&|;", words) if re.match(r"unfed [a-z]", part.strip()))
@@ -108,6 +115,30 @@ def parsed(line: str) -> tuple[click.Command | None, list[str]]:
                 return None, words
             command, words = found, words[1:]
     return command, words
+
+
+def refused(line: str) -> str:
+    """Why the command line does not take a line as it stands; empty where it does. Nothing is run."""
+    line = re.split(r"\s[|>&]", line)[0]
+    command, words = parsed(line)
+    if command is None or "…" in line or "$" in line:  # a reader puts something in their place
+        return "" if command else "there is no such command"
+    try:
+        command.make_context("unfed", words)
+    except click.UsageError as error:
+        return error.format_message()
+    except click.exceptions.Exit:  # --help
+        pass
+    return ""
+
+
+def test_every_command_in_a_block_can_be_typed_as_it_stands() -> None:
+    """Its remark is a comment, and nothing that the command asks for is missing."""
+    shown = [(name(page), line) for page in PAGES for line in in_blocks(page)]
+    assert len(shown) > 100
+    assert [(*one, why) for one in shown if (why := refused(one[1]))] == []
+    assert refused("unfed verify evidence.json") == "Missing option '--key'."
+    assert "unexpected" in refused("unfed theory RUN      the claims that need no training")
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=name(page)) for page in PAGES])

@@ -20,6 +20,7 @@ from pydantic_core import PydanticUndefined
 
 from unfed.cli import completion
 from unfed.cli.main import app
+from unfed.cli.methods import as_written
 from unfed.methods import METHODS
 from unfed.methods.base import NEEDS, Central
 from unfed.runs.config import Config
@@ -106,10 +107,16 @@ def _commands(prefix: str, group: click.Group) -> Iterator[str]:
         if arguments or options:
             yield from ("| argument, option | meaning |", "|---|---|")
             yield from (f"| {_argument(p, command)} |" for p in arguments)
-            yield from (f"| `{', '.join(p.opts)}` | {(p.help or '').replace('|', 'or')} |" for p in options)
+            yield from (f"| {_option(p)} |" for p in options)
             yield ""
         if isinstance(command, click.Group):
             yield from _commands(words, command)
+
+
+def _option(option: click.Option) -> str:
+    """An option, what it is, and whether the command asks for it."""
+    needed = " Required." if option.required else ""
+    return f"`{', '.join(option.opts)}` | {(option.help or '').replace('|', 'or')}{needed}"
 
 
 def _argument(argument: click.Argument, command: click.Command) -> str:
@@ -125,7 +132,10 @@ def methods_page() -> str:
         lines += ["", f"## {method.title} (`{name}`)", "", f"{(method.__doc__ or '').strip()} {method.cite}.", ""]
         if method.options():
             lines += ["| hyperparameter | default | meaning | source |", "|---|---|---|---|"]
-            lines += [f"| `{o}` | {_plain(d)} | {_plain(says)} | {source} |" for o, d, says, source in method.options()]
+            lines += [
+                f"| `{o}` | {_plain(as_written(d))} | {_plain(says)} | {source} |"
+                for o, d, says, source in method.options()
+            ]
         else:
             lines.append("It has no hyperparameters.")
     return "\n".join(lines).rstrip() + "\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.markup import escape
@@ -58,6 +58,13 @@ def _where(method: type[Method]) -> list[str]:
     return ["federated"] * federated + ["central"] * central
 
 
+def as_written(default: Any) -> str:
+    """A default as one writes it in a config or after --set; one without a value is left out there."""
+    if default is None:
+        return "not set"
+    return json.dumps(default) if isinstance(default, bool | tuple) else str(default)
+
+
 @app.command("show")
 def methods_show(
     name: Annotated[str, typer.Argument(help="A method, or package.module:Class.")], allow_code: AllowCode = False
@@ -71,7 +78,7 @@ def methods_show(
     for column in ("hyperparameter", "default", "meaning", "source"):
         table.add_column(column)
     for option, default, says, source in method.options():
-        table.add_row(option, escape(str(default)), escape(says), source)
+        table.add_row(option, escape(as_written(default)), escape(says), source)
     stdout.print(table if method.options() else "It has no hyperparameters.")
 
 

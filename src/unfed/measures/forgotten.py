@@ -255,8 +255,8 @@ def rows_forgotten(before: Evidence, after: Evidence, margin: float) -> Judgemen
         return _unmeasured(what, margin, f"{there}, {needed}", now.rows)
     if not (was.sees and was.upper > margin):
         why = (
-            f"in the model before, the attack could not tell these rows from held-out ones either (advantage"
-            f" {was.value:+.3f} ± {was.error:.3f}), so that it sees none now says nothing"
+            f"the attack could not tell these rows from held-out ones in the model before either (advantage"
+            f" {was.value:+.3f} ± {was.error:.3f}), so its silence now says nothing"
         )
         return _unmeasured(what, margin, why, now.rows, was.upper)
     return Judgement(what, now.upper, margin, "passed" if now.upper <= margin else "failed", now.rows, was.upper)

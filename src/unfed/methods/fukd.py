@@ -44,7 +44,7 @@ class FUKD(Method):
     lr: float = option(1e-4, "learning rate of the distillation", "paper (CNN)")
     momentum: float = option(0.9, "its momentum; there is no weight decay", "paper (CNN)")
     temperature: float = option(3.0, "τ: how soft the teacher's answers are", "paper (CNN)")
-    recovery_lr: float | None = option(None, "learning rate of the recovery; None is the run's own", "ours")
+    recovery_lr: float | None = option(None, "learning rate of the recovery; if not set, the run's own", "ours")
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
