@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -18,6 +18,9 @@ from unfed.runs.folder import RunFolder
 from unfed.runs.handed_out import hand_out
 from unfed.runs.record import Record
 from unfed.runs.run import Run
+
+if TYPE_CHECKING:
+    from unfed.trust.verdict import Verdict
 
 stdout = Console(highlight=False)
 
@@ -103,12 +106,10 @@ def verify(
     say(told(verdict))
 
 
-def _write_page(path: Path, verdict: object, keys: list[str], folder: RunFolder | None = None) -> None:
+def _write_page(path: Path, verdict: Verdict, keys: list[str], folder: RunFolder | None = None) -> None:
     """Write the page of a bundle; whose run is at hand, it is entered there."""
     from unfed.trust.page import page
-    from unfed.trust.verdict import Verdict
 
-    assert isinstance(verdict, Verdict)
     data = page(verdict, keys).encode()
     if folder is None:
         storage.deliver(path, data)

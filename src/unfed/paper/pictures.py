@@ -90,27 +90,9 @@ def curves(
         figure = Figure(figsize=(6.2, 3.4), layout="constrained")
         axes = figure.add_subplot()
         if rooted:
-            axes.set_yscale("function", functions=(_root, np.square))
-            axes.set_yticks([0, 1, 2, 5, 10, 20, 40, 80])
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.yaxis.set_minor_locator(NullLocator())
+            _scale_by_roots(axes)
         for place, line in enumerate(_first(lines)):
-            number = place if line.colour is None else line.colour
-            dash = DASHES[number % len(DASHES)]
-            if line.band:
-                low, high = zip(*line.band, strict=True)
-                colour = SERIES[number % len(SERIES)]
-                floor = [max(edge, 0.0) for edge in low] if rooted else low
-                axes.fill_between([x for x, _ in line.points], floor, high, color=colour, alpha=0.15, linewidth=0)
-            axes.plot(
-                [x for x, _ in line.points],
-                [y for _, y in line.points],
-                color=SERIES[number % len(SERIES)],
-                label=line.name,
-                marker=MARKERS[number % len(MARKERS)] if len(line.points) <= 30 else None,
-                markersize=3.5,
-                linestyle="-" if dash is None else (0, dash),
-            )
+            _draw(axes, line, place if line.colour is None else line.colour, 0.0 if rooted else -math.inf)
         if bottom is not None:
             axes.set_ylim(bottom, None)
         axes.set_xlabel(across)
@@ -125,6 +107,31 @@ def curves(
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
         told = "; ".join(f"{line.name} ends at {line.points[-1][1]:.3g}" for line in lines) + "."
         return Picture(title, svg_text(figure, _id(item, title, up), f"{up} by {across}, {title}", told))
+
+
+def _scale_by_roots(axes: Any) -> None:
+    axes.set_yscale("function", functions=(_root, np.square))
+    axes.set_yticks([0, 1, 2, 5, 10, 20, 40, 80])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _draw(axes: Any, line: Line, number: int, floor: float) -> None:
+    """One curve in the colour, dash and marker of its number; its band ends at the floor."""
+    across, colour = [x for x, _ in line.points], SERIES[number % len(SERIES)]
+    if line.band:
+        low, high = zip(*line.band, strict=True)
+        axes.fill_between(across, [max(edge, floor) for edge in low], high, color=colour, alpha=0.15, linewidth=0)
+    dash = DASHES[number % len(DASHES)]
+    axes.plot(
+        across,
+        [y for _, y in line.points],
+        color=colour,
+        label=line.name,
+        marker=MARKERS[number % len(MARKERS)] if len(line.points) <= 30 else None,
+        markersize=3.5,
+        linestyle="-" if dash is None else (0, dash),
+    )
 
 
 def groups(
