@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -199,3 +200,19 @@ def test_the_command_tries_a_run_and_says_in_one_sentence_what_cannot_be(
         model.unlink()
     code, _, said = called(["theory", "run"], monkeypatch, capsys)
     assert code == 2 and "`unfed resume run` makes one" in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "advice"),
+    [
+        ({"engine": "flower"}, "try a simulation of the same config (`unfed run`)"),
+        ({"call": {"method": "not"}}, "`unfed theory` without a run trains its own models"),
+    ],
+)
+def test_where_somebody_else_keeps_the_rows_the_advice_is_about_claims(
+    run: Run, changed: dict[str, Any], advice: str
+) -> None:
+    file = run.folder.path / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    with pytest.raises(UnfedError, match=f"so it cannot be tried here; {re.escape(advice)}."):
+        of_run.try_on(Run.open(run.folder.path), of_run.CLAIMS)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from unfed.claims.scene import Scene
 from unfed.values import as_json
 
 HOLDS, UNDER, FAILS = "holds", "holds under", "fails"
 Points = Sequence[tuple[float | str, float]]
+On = TypeVar("On")
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """One thing that the paper says."""
+class Claim(Generic[On]):
+    """One thing that the paper says, and how it is tried: in a scene of our own, or on a run's models."""
 
     id: str
     place: str
     """Where the paper says it: `Theorem 1`."""
     says: str
-    attempt: Callable[[Scene], Finding]
+    attempt: Callable[[On], Finding]
 
 
 def holds_if(right: bool, under: str = "") -> str:

@@ -28,7 +28,7 @@ from unfed.report import html
 from unfed.report.words import date_text
 from unfed.runs.description import now
 
-CLAIMS: dict[str, Claim] = {
+CLAIMS: dict[str, Claim[Scene]] = {
     claim.id: claim for room in (times, distances, gradients, layers, looks) for claim in room.CLAIMS
 }
 SCHEMA = 1
@@ -39,7 +39,7 @@ Told = Callable[[str], object]
 class Tried:
     """A claim with what was found, and how long that took."""
 
-    claim: Claim
+    claim: Claim[Scene]
     finding: Finding
     seconds: float
     when: str
@@ -48,7 +48,7 @@ class Tried:
         return {"seconds": self.seconds, "when": self.when, "finding": self.finding.to_json()}
 
 
-def chosen(names: Sequence[str]) -> list[Claim]:
+def chosen(names: Sequence[str]) -> list[Claim[Scene]]:
     """The claims of these names, in order; without a name, all of them."""
     for name in names:
         if name not in CLAIMS:
@@ -57,7 +57,7 @@ def chosen(names: Sequence[str]) -> list[Claim]:
 
 
 def make(
-    claims: Sequence[Claim], out: str | Path, told: Told, *, seed: int = 0, quick: bool = False
+    claims: Sequence[Claim[Scene]], out: str | Path, told: Told, *, seed: int = 0, quick: bool = False
 ) -> tuple[Path, list[Tried]]:
     """Try these claims; the page shows them with whatever was tried here before."""
     folder = Path(out)
@@ -93,7 +93,7 @@ def _refuse_other(folder: Path, about: dict[str, Any]) -> None:
         raise UnfedError(f"{folder} is no folder of claims and not empty; give --out another one.")
 
 
-def _read(folder: Path, claim: Claim) -> Tried | None:
+def _read(folder: Path, claim: Claim[Scene]) -> Tried | None:
     place = folder / f"{claim.id}.json"
     if not place.exists():
         return None
@@ -104,7 +104,7 @@ def _read(folder: Path, claim: Claim) -> Tried | None:
         raise UnfedError(f"{place} is no finding of this version; delete it, and the claim is tried again.") from error
 
 
-def _write_pictures(folder: Path, claim: Claim, drawn: Sequence[Picture]) -> None:
+def _write_pictures(folder: Path, claim: Claim[Scene], drawn: Sequence[Picture]) -> None:
     for number, picture in enumerate(drawn, 1):
         if picture.svg is not None:
             storage.write_bytes(folder / f"{claim.id}-{number}.svg", picture.file().encode())

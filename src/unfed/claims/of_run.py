@@ -22,7 +22,7 @@ from unfed.analysis.gradient_noise import Descent
 from unfed.analysis.theory.compensation import relation_of
 from unfed.analysis.theory.distance import lead
 from unfed.analysis.theory.jacobian import asymmetry, symmetry_test
-from unfed.claims.base import FAILS, UNDER, Finding, holds_if
+from unfed.claims.base import FAILS, UNDER, Claim, Finding, holds_if
 from unfed.claims.distances import OTHERS, SLACK
 from unfed.claims.gradients import SMALL
 from unfed.client.batch import bounds
@@ -35,7 +35,8 @@ from unfed.model.networks import head_of
 from unfed.model.params import Params
 from unfed.model.perturb import Perturbed, graft, negate, perturb
 from unfed.runs import consistency, studies
-from unfed.runs.probe import Probed, elsewhere
+from unfed.runs.elsewhere import out_of_sight
+from unfed.runs.probe import Probed
 from unfed.runs.undo_results import Target, targets
 from unfed.runs.world import World
 from unfed.values import is_measured
@@ -280,30 +281,20 @@ def resemblance(case: Case) -> Finding:
     )
 
 
-@dataclass(frozen=True)
-class Tried:
-    """A claim of the paper, and how it is tried on a run's models."""
-
-    id: str
-    place: str
-    says: str
-    attempt: Callable[[Case], Finding]
-
-
-CLAIMS = (
-    Tried("time-flow", "Theorem 1", "moving the loss gap takes at least so long", time),
-    Tried("distance", "Theorem 2", "no perturbation moves a ReLU layer's answers much farther than negation", distance),
-    Tried("symmetry", "Theorem 3, its premise", "a layer's answers are nearly symmetric around 0", symmetry),
-    Tried("compensation", "Theorem 4", "the next layer can undo a negation", compensation),
-    Tried("grafting", "Definitions 3 and 4", "negation breaks co-adaptation as a stranger's layer does", coadaptation),
-    Tried("cka-retrain", "Figures 3 and 7", "after recovery NoT resembles Retrain more than FT does", resemblance),
+CLAIMS: tuple[Claim[Case], ...] = (
+    Claim("time-flow", "Theorem 1", "moving the loss gap takes at least so long", time),
+    Claim("distance", "Theorem 2", "no perturbation moves a ReLU layer's answers much farther than negation", distance),
+    Claim("symmetry", "Theorem 3, its premise", "a layer's answers are nearly symmetric around 0", symmetry),
+    Claim("compensation", "Theorem 4", "the next layer can undo a negation", compensation),
+    Claim("grafting", "Definitions 3 and 4", "negation breaks co-adaptation as a stranger's layer does", coadaptation),
+    Claim("cka-retrain", "Figures 3 and 7", "after recovery NoT resembles Retrain more than FT does", resemblance),
 )
 
 
 # --- on a run ---------------------------------------------------------------------------------------------------------
 
 
-def chosen(names: Sequence[str]) -> list[Tried]:
+def chosen(names: Sequence[str]) -> list[Claim[Case]]:
     """The claims of these names that can be tried on a run; without a name, all."""
     known = {claim.id: claim for claim in CLAIMS}
     for name in names:
@@ -316,15 +307,22 @@ def chosen(names: Sequence[str]) -> list[Tried]:
 
 
 def try_on(
-    run: Probed, claims: Sequence[Tried], seed: int | None = None, said: Callable[[str], object] = lambda what: None
+    run: Probed,
+    claims: Sequence[Claim[Case]],
+    seed: int | None = None,
+    said: Callable[[str], object] = lambda what: None,
 ) -> list[dict[str, Any]]:
     """Try claims on the models of every request of a repetition.
 
     The verdicts are kept in the folder and handed back.
     """
     run.permit()
-    if why := elsewhere(run):
-        raise UnfedError(why.replace("probed", "tried").replace("probe a", "try a"))
+    ways = (
+        "try a simulation of the same config (`unfed run`)",
+        "`unfed theory` without a run trains its own models",
+    )
+    if why := out_of_sight(run.description, "tried", *ways):
+        raise UnfedError(why)
     one = run.one_seed(seed)
     own = [t for t in targets(run.folder, run.config) if t.job.seed == one]
     there = [t for t in own if run.folder.model_file(t.job).exists() and run.folder.model_file(t.previous).exists()]
@@ -352,7 +350,7 @@ def _why_none(run: Probed, own: Sequence[Target]) -> str:
 
 
 def _tried(
-    run: Probed, own: Sequence[Target], claims: Sequence[Tried], said: Callable[[str], object]
+    run: Probed, own: Sequence[Target], claims: Sequence[Claim[Case]], said: Callable[[str], object]
 ) -> dict[str, Any]:
     leading = next((t for t in own if t.job.label == "not"), own[0])
     job, previous = leading.job, leading.previous

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -18,7 +18,6 @@ from unfed.errors import UnfedError
 
 if TYPE_CHECKING:
     from unfed.claims.base import Claim
-    from unfed.claims.of_run import Tried
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -102,7 +101,7 @@ def _on_run(folder: Path, only: list[str], seed: int | None, show: bool, as_json
         stdout.print(f"Report: {escape(str(report))}", soft_wrap=True)
 
 
-def _show(wanted: Sequence[Claim | Tried], as_json: bool) -> None:
+def _show(wanted: Sequence[Claim[Any]], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({c.id: {"place": c.place, "says": c.says} for c in wanted}, ensure_ascii=False))
         return

@@ -15,6 +15,20 @@ def elsewhere(description: Mapping[str, Any]) -> bool:
     return description["engine"] in NODES
 
 
+def out_of_sight(description: Mapping[str, Any], done: str, simulated: str, called: str) -> str | None:
+    """Why nothing can be `done` here with a run's rows, which somebody else keeps; None if it can.
+
+    What to do instead depends on who: where nodes do, a simulation, and otherwise whoever made the call.
+    """
+    if elsewhere(description):
+        nodes = NODES[description["engine"]]
+        return f"The clients of this run are {nodes}, which keep their data, so it cannot be {done} here; {simulated}."
+    if description.get("call"):
+        whose = "This folder belongs to a call of unfed.unlearn, whose data is the caller's"
+        return f"{whose}, so it cannot be {done} here; {called}."
+    return None
+
+
 def how_to_go_on(description: Mapping[str, Any], folder: object) -> str:
     """What goes on with such a run, after 'go on with '."""
     if description["engine"] == "flower":

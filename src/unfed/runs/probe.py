@@ -22,8 +22,7 @@ from unfed.measures.undo import Budget, Effort, Grid, Knowledge, Models, Scene, 
 from unfed.model.params import Params
 from unfed.runs import consistency
 from unfed.runs.config import Config
-from unfed.runs.elsewhere import NODES
-from unfed.runs.elsewhere import elsewhere as is_elsewhere
+from unfed.runs.elsewhere import out_of_sight
 from unfed.runs.folder import WITHOUT, Job, RunFolder
 from unfed.runs.undo_results import SCHEMA, Target, file_of, model_digest, read, targets
 from unfed.runs.world import World, process_as_before
@@ -135,18 +134,8 @@ def effort_of(run: Probed, quick: bool = False) -> Effort:
 
 def elsewhere(run: Probed) -> str | None:
     """Why a run cannot be probed here, if its data lies with somebody else."""
-    if is_elsewhere(run.description):
-        nodes = NODES[run.description["engine"]]
-        return (
-            f"The clients of this run are {nodes}, which keep their data, so it cannot be probed here; probe a"
-            " simulation of the same config (`unfed run`)."
-        )
-    if run.description.get("call"):
-        return (
-            "This folder belongs to a call of unfed.unlearn, whose data is the caller's, so it cannot be probed here;"
-            " call unfed.measures.undo.undo with your own rows."
-        )
-    return None
+    ways = ("probe a simulation of the same config (`unfed run`)", "call unfed.measures.undo.undo with your own rows")
+    return out_of_sight(run.description, "probed", *ways)
 
 
 def _probed(
