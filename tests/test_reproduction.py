@@ -163,6 +163,27 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
         record.all_in(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["preset", "config", "made", "jobs"])
+def test_a_kept_result_that_is_damaged_is_one_sentence(first: Run, tmp_path: Path, name: str) -> None:
+    whole = json.loads(record.write(record.kept(first, "abc"), tmp_path / "good").read_text())
+    for wrong in ([1, {"a": None}], {"a": 1}, None, 3):
+        (tmp_path / "x.json").write_text(json.dumps({**whole, name: wrong}))
+        with pytest.raises(UnfedError, match=r"x\.json holds no kept results .*; make it again"):
+            reproduction.page(tmp_path)
+
+
+def test_a_kept_result_of_others_is_written_nowhere_else(first: Run, tmp_path: Path) -> None:
+    """Its preset becomes a file's name: one that leads out of the folder had been followed."""
+    whole = json.loads(record.write(record.kept(first, "abc"), tmp_path / "good").read_text())
+    theirs, ours = tmp_path / "theirs", tmp_path / "a" / "results"
+    theirs.mkdir()
+    ours.mkdir(parents=True)
+    (theirs / "x.json").write_text(json.dumps({**whole, "preset": "../elsewhere"}))
+    with pytest.raises(UnfedError, match="cannot be used for a folder"):
+        list(reproduction.added(theirs, ours, "abc"))
+    assert not list(tmp_path.glob("a/*.json"))
+
+
 def test_the_page_has_every_item_and_the_price_of_what_was_not_run(tmp_path: Path) -> None:
     text, _ = reproduction.page(tmp_path)
     assert text.count("\n## Table ") == 8 and text.count("\n## Figure ") == 7
@@ -354,6 +375,13 @@ def test_what_cannot_be_analysed_is_said(first: Run, tmp_path: Path) -> None:
     (tmp_path / "analyses" / "x.json").write_text("{}")
     with pytest.raises(UnfedError, match="holds no kept analysis"):
         analyses.all_in(tmp_path)
+
+
+def test_numbers_of_a_kept_analysis_that_are_damaged_are_said() -> None:
+    item = paper_items()["figure-3"]
+    damaged = analyses.Kept("figure-3", "cifar10-cnn", {}, {}, {"layers": None})
+    with pytest.raises(UnfedError, match="What was kept of Figure 3.* is damaged .*; analyse its run again"):
+        analyses.shown(item, {"CIFAR-10": damaged})
 
 
 def test_the_bound_with_noise_solves_its_own_equation() -> None:

@@ -16,14 +16,14 @@ from typing import Any
 
 from unfed import storage
 from unfed.errors import UnfedError, listed
-from unfed.paper import record, views
-from unfed.paper.items import SCALES, Item, Spec
+from unfed.paper import kept_files, record, views
+from unfed.paper.items import SCALES, Item, Spec, items
+from unfed.paper.kept_files import SCHEMA
 from unfed.paper.views.base import Section, plain
 from unfed.runs import revisions
 from unfed.runs.config import Config
 from unfed.runs.run import Run
 
-SCHEMA = 1
 FOLDER = "analyses"
 """Under the folder of kept results."""
 
@@ -118,15 +118,13 @@ def _rounded(value: Any) -> Any:
 
 def read(path: Path) -> Kept:
     """A kept analysis, if this version can read it."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        found = Kept(raw["item"], raw["preset"], raw["config"], raw["made"], raw["numbers"])
-        schema = raw["schema"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UnfedError(f"{path} holds no kept analysis ({error}); make it again.") from error
-    if schema != SCHEMA:
-        raise UnfedError(f"{path} has schema {schema}, this version reads {SCHEMA}; make it again.")
-    return found
+    shape = {
+        "item": lambda name: isinstance(name, str) and name in items(),
+        "made": kept_files.is_made,
+        "numbers": kept_files.is_table,
+    }
+    raw = kept_files.fields_of(path, "kept analysis", shape)
+    return Kept(raw["item"], raw["preset"], raw["config"], raw["made"], raw["numbers"])
 
 
 def all_in(folder: Path) -> list[Kept]:
@@ -153,4 +151,9 @@ def shown(item: Item, found: Mapping[str, Kept]) -> Section:
     """The item from what was kept of its runs, by their names in it."""
     analysis = views.VIEWS[item.view].analysis
     assert analysis is not None  # only such items are kept
-    return analysis.show(item, {name: one.numbers for name, one in found.items()})
+    try:
+        return analysis.show(item, {name: one.numbers for name, one in found.items()})
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise UnfedError(
+            f"What was kept of {item.heading} is damaged ({type(error).__name__}: {error}); analyse its run again."
+        ) from error

@@ -22,12 +22,13 @@ from unfed.errors import UnfedError, listed
 from unfed.measures.trajectory import Line
 from unfed.methods import METHODS
 from unfed.model.digest import fingerprint
+from unfed.paper import kept_files
+from unfed.paper.kept_files import SCHEMA
 from unfed.runs import config_differences, revisions
 from unfed.runs.config import Config
 from unfed.runs.run import Run
 from unfed.values import is_measured
 
-SCHEMA = 1
 COLUMNS = ("round", "retain", "forget", "test", "mia", "validation", "backdoor", "comm_bytes", "flops", "seconds")
 ONCE = ("validation_before", "keep_model")
 """What is the same in every line of a job."""
@@ -163,15 +164,9 @@ def write(found: Kept, folder: Path) -> Path:
 
 def read(path: Path) -> Kept:
     """A file of kept results, if this version can read it and its numbers still count."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        found = Kept(raw["preset"], raw["config"], tuple(raw["made"]), raw["jobs"])
-        schema = raw["schema"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UnfedError(f"{path} holds no kept results ({error}); make it again.") from error
-    if schema != SCHEMA:
-        raise UnfedError(f"{path} has schema {schema}, this version reads {SCHEMA}; make it again.")
-    return found
+    shape = {"made": kept_files.are_made, "jobs": kept_files.are_jobs((*COLUMNS, "model"))}
+    raw = kept_files.fields_of(path, "kept results", shape)
+    return Kept(raw["preset"], raw["config"], tuple(raw["made"]), raw["jobs"])
 
 
 def outdated(found: Kept) -> list[str]:
