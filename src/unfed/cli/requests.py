@@ -99,12 +99,10 @@ def forget(
     listed, digest = (read.samples, read.sha256) if read else ((), None)
     given = {"clients": client, "classes": classes, "samples": listed}
     count = sum(bool(value) for value in given.values())
-    if signed is not None and (count or name or deleted or expires):
+    if signed is None:
+        _refuse_unclear(count, name, opening)
+    elif count or name or deleted or expires:
         raise UnfedError("A signed request says itself what to forget; leave the other ways to say it out.")
-    if opening is not None and signed is None:
-        raise UnfedError("--opening belongs to a signed request; give that with --request.")
-    if signed is None and (count > 1 or (count == 0 and name is None)):
-        raise UnfedError("Say what to forget by exactly one of --client, --class or --samples.")
     opened = Run.open(run)
     _known_clients(client, [str(one) for one in opened.description.get("clients") or ()])
     if signed is not None:
@@ -144,6 +142,14 @@ def forget(
             f" `{escape(opened.command('resume'))}` takes up together what waits.",
             soft_wrap=True,
         )
+
+
+def _refuse_unclear(ways: int, name: str | None, opening: Path | None) -> None:
+    """Refuse a request that is not signed and says in no way, or in several, what to forget."""
+    if opening is not None:
+        raise UnfedError("--opening belongs to a signed request; give that with --request.")
+    if ways > 1 or (ways == 0 and name is None):
+        raise UnfedError("Say what to forget by exactly one of --client, --class or --samples.")
 
 
 def _known_clients(asked: list[str], there: list[str]) -> None:
@@ -190,6 +196,7 @@ def _who() -> str:
 
 
 def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: bool) -> None:
+    """What became of a request; the report is written anew, unless another process is at work."""
     lines = [line for line in run.lines() if line["request"] == request]
     last: Mapping[str, Any] = lines[-1] if lines else {}
     report = None if status == "queued" else write_report(run)
@@ -198,9 +205,9 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
         told = {"request": request, "status": status, "last": last, "report": report and str(report)}
         entry = run.queue.find(request)
         typer.echo(json.dumps({**told, "lasting": lasting, "again": dict(entry.again) if entry else {}}))
-    elif quiet:
+    if as_json or quiet:
         return
-    elif status == "queued":
+    if status == "queued":
         stdout.print(
             f"Request {request!r} is filed. Another process is at work in this run: from its next round on the"
         )
@@ -216,19 +223,25 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
     elif status == "withdrawn":
         stdout.print(f"Request {request!r} was withdrawn while it was served; the model in force is the old one.")
     else:
-        stdout.print(
-            f"Request {request!r} is served after {wording.of(run.description).several(last['round'])}: validation"
-            f" {percent(last['validation'])} (before {percent(last['validation_before'])}),"
-            f" forget {percent(trajectory.forget_of(last))}, test {percent(last['test'])}."
-        )
-        if last["method"] != Retrain.name:
-            stdout.print(escape(_whether_out(run, request)), soft_wrap=True)
-        for name, shows in _measured_again(run, request, lines):
-            stdout.print(escape(f"Earlier request {name}: {shows}."), soft_wrap=True)
-        stdout.print(escape(_now_in_force(run, request)), soft_wrap=True)
+        _tell_served(run, request, lines)
         stdout.print(f"Report: {escape(str(report))}", soft_wrap=True)
-    if lasting and status != "withdrawn" and not (as_json or quiet):
+    if lasting and status != "withdrawn":
         stdout.print(escape(lasting), soft_wrap=True)
+
+
+def _tell_served(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> None:
+    """What the new model does, whether that says that the leaver is out, and what is in force now."""
+    last = lines[-1]
+    stdout.print(
+        f"Request {request!r} is served after {wording.of(run.description).several(last['round'])}: validation"
+        f" {percent(last['validation'])} (before {percent(last['validation_before'])}),"
+        f" forget {percent(trajectory.forget_of(last))}, test {percent(last['test'])}."
+    )
+    if last["method"] != Retrain.name:
+        stdout.print(escape(_whether_out(run, request)), soft_wrap=True)
+    for name, shows in _measured_again(run, request, lines):
+        stdout.print(escape(f"Earlier request {name}: {shows}."), soft_wrap=True)
+    stdout.print(escape(_now_in_force(run, request)), soft_wrap=True)
 
 
 def _whether_out(run: Run, request: str) -> str:
