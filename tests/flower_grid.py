@@ -15,9 +15,12 @@ from flwr.serverapp import Grid
 
 from unfed.flower import introduce
 from unfed.flower.client import app as client_app
-from unfed.flower.transport import directory_of
+from unfed.flower.speech import SPEECH
+from unfed.flower.transport import GridTransport
 from unfed.remote.node_data import describe
+from unfed.remote.nodes import Directory
 from unfed.remote.population import KnownClients
+from unfed.remote.transport import Messenger
 from unfed.remote.world import Holdings
 from unfed.remote.world import remote_world as built
 from unfed.runs.config import Config
@@ -168,6 +171,11 @@ def grid_of(config: Config, allow: str = EVERYTHING) -> InProcessGrid:
     """One node per client of a config; each plays its own part of the data set."""
     more = {"allow": allow} if allow else {}
     return InProcessGrid({"partition-id": k, "device": "cpu", **more} for k in range(config.partition.clients))
+
+
+def directory_of(grid: Grid, timeout: float, bound: Mapping[str, int] | None = None) -> Directory:
+    """Who is who among the nodes of a grid."""
+    return Directory(Messenger(GridTransport(grid), timeout), bound, SPEECH)
 
 
 def flower_world(config: Config, grid: Grid, timeout: float = 5.0, local: World | None = None, **more: Any) -> World:

@@ -16,12 +16,11 @@ pytest.importorskip("flwr", reason="needs unfed[flower]")
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from flower_grid import EVERYTHING, InProcessGrid, Reply, flower_world, grid_of, lost, refuse
+from flower_grid import EVERYTHING, InProcessGrid, Reply, directory_of, flower_world, grid_of, lost, refuse
 from unfed.client.plan import Measure
 from unfed.data import Request
 from unfed.data.scope import own_marks
 from unfed.errors import Refused, UnfedError
-from unfed.flower.transport import directory_of
 from unfed.methods import METHODS, Central, FineTune, Method, NoT, find
 from unfed.remote.messages import MEASURE, TRAIN, Ask, drawn_models, own_part
 from unfed.remote.naming import in_order, parse_bound

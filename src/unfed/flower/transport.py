@@ -9,12 +9,10 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from unfed.flower.connected import connected
-from unfed.flower.speech import SPEECH
 from unfed.flower.wire import MESSAGE_TYPES, ask_records, reply_of, serialised_bytes_of
 from unfed.remote.messages import Ask, Reply
-from unfed.remote.nodes import Directory
 from unfed.remote.replies import Failure, attempt, said
-from unfed.remote.transport import Connected, Messenger, Replies
+from unfed.remote.transport import Connected, Replies
 
 
 class GridTransport:
@@ -43,11 +41,6 @@ class GridTransport:
                 found[node] = attempt(partial(_read, reply))
                 crossed += [reply.content] if reply.has_content() else []
         return Replies(found, sum(map(_packed_bytes, crossed)))
-
-
-def directory_of(grid: Grid, timeout: float, bound: Mapping[str, int] | None = None) -> Directory:
-    """Who is who among the nodes of a grid."""
-    return Directory(Messenger(GridTransport(grid), timeout), bound, SPEECH)
 
 
 def _packed_bytes(records: RecordDict) -> int:
