@@ -307,6 +307,7 @@ def found_out(
     return off
 
 
+@pytest.mark.filterwarnings("ignore:Sealed by 'orthogonal' was undone")
 def test_no_two_files_that_are_left_give_the_draw_away_and_two_that_must_go_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,7 +141,12 @@ def test_not_is_served_again_once_the_model_started_over_or_was_sealed(run: Run,
 
 
 @pytest.mark.parametrize(
-    "less, said", [({"layers": ["conv1"]}, "leaves conv2.weight as it is"), ({"keep": 0.9}, "leaves more of the old")]
+    "less, said",
+    [
+        ({"layers": ["conv1"]}, "leaves conv2.weight as it is"),
+        ({"keep": 0.9}, "leaves more of the old"),
+        ({"perturbation": "signs"}, "leaves about half of every layer as it was"),
+    ],
 )
 def test_a_seal_on_other_layers_or_a_weak_one_does_not_let_not_turn_a_layer_back(
     run: Run, less: dict[str, Any], said: str
@@ -155,6 +160,14 @@ def test_a_seal_on_other_layers_or_a_weak_one_does_not_let_not_turn_a_layer_back
         run.forget(THIRD, "not", until=1, how=second)
     entries = run.folder.requests()
     assert [e.request.id for e in turned_back(run.config, entries)] == ["r0", "r1"], "a minus sign still turns it back"
+
+
+@pytest.mark.parametrize("how, warns", [("orthogonal", True), ("permute", True), ("reinit", False), ("fade", False)])
+def test_a_seal_that_was_undone_where_it_was_tried_is_served_with_a_warning(run: Run, how: str, warns: bool) -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", UnfedWarning)
+        run.forget(FIRST, "sealed", until=1, how=RequestOptions(set={"perturbation": how}))
+    assert any("was undone on a dense network; 'fade'" in str(one.message) for one in seen) == warns
 
 
 def test_a_comparison_runs_not_as_published_and_its_table_says_so(tmp_path: Path) -> None:

@@ -47,6 +47,13 @@ def from_the_system(seed: int) -> bytes:
 HELD = 0.3
 """The largest λ that nobody undid where it was measured; of 0.5 a dense network was undone."""
 
+UNDONE = {
+    "orthogonal": "was undone on a dense network",
+    "permute": "was undone on a dense network",
+    "signs": "leaves about half of every layer as it was, and was not measured",
+}
+"""The perturbations that were not seen to hold, and why."""
+
 _source: Source = from_the_system
 
 
@@ -92,8 +99,8 @@ class Sealed(Method):
         return Perturbed(self.perturbation, choose(module, self.layers))
 
     def drawn(self, module: nn.Module) -> frozenset[str]:
-        fades_little = self.perturbation == "fade" and self.keep > HELD
-        return frozenset() if fades_little else frozenset(choice.name for choice in choose(module, self.layers))
+        little = self.perturbation == "signs" or (self.perturbation == "fade" and self.keep > HELD)
+        return frozenset() if little else frozenset(choice.name for choice in choose(module, self.layers))
 
     def short_of(self, module: nn.Module) -> str:
         if self.perturbation == "fade" and self.keep > HELD:
@@ -101,6 +108,9 @@ class Sealed(Method):
                 f"Sealed with keep = {self.keep:g} leaves more of the old weights than was measured to hold; at most"
                 f" {HELD:g} did."
             )
+        if self.perturbation in UNDONE:
+            why = UNDONE[self.perturbation]
+            return f"Sealed by {self.perturbation!r} {why}; 'fade', its default, held where it was measured."
         try:
             hidden = {choice.name for choice in choose(module, ("hidden",))}
         except UnfedError:  # which layer is the head is not known, so neither is which are hidden

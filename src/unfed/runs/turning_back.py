@@ -48,7 +48,7 @@ def _does_less(config: Config, entry: Entry) -> bool:
     own, label = entry.how.on(config, entry.method).methods, entry.method
     if own.name_of(label) != Sealed.name:
         return False
-    faded = own.said(label, "perturbation", Sealed.perturbation) == "fade"
-    little = faded and float(own.said(label, "keep", Sealed.keep)) > HELD
+    how = own.said(label, "perturbation", Sealed.perturbation)
+    little = how == "signs" or (how == "fade" and float(own.said(label, "keep", Sealed.keep)) > HELD)
     layers = own.said(label, "layers", Sealed.layers)
     return little or not {"hidden", "*"} & {*map(str, [layers] if isinstance(layers, str) else layers)}
