@@ -1,16 +1,20 @@
 """The demo's story, in bands: the backdoor is there before, NoT removes it, fine-tuning does not."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from unfed.api import write_report
 from unfed.cli.lasting import ending, told
+from unfed.cli.running import _next_steps
 from unfed.cli.story import story
+from unfed.data import Request
 from unfed.measures import undo
 from unfed.model.perturb import PERTURBATIONS
 from unfed.runs.config import Config
 from unfed.runs.probe import scene_of
+from unfed.runs.requests import Entry, now
 from unfed.runs.run import Run
 
 
@@ -81,6 +85,14 @@ def test_the_report_of_the_demo_shows_what_its_story_says_of_undoing(run: Run, a
     page = write_report(run).read_text(encoding="utf-8")
     turned = undo.flip(scene, models["not"], knowledge)
     assert f"it works on {turned['backdoor']:.1f}" in page and "Whether it can be undone was not tried" not in page
+
+
+def test_what_comes_next_names_a_client_that_is_there_and_has_not_been_asked_to_leave(tmp_path: Path) -> None:
+    run = Run.create(Config.preset("demo", ["partition.clients=3"]), tmp_path / "my demo")
+    (said,) = _next_steps(run)
+    assert f"take another client out with `unfed forget '{run.folder.path}' --client 1`; your own" in said
+    run.folder.put_request(Entry(1, Request("r", clients=("1",)), "not", "1", now(), 0))
+    assert "unfed forget" not in _next_steps(run)[0]
 
 
 def test_without_a_way_back_nothing_is_said_of_one() -> None:

@@ -122,6 +122,15 @@ def test_a_sentence_breaks_between_words_and_never_between_a_number_and_its_perc
         assert not any(line.startswith("%") for line in lines)
 
 
+def test_a_command_is_not_broken_whatever_the_width_so_that_it_can_be_copied() -> None:
+    commands = ["`unfed forget 'my run' --client 3`", "`unfed resume 'my run'`"]
+    sentence = f"Take another one out with {commands[0]}, or go on with {commands[1]}; a ` alone is a mark like others."
+    for width in range(8, 100):
+        lines = between_words(Text(sentence), width).plain.split("\n")
+        assert " ".join(lines) == sentence and all(any(one in line for line in lines) for one in commands)
+        assert width < 36 or max(map(len, lines)) <= width
+
+
 def test_on_a_terminal_texts_are_broken_at_words_and_in_a_pipe_not_at_all() -> None:
     words = " ".join(["forgetting"] * 20)
     on_screen, piped = terminal(), Console(file=io.StringIO(), width=80)

@@ -12,6 +12,7 @@ output is no terminal, a sentence is one line.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from copy import copy
@@ -25,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 _KEPT = "\n\t"
+_COMMAND = re.compile(r"`[^`\n]*`")
 
 
 def visible(text: str) -> str:
@@ -66,12 +68,16 @@ class Console(console.Console):
 
 
 def between_words(text: Text, width: int) -> Text:
-    """The text in lines of that width, as far as its words allow; `1.5 %` is one word."""
+    """The text in lines of that width, as far as its words allow: `1.5 %` is one, a command too.
+
+    A line break in a command that is copied would run its first half.
+    """
     marks, start, last = list(text.plain), 0, -1
+    whole = {place for found in _COMMAND.finditer(text.plain) for place in range(*found.span())}
     for place, mark in enumerate([*marks, " "]):
         if mark == "\n":
             start, last = place + 1, -1
-        elif mark == " " and marks[place + 1 : place + 2] != ["%"]:
+        elif mark == " " and place not in whole and marks[place + 1 : place + 2] != ["%"]:
             if last > start and cell_len(text.plain[start:place]) > width:
                 marks[last], start = "\n", last + 1
             last = place

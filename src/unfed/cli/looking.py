@@ -59,7 +59,7 @@ def status(run: RunArgument, as_json: Json = False) -> None:
     if found["state"] == "running":
         stdout.print(f"About {clock_text(found['seconds_left'])} left.")
     elif found["state"] == "interrupted":
-        stdout.print(f"Go on with: {escape(opened.command('resume'))}", soft_wrap=True)
+        stdout.print(f"Go on with `{escape(opened.command('resume'))}`.", soft_wrap=True)
 
 
 def evaluate(

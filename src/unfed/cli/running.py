@@ -217,11 +217,15 @@ def _nothing_asked(run: Run) -> str:
 
 
 def _next_steps(run: Run) -> list[str]:
-    """What somebody may do after the demo."""
-    forget = run.command("forget", "--client", 3)
+    """What somebody may do after the demo; who has taken somebody out knows how."""
+    gone = {client for request in run.config.requests() for client in request.clients}
+    left = [client for client in run.description["clients"] if client not in gone]
+    out = ""
+    if left and not run.folder.requests():
+        forget = run.command("forget", "--client", "3" if "3" in left else left[0])
+        out = f" take another client out with `{forget}`;"
     return [
-        f"Next: open the report below; take another client out with `{forget}`; your own model"
-        " and data: docs/how-to/central.md and docs/how-to/models.md."
+        f"Next: open the report below;{out} your own model and data: docs/how-to/central.md and docs/how-to/models.md."
     ]
 
 

@@ -55,7 +55,9 @@ def suggest(
         _show(found)
     layers = escape(f'methods.not.layers=["{found.layer}"]')
     stdout.print(
-        f"To compare: --set '{layers}' --set 'methods.not.perturbation=\"{found.perturbation}\"'", soft_wrap=True
+        "To compare it, give `unfed run` these words:"
+        f" `--set '{layers}' --set 'methods.not.perturbation=\"{found.perturbation}\"'`.",
+        soft_wrap=True,
     )
     stdout.print(
         "To serve requests, `unfed forget --method sealed` perturbs all hidden layers by a draw that nobody keeps: one"

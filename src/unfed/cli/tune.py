@@ -61,7 +61,7 @@ def tune(
     if as_json:
         echo(json.dumps(found[0] if len(found) == 1 else found))
     elif not quiet:
-        stdout.print(f"Next: {escape(typed('judge', opened.folder))}", soft_wrap=True)
+        stdout.print(f"Next: `{escape(typed('judge', opened.folder))}`.", soft_wrap=True)
 
 
 def _named(methods: str, population: Population) -> list[str]:
