@@ -362,9 +362,9 @@ def _tried(
     case = Case(
         world,
         leading.requests,
-        run.model(previous.seed, previous.request, previous.label),
-        {label: run.model(one.seed, one.request, one.label) for label, one in same.items()},
-        {label: int(ends[one.seed, one.request, one.label]["round"]) for label, one in same.items()},
+        run.model(*previous.key),
+        {label: run.model(*one.key) for label, one in same.items()},
+        {label: int(ends[one.key]["round"]) for label, one in same.items()},
         run.config.method("not").perturbed(world.template.module) if "not" in same else None,
     )
     found = []

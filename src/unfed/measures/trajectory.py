@@ -198,11 +198,15 @@ def _refusals(value: object) -> bool:
     )
 
 
-def job_of(line: Line) -> tuple[int, str | None, str]:
-    """(seed, request, method): the job that a line belongs to."""
+JobKey = tuple[int, str | None, str]
+"""(seed, request, method)."""
+
+
+def job_of(line: Line) -> JobKey:
+    """The job that a line belongs to."""
     return line["seed"], line["request"], line["method"]
 
 
-def last_of_each(lines: Sequence[Line]) -> dict[tuple[int, str | None, str], Line]:
+def last_of_each(lines: Sequence[Line]) -> dict[JobKey, Line]:
     """The last line of every job."""
     return {job_of(line): line for line in lines}

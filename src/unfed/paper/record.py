@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from unfed import storage
 from unfed.errors import UnfedError, listed
-from unfed.measures.trajectory import Line
+from unfed.measures.trajectory import Line, job_of
 from unfed.methods import METHODS
 from unfed.model.digest import fingerprint
 from unfed.paper import kept_files
@@ -81,9 +81,9 @@ def kept(run: Run, commit: str, beside: Sequence[str] = ()) -> Kept:
     `beside` are the methods whose rounds ran in one stack with this one's, by whose seconds they passed, too.
     """
     info, jobs = run.info(), dict[str, dict[str, Any]]()
-    finished = {(job.seed, job.request, job.label) for job, _ in run.jobs() if run.folder.finished(job)}
+    finished = {job.key for job, _ in run.jobs() if run.folder.finished(job)}
     for line in run.lines():
-        at = (line["seed"], line["request"], line["method"])
+        at = job_of(line)
         if at in finished or line["method"] == "before":
             _add(jobs.setdefault("/".join(str(part) for part in at), {}), line)
     if not jobs:

@@ -35,6 +35,7 @@ from unfed import storage
 from unfed.data import Request
 from unfed.errors import UnfedError, typed
 from unfed.federation.history import History
+from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
 from unfed.methods import Method, State
 from unfed.model.digest import digests, fingerprint
@@ -66,6 +67,11 @@ class Job:
             check_id(self.request, "request id")
         if not isinstance(self.seed, int):
             raise UnfedError(f"The seed {self.seed!r} is no whole number; restore the file that has it.")
+
+    @property
+    def key(self) -> trajectory.JobKey:
+        """What the lines of the trajectory say of it."""
+        return self.seed, self.request, self.label
 
     @property
     def path(self) -> Path:

@@ -185,7 +185,7 @@ class _Scenes:
 
     def _load(self, job: Job) -> Params:
         if job not in self._loaded:
-            self._loaded[job] = self._run.model(job.seed, job.request, job.label)
+            self._loaded[job] = self._run.model(*job.key)
         return self._loaded[job]
 
 

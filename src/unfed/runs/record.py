@@ -112,8 +112,8 @@ class Record:
             lines = [line for line in lines if line["method"] not in {*self.config.methods.run} - self.only]
         last = trajectory.last_of_each(lines)
         for job, _ in self.jobs():
-            if self.folder.finished(job) and (job.seed, job.request, job.label) in last:
-                last[job.seed, job.request, job.label]["done"] = True
+            if self.folder.finished(job) and job.key in last:
+                last[job.key]["done"] = True
         for line in lines:
             if back := self.description.get("undone", {}).get(line["method"], {}).get(line["request"]):
                 line["undoes"] = back

@@ -14,6 +14,7 @@ import json
 import shutil
 
 from unfed import storage
+from unfed.measures.trajectory import job_of
 from unfed.runs.record import Record
 
 ASIDE = ("name", "seed", "methods", "request", "unlearning", "checkpoint", "gate")
@@ -68,7 +69,7 @@ def _taken(run: Record, source: Record, seed: int) -> bool:
     assert saved is not None
     state, numbers = saved
     for line in source.folder.lines():
-        if (line["seed"], line["request"], line["method"]) == (seed, None, job.label):
+        if job_of(line) == job.key:
             run.folder.append(line)
     if (scores := source.folder.path / "samples" / job.path).exists():
         shutil.copytree(scores, run.folder.path / "samples" / job.path, dirs_exist_ok=True)

@@ -25,11 +25,11 @@ def status(run: Run) -> dict[str, Any]:
     entries = run.folder.requests()
     over = {Job(e.seed, e.request.id, e.method): e.standing for e in entries if e.owed or not e.accepted}
     for job, rounds in run.jobs():
-        line: Mapping[str, Any] = last.get((job.seed, job.request, job.label), {})
+        line: Mapping[str, Any] = last.get(job.key, {})
         numbers = run.folder.numbers(job) or {}
         finished = numbers.get("finished")
         at = (heard.get("seed"), heard.get("request"), heard.get("method"))
-        here = busy and at == (job.seed, job.request, job.label)
+        here = busy and at == job.key
         jobs.append(
             {
                 "job": "/".join(job.path.parts),

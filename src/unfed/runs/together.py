@@ -145,7 +145,7 @@ def refuse_if_alone(config: Config, entry: Entry) -> None:
     kept = [label for label, method in config.recorded().items() if method.follows]
     if kept:
         raise UnfedError(
-            f"This run records history for {listed(kept).replace(' or ', ' and ')}, which goes on from request to"
+            f"This run records history for {listed(kept, last='and')}, which goes on from request to"
             " request and cannot follow several at once; leave --together out."
         )
 
@@ -194,7 +194,7 @@ def _rounds_of(folder: RunFolder, job: Job, start: int) -> tuple[dict[str, list[
     asked: dict[str, list[str]] = {}
     refused: list[trajectory.RefusedUpdate] = []
     for line in folder.lines():
-        if trajectory.job_of(line) == (job.seed, job.request, job.label) and line.get("start", 1) == start:
+        if trajectory.job_of(line) == job.key and line.get("start", 1) == start:
             asked |= line.get("asked") or {}
             refused += line.get("refused") or []
     return asked, refused

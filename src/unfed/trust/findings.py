@@ -15,7 +15,7 @@ from scipy.stats import beta
 
 from unfed import storage
 from unfed.errors import UnfedError, listed
-from unfed.measures.trajectory import forget_of
+from unfed.measures.trajectory import forget_of, job_of
 from unfed.model.digest import fingerprint
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.record import Record
@@ -118,12 +118,8 @@ def _request(entry: Entry) -> dict[str, Any]:
 
 
 def _last_line(record: Record, job: Job) -> Mapping[str, Any]:
-    own = [line for line in record.lines() if (line["seed"], line["request"], line["method"]) == _key(job)]
+    own = [line for line in record.lines() if job_of(line) == job.key]
     return dict(own[-1]) if own else {}
-
-
-def _key(job: Job) -> tuple[int, str | None, str]:
-    return job.seed, job.request, job.label
 
 
 def _measured(folder: RunFolder, job: Job, entry: Entry, line: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -186,7 +182,7 @@ def _views(about: Mapping[str, Any]) -> dict[str, Any]:
 def _undone(record: Record, job: Job, entry: Entry) -> dict[str, Any] | str:
     """What came back when somebody tried to undo it, without what the two models differ in."""
     whole = next(
-        (one for one in record.info()["undo"] if (one["seed"], one["request"], one["method"]) == _key(job)), None
+        (one for one in record.info()["undo"] if (one["seed"], one["request"], one["method"]) == job.key), None
     )
     if whole is None:
         if entry.purged:  # a probe trains on what it took out, and is refused from then on
