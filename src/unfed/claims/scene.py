@@ -22,7 +22,7 @@ from unfed.analysis.bound import Sets
 from unfed.client.plan import term
 from unfed.client.scores import score
 from unfed.data import Request, Source
-from unfed.federation.server import JobServer, Members, Setup
+from unfed.federation.server import JobServer, Members
 from unfed.federation.state import State
 from unfed.model.layers import Choice, choose
 from unfed.model.params import Params, cast
@@ -171,11 +171,10 @@ class Scene:
         """Who runs the rounds; another seed draws another start and other batches of the same data."""
         world = self.world
         clients = world.scoped(requests)
-        setup = Setup(world.template, world.fresh, world.forward_flops)
         own = world.seeds.request(requests[-1].id) if requests else world.seeds.training
         settings = replace(world.training_settings(), rounds=rounds)
         key = own if seed is None else rng.key(own, "claims", seed)
-        return JobServer(setup, Members(clients, world.engine(clients)), world.template.like, settings, key)
+        return JobServer(world.setup(), Members(clients, world.engine(clients)), world.template.like, settings, key)
 
     def _key(self, name: str, rounds: int) -> str:
         other = [] if self.request == LEAVER else [self.request.to_json()]  # what is kept under the usual one stays

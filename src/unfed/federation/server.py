@@ -38,6 +38,10 @@ from unfed.model.params import Params, tensor_bytes
 OPTIMISER = "optimiser"
 
 
+AsItWas = Callable[[Sequence[Mapping[str, Any]]], Engine]
+"""Who reaches the clients as they were under these requests (as JSON), to repeat a round that is over."""
+
+
 @dataclass(frozen=True)
 class Setup:
     """What a server knows of its surroundings, whatever it is asked to do."""
@@ -49,8 +53,8 @@ class Setup:
     """What one row costs on its way through the model."""
     wired: bool = True
     """Whether clients are elsewhere: without a wire (one model, one data set) no byte is counted."""
-    as_it_was: Callable[[Sequence[Mapping[str, Any]]], Engine] | None = None
-    """Who reaches the clients as they were under these requests, to repeat a round that is over."""
+    as_it_was: AsItWas | None = None
+    """None where no round can be repeated."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from unfed.engines.side_by_side import SideBySide, Table
 from unfed.federation import algorithm
 from unfed.federation.history import History, Recorder
 from unfed.federation.schedule import Settings
-from unfed.federation.server import JobServer, Members, Setup
+from unfed.federation.server import JobServer, Members
 from unfed.federation.state import usable
 from unfed.methods import Method, Retrain, State
 from unfed.model.params import Params, cast
@@ -33,7 +33,7 @@ from unfed.population.store import BEFORE
 from unfed.runs.config import Config
 from unfed.runs.description import rounds_of
 from unfed.runs.from_config import Network
-from unfed.runs.run import Continue
+from unfed.runs.training import training_method
 from unfed.runs.world import World
 
 Said = Callable[[str, int, int], None]
@@ -67,8 +67,7 @@ class Task:
 def task_of(world: World, kind: str, request: Request) -> Task:
     """As a run of the config would do it: the training, or a method's turn."""
     if kind == BEFORE:
-        method: Method = Retrain() if world.initial is None else Continue()
-        return Task(method, world.training_settings(), world.seeds.training, ())
+        return Task(training_method(world), world.training_settings(), world.seeds.training, ())
     method = world.config.method(kind)
     settings = world.unlearning_settings(isinstance(method, Retrain), kind)
     rounds = rounds_of(world.config, kind, method)
@@ -127,7 +126,7 @@ class Cohort:
 
     def _server(self, world: World, task: Task, params: Params, history: History | None = None) -> JobServer:
         clients = self.world.scoped(task.requests)
-        setup = Setup(world.template, world.fresh, world.forward_flops, not world.central, self._as_it_was)
+        setup = world.setup(self._as_it_was)
         public = world.public(clients) if "public" in task.method.needs else None
         members = Members(clients, self._engine(task.requests), public)
         server = JobServer(setup, members, params, task.settings, task.seed, history)
@@ -179,9 +178,7 @@ class Cohort:
         return self._table.run([partial(_after, run) for run in runs])
 
     def _due(self, round: int, saved: tuple[float, int]) -> bool:
-        when = self.config.checkpoint
-        by_rounds = when.rounds is not None and round - saved[1] >= when.rounds
-        return by_rounds or (when.seconds is not None and time.monotonic() - saved[0] >= when.seconds)
+        return self.config.checkpoint.due(round - saved[1], time.monotonic() - saved[0])
 
     # --- files ----------------------------------------------------------------------------------------------------
 

@@ -291,6 +291,11 @@ class CheckpointConfig(Table):
     rounds: Positive | None = 10
     seconds: Annotated[float, Field(gt=0)] | None = 30.0
 
+    def due(self, rounds: int, seconds: float) -> bool:
+        """Whether it is time to save, so many rounds and seconds after the last time."""
+        by_rounds = self.rounds is not None and rounds >= self.rounds
+        return by_rounds or (self.seconds is not None and seconds >= self.seconds)
+
 
 class EngineConfig(Table):
     """What runs the plans, in which precision.

@@ -29,7 +29,7 @@ from unfed.errors import Refused, UnfedError
 from unfed.federation import algorithm
 from unfed.federation.history import History, Recorder
 from unfed.federation.schedule import Settings
-from unfed.federation.server import JobServer, Members, Setup
+from unfed.federation.server import JobServer, Members
 from unfed.federation.state import usable
 from unfed.measures import trajectory
 from unfed.measures.forgotten import Evidence
@@ -94,7 +94,7 @@ class JobRunner:
         self.start = 1
         self.evaluator = world.evaluator(self.requests)
         history = None if spec.history is None else spec.history.to(world.device)
-        setup = Setup(world.template, world.fresh, world.forward_flops, not world.central, self._as_it_was)
+        setup = world.setup(self._as_it_was)
         # Whoever left by an earlier request is gone: the method sees the rows of the last one only.
         members = self._members(_scoped(world, self.requests))
         self.server = JobServer(setup, members, spec.params, spec.settings, spec.seed, history)
@@ -279,11 +279,10 @@ class JobRunner:
         return last or state.round % self.world.config.evaluation.every == 0
 
     def _save_due(self, state: State) -> bool:
-        when = self.world.config.checkpoint
         if self.method.seals and self._saved_round == 0:
             return True  # the perturbed model must not lie beside the old one any longer
-        by_rounds = when.rounds is not None and state.round - self._saved_round >= when.rounds
-        return by_rounds or (when.seconds is not None and time.monotonic() - self._saved_at >= when.seconds)
+        rounds, seconds = state.round - self._saved_round, time.monotonic() - self._saved_at
+        return self.world.config.checkpoint.due(rounds, seconds)
 
     # --- what is written ------------------------------------------------------------------------------------------
 

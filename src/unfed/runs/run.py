@@ -27,7 +27,7 @@ from unfed.data import Request
 from unfed.errors import Refused, UnfedError, UnfedWarning, listed
 from unfed.federation.history import Recorder
 from unfed.measures import trajectory
-from unfed.methods import Method, Retrain, State
+from unfed.methods import Retrain, State
 from unfed.model.params import Params, cast, check_like
 from unfed.runs import consistency, deny, description, lineage, onlooker, probe, purge
 from unfed.runs.config import Config
@@ -45,6 +45,7 @@ from unfed.runs.requests import Entry
 from unfed.runs.serving import STOPS, Queue
 from unfed.runs.simulated import as_it_began, simulated
 from unfed.runs.together import Batch, Handed, hand_over
+from unfed.runs.training import training_method
 from unfed.runs.undo_results import targets
 from unfed.runs.world import World, process_as_before
 
@@ -210,10 +211,9 @@ class Run(Record):
         if self.trained(seed):
             return self._model(job)
         world = self.world(seed)
-        method: Method = Retrain() if world.initial is None else Continue()
         spec = JobSpec(
             job,
-            method,
+            training_method(world),
             world.training_settings(),
             world.seeds.training,
             world.initial or world.template.like,
@@ -401,10 +401,3 @@ class Run(Record):
     def scope(self, seed: int) -> tuple[Request, ...]:
         """What was asked to leave, but for what was withdrawn; in a mere comparison, the compared requests."""
         return tuple(self.queue.besides(seed)) or self.config.requests()
-
-
-class Continue(Retrain):
-    """Training that starts from an existing checkpoint (`model.initial`)."""
-
-    def begin(self, server: Any) -> State:
-        return State(server.params)

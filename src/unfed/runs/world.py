@@ -32,6 +32,7 @@ from unfed.engines.evaluating import as_trained
 from unfed.errors import UnfedError
 from unfed.federation.robust import Robust
 from unfed.federation.schedule import Schedule, Settings
+from unfed.federation.server import AsItWas, Setup
 from unfed.measures.evaluator import Evaluator, Scorer, Yardstick
 from unfed.model.flops import Flops
 from unfed.model.functional import Template
@@ -243,6 +244,10 @@ class World:
     def evaluator(self, requests: Sequence[Request]) -> Scorer:
         """Who scores models against the scope of these requests."""
         return self.evaluators(self, requests)
+
+    def setup(self, as_it_was: AsItWas | None = None) -> Setup:
+        """What a server knows of its surroundings here; `as_it_was` reaches clients as they were."""
+        return Setup(self.template, self.fresh, self.forward_flops, not self.central, as_it_was)
 
     def settle(self) -> None:
         """Set this process as the world needs it, so that a run is repeated bit for bit."""

@@ -6,7 +6,7 @@ repeated as they were, without being evaluated.
 
 from __future__ import annotations
 
-from unfed.federation.server import JobServer, Members, Setup
+from unfed.federation.server import JobServer, Members
 from unfed.federation.state import State
 from unfed.model.params import Params
 from unfed.paper.views.base import first_seed
@@ -25,9 +25,8 @@ def retraced(run: Run, label: str, start: Params, places: tuple[int, ...] = PLAC
     settings = world.unlearning_settings(retrain=False, label=label)
     wanted = [place for place in places if place < settings.rounds]
     clients = world.scoped(requests, gone=requests[:-1])
-    setup = Setup(world.template, world.fresh, world.forward_flops)
     members, seed = Members(clients, world.engine(clients)), world.seeds.request(requests[-1].id)
-    server = JobServer(setup, members, start, settings, seed)
+    server = JobServer(world.setup(), members, start, settings, seed)
     state, found = State(start), dict[int, Params]()
     for round in range(1, max(wanted, default=0) + 1):
         state = server.recover(state)
