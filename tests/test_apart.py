@@ -103,6 +103,7 @@ HARMLESS = {
     "test_flower_shapes": "they are sent, and NumPy averages them",
     "test_matrix": "they are names of rows, and the truth beside each is float64",
     "test_poison": "they are stamped",
+    "test_reproduction": "it is an option of a command that is only written down",
     "test_recorded": "it lends `transformer` to marked tests",
 }
 

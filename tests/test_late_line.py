@@ -159,6 +159,6 @@ def test_in_the_engines_precision_scores_are_those_of_halves(small: Small) -> No
     world = simulated(small("engine.precision=bf16"), 0)
     rows, params = torch.arange(60), world.fresh(1)
     plain = score(world.template, params, world.dataset.test, rows)
-    halved = score(world.template, params, world.dataset.test, rows, way=as_trained(world.template))
+    halved = score(world.template, params, world.dataset.test, rows, way=as_trained)
     assert halved.loss.dtype == torch.float32 and not torch.equal(plain.loss, halved.loss)
     torch.testing.assert_close(halved.loss, plain.loss, rtol=0.05, atol=0.05)

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +16,9 @@ import pytest
 from conftest import SMALL
 from unfed.api import write_report
 from unfed.cli.main import main
+from unfed.client.scores import called
 from unfed.data import Request
+from unfed.engines.evaluating import as_trained
 from unfed.errors import UnfedError
 from unfed.measures.undo import NOT_TRIED, Budget, Effort, Grid
 from unfed.methods import FineTune
@@ -24,7 +26,7 @@ from unfed.report.undo_section import NOT_PROBED, comes_back, sentence, view
 from unfed.report.undo_table import grid
 from unfed.runs import probe as probing
 from unfed.runs.config import Config
-from unfed.runs.probe import effort_of, probe
+from unfed.runs.probe import Step, effort_of, probe, scene_of
 from unfed.runs.run import Run
 from unfed.runs.undo_results import Target, file_of
 from unfed.runs.undo_results import measured as measured_in
@@ -95,6 +97,37 @@ def test_a_probe_is_kept_in_the_folder_and_not_made_twice(run: Run, monkeypatch:
     assert quick(run, request="r1") == [found]
 
 
+def test_a_probe_that_was_interrupted_shows_what_it_has_and_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = file_of(run.folder, targets(run)[0].job)
+    quick(run, request="r1")
+    whole = path.read_bytes()
+    path.unlink()
+
+    def interrupted(step: Step) -> None:
+        if (step.who, step.measurement) == ("retrain", "resurface"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quick(run, request="r1", said=interrupted)
+    (some,) = measured(run)
+    assert is_measured(some["measured"]["retrain"]["realign"]["tried"])
+    assert some["measured"]["retrain"]["resurface"] == {"reason": NOT_TRIED}
+    assert "not tried yet, <code>unfed probe</code> does it" in write_report(run).read_text()
+    steps: list[Step] = []
+    (found,) = quick(run, request="r1", said=steps.append)
+    assert steps[:2] == [Step("0/r1/not"), Step("0/r1/not", "retrain", "resurface", 7, 15)] and len(steps) == 10
+    assert path.read_bytes() == whole and found == json.loads(whole)
+    monkeypatch.setattr(probing, "undo", lambda *args: pytest.fail("measured again"))
+    assert quick(run, request="r1") == [found]
+
+
+def test_a_probe_computes_logits_as_the_run_evaluated_them(run: Run) -> None:
+    world = run.world(0)
+    assert scene_of(world, targets(run)[0].requests).way is called
+    config = Config.parse(SMALL, ("poison.client=0", "evaluation.precision=engine"))
+    assert scene_of(replace(world, config=config), targets(run)[0].requests).way is as_trained
+
+
 def test_a_first_look_is_kept_and_shown_as_what_it_is_until_a_probe_measures_the_rest(run: Run) -> None:
     found = probing.first_look(run, "not")
     assert found is not None and measured(run) == [found]
@@ -125,6 +158,27 @@ def test_what_was_measured_of_another_model_is_not_shown(run: Run) -> None:
     found["models"]["unlearned"] = "of an earlier attempt"
     path.write_text(json.dumps(found))
     assert measured(run) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("[]", "is damaged (it is no table of fields)"),
+        ('{"schema": 1}', "has no seed"),
+        ({"measured": {"unlearned": {"flip": 3}}}, "as its measured, not a table of three models, each with"),
+        ({"models": []}, "has '[]' as its models, not a table"),
+        ({"over": 7}, "has '7' as its over, not a list of texts"),
+    ],
+)
+def test_a_damaged_probe_is_one_sentence(run: Run, damage: str | dict[str, Any], says: str) -> None:
+    probing.first_look(run, "not")
+    path = file_of(run.folder, targets(run)[0].job)
+    path.write_text(damage if isinstance(damage, str) else json.dumps(json.loads(path.read_text()) | damage))
+    for reader in (quick, measured, write_report):
+        with pytest.raises(UnfedError) as error:
+            reader(run)
+        assert str(path) in str(error.value) and says in str(error.value)
+        assert str(error.value).endswith("restore it from a copy.")
 
 
 def test_without_retrain_its_column_says_so(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,22 @@ from torch import Tensor, nn
 
 from unfed.client.plan import Optimiser
 from unfed.data.source import TensorSource
-from unfed.measures.undo import Budget, Effort, Grid, Knowledge, Models, Problem, Scene, Shared, Task, View, undo
+from unfed.measures.undo import (
+    UNTRIED,
+    Budget,
+    Effort,
+    Found,
+    Going,
+    Grid,
+    Knowledge,
+    Models,
+    Problem,
+    Scene,
+    Shared,
+    Task,
+    View,
+    undo,
+)
 from unfed.measures.undo import difference as difference_of
 from unfed.measures.undo import flip as flip_of
 from unfed.measures.undo import realign as realign_of
@@ -25,7 +41,7 @@ from unfed.measures.undo.path import between, cosine, path, peak
 from unfed.measures.undo.realign import Try, judged, layer_sets
 from unfed.measures.undo.relearn import area, rounds_until
 from unfed.measures.undo.resurface import rise, rounds_of
-from unfed.model.functional import Template
+from unfed.model.functional import Net, Template
 from unfed.model.layers import Choice
 from unfed.model.params import Params, params_of
 from unfed.model.perturb import PERTURBATIONS, Perturbed
@@ -381,13 +397,62 @@ def test_without_the_model_before_the_rest_is_still_measured() -> None:
 
 def test_what_methods_share_is_measured_once() -> None:
     shared, before, retrain = Shared(), fresh(2), fresh(3)
-    seen: list[str] = []
     for title in ("NoT", "NoT again"):
         models = Models(fresh(1), before, retrain)
-        found = undo(scene(), models, replace(NEGATED, title=title), EFFORT, shared, seen.append)
+        found = undo(scene(), models, replace(NEGATED, title=title), EFFORT, shared)
     again = undo(scene(), models, NEGATED, EFFORT, shared)
     assert found["retrain"]["realign"] is again["retrain"]["realign"]
     other = Knowledge(
         "X", Perturbed("negate", (Choice("head.weight", None, ""),))
     )  # other attacks, so nothing of realign is shared
     assert undo(scene(), models, other, EFFORT, shared)["retrain"]["realign"] is not found["retrain"]["realign"]
+
+
+def test_a_measuring_that_was_stopped_goes_on_with_the_piece_it_was_at() -> None:
+    models = Models(fresh(1), fresh(2), fresh(3))
+    kept: list[Found] = []
+    said: list[tuple[str, str, int, int]] = []
+
+    def keep(found: Found) -> None:
+        kept.append(deepcopy(found))
+        if len(kept) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        undo(scene(), models, NEGATED, EFFORT, going=Going(kept=keep))
+    assert all(is_measured(kept[0][who]["flip"]["forget"]) for who in kept[0]), "the cheapest attack comes first"
+    assert kept[-1]["unlearned"]["difference"] == kept[-1]["before"]["realign"] == UNTRIED
+    shared = Shared()
+    going = Going(said=lambda *step: said.append(step), known=kept[-1])
+    assert undo(scene(), models, NEGATED, EFFORT, shared, going) == undo(scene(), models, NEGATED, EFFORT)
+    assert said[0] == ("unlearned", "difference", 5, 15) and len(said) == 11
+    known = undo(scene(), models, NEGATED, EFFORT, shared)["unlearned"]["realign"]
+    assert known == kept[-1]["unlearned"]["realign"], "what was known is shared with the methods that follow"
+
+
+def test_looks_are_made_the_way_that_the_scene_says() -> None:
+    seen: list[int] = []
+
+    def way(net: Net, x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return net(x).flip(-1)
+
+    params, ours, theirs = fresh(1), scene(way=way), scene()
+    numbers = ours.numbers(params)
+    assert seen == [20, 20, 20] and numbers != theirs.numbers(params)
+    assert ours.retain_loss(params) != theirs.retain_loss(params) and len(seen) == 4
+
+
+@pytest.mark.own_process
+def test_a_network_that_trains_in_bf16_is_fitted_in_it() -> None:
+    template = Template(Two(), (4,))
+    template.autocast = torch.bfloat16
+    params = {name: t.float() for name, t in fresh(1).items()}
+    x, y = torch.randn(8, 4), torch.arange(8) % 3
+    value, _ = Problem(template).loss(params, {}, x, y, torch.zeros((), dtype=torch.int64))
+    with torch.autocast("cpu", torch.bfloat16):
+        halves = template.bind(params)(x)
+    assert halves.dtype == torch.bfloat16 and value.dtype == torch.float32
+    assert torch.equal(value, torch.nn.functional.cross_entropy(halves.float(), y))
+    template.autocast = None
+    assert not torch.equal(value, Problem(template).loss(params, {}, x, y, torch.zeros((), dtype=torch.int64))[0])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from unfed.api import write_report
@@ -15,9 +17,13 @@ from unfed.cli.console import Console, echo
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed
 from unfed.report.undo_section import sentence
 from unfed.report.undo_table import COLUMNS, grid
-from unfed.runs.probe import effort_of
+from unfed.runs.probe import Step, effort_of
 from unfed.runs.probe import probe as measure
 from unfed.runs.run import Run
+
+WHOSE = {"unlearned": "", "retrain": " of Retrain", "before": " of the model before"}
+LONG = 15.0
+"""Seconds without a word after which somebody who reads a log is told what goes on."""
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -38,15 +44,11 @@ def probe(
     It is shown beside Retrain and the model before.
 
     Inverts what has a public inverse, fits layers on a few retained rows, trains on, mixes in forgotten rows, and
-    measures distances. What was measured already is not measured again.
+    measures distances. Each piece is kept as soon as it is there: given again, the command goes on where it was.
     """
     opened = Run.open(run)
-
-    def said(name: str) -> None:
-        if not (as_json or quiet):
-            stderr.print(f"Probing {escape(name)} …", soft_wrap=True)
-
-    found = measure(opened, seed, request, method, effort_of(opened, quick), said)
+    with _Steps(stderr, silent=as_json or quiet) as said:
+        found = measure(opened, seed, request, method, effort_of(opened, quick), said)
     report = write_report(opened)
     if as_json:
         echo(json.dumps(found))
@@ -54,6 +56,36 @@ def probe(
         for one in found:
             _tell(one)
         stdout.print(f"Report: {report}", soft_wrap=True)
+
+
+class _Steps:
+    """Live progress on a terminal; where there is none, a line for each model.
+
+    When a piece is long in coming, it is named too.
+    """
+
+    def __init__(self, console: Console, silent: bool) -> None:
+        self._console, self._silent, self._told = console, silent, time.monotonic()
+        columns = TextColumn("Probing {task.description}"), BarColumn(bar_width=8), TimeElapsedColumn()
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._task = self._progress.add_task("…", total=1)
+
+    def __enter__(self) -> _Steps:
+        if not self._silent and self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, step: Step) -> None:
+        what = f"{step.target}, {step.measurement}{WHOSE[step.who]}" if step.measurement else step.target
+        self._progress.update(self._task, description=escape(what), completed=max(step.number - 1, 0), total=step.of)
+        late = time.monotonic() - self._told > LONG
+        if not self._silent and not self._console.is_terminal and (late or not step.measurement):
+            where = f" ({step.number} of {step.of})" if step.measurement else ""
+            self._console.print(f"Probing {escape(what)}{where} …", soft_wrap=True)
+            self._told = time.monotonic()
 
 
 def _tell(found: Mapping[str, Any]) -> None:

@@ -34,6 +34,10 @@ class Net:
     def __call__(self, x: Tensor) -> Tensor:
         return self._template.run(self.tensors, x, self.training)
 
+    def as_in_training(self, x: Tensor) -> Tensor:
+        """Its logits by products of the type that training has (bf16), in eval mode too."""
+        return self._template.run(self.tensors, x, self.training, half=True)
+
     def features(self, x: Tensor) -> Tensor:
         """What enters the head (and the head's dropout)."""
         return self._template.run(self.tensors, x, self.training, features=True)
@@ -115,12 +119,12 @@ class Template:
             tensors[FUNCTIONAL_KEY] = key
         return Net(self, tensors, training=True)
 
-    def run(self, tensors: Params, x: Tensor, training: bool, features: bool = False) -> Tensor:
+    def run(self, tensors: Params, x: Tensor, training: bool, features: bool = False, half: bool = False) -> Tensor:
         module, call = self._trainer if training else self._evaluator, tensors
         if features:
             module, known = self._body(training)
             call = {name: t for name, t in tensors.items() if name in known or name == FUNCTIONAL_KEY}
-        if training and self.autocast is not None:
+        if (training or half) and self.autocast is not None:
             with torch.autocast(x.device.type, self.autocast):
                 return self._call(module, call, x, training).to(_floating(tensors))
         return self._call(module, call, x, training)

@@ -32,6 +32,7 @@ from unfed.runs.histories import HISTORY, HistoryLog
 from unfed.runs.requests import Entry, in_force
 from unfed.runs.trajectory_file import tombstone_of
 from unfed.runs.turning_back import inverse_of, turned_back
+from unfed.runs.undo_results import left_out
 
 Kind = Literal[
     "model", "state", "history", "part", "samples", "undo", "study", "population", "statistics", "trajectory"
@@ -284,7 +285,7 @@ class _Look:
     def _undo(self) -> Iterator[Carrier]:
         for path in sorted((self.folder.path / "undo" / str(self.seed)).rglob("*.json")):
             job = path.relative_to(self.folder.path / "undo").with_suffix("")
-            if job in self.clean and self.request in storage.read_json(path, "undoing").get(WITHOUT, ()):
+            if job in self.clean and self.request in left_out(path):
                 continue
             if self._speaks_of_it(job):
                 what = "what came back of it when it was probed, and its labels" + self._among_others(job.parts[1])

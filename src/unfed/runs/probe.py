@@ -2,23 +2,38 @@
 
     the folder's models ─► scene (the world's rows) ─► flip, realign, resurface, relearn, path, difference ─► undo/…json
 
-This is all that the measurements (`measures.undo`) know of a run. What was measured already, on the same models with
-the same effort, is not measured again, so a probe that was stopped goes on. Files hold no date and no duration: the
-same run gives the same bytes.
+This is all that the measurements (`measures.undo`) know of a run. The file of a model is written after every piece,
+and what was measured already, on the same models with the same effort, is not measured again: a probe that was stopped
+goes on. Files hold no date and no duration: the same run gives the same bytes.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from unfed import storage
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.measures.evaluator import Evaluator
-from unfed.measures.undo import Budget, Effort, Grid, Knowledge, Models, Scene, Shared, View, turned_back, undo
+from unfed.measures.undo import (
+    UNTRIED,
+    Budget,
+    Effort,
+    Found,
+    Going,
+    Grid,
+    Knowledge,
+    Models,
+    Scene,
+    Shared,
+    View,
+    turned_back,
+    undo,
+)
 from unfed.model.params import Params
 from unfed.runs import consistency
 from unfed.runs.config import Config
@@ -30,6 +45,19 @@ from unfed.values import as_json
 
 RETRAIN = "retrain"
 QUICK = Grid(rows=(100,), budget=Budget(stops=(20,)), singles=2, restarts=1)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a probe is about to do, for whoever watches it."""
+
+    target: str
+    """Whose model: seed, request and method."""
+    who: str = ""
+    """This model, Retrain's or the one before; nothing while the model is only turned back."""
+    measurement: str = ""
+    number: int = 0
+    of: int = 1
 
 
 class Probed(Protocol):
@@ -82,7 +110,7 @@ def probe(
     request: str | None = None,
     method: str | None = None,
     effort: Effort | None = None,
-    said: Callable[[str], None] = lambda what: None,
+    said: Callable[[Step], None] = lambda step: None,
 ) -> list[dict[str, Any]]:
     """Measure how far these models can be undone, keep it in the run's folder, and hand it back."""
     run.permit()
@@ -139,30 +167,46 @@ def elsewhere(run: Probed) -> str | None:
 
 
 def _probed(
-    run: Probed, found: Sequence[Target], effort: Effort | None, said: Callable[[str], None] = lambda what: None
+    run: Probed, found: Sequence[Target], effort: Effort | None, said: Callable[[Step], None] = lambda step: None
 ) -> Iterator[dict[str, Any]]:
     """What is known of these models, measured where it is not; without an effort nothing is fitted."""
     scenes = _Scenes(run)
     for target in found:
-        said(_name(target.job))
+        name = _name(target.job)
+        said(Step(name))
         world = run.world(target.job.seed)
         world.settle()
         models = {"unlearned": target.job, "retrain": _retrain_of(target), "before": target.previous}
         about = _about(run, world, target, models, effort)
         stored = read(run.folder, target.job)
-        known = [key for key in about if effort is not None or key != "effort"]
-        if stored is not None and all(stored.get(key) == about[key] for key in known):
+        same = [key for key in about if effort is not None or key != "effort"]
+        if stored is not None and any(stored.get(key) != about[key] for key in same):
+            stored = None
+        if stored is not None and (effort is None or not _untried(stored["measured"])):
             yield stored
             continue
         scene, shared, load = scenes.of(target)
         three = Models(load(target.job), _or_why(run, target.previous, load), _or_why(run, models["retrain"], load))
         knowledge = _knowledge(run, world, target)
-        found_out = (
-            turned_back(scene, three, knowledge) if effort is None else undo(scene, three, knowledge, effort, shared)
-        )
-        whole = {**about, "measured": as_json(found_out)}
-        storage.write_json(file_of(run.folder, target.job), whole)
-        yield whole
+        path = file_of(run.folder, target.job)
+
+        def kept(found: Found, path: Path = path, about: dict[str, Any] = about) -> None:
+            storage.write_json(path, {**about, "measured": as_json(found)})
+
+        def step(who: str, measurement: str, number: int, of: int, name: str = name) -> None:
+            said(Step(name, who, measurement, number, of))
+
+        if effort is None:
+            found_out = turned_back(scene, three, knowledge)
+            kept(found_out)
+        else:
+            found_out = undo(scene, three, knowledge, effort, shared, Going(step, kept, stored and stored["measured"]))
+        yield {**about, "measured": as_json(found_out)}
+
+
+def _untried(measured: Found) -> bool:
+    """Whether a probe was stopped before all of it was tried."""
+    return any(piece == UNTRIED for pieces in measured.values() for piece in pieces.values())
 
 
 class _Scenes:
@@ -204,6 +248,7 @@ def scene_of(world: World, requests: Sequence[Request]) -> Scene:
         seed=world.seeds.evaluation,
         batch=world.config.evaluation.batch,
         stack=world.choice.name == "batched",
+        way=world.yardstick.way,
     )
 
 

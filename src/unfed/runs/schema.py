@@ -48,6 +48,13 @@ def _histories(value: Any) -> bool:
     )
 
 
+def _measured(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(value.get(who), dict) and all(isinstance(piece, dict) for piece in value[who].values())
+        for who in ("unlearned", "retrain", "before")
+    )
+
+
 TEXT: Fits = ("a text", lambda value: isinstance(value, str))
 TABLE: Fits = ("a table", lambda value: isinstance(value, dict))
 COUNT: Fits = ("a whole number from 0 on", lambda value: _whole(value) and value >= 0)
@@ -93,6 +100,15 @@ STATE_MAY: dict[str, Fits] = {
     "purged": TEXT,
     "pruned": TEXT,
 }
+UNDOING: dict[str, Fits] = {
+    "seed": COUNT,
+    "request": TEXT,
+    "method": TEXT,
+    "title": TEXT,
+    "models": TABLE,
+    "measured": ("a table of three models, each with its measurements", _measured),
+}
+UNDOING_MAY: dict[str, Fits] = {"perturbed": or_none(TABLE), "effort": or_none(TABLE), "over": TEXTS, "without": TEXTS}
 TOMBSTONE: dict[str, Fits] = {"file": TEXT, "sha256": TEXT, "request": TEXT, "date": TEXT}
 
 

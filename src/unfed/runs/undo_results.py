@@ -16,8 +16,9 @@ from unfed import storage
 from unfed.data import Request
 from unfed.model.digest import fingerprint
 from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder
+from unfed.runs.folder import WITHOUT, Job, RunFolder
 from unfed.runs.requests import Entry, in_force
+from unfed.runs.schema import TEXTS, UNDOING, UNDOING_MAY, checked
 
 SCHEMA = 1
 
@@ -73,8 +74,18 @@ def file_of(folder: RunFolder, job: Job) -> Path:
 def read(folder: RunFolder, job: Job) -> dict[str, Any] | None:
     """What was measured of a model, in a layout that this version knows; None where nothing was."""
     path = file_of(folder, job)
-    found: dict[str, Any] | None = storage.read_json(path, "undoing") if path.exists() else None
-    return found if found is not None and found.get("schema") == SCHEMA else None
+    if not path.exists():
+        return None
+    found = storage.read_json(path, "undoing")
+    if isinstance(found, dict) and found.get("schema") != SCHEMA:
+        return None
+    return checked(found, f"The undoing at {path}", UNDOING, UNDOING_MAY)
+
+
+def left_out(path: Path) -> tuple[str, ...]:
+    """The requests of whose rows a file of undoing does not speak, whichever layout it has."""
+    found = checked(storage.read_json(path, "undoing"), f"The undoing at {path}", {}, {WITHOUT: TEXTS})
+    return tuple(found.get(WITHOUT, ()))
 
 
 def measured(folder: RunFolder, config: Config) -> list[dict[str, Any]]:
@@ -83,5 +94,7 @@ def measured(folder: RunFolder, config: Config) -> list[dict[str, Any]]:
         return []
     found = [(target.job, read(folder, target.job)) for target in targets(folder, config)]
     return [
-        whole for job, whole in found if whole is not None and whole["models"]["unlearned"] == model_digest(folder, job)
+        whole
+        for job, whole in found
+        if whole is not None and whole["models"].get("unlearned") == model_digest(folder, job)
     ]

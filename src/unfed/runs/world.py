@@ -216,7 +216,7 @@ class World:
             bool(how.samples),
             None if poison is None else poison.trigger_class,
             None if poison is None else poison.client,
-            as_trained(self.template) if how.precision == "engine" else called,
+            as_trained if how.precision == "engine" else called,
         )
 
     def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> dict[str, ClientData]:

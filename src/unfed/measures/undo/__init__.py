@@ -14,7 +14,18 @@ Retrain gives away too is no memory. All are pure functions of params, a functio
 from unfed.measures.undo.difference import difference
 from unfed.measures.undo.fitting import Budget, Problem, Task, fit
 from unfed.measures.undo.flip import INVERSES, Knowledge, flip, flipped
-from unfed.measures.undo.measure import MEASUREMENTS, NOT_TRIED, Effort, Models, Shared, turned_back, undo
+from unfed.measures.undo.measure import (
+    MEASUREMENTS,
+    NOT_TRIED,
+    UNTRIED,
+    Effort,
+    Found,
+    Going,
+    Models,
+    Shared,
+    turned_back,
+    undo,
+)
 from unfed.measures.undo.path import path
 from unfed.measures.undo.realign import Grid, realign
 from unfed.measures.undo.relearn import relearn
@@ -25,8 +36,11 @@ __all__ = [
     "INVERSES",
     "MEASUREMENTS",
     "NOT_TRIED",
+    "UNTRIED",
     "Budget",
     "Effort",
+    "Found",
+    "Going",
     "Grid",
     "Knowledge",
     "Models",

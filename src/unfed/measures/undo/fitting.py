@@ -3,8 +3,9 @@
     z ← z − η · direction(∇_z [ mean CE(θ(z); batch) + penalty(z) ])           θ(z) = build(start, z)
 
 z are some of the model's own tensors, or matrices that are multiplied into them; all else is frozen. A network with
-batch statistics is fitted with them (the running ones follow), every other in eval mode. Batches are cut from one
-endless sequence of shuffled passes, so every task of a grid takes the same number of equally large steps.
+batch statistics is fitted with them (the running ones follow), every other in eval mode, and all in the precision in
+which they were trained. Batches are cut from one endless sequence of shuffled passes, so every task of a grid takes the
+same number of equally large steps.
 
 `one` is the readable reference. `stacked` takes the tasks of a grid as one stack, tensors and rows alike, and is equal
 to it; on a GPU that is the difference between minutes and seconds.
@@ -74,7 +75,7 @@ class Problem:
         """The loss on a batch, and the running statistics after it."""
         state = {name: start[name].clone() for name in self.template.state}  # norm layers write into these
         net = self.template.bind(self.build(start | state, free), key=key if self.template.batch_normed else None)
-        value = F.cross_entropy(net(x), y)
+        value = F.cross_entropy(net.as_in_training(x), y)
         return value if self.penalty is None else value + self.penalty(free), state
 
 

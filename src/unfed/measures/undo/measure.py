@@ -4,11 +4,14 @@
 
 Each model meets the same attacks with the same knowledge, rows, grid and budget. A model that is not there has, in the
 place of every number, the reason why.
+
+The turning back comes first, for all models; each piece after it is kept as soon as it is there, so that hours of a
+large model are not lost to an interruption.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +28,12 @@ from unfed.model.perturb import PERTURBATIONS
 from unfed.values import not_measured
 
 NOT_TRIED = not_measured("not tried yet, `unfed probe` does it")
+UNTRIED = {"reason": NOT_TRIED}
 MEASUREMENTS = ("flip", "realign", "resurface", "relearn", "path", "difference")
+
+
+Found = dict[str, dict[str, Any]]
+"""By whose model it is, then by measurement."""
 
 
 @dataclass(frozen=True)
@@ -79,48 +87,75 @@ def perturbed_before(before: Params | str, knowledge: Knowledge) -> Params | str
     return PERTURBATIONS[knowledge.perturbed.how](before, knowledge.choices)
 
 
+@dataclass(frozen=True)
+class Going:
+    """How a long measuring is followed, kept after every piece, and gone on with where it was stopped."""
+
+    said: Callable[[str, str, int, int], None] = lambda who, name, number, of: None
+    """What comes next: of whose model, which measurement, the how manieth of how many."""
+    kept: Callable[[Found], None] = lambda found: None
+    """All that is known so far; what was not tried yet says so."""
+    known: Found | None = None
+    """What an earlier measuring of the same models, with the same effort, left."""
+
+
 def undo(
     scene: Scene,
     models: Models,
     knowledge: Knowledge,
     effort: Effort = Effort(),  # noqa: B008  (frozen)
     shared: Shared | None = None,
-    said: Callable[[str], None] = lambda what: None,
-) -> dict[str, dict[str, Any]]:
+    going: Going = Going(),  # noqa: B008  (frozen)
+) -> Found:
     """Every measurement of every model; what several methods of a request have in common is `shared`."""
     once = shared or Shared()
-    found: dict[str, dict[str, Any]] = {}
+    if going.known is None:
+        found = turned_back(scene, models, knowledge)
+        going.kept(found)
+    else:
+        found = {who: dict(measured) for who, measured in going.known.items()}
+    pieces = list(_pieces(scene, models, knowledge, effort))
+    for number, (who, name, what, make) in enumerate(pieces, 1):
+        params = models.items()[who]
+        assert not isinstance(params, str)
+        if found[who][name] != UNTRIED:
+            once(params, what, partial(dict, found[who][name]))
+            continue
+        going.said(who, name, number, len(pieces))
+        found[who][name] = once(params, what, make)
+        going.kept(found)
+    return found
+
+
+def _pieces(
+    scene: Scene, models: Models, knowledge: Knowledge, effort: Effort
+) -> Iterator[tuple[str, str, object, Callable[[], dict[str, Any]]]]:
+    """All that is fitted or measured after the turning back.
+
+    Each is (whose model, which measurement, what it depends on beside the model, how it is made).
+    """
     was = not_measured(models.before) if isinstance(models.before, str) else scene.forgotten(models.before)
     attack = attack_of(scene, knowledge, effort.grid)
     passes: dict[str, Any] = {"rounds": effort.rounds, "batch": effort.batch}
     for who, params in models.items().items():
         if isinstance(params, str):
-            found[who] = {name: {"reason": not_measured(params)} for name in ("published", *MEASUREMENTS)}
             continue
-        said(who)
-        found[who] = {
-            "published": scene.numbers(params),
-            "flip": flip(scene, params, knowledge),
-            "realign": once(params, attack, partial(realign, scene, params, knowledge, effort.grid)),
-            "resurface": once(params, "resurface", partial(resurface, scene, params, effort.lr, **passes)),
-            "relearn": once(
-                params, ("relearn", was), partial(relearn, scene, params, was, effort.relearn_lr, **passes)
-            ),
-            "path": _paths(scene, who, models, knowledge),
-            "difference": _difference(scene, who, models, knowledge),
-        }
-    return found
+        yield who, "realign", attack, partial(realign, scene, params, knowledge, effort.grid)
+        yield who, "resurface", "resurface", partial(resurface, scene, params, effort.lr, **passes)
+        yield who, "relearn", ("relearn", was), partial(relearn, scene, params, was, effort.relearn_lr, **passes)
+        yield who, "path", object(), partial(_paths, scene, who, models, knowledge)
+        yield who, "difference", object(), partial(_difference, scene, who, models, knowledge)
 
 
-def turned_back(scene: Scene, models: Models, knowledge: Knowledge) -> dict[str, dict[str, Any]]:
+def turned_back(scene: Scene, models: Models, knowledge: Knowledge) -> Found:
     """`flip` alone, in the shape of the whole: the other measurements say that they were not tried."""
-    found: dict[str, dict[str, Any]] = {}
+    found: Found = {}
     for who, params in models.items().items():
         if isinstance(params, str):
             found[who] = {name: {"reason": not_measured(params)} for name in ("published", *MEASUREMENTS)}
             continue
-        found[who] = {name: {"reason": NOT_TRIED} for name in MEASUREMENTS}
-        found[who] |= {"published": scene.numbers(params), "flip": flip(scene, params, knowledge)}
+        rest = {name: dict(UNTRIED) for name in MEASUREMENTS if name != "flip"}
+        found[who] = {"published": scene.numbers(params), "flip": flip(scene, params, knowledge), **rest}
     return found
 
 

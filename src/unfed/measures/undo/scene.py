@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from unfed import rng
-from unfed.client.scores import Scores, mean_gradient, score
+from unfed.client.scores import Scores, Way, called, mean_gradient, score
 from unfed.data import Source
 from unfed.measures.attacks import try_membership_inference
 from unfed.model.functional import Template
@@ -65,6 +65,8 @@ class Scene:
     batch: int = 1024
     stack: bool = False
     """Whether fits of a grid go as one stack: where the batched engine takes the network, it can."""
+    way: Way = called
+    """How the logits of a look are computed: as the run's own evaluation computes them."""
 
     def numbers(self, params: Params) -> dict[str, Value]:
         """Retain, Forget, Test, MIA and backdoor of a model."""
@@ -72,8 +74,7 @@ class Scene:
         mia: Value = NO_TEST if test is None else NO_FORGET
         if forget is not None and len(forget) and test is not None:
             mia = try_membership_inference(forget.loss, test.loss, seed=self.seed)
-        retain = score(self.template, params, self.retain.source, self.retain.rows, self.batch)
-        return {"retain": retain.accuracy, **self.quick(params, forget, test), "mia": mia}
+        return {"retain": self._scored(params, self.retain).accuracy, **self.quick(params, forget, test), "mia": mia}
 
     def forgotten(self, params: Params) -> Value:
         """Forget alone."""
@@ -93,7 +94,7 @@ class Scene:
 
     def retain_loss(self, params: Params) -> float:
         """Mean loss on D_r."""
-        return score(self.template, params, self.retain.source, self.retain.rows, self.batch).mean_loss
+        return self._scored(params, self.retain).mean_loss
 
     def hidden(self) -> tuple[str, ...]:
         """The convolution and dense weights in front of the head, from the input on."""
@@ -105,4 +106,7 @@ class Scene:
         return mean_gradient(self.template, params, view.source, view.rows, self.batch)
 
     def _scores(self, params: Params, view: View | None) -> Scores | None:
-        return None if view is None else score(self.template, params, view.source, view.rows, self.batch)
+        return None if view is None else self._scored(params, view)
+
+    def _scored(self, params: Params, view: View) -> Scores:
+        return score(self.template, params, view.source, view.rows, self.batch, self.way)
