@@ -10,6 +10,7 @@ from unfed.errors import UnfedError
 from unfed.methods import State
 from unfed.report.rules import RULES, Row, rows, trajectories
 from unfed.runs.ending import Ending
+from unfed.runs.job_notes import JobNotes
 from unfed.runs.request_options import Until
 
 
@@ -75,6 +76,19 @@ def test_a_job_stops_where_the_rule_says_recovered_whatever_the_binary_fractions
         State({}, round=1), cast(Any, {"validation": now}), 90.2
     )
     assert (missing == []) == met
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_method_that_ends_by_itself_has_recovered_only_if_it_has(rounds: int) -> None:
+    """FedEraser after its replay, SSD at once: `--until recovered` had taken whatever they left."""
+    ending, state = Ending(Until.of("recovered"), 9, within=1.0), State({}, round=rounds, done=True)
+    for value, outcome in ((90.0, "done"), (80.0, "not recovered")):
+        notes, seen = JobNotes(best=value), cast(Any, {"validation": value})
+        notes.missing = ending.missing(state, seen, 90.5)
+        assert ending.outcome(state, notes, seen) == outcome
+    said = str(ending.missed("x", state, notes, "not recovered", 90.5))
+    assert said.endswith("its method has ended and takes no more rounds; --until N leaves the model to the gate.")
+    assert Ending(Until.of("3"), 3).outcome(state, JobNotes()) == "done"
 
 
 def test_recovered_needs_no_retrain() -> None:

@@ -32,7 +32,7 @@ class Ending:
     def outcome(self, state: State, notes: JobNotes, line: Line | None = None) -> str | None:
         """Why the job ends here, or None."""
         if state.done:
-            return "done"
+            return f"not {notes.missing[0]}" if self.until.goals and notes.missing else "done"
         if self.until.goals and line is not None and not notes.missing:
             return self.until.reached
         if not state.model:
@@ -48,7 +48,7 @@ class Ending:
 
         `before` is the validation accuracy to come back to.
         """
-        if not (state.round >= 1 and state.model):
+        if not (state.model and (state.round >= 1 or state.done)):
             return list(self.until.goals)
         value, met = line.get("validation"), []
         if is_measured(value) and is_measured(before) and recovered(value, before, self.within):
@@ -57,11 +57,13 @@ class Ending:
             met.append("forgotten")
         return [goal for goal in self.until.goals if goal not in met]
 
-    def missed(self, request: str | None, round: int, notes: JobNotes, outcome: str, before: Value) -> Refused:
+    def missed(self, request: str | None, state: State, notes: JobNotes, outcome: str, before: Value) -> Refused:
         """The sentence for a job whose rounds did not suffice."""
-        took = f"{round} round{'' if round == 1 else 's'}"
+        took = f"{state.round} round{'' if state.round == 1 else 's'}"
         more = f"more rounds are given by --until {Until(self.until.goals, 2 * self.rounds).text}"
-        if round < self.rounds:
+        if state.done:
+            more = "its method has ended and takes no more rounds; --until N leaves the model to the gate"
+        elif state.round < self.rounds:
             more = f"it stopped because nothing got better for {self.patience} rounds (unlearning.patience)"
         if outcome == "not forgotten":
             return NotForgotten(f"Request {request!r} is not forgotten after {took} ({notes.watched}); {more}.")

@@ -168,7 +168,7 @@ class JobRunner:
                 self._save(state, diary, None)
         self._save(state, diary, outcome)
         if outcome.startswith("not "):
-            raise self.ending.missed(self.job.request, state.round, diary, outcome, self.before)
+            raise self.ending.missed(self.job.request, state, diary, outcome, self.before)
         self.watch.ends(self.job, outcome)
         return self._write_model(state)
 
