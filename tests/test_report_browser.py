@@ -246,6 +246,14 @@ def test_on_paper_no_small_table_is_split_and_a_long_one_says_its_heads_again(br
     page.close()
 
 
+def test_a_table_that_goes_on_below_is_shaded_there(browser: Browser, report: Path) -> None:
+    """A telephone shows no bar, and the edge may fall between two rows: a shade that stays, a cover that moves."""
+    page, _ = visit(browser, report, 390)
+    style = "e => [getComputedStyle(e).backgroundAttachment, getComputedStyle(e).backgroundImage.includes('to top')]"
+    assert page.locator(".wide.tall").first.evaluate(style) == ["local, scroll, local, scroll, scroll", True]
+    page.close()
+
+
 @pytest.fixture(scope="module")
 def paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of the paper's items: rows with what the paper reports, a plain table, a picture alone, a pair of them."""
