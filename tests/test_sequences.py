@@ -92,6 +92,27 @@ def test_queries_turn_keys_back_and_a_projection_the_values_before_it() -> None:
     assert projection.undoes(module, [value]) == (joint,) and value.undoes(module, [query]) == ()
 
 
+@pytest.mark.parametrize(
+    "between, back",
+    [
+        (nn.Tanh(), ("0.weight",)),
+        (nn.ReLU(), ()),
+        (nn.Identity(), ()),  # `forward` may call what is no module
+        (nn.Sequential(nn.Tanh(), nn.ReLU()), ()),
+    ],
+)
+def test_behind_an_odd_activation_the_next_layer_turns_the_one_before_back(between: nn.Module, back: Any) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 4, False), nn.Dropout(), between, nn.Linear(4, 4)).eval()
+    assert NoT(layers=("3.weight",)).undoes(module, [NoT(layers=("0.weight",))]) == back
+    if back:
+        rows = torch.randn(5, 4)
+        was = module(rows)
+        for name in ("0.weight", "3.weight"):
+            module.get_parameter(name).data.neg_()
+        assert torch.allclose(was, module(rows)), "that is why"
+
+
 def test_adapters_halves_turn_each_other_back() -> None:
     module = nn.ModuleDict({"fc": nn.ModuleDict({"lora_A": nn.Linear(4, 2, False), "lora_B": nn.Linear(2, 4, False)})})
     assert NoT(layers=("fc.lora_B",)).undoes(module, [NoT(layers=("fc.lora_A",))]) == ("fc.lora_A.weight",)

@@ -1,11 +1,12 @@
 """Pairs of tensors that turn each other back: where both are negated, the function is as it was.
 
     γ · norm(C(x))          (−γ) · norm(−C(x))        a layer, and the scale of the normalisation right after it
+    N(tanh(C(x)))           (−N)(tanh(−C(x)))         two layers with an odd activation between them
     B · A · x               (−B) · (−A) · x           the two halves of a low-rank adapter
     softmax(Q · Kᵀ) · V     (−Q) · (−K)ᵀ              queries and keys, values and what follows them
 
-Biases that are not negated with them make this nearly so instead of exactly. "Right after" is judged by the order of
-definition; attention is PyTorch's own (`nn.MultiheadAttention`).
+Biases that are not negated with them make this nearly so instead of exactly. "After" and "between" are judged by the
+order of definition; attention is PyTorch's own (`nn.MultiheadAttention`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def partners(module: nn.Module) -> Iterator[tuple[Part, Part]]:
 
     for layer, _, norm, _ in normalised(module):
         yield part(layer, "weight"), part(norm, "weight")
+    yield from ((part(one, "weight"), part(other, "weight")) for one, other in _with_odd_between(module))
     halves: dict[str, dict[str, str]] = {}
     for name in known.values():
         if (found := adapter_of(name)) is not None:
@@ -84,6 +86,29 @@ def normalised(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Modu
     for (layer, affine), (norm, scale) in pairwise(leaves):
         if _normalises(scale, affine):
             yield layer, affine, norm, scale
+
+
+def _with_odd_between(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Every two layers with an odd activation between them, and nothing that is not odd.
+
+    An activation that only `forward` calls is not seen, so one must be there: else a ReLU may be where nothing is.
+    """
+    before, odd = "", False
+    for name, part in module.named_modules():
+        if isinstance(part, _ConvNd | nn.Linear):
+            if before and odd:
+                yield before, name
+            before, odd = name, False
+        elif isinstance(part, _ODD):
+            odd = True
+        elif next(part.children(), None) is None and not isinstance(part, _PASSING):
+            before, odd = "", False
+
+
+_ODD = (nn.Tanh, nn.Hardtanh, nn.Softsign, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink)
+# What hands a sign on: nothing, linear maps, and normalisations up to their bias.
+_LINEAR = (nn.Identity, nn.Dropout, nn.Dropout2d, nn.Flatten, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+_PASSING = (*_LINEAR, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def _normalises(norm: nn.Module, layer: nn.Module) -> bool:
