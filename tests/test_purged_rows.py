@@ -21,6 +21,7 @@ from unfed.data import Request
 from unfed.errors import Refused, UnfedError
 from unfed.measures.evaluator import Evaluator
 from unfed.runs import carriers, consistency, judged, judging
+from unfed.runs import probe as probing
 from unfed.runs import purge as purging
 from unfed.runs.check import check
 from unfed.runs.config import Config
@@ -286,6 +287,20 @@ def test_a_purged_request_is_not_probed(where: Path) -> None:
         "probe", where, "--request", "client-1", code=2
     )
     assert [target.job.request for target in chosen(Run.open(where), None, None, None)] == ["two"]
+
+
+def test_a_probe_during_which_it_is_purged_writes_nothing_of_it(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe takes minutes, and a purge need not wait for it: what came back had been written after the purge."""
+    run, original = Run.open(where), probing.undo
+
+    def undo(*given: Any) -> Any:
+        purge(Run.open(where), "client-1")
+        return original(*given)
+
+    monkeypatch.setattr(probing, "undo", undo)
+    with pytest.raises(UnfedError, match="While 0/client-1/ft was probed, what this needs was purged or replaced"):
+        probing.probe(run, request="client-1", effort=probing.effort_of(run, quick=True))
+    assert not list((where / "undo").rglob("*.json"))
 
 
 def numbers_of(run: Run, request: str) -> dict[str, set[Any]]:

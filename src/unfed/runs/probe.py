@@ -10,9 +10,9 @@ goes on. Files hold no date and no duration: the same run gives the same bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any, Protocol
 
 from unfed import storage
@@ -176,8 +176,7 @@ def _probed(
         said(Step(name))
         world = run.world(target.job.seed)
         world.settle()
-        models = {"unlearned": target.job, "retrain": _retrain_of(target), "before": target.previous}
-        about = _about(run, world, target, models, effort)
+        about = _about(run, world, target, effort)
         stored = read(run.folder, target.job)
         same = [key for key in about if effort is not None or key != "effort"]
         if stored is not None and any(stored.get(key) != about[key] for key in same):
@@ -186,12 +185,9 @@ def _probed(
             yield stored
             continue
         scene, shared, load = scenes.of(target)
-        three = Models(load(target.job), _or_why(run, target.previous, load), _or_why(run, models["retrain"], load))
+        three = Models(load(target.job), _or_why(run, target.previous, load), _or_why(run, _retrain_of(target), load))
         knowledge = _knowledge(run, world, target)
-        path = file_of(run.folder, target.job)
-
-        def kept(found: Found, path: Path = path, about: dict[str, Any] = about) -> None:
-            storage.write_json(path, {**about, "measured": as_json(found)})
+        kept = partial(_keep, run, target, effort, about)
 
         def step(who: str, measurement: str, number: int, of: int, name: str = name) -> None:
             said(Step(name, who, measurement, number, of))
@@ -202,6 +198,18 @@ def _probed(
         else:
             found_out = undo(scene, three, knowledge, effort, shared, Going(step, kept, stored and stored["measured"]))
         yield {**about, "measured": as_json(found_out)}
+
+
+def _keep(run: Probed, target: Target, effort: Effort | None, about: dict[str, Any], found: Found) -> None:
+    """Write what was found out so far, unless what it is about was purged or replaced meanwhile."""
+    with run.folder.lock("requests", wait=True):  # a purge holds it while it says what goes
+        there = [t for t in targets(run.folder, run.config) if (t.job, t.previous) == (target.job, target.previous)]
+        if not there or _about(run, run.world(target.job.seed), there[0], effort) != about:
+            raise UnfedError(
+                f"While {_name(target.job)} was probed, what this needs was purged or replaced, so nothing more is"
+                " written of it; probe again what is left."
+            )
+        storage.write_json(file_of(run.folder, target.job), {**about, "measured": as_json(found)})
 
 
 def _untried(measured: Found) -> bool:
@@ -266,9 +274,8 @@ def _or_why(run: Probed, job: Job, load: Callable[[Job], Params]) -> Params | st
     return f"the model {_name(job)} is no longer there"
 
 
-def _about(
-    run: Probed, world: World, target: Target, models: Mapping[str, Job], effort: Effort | None
-) -> dict[str, Any]:
+def _about(run: Probed, world: World, target: Target, effort: Effort | None) -> dict[str, Any]:
+    models = {"unlearned": target.job, "retrain": _retrain_of(target), "before": target.previous}
     known = _knowledge(run, world, target)
     perturbed = known.perturbed
     how = None if perturbed is None else {"how": perturbed.how, "layers": [c.name for c in perturbed.choices]}
