@@ -197,7 +197,7 @@ def test_the_page_has_every_item_and_the_price_of_what_was_not_run(tmp_path: Pat
 def test_a_price_grows_with_the_data_and_the_network_and_belongs_to_the_command_beside_it(tmp_path: Path) -> None:
     configs = [Config.preset(name) for name in ("caltech101-vit", "cifar100-vit", "cifar10-cnn", "cifar100-cnn")]
     price = {one.name: reproduction.priced(one, ["not"]) / one.training.rounds for one in configs}
-    assert price["cifar100-vit"] > 5 * price["caltech101-vit"], "40,000 images a round instead of 5,600"
+    assert price["cifar100-vit"] >= 5 * price["caltech101-vit"], "40,000 images a round instead of 5,600"
     assert price["cifar100-cnn"] > 3 * price["cifar10-cnn"], "3.7 times the FLOPs"
     text, _ = reproduction.page(tmp_path)
     for line in text.splitlines():
