@@ -13,7 +13,7 @@ from conftest import SMALL
 from unfed import storage
 from unfed.cli.main import app
 from unfed.data import Request
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, counted
 from unfed.runs.check import check
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
@@ -177,3 +177,4 @@ def test_the_command_says_how_much_it_freed(run: Run) -> None:
     assert found.exit_code == 0 and {one["what"] for one in told["freed"]} == {"scores", "model in state"}
     assert all(one["bytes"] > 0 for one in told["freed"])
     assert "0 files of scores" in CliRunner().invoke(app, ["prune", str(run.folder.path)]).stdout
+    assert counted(1, "state") == "1 state" and counted(1200, "line") == "1,200 lines"

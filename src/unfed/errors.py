@@ -73,6 +73,11 @@ def typed(*words: object) -> str:
     return shlex.join(["unfed", *map(str, words)])
 
 
+def counted(number: int, one: str) -> str:
+    """`1 file`, `3 files`."""
+    return f"{number:,} {one}{'' if number == 1 else 's'}"
+
+
 def listed(words: Iterable[object], last: str = "or") -> str:
     """The words in a sentence: `a, b or c`; `last` stands before the last of them."""
     items = [str(word) for word in words]

@@ -10,7 +10,7 @@ from rich.markup import escape
 from unfed.cli.console import Console
 from unfed.cli.logged import log_faults
 from unfed.cli.options import Json, RunArgument
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, counted
 from unfed.runs import check as checking
 from unfed.runs.folder import RunFolder
 
@@ -32,8 +32,8 @@ def check(run: RunArgument, as_json: Json = False) -> None:
             raise typer.Exit(UnfedError.exit_code)
         return
     if found.whole:
-        counted = ", ".join(f"{number} {what}" for what, number in found.counted.items())
-        stdout.print(escape(f"{run} is whole: {counted}."), soft_wrap=True)
+        there = ", ".join(counted(number, what.removesuffix("s")) for what, number in found.counted.items())
+        stdout.print(escape(f"{run} is whole: {there}."), soft_wrap=True)
         return
     first, *others = found.findings
     for sentence in others:

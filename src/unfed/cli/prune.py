@@ -10,6 +10,7 @@ import typer
 
 from unfed.cli.console import Console, echo
 from unfed.cli.options import Json, Quiet, RunArgument
+from unfed.errors import counted
 from unfed.runs.folder import RunFolder
 from unfed.runs.prune import Keep
 from unfed.runs.prune import prune as take_away
@@ -39,10 +40,10 @@ def prune(
         echo(json.dumps({"dry_run": dry_run, "freed": [asdict(one) for one in freed]}))
     elif not quiet:
         would = "would free" if dry_run else "freed"
-        counted = {what: [one.bytes for one in freed if one.what == what] for what in ("scores", "model in state")}
+        scores, models = (sum(one.what == what for one in freed) for what in ("scores", "model in state"))
         stdout.print(
-            f"{would} {sum(one.bytes for one in freed):,} bytes: {len(counted['scores'])} files of scores, the model in"
-            f" {len(counted['model in state'])} states.",
+            f"{would} {sum(one.bytes for one in freed):,} bytes: {counted(scores, 'file')} of scores, the model in"
+            f" {counted(models, 'state')}.",
             soft_wrap=True,
         )
 

@@ -124,7 +124,7 @@ def probe(
             raise UnfedError(f"The model {consistency.sentence(run.folder.path, grave)}; {_instead(run)}.")
         raise UnfedError(
             f"The model {_name(missing.job)} is not in {run.folder.path}: its method has not ended, so there is nothing"
-            " to probe."
+            f" to probe; first `{run.command('resume')}`."
         )
     with process_as_before():
         return list(_probed(run, there, effort or effort_of(run), said))
