@@ -108,16 +108,11 @@ def test_rounds_over_flower_are_logged_with_their_model_and_who_took_part(tmp_pa
     trust = TrustFolder(tmp_path / "flower")
     rounds = [leaf for leaf in trust.log.leaves if leaf["type"] == "round"]
     told = [(leaf["request"], leaf["round"], leaf["participants"]["size"]) for leaf in rounds]
-    assert told == [
-        (None, 0, 0),
-        (None, 1, 4),
-        (None, 2, 4),
-        ("client-0", 0, 0),
-        ("client-0", 1, 3),
-        ("client-0", 2, 3),
-    ]
+    asked = rounds[-1]["request"]
+    assert asked.startswith("r-"), "the log keeps ids for good, so they say nothing of who left"
+    assert told == [(None, 0, 0), (None, 1, 4), (None, 2, 4), (asked, 0, 0), (asked, 1, 3), (asked, 2, 3)]
     assert rounds[-1]["model"] == fingerprint(digests(there.saved()))
-    place = next(n for n, leaf in enumerate(trust.log.leaves) if leaf.get("request") == "client-0")
+    place = next(n for n, leaf in enumerate(trust.log.leaves) if leaf.get("request") == asked)
     proof = participation.prove_absence(trust.log, trust.participants, trust.pseudonyms.known("0"), place)
     assert participation.verify_absence(proof, [trust.operator]).rounds == 2  # 0 is what NoT begins with
     assert faults_of(tmp_path / "flower") == []

@@ -5,17 +5,12 @@ Nothing of the extra is imported unless the run has a folder `trust/`.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.runs import description
 from unfed.runs.folder import RunFolder
 from unfed.runs.onlooker import keeps_log
 from unfed.runs.request_options import RequestOptions
@@ -38,20 +33,6 @@ def received(
     due = acknowledgement.verified(taken.acknowledgement, [trust.operator]).expected_by
     answer = trust.acknowledgement_file(name)
     return name, f"Request {name!r} is believed and filed, to be dealt with by {due}; the signed answer is {answer}."
-
-
-def request_name(run: Run, given: dict[str, Any]) -> str:
-    """A request's id made from what is asked, so that asking twice is asking once.
-
-    The log keeps ids for good, so where there is one an id tells nobody who left, and nobody can try out which rows.
-    """
-    plain, path = description.request_id(given), run.folder.path
-    if not keeps_log(path) or run.queue.find(plain):  # it may have been asked before the log began
-        return plain
-    from unfed.trust.folder import TrustFolder
-
-    asked = json.dumps({kind: value for kind, value in given.items() if value}).encode()
-    return f"r-{hmac.digest(TrustFolder(path).secret, b'unfed request' + asked, hashlib.sha256).hex()[:16]}"
 
 
 @contextmanager

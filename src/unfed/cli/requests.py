@@ -18,7 +18,7 @@ from rich.markup import escape
 from unfed.api import write_report
 from unfed.cli.console import Console
 from unfed.cli.display import percent, shown
-from unfed.cli.logged import entered, received, request_name
+from unfed.cli.logged import entered, received
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
 from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError, members
@@ -27,7 +27,7 @@ from unfed.methods import NoT, Retrain
 from unfed.report import wording
 from unfed.report.words import again_words, gate_words
 from unfed.runs.in_force import in_force
-from unfed.runs.onlooker import logged
+from unfed.runs.onlooker import logged, request_name
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.requests import now
 from unfed.runs.run import Run
@@ -110,7 +110,7 @@ def forget(
         name, sentence = received(opened, signed, opening, (method or "not", until or "recovered", seed, asked))
         if not (as_json or quiet):
             stdout.print(escape(sentence), soft_wrap=True)
-    name = name or request_name(opened, given)
+    name = name or request_name(opened.folder, given)
     known = opened.queue.find(name)
     if count:
         request = Request(name, tuple(client), tuple(classes), listed, deleted=deleted, listed=digest)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,9 @@ def _work(transport: Transport, options: Options, speech: Speech, running: Calla
         assert request is not None
         opened = _to_unlearn_from(options, folder, make)
         _begin_log(opened, options)
+        if not options.request_id:
+            asked = {"clients": request.clients, "classes": request.classes, "samples": request.samples}
+            request = replace(request, id=onlooker.request_name(opened.folder, asked))
         running()
         _unlearn(opened, options, request, watch)
         return opened

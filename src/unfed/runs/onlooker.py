@@ -9,11 +9,16 @@ done.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import importlib
+import json
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from unfed.runs import description
+from unfed.runs.folder import RunFolder
 from unfed.runs.progress import QuietWatch, Watch
 from unfed.runs.record import Record
 
@@ -34,6 +39,20 @@ def logged(run: Record, watch: Watch | None = None) -> AbstractContextManager[Wa
 def begin_log(run: Path, key: Path) -> None:
     """Begin the log of a run, signed by the operator's key; one that was begun with it goes on."""
     _extra("folder").TrustFolder.begin(run, key)
+
+
+def request_name(folder: RunFolder, given: dict[str, Any]) -> str:
+    """A request's id made from what is asked, so that asking twice is asking once.
+
+    The log keeps ids for good, so where there is one an id tells nobody who left, and nobody can try out which rows.
+    """
+    plain = description.request_id(given)
+    asked_before = any(entry.request.id == plain for entry in folder.requests())  # before the log began, perhaps
+    if asked_before or not keeps_log(folder.path):
+        return plain
+    asked = json.dumps({kind: value for kind, value in given.items() if value}).encode()
+    secret: bytes = _extra("folder").TrustFolder(folder.path).secret
+    return f"r-{hmac.digest(secret, b'unfed request' + asked, hashlib.sha256).hex()[:16]}"
 
 
 def _extra(part: str) -> Any:
