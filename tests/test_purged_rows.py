@@ -20,6 +20,7 @@ from unfed.client.scores import score
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
 from unfed.measures.evaluator import Evaluator
+from unfed.measures.undo import undo
 from unfed.runs import carriers, consistency, judged, judging
 from unfed.runs import probe as probing
 from unfed.runs import purge as purging
@@ -291,13 +292,13 @@ def test_a_purged_request_is_not_probed(where: Path) -> None:
 
 def test_a_probe_during_which_it_is_purged_writes_nothing_of_it(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe takes minutes, and a purge need not wait for it: what came back had been written after the purge."""
-    run, original = Run.open(where), probing.undo
+    run = Run.open(where)
 
-    def undo(*given: Any) -> Any:
+    def purged_meanwhile(*given: Any) -> Any:
         purge(Run.open(where), "client-1")
-        return original(*given)
+        return undo(*given)
 
-    monkeypatch.setattr(probing, "undo", undo)
+    monkeypatch.setattr(probing, "undo", purged_meanwhile)
     with pytest.raises(UnfedError, match="While 0/client-1/ft was probed, what this needs was purged or replaced"):
         probing.probe(run, request="client-1", effort=probing.effort_of(run, quick=True))
     assert not list((where / "undo").rglob("*.json"))
