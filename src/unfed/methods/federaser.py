@@ -93,7 +93,7 @@ class FedEraser(Method):
         if at is None:
             return replace(state, round=state.round + 1, numbers={}, done=True, model=True)
         history, start = server.history, state.params
-        asked = [client for client in server.retained if _place(_rounds(history, client), at) is not None]
+        asked = [client for client in server.retained if _took_part(history, client, at)]
         blocks = []
         # Nobody else can calibrate in the place of who was there, so they are waited for.
         for block in server.train(self._plan(history, at), start, asked, patient=True):
@@ -211,10 +211,11 @@ def _next(server: Server, after: int) -> int | None:
     return min((rounds[i] for rounds, i in zip(kept, places, strict=True) if i < len(rounds)), default=None)
 
 
-def _place(rounds: Sequence[int], at: int) -> int | None:
-    """Where a kept round stands among them, if it does."""
+def _took_part(history: History, client: str, at: int) -> bool:
+    """Whether a client was in a kept round after the first."""
+    rounds = _rounds(history, client)
     place = bisect_left(rounds, at)
-    return place if place < len(rounds) and rounds[place] == at else None
+    return place < len(rounds) and rounds[place] == at
 
 
 def _on(params: Params, like: Params) -> Params:

@@ -51,6 +51,7 @@ class Remote:
         self._directory, self._shard, self._like = directory, shard, like
         self._scope, self._gone, self._dropped = tuple(scope), tuple(gone), dict(dropped or {})
         self._clients, self._known = clients or {}, declared(like)
+        self._device = next(iter(like.values())).device
         self._traffic = Traffic()
         self.name = directory.speech.engine
 
@@ -178,8 +179,7 @@ class Remote:
         return self._stacked(finite(unpacked(group), "optimiser"))
 
     def _stacked(self, found: Mapping[str, Tensor]) -> Params:
-        device = next(iter(self._like.values())).device
-        return {name: tensor.to(device).unsqueeze(0) for name, tensor in found.items()}
+        return {name: tensor.to(self._device).unsqueeze(0) for name, tensor in found.items()}
 
     def _sums(self, name: str, place: int, what: Measure, reply: Reply) -> Sums:
         refused = reply.said.get(f"refused.{place}")
@@ -206,8 +206,7 @@ class Remote:
         group = reply.arrays[f"tensors.{place}"]
         known = {tensor: self._known[tensor] for tensor in group if tensor in self._known}
         found = finite(tensors(group, known, what.what), what.what)
-        device = next(iter(self._like.values())).device
-        return sums | {tensor: value.to(device) for tensor, value in found.items()}
+        return sums | {tensor: value.to(self._device) for tensor, value in found.items()}
 
     def _scores(self, name: str, view: View, reply: Reply) -> Scores:
         """One score per row, no more rows than the client holds."""
