@@ -149,10 +149,12 @@ def test_undo_numbers_are_in_it_and_the_difference_of_the_models_is_not(run: Run
         "path": {"x": 1},
     }
     after = findings(record, entry)["models"]["after"]
-    told = {"schema": 1, "seed": 0, "request": "leaves", "method": "not", "title": "NoT", "models": {"unlearned": after}}
+    told = {"schema": 1, "seed": 0, "request": "leaves", "method": "not", "title": "NoT"}
     (tmp_path / "run/undo/0/leaves").mkdir(parents=True)
     measured = {"unlearned": own, "retrain": {}, "before": {}}
-    (tmp_path / "run/undo/0/leaves/not.json").write_text(json.dumps({**told, "measured": measured}))
+    (tmp_path / "run/undo/0/leaves/not.json").write_text(
+        json.dumps({**told, "models": {"unlearned": after}, "measured": measured})
+    )
     undone = findings(Record(Run.open(tmp_path / "run").folder), entry)["undo"]
     assert undone["unlearned"]["flip"] == {"forget": 1.0}
     assert "difference" not in json.dumps(undone) and "path" not in json.dumps(undone)
