@@ -117,6 +117,20 @@ def test_items_that_differ_in_who_leaves_train_once(tmp_path: Path) -> None:
     assert trained[0] == trained[1] and len(trained[0]) == 3, "the same seconds, too: it was taken over"
 
 
+def test_an_item_is_made_though_the_run_of_another_is_damaged(tmp_path: Path) -> None:
+    """Every item had been refused while one run of any other could not be read."""
+    few = ["training.rounds=1", "unlearning.rounds=1", "evaluation.attack=false", "seed=0", 'methods.run=["retrain"]']
+    sets = [part for change in few for part in ("--set", change)]
+    assert paper("table-3", "--out", str(tmp_path), "-q", *sets).exit_code == 0
+    (other,) = (tmp_path / "runs").iterdir()
+    (other / "run.json").write_text("{")
+    done = paper("table-4", "--out", str(tmp_path), *sets)
+    assert done.exit_code == 0, done.output
+    assert f"θ* is not taken from {other.name}" in done.output.replace("\n", " ")
+    page = (tmp_path / "paper.html").read_text(encoding="utf-8")
+    assert "not measured: The run description at" in page and "Instance-wise" in page
+
+
 def test_the_papers_own_methods_and_models_are_run_at_its_scale() -> None:
     """Each published row has a run of that data, model and method."""
     from unfed.report.tables import name_of

@@ -86,8 +86,15 @@ def _runs(item: Item, scale: str, folder: Path, sets: Sequence[str]) -> dict[Spe
 def _take_trained(run: Run, scale: str, folder: Path, sets: Sequence[str], told: Told) -> None:
     """θ* from another run that has trained the same: items that differ in who leaves train once."""
     for one in dict.fromkeys(_place(folder, one) for one in shared(scale, sets).values()):
-        if one != run.folder.path and (one / "run.json").exists() and (seeds := take_training(run, Run.open(one))):
-            told(f"θ* of {run.folder.path.name} is that of {one.name} (seeds {', '.join(map(str, seeds))})")
+        if one == run.folder.path or not (one / "run.json").exists():
+            continue
+        try:
+            seeds = take_training(run, Run.open(one))
+        except UnfedError as error:  # of another item: this one can train for itself
+            told(f"θ* is not taken from {one.name}: {error}")
+        else:
+            if seeds:
+                told(f"θ* of {run.folder.path.name} is that of {one.name} (seeds {', '.join(map(str, seeds))})")
 
 
 def _open_all(items: Sequence[Item], scale: str, folder: Path, sets: Sequence[str]) -> None:
@@ -130,12 +137,17 @@ def _made(
         asked_for = item.id in done or (folder / f"{item.id}.json").exists()
         if not asked_for or not all((place / "run.json").exists() for place in places.values()):
             continue
-        runs = {spec: Run.open(place, found[spec].methods) for spec, place in places.items()}
-        if all(run.folder.finished(job) for run in runs.values() for job, _ in run.jobs()):
+        try:
+            runs = {spec: Run.open(place, found[spec].methods) for spec, place in places.items()}
+            ready = all(run.folder.finished(job) for run in runs.values() for job, _ in run.jobs())
+            about = about or (next(iter(runs.values())).info() if ready else {})
+        except UnfedError as error:  # what an earlier command made is damaged: the others are not the worse for it
+            sections.append(Section(item, said=(f"not measured: {error}",)))
+            continue
+        if ready:
             if item.id not in done:
                 done[item.id] = _section(item, runs)[0]
             sections.append(done[item.id])
-            about = about or next(iter(runs.values())).info()
     return sections, about
 
 
