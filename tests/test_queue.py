@@ -228,7 +228,7 @@ def test_a_request_nobody_answers_is_put_off_and_tried_again_on_resume(run: Run)
     queue(run, client("a", 3))
     with pytest.warns(UnfedWarning, match="It is still open"):
         run.forget(client("b", 2), "fake", 1)
-    assert states(run) == {"a": "open", "b": "fulfilled"} and status(run)["state"] == "interrupted"
+    assert states(run) == {"a": "open", "b": "fulfilled"} and status(run)["state"] == "waiting"
     fated(run, a="fulfil")
     again(run).execute()
     assert states(run) == {"a": "fulfilled", "b": "fulfilled"}

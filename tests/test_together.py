@@ -249,6 +249,8 @@ def test_at_the_terminal_two_that_wait_share_a_recovery_and_one_alone_is_told_ho
         assert said.exit_code == 0 and "is filed and waits: what it names takes no part in training" in said.output
     assert [state for state, _ in states(run).values()] == ["fulfilled", "open", "open"]
     assert run.current_job(0).request == "client-3", "nothing is served yet"
+    said = CliRunner().invoke(app, ["status", where])
+    assert f"in {where}: waiting" in said.output and f"What waits is served by `unfed resume {where}`." in said.output
     assert CliRunner().invoke(app, ["resume", where, "--quiet"]).exit_code == 0
     assert "together-2" in jobs(run) and run.queue.find("client-1").together == (2, 3)  # type: ignore[union-attr]
     said = CliRunner().invoke(app, [*words, "--client", "2", "--wait"])

@@ -58,6 +58,8 @@ def status(run: RunArgument, as_json: Json = False) -> None:
         stdout.print(f"In force{of}: {escape(model['sentence'])}.", soft_wrap=True)
     if found["state"] == "running":
         stdout.print(f"About {clock_text(found['seconds_left'])} left.")
+    elif found["state"] == "waiting":
+        stdout.print(f"What waits is served by `{escape(opened.command('resume'))}`.", soft_wrap=True)
     elif found["state"] == "interrupted":
         stdout.print(f"Go on with `{escape(opened.command('resume'))}`.", soft_wrap=True)
 

@@ -16,8 +16,9 @@ from unfed.runs.run import Run
 
 
 def status(run: Run) -> dict[str, Any]:
-    """Where a run stands: `running`, `finished` or `interrupted`; every job, and every deletion request.
+    """Where a run stands, every job, and every deletion request.
 
+    It is `running`, `finished`, `interrupted`, or, where all but requests that nobody took up is done, `waiting`.
     A request that was denied, withdrawn or has expired leaves nothing to resume.
     """
     last = trajectory.last_of_each(run.lines())
@@ -42,8 +43,11 @@ def status(run: Run) -> dict[str, Any]:
                 or ("running" if here else "waiting" if not numbers else "not finished"),
             }
         )
-    complete = all(run.folder.finished(job) for job, _ in run.ahead()) and not any(e.waiting for e in entries)
-    state = "running" if busy else "finished" if complete else "interrupted"
+    open_ones = {Job(e.seed, e.request.id, e.method) for e in entries if e.state == "open"}
+    unfinished = {job for job, _ in run.ahead() if not run.folder.finished(job)}
+    begun = any(e.state == "in_progress" for e in entries) or not unfinished <= open_ones
+    complete = not unfinished and not open_ones
+    state = "running" if busy else "interrupted" if begun else "finished" if complete else "waiting"
     requests = [{"id": e.request.id, "number": e.number, **description.entry(e, run.way_out)} for e in entries]
     return {
         "state": state,
