@@ -18,6 +18,7 @@ from unfed.report.compare import Compared, compared_rows
 from unfed.runs import sweep
 from unfed.runs.config import Config
 from unfed.runs.families import Member
+from unfed.runs.probe import first_look
 from unfed.runs.run import Run
 from unfed.runs.status import status
 from unfed.runs.sweep import Axis, Ended, variants
@@ -254,6 +255,9 @@ def test_the_index_lists_every_run_and_request_and_links_their_reports(here: Pat
     assert 'scope="row">tiny-sweep/seed-1' in page, "no link where there is no report yet"
     assert "broken" in page and "damaged" in page and page.count("<td>r1</td>") == 2
     assert "Client 0" in page and "<script" not in page
+    assert page.count("Whether it can be undone is not known.") == 2
+    assert first_look(Run.open(first), "not") is not None and call("index", "runs").exit_code == 0
+    assert (here / "runs/index.html").read_text().count("Whether it can be undone is not known.") == 1, "it was tried"
     (first / "handed-out.jsonl").write_text("damaged")
     with pytest.warns(UnfedWarning, match=r"is not entered in .*seed-0: Line 1 of .* is damaged"):
         assert call("index", "runs").exit_code == 0

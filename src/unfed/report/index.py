@@ -92,7 +92,16 @@ def _requests(one: Listed) -> list[dict[str, Any]]:
                 "subject": subject_of(request, wording.of(one.info))[0].rstrip(","),
                 "standing": str(request.get("standing") or request.get("state")) if served else "compared",
                 "owed": bool(not_taken_out(request)) and request.get("state") != "revoked",
-                "sentence": opening(one.info, request, own),
+                "sentence": opening(one.info, request, own) + _open_question(one.info, request, own),
             }
         )
     return told
+
+
+def _open_question(run: Mapping[str, Any], request: Mapping[str, Any], found: Sequence[Row]) -> str:
+    """What a sentence leaves open where nobody tried to undo it, or where what was found is purged."""
+    row = headline(found, request)
+    if row is None or row.is_reference or not row.finished or not_taken_out(request):
+        return ""
+    tried = {(one["request"], one["method"]) for one in run.get("undo") or []}
+    return "" if (request["id"], row.method) in tried else " Whether it can be undone is not known."
