@@ -6,6 +6,7 @@ It is never 0 and never blank in the place of a number.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
@@ -20,8 +21,8 @@ def not_measured(reason: str) -> str:
 
 
 def is_measured(value: object) -> TypeGuard[float]:
-    """True for a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """True for a finite number, which a float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def as_json(value: Any) -> Any:

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 import unfed
+from unfed import json_checks as its
 from unfed import storage
 from unfed.claims import distances, gradients, layers, looks, times
-from unfed.claims.base import Claim, Drawing, Finding
+from unfed.claims.base import FAILS, HOLDS, UNDER, Claim, Drawing, Finding
 from unfed.claims.scene import FULL, QUICK, Scene
 from unfed.errors import UnfedError, listed, nearest
 from unfed.paper import pictures
@@ -27,12 +28,35 @@ from unfed.paper.pictures import Line, Picture
 from unfed.report import html
 from unfed.report.words import date_text
 from unfed.runs.description import now
+from unfed.runs.schema import COUNT, TEXT, YES, Fits, checked
 
 CLAIMS: dict[str, Claim[Scene]] = {
     claim.id: claim for room in (times, distances, gradients, layers, looks) for claim in room.CLAIMS
 }
 SCHEMA = 1
+AGAIN = "delete it, and the claim is tried again"
 Told = Callable[[str], object]
+
+ABOUT: dict[str, Fits] = {"schema": COUNT, "seed": ("a whole number", its.is_whole), "quick": YES}
+_TEXTS = its.list_of(its.is_text)
+_VALUE = its.either(its.is_text, its.is_number)
+_LINE = its.list_of(lambda value: its.list_of(_VALUE)(value) and len(value) == 2)
+_DRAWING = {**dict.fromkeys(("title", "across", "up"), its.is_text), "bars": its.is_yes, "lines": its.table_of(_LINE)}
+_FINDING = its.table_with(
+    {
+        "verdict": lambda value: value in (HOLDS, UNDER, FAILS),
+        "seen": its.is_text,
+        "under": its.is_text,
+        "grids": its.list_of(its.table_with({"header": _TEXTS, "body": its.list_of(_TEXTS)})),
+        "drawings": its.list_of(lambda value: its.table_with(_DRAWING)(value) and set(value) == set(_DRAWING)),
+        "data": its.table_of(its.is_plain),
+    }
+)
+TRIED: dict[str, Fits] = {
+    "finding": ("a finding of this version", _FINDING),
+    "seconds": ("a number of seconds", lambda value: its.is_number(value) and value >= 0),
+    "when": TEXT,
+}
 
 
 @dataclass(frozen=True)
@@ -87,21 +111,23 @@ def _refuse_other(folder: Path, about: dict[str, Any]) -> None:
         raise UnfedError(f"{folder} is a file; give --out a folder.")
     kept = folder / "about.json"
     if kept.exists():
-        if storage.read_json(kept, "record of claims") != about:
+        if _about(folder) != about:
             raise UnfedError(f"{folder} was made with another seed or effort; give --out another folder.")
     elif folder.exists() and any(folder.iterdir()):
         raise UnfedError(f"{folder} is no folder of claims and not empty; give --out another one.")
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    path = folder / "about.json"
+    return checked(storage.read_json(path, "record of claims"), str(path), ABOUT)
 
 
 def _read(folder: Path, claim: Claim[Scene]) -> Tried | None:
     place = folder / f"{claim.id}.json"
     if not place.exists():
         return None
-    raw = storage.read_json(place, "finding")
-    try:
-        return Tried(claim, Finding.from_json(raw["finding"]), float(raw["seconds"]), str(raw["when"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UnfedError(f"{place} is no finding of this version; delete it, and the claim is tried again.") from error
+    raw = checked(storage.read_json(place, "finding"), str(place), TRIED, remedy=AGAIN)
+    return Tried(claim, Finding.from_json(raw["finding"]), float(raw["seconds"]), raw["when"])
 
 
 def _write_pictures(folder: Path, claim: Claim[Scene], drawn: Sequence[Picture]) -> None:
@@ -121,7 +147,7 @@ def picture_of(drawing: Drawing) -> Picture:
 
 def record(folder: Path) -> dict[str, Any]:
     """Every verdict of a folder, with what is needed to make it again."""
-    about = storage.read_json(folder / "about.json", "record of claims")
+    about = _about(folder)
     tried = [one for claim in CLAIMS.values() if (one := _read(folder, claim)) is not None]
     command = "unfed theory" + (f" --seed {about['seed']}" if about["seed"] else "") + (" --quick" * about["quick"])
     return {

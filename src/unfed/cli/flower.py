@@ -15,15 +15,23 @@ from rich.markup import escape
 from rich.table import Table
 
 import unfed
+from unfed import json_checks as its
 from unfed import storage
 from unfed.cli.console import Console
 from unfed.cli.options import Json
 from unfed.errors import UnfedError, extra
 from unfed.report.units import bytes_text
 from unfed.runs.folder import RunFolder
+from unfed.runs.schema import FLOWER_RUNS, Fits, checked
 
 stdout = Console(highlight=False)
 flower_app = typer.Typer(help="Flower: the same unlearning on real, separate machines.", no_args_is_help=True)
+_TRAFFIC = its.table_with({"inbound-bytes": its.is_count, "outbound-bytes": its.is_count})
+LISTED: Fits = (
+    "a list of runs, each with run-id and network-traffic",
+    its.list_of(its.table_with({"run-id": its.either(its.is_text, its.is_whole), "network-traffic": _TRAFFIC})),
+)
+AGAIN = "write it again with `flwr ls --format json`"
 
 TEMPLATE = """# A Flower app that is this one file: both components come from the installed package.
 #   flwr run . --stream                                            train, unlearn, evaluate
@@ -143,9 +151,12 @@ def costs(
 def _traffic(run: Path, ls: Path) -> list[dict[str, Any]]:
     """Flower's own count of the runs that worked in this folder."""
     path = run / "flower.json"
-    own = {entry["run"] for entry in storage.read_json(path, "list of Flower runs")["runs"]} if path.exists() else ()
-    listed = storage.read_json(ls, "list of Flower runs").get("runs", [])
-    return [{"run": str(r["run-id"]), **r["network-traffic"]} for r in listed if str(r["run-id"]) in own]
+    if not path.exists():
+        return []
+    kept = checked(storage.read_json(path, "list of Flower runs"), str(path), FLOWER_RUNS)
+    own = {entry["run"] for entry in kept["runs"]}
+    told = checked(storage.read_json(ls, "list of Flower runs"), str(ls), {"runs": LISTED}, remedy=AGAIN)
+    return [{"run": str(r["run-id"]), **r["network-traffic"]} for r in told["runs"] if str(r["run-id"]) in own]
 
 
 def add_to(app: typer.Typer) -> None:

@@ -16,6 +16,7 @@ from unfed.cli.options import RunArgument
 from unfed.errors import UnfedError, nearest
 from unfed.report import tables, wording
 from unfed.report.rules import named
+from unfed.runs import foreign
 from unfed.runs.handed_out import hand_out
 from unfed.runs.run import Run
 
@@ -54,7 +55,7 @@ def report(
     named(rule)
     if rounds and kind != "csv":
         raise UnfedError("--rounds belongs to --format csv; json holds every round already.")
-    if (run / "unlearning.json").is_file():
+    if (run / foreign.FILE).is_file():
         _foreign(run, out, kind)
         return
     opened = Run.open(run)
@@ -102,7 +103,7 @@ def _foreign(run: Path, out: Path | None, kind: str) -> None:
         raise UnfedError(f"{run} is evidence of a foreign app, which is shown as a page; leave --format out.")
     from unfed.report.foreign import foreign_page  # it can draw, and drawing is slow to import
 
-    kept = storage.read_json(run / "unlearning.json", "evidence of an unlearning")
+    kept = foreign.evidence(run)
     storage.write_bytes(out or run / "report.html", foreign_page(kept, run.resolve().name).encode())
     stdout.print(f"Report: {escape(str(out or run / 'report.html'))}", soft_wrap=True)
 

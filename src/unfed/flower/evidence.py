@@ -22,12 +22,11 @@ import unfed
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.measures.metrics import recovered
+from unfed.runs import foreign
 from unfed.runs.requests import now
 
 if TYPE_CHECKING:
     from unfed.flower.probes import Probes
-
-FILE = "unlearning.json"
 
 
 class Enough(Exception):
@@ -59,9 +58,15 @@ class Evidence:
 
     def begin(self, about: Mapping[str, Any], digests: Mapping[str, Any], done: int) -> bool:
         """Open the folder; whether the model before is still to be evaluated."""
-        path = self.folder / FILE
+        path = self.folder / foreign.FILE
         self.metrics = {"train": {}, "evaluate": {}, "server": {}}
-        self._kept = {"schema": 1, "unfed": unfed.__version__, "created": now(), **about, "arrays": dict(digests)}
+        self._kept = {
+            "schema": foreign.SCHEMA,
+            "unfed": unfed.__version__,
+            "created": now(),
+            **about,
+            "arrays": dict(digests),
+        }
         self._kept |= {
             "recover": self.recover,
             "until_forgotten": self.forgotten,
@@ -71,7 +76,7 @@ class Evidence:
             "leaver": {},
         }
         if path.exists():
-            self._go_on(storage.read_json(path, "evidence of an unlearning"), done)
+            self._go_on(foreign.evidence(self.folder), done)
             return not done
         with storage.disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -228,7 +233,7 @@ class Evidence:
             )
 
     def _write(self) -> None:
-        storage.write_json(self.folder / FILE, self._kept)
+        storage.write_json(self.folder / foreign.FILE, self._kept)
 
 
 def _both(leavers: Iterable[Mapping[str, Any]], before: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from unfed.remote import server
 from unfed.remote.options import Options
 from unfed.runs.description import now
 from unfed.runs.run import Run
+from unfed.runs.schema import FLOWER_RUNS, checked
 
 app = ServerApp()
 
@@ -77,7 +78,7 @@ def run(grid: Grid, values: Mapping[str, Any], run_id: int = 0) -> Run:
 def mark(folder: Path, run_id: int, state: str, error: str = "") -> None:
     """Note which Flower run worked in a folder and how it ended: running, finished or failed."""
     path = folder / "flower.json"
-    before: dict[str, Any] = storage.read_json(path, "list of Flower runs") if path.exists() else {"runs": []}
-    runs = [run for run in before["runs"] if run["run"] != str(run_id)]
+    before = checked(storage.read_json(path, "list of Flower runs"), str(path), FLOWER_RUNS) if path.exists() else {}
+    runs = [run for run in before.get("runs", ()) if run["run"] != str(run_id)]
     found = {"run": str(run_id), "state": state, "at": now()} | ({"error": error} if error else {})
     storage.write_json(path, {"state": state, "runs": [*runs, found]})

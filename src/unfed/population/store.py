@@ -14,6 +14,7 @@ kept.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unfed import json_checks as its
 from unfed import storage
 from unfed.errors import UnfedError, listed, nearest
 
@@ -67,6 +69,27 @@ class About:
     @property
     def models(self) -> int:
         return len(self.seeds)
+
+
+def _is_kind(value: Any) -> bool:
+    """A label, of which a folder's name is made."""
+    return isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", value) is not None
+
+
+_SEEDS = its.list_of(its.is_count, least=1)
+FIELDS: dict[str, its.Check] = {
+    **dict.fromkeys(("name", "config", "request", "hardware"), its.is_text),
+    "seeds": lambda value: _SEEDS(value) and len({*value}) == len(value),
+    "kinds": its.list_of(_is_kind, least=1),
+    "groups": its.table_of(its.is_count),
+    "classes": its.is_count,
+    "revisions": its.table_of(its.is_plain),
+    "versions": its.table_of(its.is_text),
+    "cohorts": its.list_of(its.list_of(its.is_count)),
+    "tuned": its.table_of(its.table_of(its.is_plain)),
+    "stated": its.table_of(its.is_plain),
+}
+"""What each field of population.json may be."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +154,20 @@ def load(folder: str | Path) -> Population:
     if not (path / "population.json").exists():
         raise UnfedError(f"{path} is not a population (it has no population.json); `unfed population` makes one.")
     found = storage.read_json(path / "population.json", "description of a population")
-    if not isinstance(found, dict) or found.pop("schema", None) != SCHEMA:
+    where = path / "population.json"
+    if not isinstance(found, dict):
+        raise UnfedError(f"{where} is damaged (it is no table of fields); restore it from a copy.")
+    if found.pop("schema", None) != SCHEMA:
         raise UnfedError(f"{path} was written in another layout; use the version of unfed that wrote it.")
-    try:
-        cohorts = tuple(tuple(seeds) for seeds in found["cohorts"])
-        about = About(**found | {"seeds": tuple(found["seeds"]), "kinds": tuple(found["kinds"]), "cohorts": cohorts})
-    except (TypeError, KeyError) as error:
-        raise UnfedError(f"{path / 'population.json'} is damaged ({error}); restore it from a copy.") from error
+    for name, fits in FIELDS.items():
+        if name not in found or not fits(found[name]):
+            raise UnfedError(f"{where} is damaged (its {name} is missing or wrong); restore it from a copy.")
+    if others := sorted({*found} - {*FIELDS}):
+        raise UnfedError(
+            f"{where} has {listed(others)}, of which this version knows nothing; use the one that wrote it."
+        )
+    cohorts = tuple(tuple(seeds) for seeds in found["cohorts"])
+    about = About(**found | {"seeds": tuple(found["seeds"]), "kinds": tuple(found["kinds"]), "cohorts": cohorts})
     return Population(path, about)
 
 

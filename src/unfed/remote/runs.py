@@ -24,6 +24,7 @@ from unfed.runs.config import Config
 from unfed.runs.folder import RunFolder
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
+from unfed.runs.schema import CLIENTS, checked
 from unfed.runs.world import World
 
 Maker = Callable[[Config, int, KnownClients], World]
@@ -67,7 +68,7 @@ def _past(folder: RunFolder) -> KnownClients:
     path, note = folder.path / "clients.json", partial(_note, folder)
     if not path.exists():
         return KnownClients(tuple(folder.description()["clients"]), {}, note)
-    raw = storage.read_json(path, "client list")
+    raw = checked(storage.read_json(path, "client list"), str(path), CLIENTS)
     return KnownClients(tuple(raw["order"]), {name: Census.from_json(held) for name, held in raw["held"].items()}, note)
 
 

@@ -21,6 +21,7 @@ from unfed.runs.elsewhere import elsewhere, how_to_go_on
 from unfed.runs.folder import Job
 from unfed.runs.record import Record
 from unfed.runs.requests import Entry, in_force
+from unfed.runs.schema import CLIENTS, checked
 from unfed.runs.turning_back import inverse_by, inverse_of, turned_back
 
 
@@ -75,10 +76,9 @@ def affected(run: Record, client: str) -> list[Affected]:
 def _clients(run: Record) -> set[str]:
     """Who ever took part, or was named as a leaver."""
     path = run.folder.path / "clients.json"
-    joined = storage.read_json(path, "client list") if path.exists() else {}
-    order = joined.get("order", []) if isinstance(joined, Mapping) else []
+    order = checked(storage.read_json(path, "client list"), str(path), CLIENTS)["order"] if path.exists() else []
     named = [name for entry in run.folder.requests() for name in entry.request.clients]
-    return {*run.description["clients"], *map(str, order), *named}
+    return {*run.description["clients"], *order, *named}
 
 
 def _seen(run: Record, client: str, seed: int) -> _Seen:

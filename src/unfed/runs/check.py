@@ -44,7 +44,7 @@ def check(folder: RunFolder) -> Found:
     description = _told(found, folder.description)
     if description is None:
         return found
-    _told(found, lambda: Config.kept(description["config"]))
+    _told(found, lambda: Config.kept(description["config"], str(folder.path / "run.json")))
     buried = _told(found, lambda: consistency.tombstones(folder.path)) or {}
     filed = _told(found, lambda: consistency.filed_list(folder.path))
     entries = _told(found, folder.filed)

@@ -253,15 +253,17 @@ class Config(Table):
         return config
 
     @staticmethod
-    def kept(raw: Mapping[str, Any]) -> Config:
-        """A config as it was written down.
+    def kept(raw: Mapping[str, Any], where: str | None = None) -> Config:
+        """A config as it was written down, in the file that is named.
 
         Every value is checked, but no method is looked up, so that nothing runs.
         """
         try:
             return Config.model_validate(raw)
         except ValidationError as error:
-            raise UnfedError(explained(error, Config)) from error
+            said = explained(error, Config)
+            whole = f"{where} has a config that cannot be read ({said.removesuffix('.')}); restore it from a copy."
+            raise UnfedError(said if where is None else whole) from error
 
     def to_json(self) -> dict[str, Any]:
         dumped: dict[str, Any] = self.model_dump(mode="json")

@@ -24,10 +24,8 @@ from unfed.errors import UnfedError
 from unfed.runs.config import Config
 from unfed.runs.elsewhere import elsewhere
 from unfed.runs.folder import KEY, RunFolder
+from unfed.runs.foreign import FILE, evidence
 from unfed.runs.world import World
-
-EVIDENCE = "unlearning.json"
-"""What an unlearning in a foreign Flower app leaves in its folder."""
 
 
 def imported(config: Config) -> Config:
@@ -41,7 +39,7 @@ def imported(config: Config) -> Config:
     found: dict[str, Any]
     if own.run.is_file():
         found = {"clients": _names(own.run)}
-    elif (own.run / EVIDENCE).is_file():
+    elif (own.run / FILE).is_file():
         found = {"clients": _of_evidence(own.run)}
     else:
         found = _of_run(RunFolder(own.run), config)
@@ -50,7 +48,7 @@ def imported(config: Config) -> Config:
 
 def _of_evidence(folder: Path) -> tuple[str, ...]:
     """Whom an unlearning in a foreign Flower app took out."""
-    kept = storage.read_json(folder / EVIDENCE, "evidence of an unlearning")
+    kept = evidence(folder)
     names = tuple(str(name) for name in kept["forgotten"])
     if not names:
         raise UnfedError(f"{folder} names its leaver by a node id; write its name into a file, and name that.")
@@ -65,7 +63,7 @@ def _of_evidence(folder: Path) -> tuple[str, ...]:
 
 def _of_run(folder: RunFolder, config: Config) -> dict[str, Any]:
     """What a run took over from the one before, and all that it was asked to forget itself."""
-    earlier = Config.kept(folder.description()["config"])
+    earlier = Config.kept(folder.description()["config"], str(folder.path / "run.json"))
     before = earlier.deny
     asked = [entry for entry in folder.requests() if entry.accepted]
     unseen = next((entry.request.id for entry in asked if entry.request.samples and not entry.rows), None)

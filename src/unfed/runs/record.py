@@ -28,7 +28,8 @@ class Record:
         self.only: frozenset[str] | None = None
         """Of a comparison, the methods that are looked at and run; None: all."""
         self.description = folder.description()
-        self.config = deny.with_key(Config.kept(self.description["config"]), folder.path)
+        read = Config.kept(self.description["config"], str(folder.path / "run.json"))
+        self.config = deny.with_key(read, folder.path)
 
     def permit(self) -> None:
         """Refuse, before any work is begun, code that the config or a request names and nobody allowed."""

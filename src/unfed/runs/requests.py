@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time
 from typing import Any, Literal, get_args
 
+from unfed import json_checks as its
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.runs.request_options import RequestOptions, Until
@@ -44,6 +45,15 @@ STEPS: dict[Standing, frozenset[Standing]] = {
 }
 """Where a request may go from where it stands."""
 
+_VALUE = its.either(its.is_text, its.is_plain_number)
+_CHECK = its.table_with(
+    {**dict.fromkeys(("name", "what", "verdict"), its.is_text), "value": _VALUE, "bound": its.is_plain_number},
+    {"decides": its.is_yes, "rows": its.or_null(its.is_count), "before": its.or_null(_VALUE)},
+)
+_GATE = its.table_with(
+    {"checks": its.list_of(_CHECK)}, {"passed": its.is_yes, "accepted": its.or_null(its.table_of(its.is_text))}
+)
+
 _MAY: dict[str, Callable[[Any], bool]] = {
     "described": lambda value: isinstance(value, dict),
     "earlier": lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
@@ -60,11 +70,7 @@ _MAY: dict[str, Callable[[Any], bool]] = {
         )
     ),
     "together": lambda value: isinstance(value, list) and all(type(one) is int and one >= 1 for one in value),
-    "gate": lambda value: (
-        isinstance(value, dict)
-        and isinstance(value.get("checks"), list)
-        and all(isinstance(one, dict) and isinstance(one.get("verdict"), str) for one in value["checks"])
-    ),
+    "gate": _GATE,
 }
 """What else a request file may hold, and must look like."""
 
@@ -242,8 +248,9 @@ class Entry:
             Until.of(values["until"])
         except UnfedError as error:
             raise UnfedError(f"{where} has {values['until'][:60]!r} as its until; restore it from a copy.") from error
-        if values["number"] < 1:
-            raise UnfedError(f"{where} has {values['number']!r} as its number; restore it from a copy.")
+        for name, least in (("number", 1), ("seed", 0), ("served", 0)):
+            if (value := values.get(name)) is not None and not (its.is_whole(value) and value >= least):
+                raise UnfedError(f"{where} has {str(value)[:60]} as its {name}; restore it from a copy.")
         for name, fits in _MAY.items():
             if raw.get(name) is not None and not fits(raw[name]):
                 raise UnfedError(f"{where} has {str(raw[name])[:60]!r} as its {name}; restore it from a copy.")

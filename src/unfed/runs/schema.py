@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from unfed import json_checks as its
 from unfed.errors import UnfedError
 from unfed.runs.names import check_id
 
@@ -109,19 +110,42 @@ UNDOING: dict[str, Fits] = {
     "measured": ("a table of three models, each with its measurements", _measured),
 }
 UNDOING_MAY: dict[str, Fits] = {"perturbed": or_none(TABLE), "effort": or_none(TABLE), "over": TEXTS, "without": TEXTS}
+_CENSUS = its.table_with(
+    {
+        **dict.fromkeys(("all", "retain", "forget", "val", "classes"), its.is_count),
+        "shape": its.list_of(its.is_count, least=1),
+        "allow": its.list_of(its.is_text),
+    }
+)
+CLIENTS: dict[str, Fits] = {
+    "order": TEXTS,
+    "held": ("a table of clients, each with the rows that it holds", its.table_of(_CENSUS)),
+}
+FLOWER_RUNS: dict[str, Fits] = {
+    "runs": (
+        "a list of Flower runs, each with its number and state",
+        its.list_of(its.table_with({"run": its.is_text, "state": its.is_text})),
+    )
+}
 TOMBSTONE: dict[str, Fits] = {"file": TEXT, "sha256": TEXT, "request": TEXT, "date": TEXT}
 
 
-def checked(raw: Any, where: str, must: Mapping[str, Fits], may: Mapping[str, Fits] | None = None) -> dict[str, Any]:
+def checked(
+    raw: Any,
+    where: str,
+    must: Mapping[str, Fits],
+    may: Mapping[str, Fits] | None = None,
+    remedy: str = "restore it from a copy",
+) -> dict[str, Any]:
     """The table, if every field has its type; else one sentence that names the file and the field."""
     if not isinstance(raw, dict):
-        raise UnfedError(f"{where} is damaged (it is no table of fields); restore it from a copy.")
+        raise UnfedError(f"{where} is damaged (it is no table of fields); {remedy}.")
     for name, (what, fits) in {**must, **(may or {})}.items():
         if name not in raw:
             if name in must:
-                raise UnfedError(f"{where} has no {name}; restore it from a copy.")
+                raise UnfedError(f"{where} has no {name}; {remedy}.")
         elif not fits(raw[name]):
-            raise UnfedError(f"{where} has {str(raw[name])[:60]!r} as its {name}, not {what}; restore it from a copy.")
+            raise UnfedError(f"{where} has {str(raw[name])[:60]!r} as its {name}, not {what}; {remedy}.")
     return raw
 
 

@@ -13,13 +13,49 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from unfed import json_checks as its
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.runs.folder import Job, RunFolder
+from unfed.runs.names import check_id, check_label
+from unfed.runs.schema import COUNT, TEXT, Fits, checked
 from unfed.runs.undo_results import model_digest
 
 SCHEMA = 1
 THEORY, ADVICE = "theory", "advice"
+
+
+def _is_job(value: Any) -> bool:
+    """Whether these are the words of a job, none of which leads out of the folder."""
+    try:
+        seed, request, label = value
+        check_label(label)
+        return its.is_count(seed) and (request is None or bool(check_id(request, "request id")))
+    except (TypeError, ValueError, UnfedError):
+        return False
+
+
+MODELS: dict[str, Fits] = {
+    "models": (
+        "a table of models, each with its job and digest",
+        its.table_of(its.table_with({"job": _is_job, "digest": its.or_null(its.is_text)})),
+    )
+}
+_CLAIM = its.table_with(dict.fromkeys(("place", "says", "verdict", "seen"), its.is_text))
+_TEXTS = its.list_of(its.is_text)
+_ADVISED = its.table_with(
+    {"layer": its.is_text, "perturbation": its.is_text, "why": _TEXTS, "doubts": _TEXTS},
+)
+STUDY: dict[str, dict[str, Fits]] = {
+    THEORY: {
+        **MODELS,
+        "seed": COUNT,
+        "request": TEXT,
+        "claims": ("a list of claims, each with its verdict", its.list_of(_CLAIM)),
+    },
+    ADVICE: {**MODELS, "seed": COUNT, "advice": ("a table with layer, perturbation, why and doubts", _ADVISED)},
+}
+AGAIN = "delete it, and ask again"
 
 
 def theory_file(folder: RunFolder, seed: int, request: str) -> Path:
@@ -40,12 +76,9 @@ def models_of(folder: RunFolder, jobs: Mapping[str, Job]) -> dict[str, dict[str,
     }
 
 
-def _models(path: Path, study: Mapping[str, Any]) -> list[tuple[Job, str | None]]:
+def _models(study: Mapping[str, Any]) -> list[tuple[Job, str | None]]:
     """The models that a study speaks of, as it read them."""
-    try:
-        return [(Job(*one["job"]), one["digest"]) for one in study["models"].values()]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UnfedError(f"{path} does not say which models it speaks of; delete it, and ask again.") from error
+    return [(Job(*one["job"]), one["digest"]) for one in study["models"].values()]
 
 
 def keep(path: Path, found: Mapping[str, Any]) -> None:
@@ -57,7 +90,8 @@ def files(folder: RunFolder, seed: int) -> Iterator[tuple[Path, list[Job]]]:
     """The studies of a repetition, and the jobs whose models each speaks of."""
     for path in (*sorted((folder.path / THEORY / str(seed)).glob("*.json")), advice_file(folder, seed)):
         if path.exists():
-            yield path, [job for job, _ in _models(path, storage.read_json(path, "study"))]
+            found = checked(storage.read_json(path, "study"), str(path), MODELS, remedy=AGAIN)
+            yield path, [job for job, _ in _models(found)]
 
 
 def read(folder: RunFolder, path: Path) -> dict[str, Any] | None:
@@ -65,10 +99,11 @@ def read(folder: RunFolder, path: Path) -> dict[str, Any] | None:
 
     None where they are others, or its layout is.
     """
-    found: dict[str, Any] = storage.read_json(path, "study")
+    found = checked(storage.read_json(path, "study"), str(path), {}, remedy=AGAIN)
     if found.get("schema") != SCHEMA:
         return None
-    return found if all(model_digest(folder, job) == was for job, was in _models(path, found)) else None
+    checked(found, str(path), STUDY[path.relative_to(folder.path).parts[0]], remedy=AGAIN)
+    return found if all(model_digest(folder, job) == was for job, was in _models(found)) else None
 
 
 def of_run(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
