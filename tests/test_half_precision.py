@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from test_recorded import transformer
+from unfed.client.batch import Models
 from unfed.engines.compiled import capture, half_precision, handwritten, recorded
+from unfed.model.functional import Template
+from unfed.model.params import params_of
 
 HALF = torch.bfloat16
 make_fx(torch.neg, tracing_mode="fake")(torch.ones(1))  # what tracing imports, once for all children
@@ -42,6 +45,19 @@ def test_few_weights_and_those_of_convolutions_stay_where_they_are(monkeypatch: 
     monkeypatch.setattr(half_precision, "MANY", 1)
     kernel = make_fx(lambda a: a.to(HALF) + 1, tracing_mode="fake")(torch.randn(3, 3, 2, 2))
     assert half_precision.rewrite(kernel) == 0
+
+
+def test_models_beside_a_step_compute_in_its_precision_and_evaluation_in_the_params() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    template, x = Template(module, (4,)), torch.randn(5, 4)
+    template.autocast = HALF
+    teacher, plain = Models(template, {"teacher": params_of(module)})["teacher"], template.bind(params_of(module))
+    with torch.autocast("cpu", HALF):
+        logits, features = module(x), module[:2](x)
+    assert torch.equal(teacher(x), logits.float()) and torch.equal(teacher.features(x), features.float())
+    assert torch.equal(plain(x), module(x)) and not torch.equal(plain(x), teacher(x))
+    assert not plain.training and not teacher.training, "neither draws dropout"
 
 
 @pytest.mark.slow

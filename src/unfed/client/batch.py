@@ -39,14 +39,14 @@ class Batch:
 class Models:
     """The frozen context of a visit: models in eval mode by name, and raw tensors.
 
-    `start` is always there.
+    `start` is always there. They are part of training, so they compute in its precision.
     """
 
     def __init__(self, template: Template, context: Mapping[str, Params]) -> None:
         self.template, self._context = template, context
 
     def __getitem__(self, name: str) -> Net:
-        return self.template.bind(self.tensors(name))
+        return self.template.bind(self.tensors(name)).as_in_training()
 
     def tensors(self, name: str) -> Params:
         if name not in self._context:

@@ -20,7 +20,8 @@ MOST = 32_768
 
 def as_trained(net: Net, x: Tensor) -> Tensor:
     """Logits as a training step computes them, without its dropout: a way of `client.scores.score`."""
+    net = net.as_in_training()
     if not kernels.usable(x):
-        return net.as_in_training(x)
+        return net(x)
     with computed_by(block=fused_block, attend=transformer.short_attention):
-        return torch.cat([net.as_in_training(some) for some in x.split(MOST)])
+        return torch.cat([net(some) for some in x.split(MOST)])

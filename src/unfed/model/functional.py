@@ -28,19 +28,20 @@ from unfed.model.params import Params, params_of, trainable_names
 class Net:
     """A template with its tensors put in: what an objective calls."""
 
-    def __init__(self, template: Template, tensors: Params, training: bool) -> None:
+    def __init__(self, template: Template, tensors: Params, training: bool, half: bool = False) -> None:
         self._template, self.tensors, self.training = template, tensors, training
+        self._half = training or half
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._template.run(self.tensors, x, self.training)
+        return self._template.run(self.tensors, x, self.training, half=self._half)
 
-    def as_in_training(self, x: Tensor) -> Tensor:
-        """Its logits by products of the type that training has (bf16), in eval mode too."""
-        return self._template.run(self.tensors, x, self.training, half=True)
+    def as_in_training(self) -> Net:
+        """The same, by products of the type that training has (bf16), in eval mode too."""
+        return Net(self._template, self.tensors, self.training, half=True)
 
     def features(self, x: Tensor) -> Tensor:
         """What enters the head (and the head's dropout)."""
-        return self._template.run(self.tensors, x, self.training, features=True)
+        return self._template.run(self.tensors, x, self.training, features=True, half=self._half)
 
 
 class Template:
@@ -124,7 +125,7 @@ class Template:
         if features:
             module, known = self._body(training)
             call = {name: t for name, t in tensors.items() if name in known or name == FUNCTIONAL_KEY}
-        if (training or half) and self.autocast is not None:
+        if half and self.autocast is not None:
             with torch.autocast(x.device.type, self.autocast):
                 return self._call(module, call, x, training).to(_floating(tensors))
         return self._call(module, call, x, training)

@@ -75,7 +75,7 @@ class Problem:
         """The loss on a batch, and the running statistics after it."""
         state = {name: start[name].clone() for name in self.template.state}  # norm layers write into these
         net = self.template.bind(self.build(start | state, free), key=key if self.template.batch_normed else None)
-        value = F.cross_entropy(net.as_in_training(x), y)
+        value = F.cross_entropy(net.as_in_training()(x), y)
         return value if self.penalty is None else value + self.penalty(free), state
 
 
