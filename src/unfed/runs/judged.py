@@ -48,6 +48,7 @@ _ROW = {
 _VERDICT = its.table_with(
     {"kind": lambda value: value in ("told", "cannot", "undecided"), "sentence": its.is_text},
 )
+_METHOD = its.table_with({"title": its.is_text, "verdict": _VERDICT, **_ROW})
 _TUNED = its.table_with(
     {"trials": its.is_count, "models": its.is_count, "on": its.is_text, "chosen": its.table_of(its.is_plain)},
     {"spoiled": its.is_yes, "best": its.or_null(its.table_with({}, {"drop": its.is_plain_number}))},
@@ -58,8 +59,8 @@ MUST: dict[str, Fits] = {
     "half": COUNT,
     "rows": ("a table of how many rows there are, forget among them", its.table_with({"forget": its.is_count})),
     "methods": (
-        "a table of methods, each with its verdict and what was measured",
-        its.table_of(its.table_with({"title": its.is_text, "verdict": _VERDICT, **_ROW})),
+        "a table of methods, at least one, each with its verdict and what was measured",
+        lambda value: bool(value) and its.table_of(_METHOD)(value),
     ),
     "yardstick": ("what was measured of Retrain", its.table_with({"quarter": its.is_count, **_ROW})),
     "distributions": (
