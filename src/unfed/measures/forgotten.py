@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unfed import rng
+from unfed.errors import counted
 from unfed.values import Value, not_measured
 
 # Of standard normal draws so many percent lie below.
@@ -250,7 +251,7 @@ def rows_forgotten(before: Evidence, after: Evidence, margin: float) -> Judgemen
             return _unmeasured(what, margin, found)
     was, now = (advantage(e.forget, e.held_out, margin) for e in (before, after))  # type: ignore[arg-type]
     if not now.enough:
-        there = f"there are {now.rows} rows with held-out rows of the same label to compare with"
+        there = f"{counted(now.rows, 'row')} with held-out rows of the same label to compare with"
         needed = "no number suffices with so few held-out rows" if now.needed is None else f"{now.needed} are needed"
         return _unmeasured(what, margin, f"{there}, {needed}", now.rows)
     if not (was.sees and was.upper > margin):

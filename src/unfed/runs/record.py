@@ -130,7 +130,7 @@ class Record:
         accept = ""
         if entry.gate is not None and not elsewhere(self.description):
             accept = f"`{self.command('forget', '--id', name, '--accept')}` puts its model in force all the same, "
-        return f"{accept}{again} settles it for certain, `{self.command('withdraw', name)}` lets it go"
+        return f"{accept}{again} trains anew without it, `{self.command('withdraw', name)}` lets it go"
 
     def command(self, name: str, *arguments: object) -> str:
         """A command for this run as one types it: quoted, and with leave for code where the run needs it."""
