@@ -17,6 +17,7 @@ from unfed.cli.main import app
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.runs import consistency
+from unfed.runs.carriers import _carried
 from unfed.runs.check import check
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.requests import Entry
@@ -191,3 +192,39 @@ def test_half_a_line_of_what_was_filed_does_not_glue_itself_to_the_next(tmp_path
     consistency.note_filed(tmp_path, [entry])
     assert (tmp_path / consistency.FILED).read_bytes().count(b"\n") == 1
     assert json.loads((tmp_path / consistency.FILED).read_text())["id"] == "a"
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["undo/0/leaves/not.json", "theory/0/leaves.json", "advice/0.json", "population/leaves.json", "handed-out.jsonl"],
+)
+def test_what_was_measured_of_models_and_what_was_handed_out_is_read_too(folder: Path, file: str) -> None:
+    assert check(RunFolder(folder)).whole
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_text("[]")
+    (finding,) = check(RunFolder(folder)).findings
+    assert str(folder / file) in finding
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("base", {"model": 3}),
+        ("diary", {"beginning": []}),
+        ("diary", {"beginning": {"changes": {}, "shapes": 1, "went_in": {}, "begun": {}}}),
+        ("diary", {"beginning": {"changes": {}, "shapes": {}, "begun": {}}}),
+    ],
+)
+def test_what_a_state_says_of_its_beginning_is_checked(folder: Path, field: str, wrong: object) -> None:
+    path = folder / "state/0/leaves/not.safetensors"
+    tensors, numbers = storage.load(path, "saved state")
+    storage.save(path, tensors, {**numbers, field: numbers.get(field, {}) | wrong})
+    said = CliRunner().invoke(app, ["lineage", str(folder), "--affected", "1"])
+    assert isinstance(said.exception, UnfedError) and f"as its {field}, not a table" in str(said.exception)
+
+
+def test_bases_that_lead_in_a_circle_end(folder: Path) -> None:
+    ends = {Path("0/a"): Path("0/b"), Path("0/b"): Path("0/a")}
+    began = {"changes": {}, "shapes": {"norm.running_mean": [3]}, "went_in": {}, "begun": {}}
+    states = {job: {"diary": {"beginning": began}, "base": {"model": str(base)}} for job, base in ends.items()}
+    assert _carried(states, Path("0/a"), {*ends}) == ["norm.running_mean"]

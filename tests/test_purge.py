@@ -131,9 +131,10 @@ def test_how_exposed_single_rows_are_is_listed_and_goes(run: Run) -> None:
     from unfed.runs import judged
 
     file = judged.file_of(run.folder, "first")
-    storage.write_json(file, {"schema": judged.SCHEMA, "request": "first", "exposed": [["1", 7]]})
+    later = judged.SCHEMA + 1  # whatever its layout is: it speaks of the rows
+    storage.write_json(file, {"schema": later, "request": "first", "exposed": [["1", 7]]})
     other = judged.file_of(run.folder, "second")
-    storage.write_json(other, {"schema": judged.SCHEMA, "request": "second"})
+    storage.write_json(other, {"schema": later, "request": "second"})
     assert ("first", "population/first.json") in {(one["request"], one["file"]) for one in run.info()["influence"]}
     purge(run, "first")
     assert not file.exists() and other.exists()

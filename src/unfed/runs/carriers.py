@@ -325,15 +325,17 @@ class _Look:
                 yield self._carrier(file, what, "statistics")
 
 
-def _carried(states: Mapping[Path, Mapping[str, Any]], job: Path, clean: Collection[Path]) -> list[str]:
+def _carried(
+    states: Mapping[Path, Mapping[str, Any]], job: Path, clean: Collection[Path], seen: frozenset[Path] = frozenset()
+) -> list[str]:
     """The running statistics of a model that no job since the request has started afresh."""
     numbers = states.get(job, {})
     if (beginning := (numbers.get("diary") or {}).get("beginning")) is None:
         return []
     changes = beginning["changes"]
     kept = [n for n in beginning["shapes"] if n.endswith(MEAN) and changes.get(n) != "set to zero"]
-    base = Path((numbers.get("base") or {}).get("model", "."))
-    if base not in clean or base == job:
+    base = Path((numbers.get("base") or {}).get("model") or ".")
+    if base not in clean or base in (seen := seen | {job}):
         return kept
-    before = _carried(states, base, clean)
+    before = _carried(states, base, clean, seen)
     return [name for name in kept if name in before]

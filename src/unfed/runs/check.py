@@ -1,6 +1,8 @@
 """Is a run folder whole? Everything in it is read, and held against what the other files say of it.
 
-    run.json ─ states ─ trajectory ─ models ─ requests ─ samples        what is wrong, one sentence each; none: whole
+    run.json ─ states ─ trajectory ─ models ─ requests ─ samples ─ what was measured of models ─ what was handed out
+
+What is wrong has one sentence each; a folder with none is whole.
 
 What was taken away on purpose has a tombstone, and counts as whole. What an interrupted process left (a torn last line,
 temporary files) is no fault: it is cut off or swept when work goes on.
@@ -16,7 +18,7 @@ from typing import Any
 from unfed import storage
 from unfed.errors import UnfedError, typed
 from unfed.model.digest import digests, fingerprint
-from unfed.runs import consistency
+from unfed.runs import consistency, handed_out, judged, studies, undo_results
 from unfed.runs.config import Config
 from unfed.runs.folder import RunFolder, numbers_at
 from unfed.runs.histories import HistoryLog
@@ -61,6 +63,7 @@ def check(folder: RunFolder) -> Found:
     samples = list(_files(folder.path / "samples"))
     for path in samples:
         _told(found, lambda path=path: storage.verify(path, "scores"))  # type: ignore[misc]
+    _beside(found, folder)
     if entries is not None:
         named = {line["request"] for line in lines} | {_request_of(folder, path) for path in states}
         known = {asked["id"] for asked in description["requests"]} | {entry.request.id for entry in entries} | {None}
@@ -75,6 +78,20 @@ def check(folder: RunFolder) -> Found:
     found.counted |= {"lines": len(lines), "states": len(states), "samples": len(samples)}
     found.counted["requests"] = len(entries or [])
     return found
+
+
+def _beside(found: Found, folder: RunFolder) -> None:
+    """What was measured of models, and the list of what was handed out.
+
+    The former are probes, studies and judged populations.
+    """
+    for path in sorted((folder.path / "undo").rglob("*.json")):
+        _told(found, lambda path=path: undo_results.read_at(path))  # type: ignore[misc]
+    for place in (studies.THEORY, studies.ADVICE):
+        for path in sorted((folder.path / place).rglob("*.json")):
+            _told(found, lambda path=path: studies.read(folder, path))  # type: ignore[misc]
+    _told(found, lambda: judged.of_run(folder))
+    _told(found, lambda: handed_out.listed(folder))
 
 
 def _told(found: Found, read: Callable[[], Any]) -> Any:

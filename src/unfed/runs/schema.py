@@ -56,6 +56,13 @@ def _measured(value: Any) -> bool:
     )
 
 
+_BEGINNING = its.table_with(
+    {
+        **dict.fromkeys(("went_in", "begun", "changes"), its.table_of(its.is_text)),
+        "shapes": its.table_of(its.list_of(its.is_count)),
+    }
+)
+_DIARY = its.table_with({}, {"beginning": its.or_null(_BEGINNING)})
 TEXT: Fits = ("a text", lambda value: isinstance(value, str))
 TABLE: Fits = ("a table", lambda value: isinstance(value, dict))
 COUNT: Fits = ("a whole number from 0 on", lambda value: _whole(value) and value >= 0)
@@ -92,10 +99,10 @@ STATE: dict[str, Fits] = {"round": COUNT, "done": YES, "model": YES, "numbers": 
 STATE_MAY: dict[str, Fits] = {
     "finished": or_none(TEXT),
     "rounds": COUNT,
-    "diary": TABLE,
+    "diary": ("a table of notes, with the changes and shapes of the model that it began at", _DIARY),
     "histories": ("a table of histories, each with its clients", _histories),
     "log": TABLE,
-    "base": TABLE,
+    "base": ("a table that names a model", its.table_with({}, {"model": its.or_null(its.is_text)})),
     "start": ("a whole number from 1 on", lambda value: _whole(value) and value >= 1),
     "bound": TABLE,
     "purged": TEXT,

@@ -74,8 +74,11 @@ def file_of(folder: RunFolder, job: Job) -> Path:
 def read(folder: RunFolder, job: Job) -> dict[str, Any] | None:
     """What was measured of a model, in a layout that this version knows; None where nothing was."""
     path = file_of(folder, job)
-    if not path.exists():
-        return None
+    return read_at(path) if path.exists() else None
+
+
+def read_at(path: Path) -> dict[str, Any] | None:
+    """What a file of undoing says, every field of its type; None where its layout is another."""
     found = storage.read_json(path, "undoing")
     if isinstance(found, dict) and found.get("schema") != SCHEMA:
         return None
