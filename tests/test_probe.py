@@ -117,6 +117,10 @@ def test_a_probe_that_was_interrupted_shows_what_it_has_and_goes_on(run: Run, mo
     (found,) = quick(run, request="r1", said=steps.append)
     assert steps[:2] == [Step("0/r1/not"), Step("0/r1/not", "retrain", "resurface", 7, 15)] and len(steps) == 10
     assert path.read_bytes() == whole and found == json.loads(whole)
+    some = json.loads(whole)
+    del some["measured"]["before"]["path"]
+    path.write_text(json.dumps(some))
+    assert quick(run, request="r1") == [found], "a piece that is not there is measured"
     monkeypatch.setattr(probing, "undo", lambda *args: pytest.fail("measured again"))
     assert quick(run, request="r1") == [found]
 

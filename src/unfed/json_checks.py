@@ -17,6 +17,10 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
 def is_yes(value: Any) -> bool:
     return isinstance(value, bool)
 

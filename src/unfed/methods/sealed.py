@@ -47,7 +47,13 @@ def from_the_system(seed: int) -> bytes:
 HELD = 0.3
 """The largest λ that nobody undid where it was measured; of 0.5 a dense network was undone."""
 
-UNDONE = {
+
+def leaves_much(perturbation: str, keep: float) -> bool:
+    """Whether so much of the old weights stays that a layer does not count as drawn anew."""
+    return perturbation == "signs" or (perturbation == "fade" and keep > HELD)
+
+
+UNPROVEN = {
     "orthogonal": "was undone on a dense network",
     "permute": "was undone on a dense network",
     "signs": "leaves about half of every layer as it was, and was not measured",
@@ -99,7 +105,7 @@ class Sealed(Method):
         return Perturbed(self.perturbation, choose(module, self.layers))
 
     def drawn(self, module: nn.Module) -> frozenset[str]:
-        little = self.perturbation == "signs" or (self.perturbation == "fade" and self.keep > HELD)
+        little = leaves_much(self.perturbation, self.keep)
         return frozenset() if little else frozenset(choice.name for choice in choose(module, self.layers))
 
     def short_of(self, module: nn.Module) -> str:
@@ -108,8 +114,8 @@ class Sealed(Method):
                 f"Sealed with keep = {self.keep:g} leaves more of the old weights than was measured to hold; at most"
                 f" {HELD:g} did."
             )
-        if self.perturbation in UNDONE:
-            why = UNDONE[self.perturbation]
+        if self.perturbation in UNPROVEN:
+            why = UNPROVEN[self.perturbation]
             return f"Sealed by {self.perturbation!r} {why}; 'fade', its default, held where it was measured."
         try:
             hidden = {choice.name for choice in choose(module, ("hidden",))}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from unfed import json_checks as its
 from unfed import storage
 from unfed.errors import UnfedError, listed
 from unfed.paper import kept_files, record, views
@@ -121,7 +122,7 @@ def read(path: Path) -> Kept:
     shape = {
         "item": lambda name: isinstance(name, str) and name in items(),
         "made": kept_files.is_made,
-        "numbers": kept_files.is_table,
+        "numbers": its.is_table,
     }
     raw = kept_files.fields_of(path, "kept analysis", shape)
     return Kept(raw["item"], raw["preset"], raw["config"], raw["made"], raw["numbers"])

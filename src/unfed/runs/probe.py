@@ -20,6 +20,7 @@ from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.measures.evaluator import Evaluator
 from unfed.measures.undo import (
+    MEASUREMENTS,
     UNTRIED,
     Budget,
     Effort,
@@ -214,7 +215,7 @@ def _keep(run: Probed, target: Target, effort: Effort | None, about: dict[str, A
 
 def _untried(measured: Found) -> bool:
     """Whether a probe was stopped before all of it was tried."""
-    return any(piece == UNTRIED for pieces in measured.values() for piece in pieces.values())
+    return any(pieces.get(name, UNTRIED) == UNTRIED for pieces in measured.values() for name in MEASUREMENTS)
 
 
 class _Scenes:

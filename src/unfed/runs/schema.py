@@ -17,45 +17,11 @@ from unfed.runs.names import check_id
 Fits = tuple[str, Callable[[Any], bool]]
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-def _facts(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(about, dict)
-        and isinstance(about.get("title"), str)
-        and (about.get("needs") is None or _texts(about["needs"]))
-        and _whole(about.get("rounds"))
-        for about in value.values()
-    )
-
-
-def _asked(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, dict) and isinstance(one.get("id"), str) for one in value)
-
-
-def _histories(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(own, dict) and _texts(own.get("clients", [])) for own in value.values()
-    )
-
-
-def _measured(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(value.get(who), dict) and all(isinstance(piece, dict) for piece in value[who].values())
-        for who in ("unlearned", "retrain", "before")
-    )
-
-
+_texts = its.list_of(its.is_text)
+_facts = its.table_of(its.table_with({"title": its.is_text, "rounds": its.is_whole}, {"needs": its.or_null(_texts)}))
+_asked = its.list_of(its.table_with({"id": its.is_text}))
+_histories = its.table_of(its.table_with({}, {"clients": _texts}))
+_measured = its.table_with(dict.fromkeys(("unlearned", "retrain", "before"), its.table_of(its.is_table)))
 _BEGINNING = its.table_with(
     {
         **dict.fromkeys(("went_in", "begun", "changes"), its.table_of(its.is_text)),
@@ -63,10 +29,10 @@ _BEGINNING = its.table_with(
     }
 )
 _DIARY = its.table_with({}, {"beginning": its.or_null(_BEGINNING)})
-TEXT: Fits = ("a text", lambda value: isinstance(value, str))
-TABLE: Fits = ("a table", lambda value: isinstance(value, dict))
-COUNT: Fits = ("a whole number from 0 on", lambda value: _whole(value) and value >= 0)
-YES: Fits = ("true or false", lambda value: isinstance(value, bool))
+TEXT: Fits = ("a text", its.is_text)
+TABLE: Fits = ("a table", its.is_table)
+COUNT: Fits = ("a whole number from 0 on", its.is_count)
+YES: Fits = ("true or false", its.is_yes)
 TEXTS: Fits = ("a list of texts", _texts)
 
 
@@ -78,7 +44,7 @@ DESCRIPTION: dict[str, Fits] = {
     "name": TEXT,
     "created": TEXT,
     "config": TABLE,
-    "seeds": ("a list of whole numbers", lambda value: isinstance(value, list) and all(_whole(one) for one in value)),
+    "seeds": ("a list of whole numbers", its.list_of(its.is_whole)),
     "clients": TEXTS,
     "versions": ("a table of texts", lambda value: isinstance(value, dict) and _texts(list(value.values()))),
     "hardware": TEXT,
@@ -93,7 +59,7 @@ DESCRIPTION_MAY: dict[str, Fits] = {
     "methods": ("a table of methods, each with title, needs and rounds", _facts),
     "rounds": TABLE,
     "backdoor": or_none(TABLE),
-    "recovered_within": ("a number", _number),
+    "recovered_within": ("a number", its.is_plain_number),
 }
 STATE: dict[str, Fits] = {"round": COUNT, "done": YES, "model": YES, "numbers": TABLE, "offset": COUNT}
 STATE_MAY: dict[str, Fits] = {
@@ -103,7 +69,7 @@ STATE_MAY: dict[str, Fits] = {
     "histories": ("a table of histories, each with its clients", _histories),
     "log": TABLE,
     "base": ("a table that names a model", its.table_with({}, {"model": its.or_null(its.is_text)})),
-    "start": ("a whole number from 1 on", lambda value: _whole(value) and value >= 1),
+    "start": ("a whole number from 1 on", lambda value: its.is_whole(value) and value >= 1),
     "bound": TABLE,
     "purged": TEXT,
     "pruned": TEXT,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from unfed.measures.undo import INVERSES
 from unfed.methods import METHODS, NoT
-from unfed.methods.sealed import HELD, Sealed
+from unfed.methods.sealed import Sealed, leaves_much
 from unfed.runs.config import Config
 from unfed.runs.requests import Entry
 
@@ -49,6 +49,6 @@ def _does_less(config: Config, entry: Entry) -> bool:
     if own.name_of(label) != Sealed.name:
         return False
     how = own.said(label, "perturbation", Sealed.perturbation)
-    little = how == "signs" or (how == "fade" and float(own.said(label, "keep", Sealed.keep)) > HELD)
+    little = leaves_much(how, float(own.said(label, "keep", Sealed.keep)))
     layers = own.said(label, "layers", Sealed.layers)
     return little or not {"hidden", "*"} & {*map(str, [layers] if isinstance(layers, str) else layers)}

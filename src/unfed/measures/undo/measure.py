@@ -118,7 +118,7 @@ def undo(
     for number, (who, name, what, make) in enumerate(pieces, 1):
         params = models.items()[who]
         assert not isinstance(params, str)
-        if found[who][name] != UNTRIED:
+        if found[who].get(name, UNTRIED) != UNTRIED:
             once(params, what, partial(dict, found[who][name]))
             continue
         going.said(who, name, number, len(pieces))
