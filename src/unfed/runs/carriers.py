@@ -25,14 +25,14 @@ from unfed.data import Request
 from unfed.federation.server import OPTIMISER
 from unfed.measures.again import FEWEST
 from unfed.methods import METHODS, NoT
-from unfed.runs import consistency, studies
+from unfed.runs import consistency, few_rows, studies
 from unfed.runs.config import Config
 from unfed.runs.folder import BEST, PARAMS, WITHOUT, Job, RunFolder
 from unfed.runs.histories import HISTORY, HistoryLog
-from unfed.runs.requests import Entry, in_force
+from unfed.runs.requests import Entry, in_force, overlap, owners
 from unfed.runs.trajectory_file import tombstone_of
 from unfed.runs.turning_back import inverse_of, turned_back
-from unfed.runs.undo_results import left_out
+from unfed.runs.undo_results import left_out, seen_before
 
 Kind = Literal[
     "model", "state", "history", "part", "samples", "undo", "study", "population", "statistics", "trajectory"
@@ -78,6 +78,7 @@ def carriers(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[
     named = zip(config.request_ids(), config.request, strict=True)
     look.overlapping = [name for name, asked in named if overlap(asked.owners(), owners(entry.request))]
     look.rows = (entry.described or {}).get("forgotten_rows")
+    look.anew = _drawn_without(config, entry, entries)
     return [*look.all(), *_turned_back(folder, config, entry, entries)]
 
 
@@ -111,24 +112,23 @@ def without(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[E
     line = in_force(e for e in entries if e.seed == seed)
     after = [e for e in line if (e.served or 0) >= (entry.served or 0)] if entry in line else []
     clean = {Job(seed, name, e.method).path for e in after for name in e.names}
-    clean |= {
-        Job(seed, name, label).path
-        for e in entries
-        if e.seed == seed and _leaves_out(e, entry)
-        for label in e.methods
-        if _draws_anew(config, label)
-        for name in e.names
-    }
-    clean |= {
-        Job(seed, name, label).path
-        for name in _compared_without(config, entry.request)
-        for label in config.methods.run
-        if _draws_anew(config, label)
-    }
+    clean |= _drawn_without(config, entry, entries)
     began = {job: base for job, base in _bases(folder, seed) if job not in clean}
     while more := {job for job, base in began.items() if base in clean} - clean:
         clean |= more
     return clean
+
+
+def _drawn_without(config: Config, entry: Entry, entries: Sequence[Entry]) -> set[Path]:
+    """The jobs that started over without what a request takes out: no model of theirs ever knew it."""
+    served = [(name, e.methods) for e in entries if e.seed == entry.seed and _leaves_out(e, entry) for name in e.names]
+    compared = [(name, config.methods.run) for name in _compared_without(config, entry.request)]
+    return {
+        Job(entry.seed, name, label).path
+        for name, labels in [*served, *compared]
+        for label in labels
+        if _draws_anew(config, label)
+    }
 
 
 def _compared_without(config: Config, request: Request) -> Iterator[str]:
@@ -148,19 +148,6 @@ def _leaves_out(other: Entry, entry: Entry) -> bool:
 def _may_have(other: Entry) -> bool:
     """Whether a request was tried, and its file no longer says without whose rows."""
     return other.begun is not None and not other.earlier and bool(other.attempts)
-
-
-def owners(request: Request) -> set[str]:
-    """Whose rows a request names; nobody where that is not said."""
-    return {*request.clients, *(name for name, _ in request.samples)}
-
-
-def overlap(one: set[str], other: set[str]) -> bool:
-    """Whether requests of these owners may name the same row.
-
-    Nothing is built to tell, so the answer is no only where they are others.
-    """
-    return not (one and other) or bool(one & other)
 
 
 def _draws_anew(config: Config, label: str) -> bool:
@@ -204,6 +191,8 @@ class _Look:
     """The requests of the comparison that may name the same rows."""
     rows: int | None = None
     """How many rows it took out itself, if that is known."""
+    anew: Collection[Path] = field(default_factory=set)
+    """Jobs that started over without it."""
 
     def all(self) -> list[Carrier]:
         return [
@@ -266,31 +255,39 @@ class _Look:
             job = path.relative_to(self.folder.path / "samples")
             if not path.is_dir() or not any(one.suffix == ".safetensors" for one in path.iterdir()):
                 continue
-            if len(job.parts) > 2 and self._speaks_of_it(job):
-                if all(self.request in storage.numbers_of(f).get(WITHOUT, ()) for f in path.glob("*.safetensors")):
-                    continue
+            if len(job.parts) > 2 and self._speaks_of_it(job) and not self._left_out_of(path):
                 what = "how a model scores its rows" + self._among_others(job.parts[1])
                 yield self._carrier(f"samples/{job.as_posix()}", what, "samples")
-            elif job not in self.clean and bases.get(job) not in self.clean:
+            elif self._knew(job, bases.get(job)):
                 yield self._carrier(f"samples/{job.as_posix()}", "scores by a model that carries it", "samples")
+
+    def _left_out_of(self, scores: Path) -> bool:
+        """Whether no score in a folder is of its rows, as the files say."""
+        return all(self.request in storage.numbers_of(f).get(WITHOUT, ()) for f in scores.glob("*.safetensors"))
 
     def _speaks_of_it(self, job: Path) -> bool:
         """Whether what is kept of a model is about these rows, though the model is without them."""
         return job.parts[1] in self.scored or (job in self.clean and job.parts[1] in self.overlapping)
+
+    def _knew(self, job: Path, base: Path | None) -> bool:
+        """Whether a model that a job went through carries it: its last one, or where it began."""
+        if base in self.clean:
+            return False
+        return job not in self.clean or (base is not None and job not in self.anew)
 
     def _among_others(self, request: str) -> str:
         own = request in (self.request, *self.overlapping)
         return "" if own else f", among those that had left by request {request}"
 
     def _undo(self) -> Iterator[Carrier]:
+        bases = dict(_bases(self.folder, self.seed))
         for path in sorted((self.folder.path / "undo" / str(self.seed)).rglob("*.json")):
             job = path.relative_to(self.folder.path / "undo").with_suffix("")
-            if job in self.clean and self.request in left_out(path):
-                continue
-            if self._speaks_of_it(job):
+            left_it_out = self.request in left_out(path)
+            if self._speaks_of_it(job) and not left_it_out:
                 what = "what came back of it when it was probed, and its labels" + self._among_others(job.parts[1])
                 yield self._carrier(f"undo/{job.as_posix()}.json", what, "undo")
-            elif job not in self.clean:
+            elif job not in self.clean or (left_it_out and bases.get(job) not in self.clean and seen_before(path)):
                 yield self._carrier(f"undo/{job.as_posix()}.json", "a probe of a model that carries it", "undo")
 
     def _studies(self) -> Iterator[Carrier]:
@@ -311,6 +308,8 @@ class _Look:
         """Means over so few rows that they speak of each."""
         gone = tombstone_of(self.request) in consistency.tombstones(self.folder.path)
         if self.rows is not None and 0 < self.rows < FEWEST and self.scored and not gone:
+            if not few_rows.told_of(self.folder, self.request):
+                return
             few = "the row that it took out" if self.rows == 1 else f"the {self.rows} rows that it took out"
             what = f"how right models were on {few} and their mean loss, look by look, as of when it was served"
             yield self._carrier(self.folder.trajectory.name, what, "trajectory", self.request)

@@ -22,10 +22,9 @@ from unfed.errors import UnfedError
 from unfed.measures import trajectory
 from unfed.measures.again import FEWEST, too_few
 from unfed.measures.trajectory import Line
-from unfed.runs.carriers import overlap, owners
 from unfed.runs.config import Config
 from unfed.runs.folder import RunFolder
-from unfed.runs.requests import Entry
+from unfed.runs.requests import Entry, overlap, owners
 from unfed.runs.trajectory_file import TRAJECTORY
 from unfed.values import Value, is_measured
 
@@ -52,7 +51,7 @@ class FewRows:
         made: dict[str, Any] = dict(line)
         if line["request"] in self.named:
             gone = OWN
-        elif self.request in (line.get("earlier") or {}):
+        elif is_measured((line.get("earlier") or {}).get(self.request)):  # else no number of the line is over its rows
             made["earlier"] = {**line["earlier"], self.request: self.why}
             made["forget"] = self._of_the_others(line)
             gone = OWN if line["request"] in self.little else ()
@@ -91,7 +90,8 @@ def few_rows(folder: RunFolder, request: str) -> FewRows:
         and overlap(asked.owners(), owners(entry.request))
     ]
     few = frozenset(name for name, one in entries.items() if _rows_out(one) < FEWEST)
-    named = frozenset(name for name in (request, entry.shared, *compared) if name)
+    own = () if entry.request.deleted else (request, entry.shared)  # nobody could score what was deleted
+    named = frozenset(name for name in (*own, *compared) if name)
     rows = {name: _rows(one) for name, one in entries.items() if _rows(one)}
     return FewRows(request, too_few(_rows(entry)), named, few, rows)
 
@@ -102,6 +102,12 @@ def _rows(entry: Entry) -> int:
 
 def _rows_out(entry: Entry) -> int:
     return int((entry.described or {}).get("rows_out") or _rows(entry))
+
+
+def told_of(folder: RunFolder, request: str) -> bool:
+    """Whether the trajectory tells of a request's few rows; of deleted ones only a comparison can."""
+    about = few_rows(folder, request)
+    return any(about.of(line) != line for line in folder.lines())
 
 
 def take_out(folder: RunFolder, request: str) -> None:

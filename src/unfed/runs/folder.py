@@ -84,7 +84,7 @@ class Job:
 PARAMS = "params"
 BEST = "best"
 PRUNED = "pruned"  # names the group that is read from the job's model (`prune.py`)
-WITHOUT = "without"  # what scores and probes say: the purged requests whose rows they do not speak of
+WITHOUT = "without"  # what scores and probes say: the requests, purged or deleted, whose rows they do not speak of
 
 
 def numbers_at(path: Path) -> dict[str, Any] | None:
@@ -309,14 +309,14 @@ class RunFolder:
     def save_samples(
         self, job: Job, round: int, samples: Mapping[str, Tensor], requests: Iterable[Request], only: bool = False
     ) -> None:
-        """Scores of single rows after a round; their file names the purged requests that they leave out.
+        """Scores of single rows after a round; their file names the requests, purged or deleted, that they leave out.
 
         Where only the last are kept, the others go.
         """
         path = self.path / "samples" / job.path / f"{round:06d}.safetensors"
-        purged = [request.id for request in requests if request.purged]
+        out = [request.id for request in requests if request.purged or request.deleted]
         if samples:
-            storage.save(path, samples, {"round": round, **({WITHOUT: purged} if purged else {})})
+            storage.save(path, samples, {"round": round, **({WITHOUT: out} if out else {})})
         for other in set(path.parent.glob("*.safetensors")) - {path} if samples and only else ():
             storage.remove(other)
 

@@ -17,10 +17,10 @@ from unfed.errors import UnfedError
 from unfed.measures.population import Effort, Rows, judge
 from unfed.methods import METHODS
 from unfed.population.store import BEFORE, RETRAIN, Population
-from unfed.runs.carriers import overlap, owners
 from unfed.runs.judged import FILE, SCHEMA, file_of
 from unfed.runs.population import of_another
 from unfed.runs.record import Record
+from unfed.runs.requests import overlap, owners
 
 QUICK = Effort(draws=200, permutations=200)
 

@@ -290,7 +290,7 @@ def _about(run: Probed, world: World, target: Target, effort: Effort | None) -> 
         "effort": None if effort is None else json.loads(json.dumps(asdict(effort))),
         "models": {who: model_digest(run.folder, job) for who, job in models.items()},
         **({"over": over} if len(over := [r.id for r in target.requests if not (r.purged or r.deleted)]) > 1 else {}),
-        **({WITHOUT: purged} if (purged := [r.id for r in target.requests if r.purged]) else {}),
+        **({WITHOUT: out} if (out := [r.id for r in target.requests if r.purged or r.deleted]) else {}),
     }
 
 

@@ -107,7 +107,7 @@ def purge(run: Purged, request: str, dry_run: bool = False) -> Outcome:
 def _take_back(folder: RunFolder, entry: Entry, entries: Sequence[Entry]) -> None:
     """Let no later request's file say how few rows were read, which would be how single ones were."""
     rows = (entry.described or {}).get("forgotten_rows")
-    if not (isinstance(rows, int) and (why := too_few(rows))):
+    if entry.request.deleted or not (isinstance(rows, int) and (why := too_few(rows))):
         return
     name = entry.request.id
     for other in entries:

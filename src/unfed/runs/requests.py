@@ -266,6 +266,19 @@ class Entry:
         return Entry(request=request, described=raw.get("described"), **values)
 
 
+def owners(request: Request) -> set[str]:
+    """Whose rows a request names; nobody where that is not said."""
+    return {*request.clients, *(name for name, _ in request.samples)}
+
+
+def overlap(one: set[str], other: set[str]) -> bool:
+    """Whether requests of these owners may name the same row.
+
+    Nothing is built to tell, so the answer is no only where they are others.
+    """
+    return not (one and other) or bool(one & other)
+
+
 def in_force(entries: Iterable[Entry]) -> list[Entry]:
     """The requests that were fulfilled, in the order in which they were.
 

@@ -91,6 +91,12 @@ def left_out(path: Path) -> tuple[str, ...]:
     return tuple(found.get(WITHOUT, ()))
 
 
+def seen_before(path: Path) -> bool:
+    """Whether the model before was looked at beside the one that was probed, whichever layout it has."""
+    models = storage.read_json(path, "undoing").get("models")
+    return not isinstance(models, dict) or models.get("before") is not None
+
+
 def measured(folder: RunFolder, config: Config) -> list[dict[str, Any]]:
     """What is known of the models that lie in the folder now; what was measured of others is not shown."""
     if not (folder.path / "undo").exists():
