@@ -309,7 +309,7 @@ class RunFolder:
     def save_samples(
         self, job: Job, round: int, samples: Mapping[str, Tensor], requests: Iterable[Request], only: bool = False
     ) -> None:
-        """Scores of single rows after a round; their file names the requests, purged or deleted, that they leave out.
+        """Scores of single rows after a round; their file names the requests that they leave out.
 
         Where only the last are kept, the others go.
         """
