@@ -205,6 +205,13 @@ def rows_table(path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def tried(folder: Path | None, record: str, alike: tuple[str, int, str]) -> set[str]:
+    """The variants that a record in this folder has of the same preset, rounds and device."""
+    files = sorted(folder.glob(f"*-{record}-{alike[2]}.jsonl")) if folder else []
+    rows = [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    return {row["variant"] for row in rows if (row["preset"], row["rounds"]) == alike[:2]}
+
+
 def main() -> None:
     told = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     told.add_argument("--preset", default="cifar10-cnn")
@@ -214,6 +221,8 @@ def main() -> None:
     told.add_argument("--rounds", type=int, default=600)
     told.add_argument("--every", type=int, default=50)
     told.add_argument("--variants", type=int, default=len(VARIANTS), help="only so many of them")
+    told.add_argument("--name", default="differences", help="of the record")
+    told.add_argument("--after", type=Path, help="a folder of records: variants that one of them has are left out")
     told.add_argument("--budget", type=float, default=1e9, help="seconds after which no variant begins")
     told.add_argument("--table", type=Path)
     told.add_argument("--write", action="store_true", help="put the table into docs/explanation/differences.md")
@@ -227,8 +236,10 @@ def main() -> None:
         if given.write:
             PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), section(given.table)), encoding="utf-8")
         return
-    began = time.monotonic()
+    began, there = time.monotonic(), tried(given.after, given.name, (given.preset, given.rounds, given.device))
     for name, sets in list(VARIANTS.items())[: given.variants]:
+        if name in there:
+            continue
         if time.monotonic() - began > given.budget:
             print(f"{name}: not tried, the budget is spent", flush=True)
             continue
@@ -240,7 +251,7 @@ def main() -> None:
             row = variant(Config.preset(given.preset, [*common, *sets]), name, given.rounds, Path(folder) / "run")
         row["preset"] = given.preset
         print(json.dumps({k: v for k, v in row.items() if k != "curve"} | {"last": row["curve"][-1]}), flush=True)
-        add_rows("differences", torch.device(given.device), [row])
+        add_rows(given.name, torch.device(given.device), [row])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 from unfed.model.digest import digests
 from unfed.runs.config import Config
 from unfed.runs.run import Run
-from unfed.runs.same_training import take_training
+from unfed.runs.same_training import take_results, take_training
 
 SMALL = ["seed=[0]", "training.rounds=2", "unlearning.rounds=1", "data.test_size=1497"]
 CLASS = 'request={id="class-0", classes=[0]}'
@@ -82,3 +82,20 @@ def test_what_was_trained_on_another_machine_is_not_taken(source: Run, tmp_path:
 
 def test_a_run_that_has_not_trained_gives_nothing(tmp_path: Path) -> None:
     assert take_training(created(tmp_path / "run"), created(tmp_path / "source", methods='["retrain"]')) == []
+
+
+def test_what_a_method_left_beside_is_taken_where_both_began_at_the_same_model(source: Run, tmp_path: Path) -> None:
+    """Methods that ran in folders of their own come together in one."""
+    both = created(tmp_path / "both", methods='["pgd","ft"]')
+    assert take_results(both, source) == [], "nobody can tell yet whether its θ* is the same"
+    take_training(both, source)
+    assert take_results(both, source) == ["pgd"] and take_results(both, source) == []
+    both.execute()
+    assert digests(both.saved(0, None, "pgd")) == digests(source.saved(0, None, "pgd"))
+    assert [line for line in seen(both) if line["method"] == "pgd"] == [
+        line for line in seen(source) if line["method"] == "pgd"
+    ]
+    other = created(tmp_path / "other", "training.lr=0.01", methods='["pgd"]')
+    other.only = frozenset()
+    other.execute()
+    assert take_results(other, source) == [], "another θ*"

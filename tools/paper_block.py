@@ -59,14 +59,14 @@ def kept_so_far(run: Run, results: Path, commit: str, beside: Sequence[str] = ()
         print(record.write(record.kept(run, commit, beside), results), flush=True)
 
 
-def block(run: Run, results: Path, commit: str, moment: float | None) -> int:
-    """Run a comparison one method after another in one process, and keep what is finished after each.
+def block(run: Run, results: Path, commit: str, moment: float | None, labels: Sequence[str] | None = None) -> int:
+    """Run a comparison, or some of its methods, one after another in one process; keep what is finished after each.
 
     A method that fails is said, and the others go on: what a machine is lent for once must not be lost with it. Exits
     with 1 where one failed, with 130 where the time is spent.
     """
     failed = 0
-    for label in run.labels:
+    for label in run.labels if labels is None else labels:
         run.only, started = frozenset({label}), time.monotonic()
         ended = outcome_of(run, moment)
         run.only = None

@@ -29,7 +29,7 @@ from unfed.errors import UnfedError, nearest
 from unfed.runs.config import Config
 from unfed.runs.description import now
 from unfed.runs.run import Run
-from unfed.runs.same_training import take_training
+from unfed.runs.same_training import take_results, take_training
 from unfed.runs.world import World, local_engine, process_as_before
 
 
@@ -56,17 +56,20 @@ def _same(one: ClientData, other: ClientData) -> bool:
 
 def together(
     whole: Config, configs: Mapping[str, Config], alone: Collection[str], out: Path, keep: Callable[..., None],
-    moment: float | None,
+    moment: float | None, prepare: Callable[[Run], None] | None = None,
 ) -> int:  # fmt: skip
     """θ*, then the methods side by side, then those that are left alone; exits as `paper_block.block` does.
 
-    A stack that fails as a whole, for want of memory say, is said, and its methods go on one by one.
+    `prepare` is given the run that trains θ*, before it does. A stack that fails as a whole, for want of memory say, is
+    said, and its methods go on one by one.
     """
     if len(whole.seed_list) != 1:
         raise UnfedError("Methods run side by side for one seed; set seed to a single number.")
     if unknown := sorted({*alone} - {*configs, ""}):
         raise UnfedError(f"--alone names {unknown[0]!r}, which is none of the methods.{nearest(unknown[0], configs)}")
     base = _opened(whole, out / "train")
+    if prepare is not None:
+        prepare(base)
     base.only = frozenset()
     ended = outcome_of(base, moment)
     print(f"{now()} θ*: {ended.said}", flush=True)
@@ -74,7 +77,10 @@ def together(
         return ended.code
     world = base.world(whole.seed_list[0])
     if world.choice.name != "batched":
-        raise UnfedError("Only the batched engine stacks clients, and this world has another; leave --together out.")
+        raise UnfedError(
+            "Only the batched engine stacks clients, and this world has another; set engine.name to batched, or leave"
+            " --together out."
+        )
     table = Table(world.device)
     shared, codes = replace(world, engines=SharedEngines(table)), dict[str, int]()
 
@@ -109,6 +115,15 @@ def together(
         if label in alone and 130 not in codes.values():
             work(label, opened(label, world))
     return max(codes.values(), default=0)
+
+
+def gathered(out: Path, labels: Collection[str]) -> Run:
+    """The run that trained θ*, with what these methods left in folders of their own: an analysis takes one folder."""
+    whole = Run.open(out / "train")
+    for label in labels:
+        if (out / label / "run.json").exists():
+            take_results(whole, Run.open(out / label))
+    return whole
 
 
 def _begun(run: Run) -> bool:

@@ -1,5 +1,7 @@
 """Keep the results of runs at the paper's scale, and write docs/reproduction.md from what was kept.
 
+    python tools/reproduction.py blocks               the blocks of tools/blocks.toml, and what is left of each
+    python tools/reproduction.py blocks NAME --out FOLDER --budget 25m      run one: methods, then analyses
     python tools/reproduction.py block PRESET --out RUN --methods retrain,not --budget 24m      run it, method by method
     python tools/reproduction.py add RUN ...          finished jobs of run folders into results/
     python tools/reproduction.py add FOLDER ...       what was kept on another machine (--results FOLDER) as well
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -28,6 +31,7 @@ import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from paper_block import block, kept_so_far, opened
+from paper_blocks import RECORDS, Place, table, work
 from paper_together import together
 
 from unfed.cli.options import chosen as chosen_methods
@@ -84,6 +88,13 @@ def main(arguments: Sequence[str]) -> int:
     blocking.add_argument("--budget", default=None, help="24m: stop at the first save after this time")
     blocking.add_argument("--results", type=Path, default=RESULTS)
     blocking.add_argument("--commit", default=None)
+    cutting = parts.add_parser("blocks")
+    cutting.add_argument("names", nargs="*", help="of tools/blocks.toml, in the order in which they are run")
+    cutting.add_argument("--out", type=Path, default=None, help="the folder for run folders; what was begun goes on")
+    cutting.add_argument("--set", action="append", default=[], dest="sets")
+    cutting.add_argument("--budget", default=None, help="25m: stop at the first save after this time")
+    cutting.add_argument("--results", type=Path, default=RESULTS, help="what is there already is not run again")
+    cutting.add_argument("--commit", default=None)
     adding = parts.add_parser("add")
     adding.add_argument("runs", nargs="+", type=Path)
     adding.add_argument("--results", type=Path, default=RESULTS)
@@ -108,6 +119,16 @@ def main(arguments: Sequence[str]) -> int:
             keep = partial(kept_so_far, results=options.results, commit=commit)
             return together(config, own, options.alone.split(","), options.out, keep, moment)
         return block(opened(config, options.out, options.trained_in), options.results, commit, moment)
+    if options.part == "blocks":
+        records = RECORDS if options.results == RESULTS else options.results / "records"
+        if not options.names:
+            print("\n".join(table(options.results, records)))
+            return 0
+        if options.out is None:
+            raise UnfedError("Running a block takes a folder for its runs; give one with --out.")
+        moment = moment_of(options.budget)
+        place = Place(options.out, options.results, records, options.commit or _commit(), moment)
+        return work(options.names, place, options.sets)
     if options.part == "add":
         for run in options.runs:
             for path in added(run, options.results, options.commit):
@@ -394,7 +415,13 @@ def priced(config: Config, labels: Collection[str]) -> float:
 
 
 def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    """The checkout's, or $COMMIT where the copy that runs has no history of its own."""
+    if os.environ.get("COMMIT"):
+        return os.environ["COMMIT"]
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UnfedError("This copy has no history that names its commit; give --commit.") from error
     return done.stdout.strip()
 
 

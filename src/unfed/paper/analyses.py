@@ -77,6 +77,13 @@ def measured(item: Item, run: Run, commit: str, numbers: Mapping[str, Any] | Non
     return Kept(item.id, run.config.name, info["config"], made, found)
 
 
+def rehearsed(item: Item, run: Run) -> None:
+    """Try an analysis on the fresh model of a run, before time is spent on a trained one."""
+    view = views.VIEWS[item.view]
+    view.check(item, str(run.folder.path), run.config)
+    view.rehearse(item, {_spec(item, run.config): run})
+
+
 def _spec(item: Item, config: Config) -> Spec:
     """The run of the item that this is one of, at whatever scale."""
     for scale in reversed(SCALES):

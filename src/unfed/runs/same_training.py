@@ -15,6 +15,7 @@ import shutil
 
 from unfed import storage
 from unfed.measures.trajectory import job_of
+from unfed.runs.folder import Job
 from unfed.runs.record import Record
 
 ASIDE = ("name", "seed", "methods", "request", "unlearning", "checkpoint", "gate")
@@ -54,15 +55,38 @@ def take_training(run: Record, source: Record) -> list[int]:
             return []
         run.folder.cut_back()
         wanted = [seed for seed in run.config.seed_list if run.folder.numbers(run.training_job(seed)) is None]
-        return [seed for seed in wanted if seed in source.config.seed_list and _taken(run, source, seed)]
+        have = [seed for seed in wanted if seed in source.config.seed_list]
+        return [seed for seed in have if _taken(run, source, run.training_job(seed), tuple(run.config.recorded()))]
 
 
-def _taken(run: Record, source: Record, seed: int) -> bool:
-    """Take one seed over.
+def take_results(run: Record, source: Record) -> list[str]:
+    """Take over what methods have left in a run that began at the same θ*.
+
+    Those that this run has begun itself are left out; it gives the labels of the others.
+    """
+    both = [_trained(run, seed) for seed in run.config.seed_list], [_trained(source, s) for s in run.config.seed_list]
+    if both[0] != both[1] or None in both[0]:
+        return []
+    with run.folder.lock() as free:
+        if not free:
+            return []
+        run.folder.cut_back()
+        jobs = [job for job, _ in source.jobs() if job.request is not None and run.folder.numbers(job) is None]
+        return [job.label for job in jobs if _taken(run, source, job)]
+
+
+def _trained(run: Record, seed: int) -> str | None:
+    """The fingerprint of a run's θ*, once that is trained."""
+    found: str | None = (run.folder.numbers(run.training_job(seed)) or {}).get("bound", {}).get("model")
+    return found
+
+
+def _taken(run: Record, source: Record, job: Job, histories: tuple[str, ...] = ()) -> bool:
+    """Take one job over, with these histories.
 
     Its lines come first, then its state, which vouches for them, then its model: killed in between, it is trained.
     """
-    job, file = run.training_job(seed), source.folder.model_file(source.training_job(seed))
+    file = source.folder.model_file(job)
     if not (source.folder.finished(job) and file.exists()):
         return False
     saved = source.folder.load_state(job)
@@ -75,8 +99,6 @@ def _taken(run: Record, source: Record, seed: int) -> bool:
         shutil.copytree(scores, run.folder.path / "samples" / job.path, dirs_exist_ok=True)
     there, offset = source.folder.load_histories(job), run.folder.length()
     notes = {name: numbers[name] for name in ("finished", "rounds")} | {"diary": {**numbers["diary"], "offset": offset}}
-    run.folder.save_state(
-        job, state, {"offset": offset, **notes}, {label: there[label] for label in run.config.recorded()}
-    )
+    run.folder.save_state(job, state, {"offset": offset, **notes}, {label: there[label] for label in histories})
     run.folder.save_model(job, source.folder.load_model(job), storage.numbers_of(file))
     return True
