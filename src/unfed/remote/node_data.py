@@ -23,12 +23,13 @@ from torch import Tensor
 from unfed import plugins, rng
 from unfed.data import ClientData, DatasetSource, Request, Source, TensorSource, keep_out, split
 from unfed.data.scope import own_marks
+from unfed.engines.determinism import fixed_library
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.params import Params, cast
 from unfed.remote.naming import KEYS as KEYS_OF_NAMES
 from unfed.runs.config import Config
-from unfed.runs.from_config import DTYPES, Network, data_set, deal, pick_device
+from unfed.runs.from_config import DTYPES, HALVES, Network, data_set, deal, pick_device
 from unfed.runs.seeds import Seeds
 
 Node = Mapping[str, Any]
@@ -126,6 +127,7 @@ def _node_data(text: str, key: tuple[tuple[str, str], ...], client: str) -> Node
     device = node.get("device", "auto")
     if facts["threads"] is not None:
         torch.set_num_threads(facts["threads"])
+    fixed_library(pick_device(device), HALVES.get(facts["config"]["engine"]["precision"]))
     if _is_dealt(node):
         dealt = _dealt(_without_shape(facts), node.get("data-root"), device)
         data = replace(_partition(dealt.clients, node), name=client)

@@ -44,6 +44,7 @@ from unfed.runs.seeds import Seeds
 
 # In bf16 the params stay float32: only matrix products and convolutions of training are cast.
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
+HALVES = {"bf16": torch.bfloat16}
 
 # One client's forward pass over a batch: digits takes 3 to 10 MFLOP, the paper's CNN on 32x32 images 2 GFLOP.
 SMALL_STEP_FLOPS = 100_000_000
@@ -176,7 +177,7 @@ def template_of(
 ) -> Template:
     """A model as a config computes it: on this device, in its precision, wherever it is trained."""
     template = Template(module, shape, inputs).to(device, DTYPES[config.engine.precision])
-    template.autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
+    template.autocast = HALVES.get(config.engine.precision)
     return template
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -27,7 +27,7 @@ from unfed.data import ClientData, Dataset, Request, Source, mark
 from unfed.data import public as validation_images
 from unfed.engines import Batched, Engine, Sequential
 from unfed.engines.choice import EngineChoice
-from unfed.engines.determinism import fixed_order
+from unfed.engines.determinism import fixed_library, fixed_order
 from unfed.engines.evaluating import as_trained
 from unfed.errors import UnfedError
 from unfed.federation.robust import Robust
@@ -52,12 +52,14 @@ def cores() -> int:
 def process_as_before() -> Iterator[None]:
     """Leave a caller's process with the number of threads it had, and with its way of choosing kernels."""
     threads, cudnn = torch.get_num_threads(), torch.backends.cudnn
-    chosen = cudnn.deterministic, cudnn.benchmark
+    onednn: Any = torch.backends.mkldnn
+    chosen, asked = (cudnn.deterministic, cudnn.benchmark), onednn.enabled
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         cudnn.deterministic, cudnn.benchmark = chosen
+        onednn.enabled = asked
 
 
 # --- who holds what ---------------------------------------------------------------------------------------------------
@@ -252,6 +254,7 @@ class World:
     def settle(self) -> None:
         """Set this process as the world needs it, so that a run is repeated bit for bit."""
         fixed_order(self.device)
+        fixed_library(self.device, self.template.autocast)
         if self.threads is not None and self.threads != torch.get_num_threads():
             torch.set_num_threads(self.threads)
 
