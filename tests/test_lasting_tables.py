@@ -10,12 +10,16 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 
 
-def tables() -> Any:
-    spec = importlib.util.spec_from_file_location("lasting_tables", ROOT / "benchmarks" / "lasting_tables.py")
+def benchmark(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def tables() -> Any:
+    return benchmark("lasting_tables")
 
 
 def line(variant: str, seed: int, curve: list[tuple[int, float]]) -> dict[str, Any]:
@@ -76,3 +80,62 @@ def test_what_came_back_further_below_the_published_model_is_shown_too() -> None
     assert made.worst(found, 5) == (60.0, 52.0) and made.worst(found, 100) == (69.0, 76.5)
     assert made.further_table([found])[2] == "| 1 | NoT | 50.2 | 52.0 | 66.0 | 66.0 |"
     assert made.further_table([{**found, "undo": {}}]) == []
+
+
+def test_a_run_of_a_large_network_gives_the_lines_of_the_benchmark(tmp_path: Path) -> None:
+    """The control went further in the second folder; Retrain's undoing is in Sealed's file."""
+    seen = {"retain": 48.0, "forget": 20.0, "mia": 60.0, "backdoor": 4.0}
+    rows = {
+        "first": [
+            ("before", 0, 39.5),
+            ("sealed", 0, 8.8),
+            ("sealed", 60, 38.8),
+            ("retrain", 150, 42.6),
+            ("anew", 0, 5.2),
+        ],
+        "second": [("before", 0, 9.3), ("anew", 0, 5.2), ("anew", 90, 38.3)],
+    }
+    config: dict[str, Any] = {
+        "data": {"name": "caltech101"},
+        "model": {"name": "vit-b-16"},
+        "engine": {"precision": "bf16"},
+    }
+    config["training"] = {"rounds": 150, "lr": 0.001}
+    for name, own in rows.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(
+            json.dumps({"config": config, "hardware": "NVIDIA H200, 12 CPU threads"})
+        )
+        lines = [{"seed": 0, "request": "r", "method": m, "round": r, "test": t, **seen} for m, r, t in own]
+        (tmp_path / name / "trajectory.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    tried = {"start": "flip", "layers": ["conv_proj.weight"], "n": 100, "steps": 20, "rate": 0.02}
+    best: dict[str, Any] = {
+        "usable": 1,
+        "tried": 1,
+        "forget": 20.7,
+        "backdoor": 7.5,
+        "forget_at": None,
+        "backdoor_at": None,
+    }
+    best["tries"] = [{**tried, "forget": 20.7, "test": 38.0, "backdoor": 7.5}]
+    way = {"before": {"relative_l2": 1.0, "cosine": 0.5, "peak": 1.7}}
+    measured: dict[str, Any] = {
+        "realign": best,
+        "flip": {},
+        "resurface": {"forget_rise": 5.0},
+        "relearn": {"area": 23.4},
+        "path": way,
+    }
+    measured["difference"] = {"cosine": 0.0}
+    told = {"unlearned": measured, "retrain": {**measured, "resurface": {"forget_rise": 1.8}}}
+    effort = {"grid": {"rows": [100], "rates": [0.02], "budget": {"batch": 32, "stops": [20]}}}
+    (tmp_path / "first" / "undo" / "0" / "r").mkdir(parents=True)
+    there = tmp_path / "first" / "undo" / "0" / "r" / "sealed.json"
+    there.write_text(json.dumps({"method": "sealed", "measured": told, "effort": effort}))
+    labels = {"sealed": "sealed", "retrain": "retrain", "anew": "reinit"}
+    sealed, retrain, anew = benchmark("lasting_of_run").lines_of([tmp_path / "first", tmp_path / "second"], labels)
+    assert (sealed["curve"], sealed["rounds"], sealed["trained"]) == ([[0, 8.8], [60, 38.8]], 60, 150)
+    assert sealed["undo"]["tries"] == [["flip conv_proj", 100, 20, 0.02, 20.7, 38.0, 7.5]]
+    assert (sealed["undo"]["resurface"]["forget_rise"], retrain["undo"]["resurface"]["forget_rise"]) == (5.0, 1.8)
+    assert anew["variant"] == "reinit" and anew["curve"][-1] == [90, 38.3] and "undo" not in anew
+    assert {line["before"]["test"] for line in (sealed, retrain, anew)} == {39.5}, "the θ* of the first folder"
