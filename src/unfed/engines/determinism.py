@@ -1,4 +1,4 @@
-"""What lets a run be repeated bit for bit: kernels that add in a fixed order, and one library from beginning to end.
+"""What lets a run be repeated bit for bit: a fixed order of adding, and one library to the end.
 
 A GPU may add up a gradient in whatever order its blocks finish, a library may time its kernels and pick another one
 tomorrow, and PyTorch gives a library up for good at the first product that it refuses. All of these change last bits,
