@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import platform
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -183,8 +182,6 @@ TIMM: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", TIMM)
 def test_models_of_timm_unlearn_with_stochastic_depth(name: str) -> None:
-    if platform.machine() not in ("x86_64", "AMD64"):
-        pytest.skip("timm needs torchvision, whose wheels are tried on x86-64 only")
     timm = library("timm")
     model = made(lambda: timm.create_model(name, pretrained=False, num_classes=3, drop_path_rate=0.1, **TIMM[name]))
     results = [unfed.unlearn(model, data=(IMAGES, KINDS), forget=[0, 1], epochs=1, lr=0.01) for _ in range(2)]
