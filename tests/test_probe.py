@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from commands import called as command
 from conftest import SMALL
 from unfed.api import write_report
 from unfed.cli.main import main
@@ -265,7 +266,7 @@ def test_the_command_shows_a_table_and_writes_the_report(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = str(run.folder.path)
-    monkeypatch.setattr("unfed.cli.probe.effort_of", lambda run, quick: LITTLE)
+    monkeypatch.setattr("unfed.cli.probe.effort_of", lambda run, quick, *fits: LITTLE)
     monkeypatch.setattr(sys, "argv", ["unfed", "probe", where, "--request", "r1", "--quick"])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("signal.signal", lambda *args: None)
@@ -304,6 +305,33 @@ def told(published: float, back: float, retrain: float | str) -> dict[str, Any]:
         theirs = one(0.0, retrain)
     both = {"unlearned": one(published, back), "retrain": theirs, "before": one(95.0, 95.0)}
     return {"request": "r1", "method": "not", "title": "NoT", "seed": 0, "measured": both}
+
+
+def test_fits_that_left_nothing_usable_are_not_taken_for_a_good_sign() -> None:
+    """19 attacked models of which the only usable one was not fitted, as a first look at a ViT gave."""
+    found = told(7.4, 7.5, 4.3)
+    for who in ("unlearned", "retrain"):
+        found["measured"][who]["realign"] |= {"fits": 16, "usable_fits": 0}
+    assert sentence([found]).endswith("may find what these did not.") and "no more than" not in sentence([found])
+    assert view([found], "undo")["weak"] and not view([told(7.4, 7.5, 4.3)], "undo")["weak"]
+    found["measured"]["unlearned"]["realign"] |= {"backdoor": 70.0}
+    assert sentence([found]).endswith("What was forgotten can be brought back."), "what comes back, comes back"
+    found["measured"]["unlearned"]["realign"] |= {"backdoor": 7.5, "usable_fits": 1}
+    assert sentence([found]).endswith("These attacks bring back no more than they find in Retrain.")
+
+
+def test_how_hard_layers_are_fitted_can_be_said(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = ["--quick", "--request", "r1", "--rows", "40,7", "--steps", "3", "--rates", "5e-4", "--quiet"]
+    code, _, err = command(["probe", str(run.folder.path), *how], monkeypatch, capsys)
+    assert code == 0, err
+    (found,) = measured(run)
+    grid = found["effort"]["grid"]
+    assert (grid["rows"], grid["budget"]["stops"], grid["rates"]) == ([7, 40], [3], [0.0005])
+    tries = [one for one in found["measured"]["unlearned"]["realign"]["tries"] if one["steps"]]
+    assert {(one["n"], one["steps"], one["rate"]) for one in tries} == {(7, 3, 0.0005), (40, 3, 0.0005)}
+    assert found["measured"]["unlearned"]["realign"]["fits"] == len(tries) > 0
 
 
 def test_the_words_follow_the_numbers() -> None:

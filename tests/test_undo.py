@@ -230,10 +230,13 @@ def test_only_usable_results_count() -> None:
     ]
     found = judged(tries, published=96.0)
     assert (found["usable"], found["bound"], found["forget"], found["backdoor"]) == (2, 91.0, 60.0, 70.0)
+    assert (found["fits"], found["usable_fits"]) == (2, 2)
     assert found["backdoor_at"]["start"] == "redraw"
     assert (
         judged(tries[:1], published=96.0)["forget"] == "not measured: no result came within 5 points of the published"
     )
+    alone = judged([*tries[:2], replace(tries[0], numbers={"test": 95.0, "forget": 9.0, "backdoor": 9.0})], 97.0)
+    assert (alone["usable"], alone["fits"], alone["usable_fits"]) == (1, 1, 0), "turned, not fitted: says little"
 
 
 def test_layer_sets_are_the_single_the_perturbed_and_the_hidden_layers() -> None:

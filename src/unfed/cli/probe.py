@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
@@ -15,6 +16,7 @@ from rich.table import Table
 from unfed.api import write_report
 from unfed.cli.console import Console, echo
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed
+from unfed.errors import UnfedError
 from unfed.report.undo_section import sentence
 from unfed.report.undo_table import COLUMNS, grid
 from unfed.runs.probe import Step, effort_of
@@ -22,6 +24,7 @@ from unfed.runs.probe import probe as measure
 from unfed.runs.run import Run
 
 WHOSE = {"unlearned": "", "retrain": " of Retrain", "before": " of the model before"}
+Number = TypeVar("Number", int, float)
 LONG = 15.0
 """Seconds without a word after which somebody who reads a log is told what goes on."""
 
@@ -34,6 +37,9 @@ def probe(
     request: Annotated[str | None, typer.Option(help="Which request, by its id; default: all.")] = None,
     method: Annotated[str | None, typer.Option(help="Whose model; default: all but Retrain's.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A coarse grid: for a first look, or a large model.")] = False,
+    rows: Annotated[str | None, typer.Option(help="Rows that layers are fitted on, with commas: `100,1000`.")] = None,
+    steps: Annotated[str | None, typer.Option(help="After how many steps a fit is looked at: `100,600`.")] = None,
+    rates: Annotated[str | None, typer.Option(help="Rates of the fits: `0.002,0.0005`.")] = None,
     seed: Seed = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
@@ -46,9 +52,10 @@ def probe(
     Inverts what has a public inverse, fits layers on a few retained rows, trains on, mixes in forgotten rows, and
     measures distances. Each piece is kept as soon as it is there: given again, the command goes on where it was.
     """
+    fits = _numbers("--rows", rows, int), _numbers("--steps", steps, int), _numbers("--rates", rates, float)
     opened = Run.open(run)
     with _Steps(stderr, silent=as_json or quiet) as said:
-        found = measure(opened, seed, request, method, effort_of(opened, quick), said)
+        found = measure(opened, seed, request, method, effort_of(opened, quick, *fits), said)
     report = write_report(opened)
     if as_json:
         echo(json.dumps(found))
@@ -56,6 +63,20 @@ def probe(
         for one in found:
             _tell(one)
         stdout.print(f"Report: {report}", soft_wrap=True)
+
+
+def _numbers(option: str, text: str | None, kind: type[Number]) -> tuple[Number, ...]:
+    """The numbers above 0 that an option gives, from small to large; none where it was not given."""
+    if text is None:
+        return ()
+    try:
+        found = sorted({kind(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or not all(0 < number < math.inf for number in found):
+        example, what = ("100,1000", "whole numbers") if kind is int else ("0.002,0.0005", "numbers")
+        raise UnfedError(f"{option} takes {what} above 0 with commas, such as {example}, not {text!r}.")
+    return tuple(found)
 
 
 class _Steps:

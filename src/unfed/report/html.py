@@ -138,6 +138,8 @@ def caveats(run: Mapping[str, Any], views: Sequence[Mapping[str, Any]]) -> list[
         said.append("Whether it can be undone was not tried.")
     elif tried and not any(one["fitted"] for one in undone):
         said.append("Of the ways to undo it, only the perturbation's public inverse was tried.")
+    if any(one["weak"] for one in undone):
+        said.append("Layers were fitted to bring it back, but too weakly to say anything.")
     if untried and tried:
         said.append(f"Nobody tried to undo it for {listed(untried, 'and')}.")
     if purged:

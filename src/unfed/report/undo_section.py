@@ -31,6 +31,10 @@ PURGED = not_measured("its data was purged, and with it what was tried before, i
 ABOVE = 5.0
 """Points above Retrain from which on the words say that something comes back."""
 
+TOO_WEAK = (
+    "No model whose layers were fitted is usable, so the fits say nothing: `unfed probe` with more `--rows` and"
+    " `--steps`, or lower `--rates`, may find what these did not."
+)
 SHOWS = {"backdoor": "the backdoor works on", "forget": "the model reads"}
 REST = {"backdoor": "of stamped images", "forget": "of the forgotten rows right"}
 PICTURES = {"backdoor": "Backdoor success (%)", "forget": "Accuracy on the forgotten data (%)"}
@@ -46,11 +50,20 @@ def view(found: Sequence[Found], name: str, nothing: str = "", purged: bool = Fa
         methods.setdefault(str(one["method"]), []).append(one)
     if not methods:
         reason = f"nothing to undo: {nothing}" if nothing else PURGED if purged else NOT_PROBED
-        return {"reason": reason, "fitted": False, "back": [], "sentences": [], "pictures": [], "tables": []}
+        return {
+            "reason": reason,
+            "fitted": False,
+            "weak": False,
+            "back": [],
+            "sentences": [],
+            "pictures": [],
+            "tables": [],
+        }
     drawn = [picture(methods, metric, name=f"{name}-{metric}") for metric in PICTURES]
     return {
         "reason": None,
         "fitted": any(fitted(ones) for ones in methods.values()),
+        "weak": any(weak(ones) for ones in methods.values()),
         "back": [told for ones in methods.values() if (told := comes_back(ones)) is not None],
         "sentences": [sentence(ones) for ones in methods.values()],
         "pictures": [one.view() for one in drawn if one is not None],
@@ -73,6 +86,15 @@ def table(found: Sequence[Found]) -> dict[str, Any]:
 def fitted(found: Sequence[Found]) -> bool:
     """Whether more was tried than to turn the perturbation back."""
     return all(value(one, "unlearned", ("realign", "forget")) != NOT_TRIED for one in found)
+
+
+def weak(found: Sequence[Found]) -> bool:
+    """Whether layers were fitted and none of these models is usable.
+
+    A longer fit may bring back what these did not.
+    """
+    fits, usable = (_mean(found, "unlearned", "realign", name) for name in ("fits", "usable_fits"))
+    return is_measured(fits) and is_measured(usable) and fits > usable == 0
 
 
 def worst(found: Sequence[Found], who: str, metric: str) -> Value:
@@ -127,6 +149,8 @@ def _sentence(found: Sequence[Found]) -> str:
         return f"{told} It was not forgotten to begin with."
     if back > theirs + ABOVE:
         return f"{told} What was forgotten can be brought back."
+    if weak(found):
+        return f"{told} {TOO_WEAK}"
     return f"{told} These attacks bring back no more than they find in Retrain."
 
 

@@ -41,6 +41,8 @@ ROWS = (
     Line("Test after flip", ("flip", "test")),
     Line("Largest Forget after realign, usable", ("realign", "forget")),
     Line("Largest backdoor after realign, usable", ("realign", "backdoor")),
+    Line("Models that realign fitted", ("realign", "fits"), "", 0),
+    Line("Of these usable", ("realign", "usable_fits"), "", 0),
     Line("Rise of Forget in further training (resurface)", ("resurface", "forget_rise"), " points"),
     Line("Area of relearning", ("relearn", "area")),
     Line("Distance to the model before", ("path", "before", "relative_l2"), "", 2),

@@ -154,11 +154,23 @@ def first_look(run: Probed, method: str) -> dict[str, Any] | None:
         return next(_probed(run, found, None))
 
 
-def effort_of(run: Probed, quick: bool = False) -> Effort:
-    """The run's own rate, a tenth of it, and the whole grid or a coarse one."""
+def effort_of(
+    run: Probed,
+    quick: bool = False,
+    rows: tuple[int, ...] = (),
+    stops: tuple[int, ...] = (),
+    rates: tuple[float, ...] = (),
+) -> Effort:
+    """The run's own rate, a tenth of it, and the whole grid or a coarse one.
+
+    Of the grid's fits the rows, stops and rates that are given are taken in place of its own.
+    """
     lr = run.config.training.lr
     whole = Effort(lr=lr, relearn_lr=lr / 10)
-    return replace(whole, rounds=2, grid=QUICK) if quick else whole
+    effort = replace(whole, rounds=2, grid=QUICK) if quick else whole
+    grid = effort.grid
+    budget = replace(grid.budget, stops=stops or grid.budget.stops)
+    return replace(effort, grid=replace(grid, rows=rows or grid.rows, rates=rates or grid.rates, budget=budget))
 
 
 def elsewhere(run: Probed) -> str | None:

@@ -8,6 +8,8 @@ Does the leaver return?
 
     result = the largest Forget and backdoor among what is usable: Test ≥ the published model's − 5 points
 
+Where no fitted model is usable, the fits were too short, too fast or on too few rows, and say nothing of a longer one.
+
 The attacker has the published model and n retained rows; the judge has the test set. Every model of a comparison meets
 the same grid under the same budget, Retrain too: what Retrain's layers give away is what anybody's would.
 """
@@ -81,6 +83,7 @@ def judged(tries: Sequence[Try], published: Value) -> dict[str, Any]:
         return {"usable": 0, "forget": published, "backdoor": published}
     usable = [t for t in tries if is_measured(t.numbers["test"]) and t.numbers["test"] >= published - USABLE_WITHIN]
     found: dict[str, Any] = {"usable": len(usable), "bound": published - USABLE_WITHIN}
+    found |= {"fits": sum(t.steps > 0 for t in tries), "usable_fits": sum(t.steps > 0 for t in usable)}
     for name in ("forget", "backdoor"):
         measured = [t for t in usable if is_measured(t.numbers[name])]
         best = max(measured, key=lambda t: float(t.numbers[name]), default=None)
