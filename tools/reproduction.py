@@ -120,7 +120,7 @@ def main(arguments: Sequence[str]) -> int:
             return together(config, own, options.alone.split(","), options.out, keep, moment)
         return block(opened(config, options.out, options.trained_in), options.results, commit, moment)
     if options.part == "blocks":
-        records = RECORDS if options.results == RESULTS else options.results / "records"
+        records = RECORDS if options.results.resolve() == RESULTS else options.results / "records"
         if not options.names:
             print("\n".join(table(options.results, records)))
             return 0
@@ -301,8 +301,11 @@ def _trained_again(kept: record.Kept) -> str:
     """Where methods of one seed began at different θ*, who did, and how far these are apart."""
     told = ""
     for seed, points in record.retrained_otherwise(kept).items():
-        parts = [[job.rpartition("/")[2] for job in one["jobs"] if job.startswith(f"{seed}/")] for one in kept.made]
-        began = [sorted({*part} - {"train", "before", "retrain"}) for part in parts]
+        parts: dict[str, set[str]] = {}
+        for number, one in enumerate(kept.made):  # methods that were kept one by one may have begun at the same
+            labels = {job.rpartition("/")[2] for job in one["jobs"] if job.startswith(f"{seed}/")}
+            parts.setdefault(one.get("trained", {}).get(seed, f"run {number}"), set()).update(labels)
+        began = [sorted(part - {"train", "before", "retrain"}) for part in parts.values()]
         who = " and ".join(", ".join(part) for part in began if part)
         apart = "" if points is None else f", at most {points:.2f} points of accuracy apart at the evaluated rounds"
         told += (

@@ -114,7 +114,13 @@ def retrained_otherwise(found: Kept) -> dict[str, float | None]:
         for seed, most in about.get("apart", {}).items():
             points[seed] = max(most, points.get(seed) or 0.0)
     points |= {seed: None for seed, own in seen.items() if len(own) > 1 and seed not in points}
-    return dict(sorted(points.items()))
+    return {seed: most for seed, most in sorted(points.items()) if len(_thetas(found, seed)) > 1}
+
+
+def _thetas(found: Kept, seed: str) -> set[str]:
+    """The θ* that jobs of a seed come from; a run that was kept without a fingerprint counts as one of its own."""
+    own = [(i, one) for i, one in enumerate(found.made) if any(job.startswith(f"{seed}/") for job in one["jobs"])]
+    return {one.get("trained", {}).get(seed, f"run {i}") for i, one in own}
 
 
 def merged(one: Kept, other: Kept) -> Kept:
@@ -127,10 +133,17 @@ def merged(one: Kept, other: Kept) -> Kept:
     replaced = set(other.jobs)
     made = [{**about, "jobs": [job for job in about["jobs"] if job not in replaced]} for about in one.made]
     left = tuple(about for about in made if about["jobs"])
-    apart = [_apart(one, other, about["jobs"]) for about in other.made]
+    apart = [_said_before(one, about) | _apart(one, other, about["jobs"]) for about in other.made]
     added = [{**about, "apart": own} if own else about for about, own in zip(other.made, apart, strict=True)]
     config = {**one.config, "methods": {**other.config["methods"], **one.config["methods"]}}
     return Kept(one.preset, config, (*left, *added), {**one.jobs, **other.jobs})
+
+
+def _said_before(one: Kept, about: Mapping[str, Any]) -> dict[str, float]:
+    """What was said of the same θ* when less of its run was kept: a run is kept anew after each of its methods."""
+    mine = about.get("trained", {})
+    told = [(seed, most, then.get("trained", {})) for then in one.made for seed, most in then.get("apart", {}).items()]
+    return {seed: most for seed, most, trained in told if seed in mine and trained.get(seed) == mine[seed]}
 
 
 def _apart(one: Kept, other: Kept, jobs: Sequence[str]) -> dict[str, float]:
