@@ -205,9 +205,9 @@ def rows_table(path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def tried(folder: Path | None, record: str, alike: tuple[str, int, str]) -> set[str]:
-    """The variants that a record in this folder has of the same preset, rounds and device."""
-    files = sorted(folder.glob(f"*-{record}-{alike[2]}.jsonl")) if folder else []
+def tried(folders: Sequence[Path], record: str, alike: tuple[str, int, str]) -> set[str]:
+    """The variants that a record in one of these folders has of the same preset, rounds and device."""
+    files = [path for folder in folders for path in sorted(folder.glob(f"*-{record}-{alike[2]}.jsonl"))]
     rows = [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
     return {row["variant"] for row in rows if (row["preset"], row["rounds"]) == alike[:2]}
 
@@ -222,7 +222,7 @@ def main() -> None:
     told.add_argument("--every", type=int, default=50)
     told.add_argument("--variants", type=int, default=len(VARIANTS), help="only so many of them")
     told.add_argument("--name", default="differences", help="of the record")
-    told.add_argument("--after", type=Path, help="a folder of records: variants that one of them has are left out")
+    told.add_argument("--after", type=Path, nargs="*", default=[], help="folders with records: what they have is left out")
     told.add_argument("--budget", type=float, default=1e9, help="seconds after which no variant begins")
     told.add_argument("--table", type=Path)
     told.add_argument("--write", action="store_true", help="put the table into docs/explanation/differences.md")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -21,9 +22,12 @@ from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import paper_blocks
 import reproduction
 from paper_blocks import Block, Script
+
+import differences
 
 LISTED = {name: one for name, one in paper_blocks.blocks().items() if isinstance(one, Block)}
 SCRIPTS = {name: one for name, one in paper_blocks.blocks().items() if isinstance(one, Script)}
@@ -87,6 +91,19 @@ def test_shares_of_clients_are_cut_in_the_same_way() -> None:
 def test_the_long_retrain_takes_twice_the_rounds() -> None:
     (block,) = (block for block in LISTED.values() if "table-7" in block.items)
     assert block.config.methods.recovery(LONG).rounds == 2 * block.config.training.rounds
+
+
+def test_a_record_that_was_cut_off_is_gone_on_with(tmp_path: Path) -> None:
+    script = SCRIPTS["differences"]
+    assert script.lines == len(differences.VARIANTS)
+    rows = [{"variant": name, "preset": "cifar10-cnn", "rounds": 600} for name in differences.VARIANTS]
+    record = tmp_path / "2026-11-17-differences-cuda.jsonl"
+    record.write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
+    assert script.left(tmp_path, tmp_path) == ["its record"]
+    assert differences.tried([tmp_path], "differences", ("cifar10-cnn", 600, "cuda")) == {*[*differences.VARIANTS][:5]}
+    assert differences.tried([tmp_path], "differences", ("cifar10-cnn", 300, "cuda")) == set()
+    record.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert script.left(tmp_path, tmp_path) == []
 
 
 def test_scripts_name_files_that_are_there_and_configs_that_can_be_read() -> None:
