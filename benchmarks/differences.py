@@ -222,7 +222,7 @@ def main() -> None:
     told.add_argument("--every", type=int, default=50)
     told.add_argument("--variants", type=int, default=len(VARIANTS), help="only so many of them")
     told.add_argument("--name", default="differences", help="of the record")
-    told.add_argument("--after", type=Path, nargs="*", default=[], help="folders with records: what they have is left out")
+    told.add_argument("--after", type=Path, nargs="*", default=[], help="folders: what records there have is left out")
     told.add_argument("--budget", type=float, default=1e9, help="seconds after which no variant begins")
     told.add_argument("--table", type=Path)
     told.add_argument("--write", action="store_true", help="put the table into docs/explanation/differences.md")
