@@ -197,6 +197,15 @@ def test_a_method_of_an_installed_package_is_known_by_name(monkeypatch: pytest.M
         load("nobodys")
 
 
+def test_a_method_of_this_package_is_looked_for_in_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the list of all installed packages takes longer than everything else about a config."""
+    from importlib import metadata
+
+    monkeypatch.setattr(metadata, "entry_points", lambda group, name: pytest.fail(f"{name} was looked for"))
+    assert load("unfed.methods.nr_freeze:NRFreeze").title == "NR-Freeze"
+    assert load("ft").title == "FT"
+
+
 def test_a_method_in_a_file_can_be_run_by_its_path(tmp_path: Path, mine: Callable[..., Any], small: Small) -> None:
     from unfed.runs.run import Run
 

@@ -317,13 +317,13 @@ def find(name: str, key: str = "the method") -> type[Method]:
         raise UnfedError(
             f"The method {name!r} is not known; use {listed(METHODS)}, or package.module:Class.{nearest(name, METHODS)}"
         )
+    if name in SHIPPED:
+        with plugins.allow_only({name}):
+            return _load(name, key)
     for point in _installed(name):
         plugins.permit([(key, name)])
         with plugins.allow_only({point.value}):
             return _load(point.value, key)
-    if name in SHIPPED:
-        with plugins.allow_only({name}):
-            return _load(name, key)
     return _load(name, key)
 
 
