@@ -118,7 +118,7 @@ def retrained_otherwise(found: Kept) -> dict[str, float | None]:
 
 
 def _thetas(found: Kept, seed: str) -> set[str]:
-    """The θ* that jobs of a seed come from; a run that was kept without a fingerprint counts as one of its own."""
+    """The θ* that jobs of a seed come from; a run kept without a fingerprint counts as one of its own."""
     own = [(i, one) for i, one in enumerate(found.made) if any(job.startswith(f"{seed}/") for job in one["jobs"])]
     return {one.get("trained", {}).get(seed, f"run {i}") for i, one in own}
 
@@ -140,7 +140,7 @@ def merged(one: Kept, other: Kept) -> Kept:
 
 
 def _said_before(one: Kept, about: Mapping[str, Any]) -> dict[str, float]:
-    """What was said of the same θ* when less of its run was kept: a run is kept anew after each of its methods."""
+    """What was said of the same θ* when less of its run was kept: each method keeps the run anew."""
     mine = about.get("trained", {})
     told = [(seed, most, then.get("trained", {})) for then in one.made for seed, most in then.get("apart", {}).items()]
     return {seed: most for seed, most, trained in told if seed in mine and trained.get(seed) == mine[seed]}
