@@ -201,7 +201,8 @@ def request_line(request: Mapping[str, Any]) -> str:
     standing = str(request["standing"])
     about = [f"request {request['id']}: {standing}"]
     if request["state"] == "fulfilled":
-        about.append(f"{request['changed'] or request['created']}, by {name_of(str(request['method']))}")
+        how = "no model was made" if request.get("left_by") else f"by {name_of(str(request['method']))}"
+        about.append(f"{request['changed'] or request['created']}, {how}")
         if request.get("purged"):
             about.append(f"purged on {request['purged']}")
     elif request["why"]:

@@ -25,7 +25,7 @@ from unfed.errors import Refused, UnfedError, members
 from unfed.measures import trajectory
 from unfed.methods import NoT, Retrain
 from unfed.report import wording
-from unfed.report.words import again_words, gate_words
+from unfed.report.words import again_words, gate_words, left_before
 from unfed.runs.in_force import in_force
 from unfed.runs.onlooker import logged, request_name
 from unfed.runs.request_options import RequestOptions
@@ -219,7 +219,8 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
             soft_wrap=True,
         )
     elif status == "already done":
-        stdout.print(f"Request {request!r} was served already (round {last.get('round')}); nothing was done.")
+        before = "" if (entry := run.queue.find(request)) and entry.left_by else f" (round {last.get('round')})"
+        stdout.print(f"Request {request!r} was served already{before}; nothing was done.")
     elif status == "withdrawn":
         stdout.print(f"Request {request!r} was withdrawn while it was served; the model in force is the old one.")
     else:
@@ -232,12 +233,19 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
 def _tell_served(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> None:
     """What the new model does, whether that says that the leaver is out, and what is in force now."""
     last = lines[-1]
-    stdout.print(
-        f"Request {request!r} is served after {wording.of(run.description).several(last['round'])}: validation"
-        f" {percent(last['validation'])} (before {percent(last['validation_before'])}),"
-        f" forget {percent(trajectory.forget_of(last))}, test {percent(last['test'])}."
-    )
-    if last["method"] != Retrain.name:
+    entry, words = run.queue.find(request), wording.of(run.description)
+    if entry and entry.left_by:
+        said = left_before({**(entry.described or {}), "id": request, "left_by": entry.left_by}, words)
+        seen = f"validation {percent(last['validation'])}, test {percent(last['test'])}, forget"
+        shown = f"Of the model in force: {seen} {trajectory.forget_of(last)}."
+        stdout.print(escape(f"Request {request!r} is fulfilled. {said}. {shown}"), soft_wrap=True)
+    else:
+        stdout.print(
+            f"Request {request!r} is served after {words.several(last['round'])}: validation"
+            f" {percent(last['validation'])} (before {percent(last['validation_before'])}),"
+            f" forget {percent(trajectory.forget_of(last))}, test {percent(last['test'])}."
+        )
+    if last["method"] not in (Retrain.name, "before"):
         stdout.print(escape(_whether_out(run, request)), soft_wrap=True)
     for name, shows in _measured_again(run, request, lines):
         stdout.print(escape(f"Earlier request {name}: {shows}."), soft_wrap=True)
@@ -266,14 +274,16 @@ def _measured_again(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) 
     was = next((line.get("earlier") for line in lines if line["method"] == "before"), None) or {}
     again: Mapping[str, Any] = lines[-1].get("earlier") or {}
     entry = run.queue.find(request)
-    seen = entry.again if entry else {}
-    return [(name, again_words({"forget": v, **seen.get(name, {})}, was.get(name))) for name, v in again.items()]
+    seen, left = (entry.again, entry.left_by) if entry else ({}, ())
+    whose, was = ("the model in force", {}) if left else ("the new model", was)
+    return [(name, again_words({"forget": v, **seen.get(name, {})}, was.get(name), whose)) for name, v in again.items()]
 
 
 def _lasting(run: Run, request: str) -> str | None:
     """Of a method that whoever has the model can take back: what that choice means, and what lasts."""
     entry = run.queue.find(request)
-    by = entry and inverse_of(run.config, entry)
+    took_out = [run.queue.find(name) for name in entry.left_by] or [entry] if entry else []
+    by = next((how for one in took_out if one and (how := inverse_of(run.config, one))), None)
     if by is None:
         return None
     return (

@@ -250,6 +250,8 @@ class Evaluator:
             return Evidence(self._no_forget, self._no_forget, self._no_forget, stamped)
         scoped = self._scoped(self._requests, gone=self._requests[:-1])
         rows = torch.cat([c.rows[c.view("forget")] for c in scoped.values()])
+        if not len(rows):
+            return Evidence(GONE, GONE, GONE, stamped)
         seen, labels = self._score(params, rows), self._source.labels
         own: Losses | str = Losses.of(seen.loss, labels[rows.to(labels.device)])
         if self._planted(rows):

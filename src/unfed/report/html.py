@@ -199,6 +199,7 @@ def request_view(
         for metric in figures.CURVES
         if metric != "backdoor" or has(shown, metric)
     }
+    beside = "before and after" if _by_retrain(request, on_disk) else "before, after, Retrain"
     return {
         "index": index,
         "id": str(request["id"]),
@@ -206,7 +207,7 @@ def request_view(
         "covers": rows_text(count) if (count := request.get("forgotten_rows")) else "",
         "sentence": opening(run, request, on_disk),
         "bars": bars(request, on_disk, numbers),
-        "bars_title": "before and after" if _by_retrain(request, on_disk) else "before, after, Retrain",
+        "bars_title": "the model in force" if request.get("left_by") else beside,
         "officer": officer_view(run, request, on_disk, methods, words),
         "tables": {name: table_view(found, words=words) for name, found in by_rule.items()},
         "legend": [legend(name_of(method), number, number) for method, number in numbers.items()],
@@ -236,6 +237,8 @@ def _nothing_to_undo(request: Mapping[str, Any], found: Sequence[Row]) -> str:
     """Why a request has no model of which something forgotten could be brought back."""
     if ended := ENDED.get(str(request.get("state"))):
         return f"the request {ended}"
+    if request.get("left_by"):
+        return "no model was made for the request"
     return "the new model was trained without it from the beginning" if _by_retrain(request, found) else ""
 
 
@@ -271,7 +274,8 @@ def _reason(found: Sequence[Row], metric: str) -> str:
 def bars(request: Mapping[str, Any], found: Sequence[Row], numbers: Mapping[str, int]) -> list[dict[str, Any]]:
     """Before, after, Retrain; the backdoor only where it was measured and is this request's business.
 
-    Where Retrain itself served the request it is what came after, and there is nothing beside it.
+    Where Retrain itself served the request it is what came after, and there is nothing beside it. Where nothing was
+    left to unlearn, there is the model in force alone.
     """
     row = headline(found, request)
     after = f"After {name_of(row.method)}" if row else "After"
@@ -279,7 +283,9 @@ def bars(request: Mapping[str, Any], found: Sequence[Row], numbers: Mapping[str,
         ("Before", "var(--before)", method_row(found, "before")),
         (f"{after}, not in force" if row and not_taken_out(request) else after, _colour(row, numbers), row),
     ]
-    if not _by_retrain(request, found):
+    if request.get("left_by"):
+        entries = [("In force", *entries[0][1:])]
+    elif not _by_retrain(request, found):
         entries.append(("Retrain", "var(--reference)", method_row(found, "retrain")))
     return [
         {"title": title, "bars": [_bar(label, colour, entry, metric) for label, colour, entry in entries]}

@@ -101,20 +101,26 @@ def _facts(
     state = {None: "not finished" if begun else "not begun"}.get(
         job.get("finished"), (standing if request.get("state") == "fulfilled" else "finished") + came
     )
+    made = not request.get("left_by")
+    by = name_of(method) + ("" if served else ", one of those compared") if method else "none yet"
     facts = [
         ("Request", str(request["id"])),
         ("Asked", (date_text(created) or "not recorded") + ("" if served else ", with the run itself")),
         ("Takes out", subject_of(request, words)[0].rstrip(",") + _in_training(request)),
-        ("Method", name_of(method) + ("" if served else ", one of those compared") if method else "none yet"),
-        ("State", (standing if ended else state) if job else "not recorded"),
+        ("Method", by if made else "none: nothing was left to unlearn"),
+        ("State", (standing if ended or not made else state) if job or not made else "not recorded"),
         *_standing(request),
+    ]
+    if not made:
+        return facts
+    return [
+        *facts,
         ("Model before", fingerprint(went_in) if went_in else "not recorded" if begun or not job else "not there yet"),
         (
             "Model tried, not in force" if ended else "Model after",
             fingerprint(came_out) if came_out else _missing(job) if job else "not recorded",
         ),
     ]
-    return facts
 
 
 def _in_training(request: Mapping[str, Any]) -> str:
@@ -142,8 +148,11 @@ def _measured_again(
     was: Mapping[str, Any] = (before[-1].get("earlier") if before else None) or {}
     again: Mapping[str, Any] = (lines[-1].get("earlier") if lines else None) or {}
     gate: Mapping[str, Any] = request.get("again") or {}
+    whose = "the new model"
+    if request.get("left_by"):  # there is no new model: what was in force stays so
+        again, was, whose = was, {}, "the model in force"
     return [
-        (f"Earlier request {name}", again_words({"forget": value, **(gate.get(name) or {})}, was.get(name)))
+        (f"Earlier request {name}", again_words({"forget": value, **(gate.get(name) or {})}, was.get(name), whose))
         for name, value in again.items()
     ]
 
@@ -281,7 +290,8 @@ def _asked(
     if central:
         told = _told_centrally(name_of(method), job, bool(lines))
     elif not rounds:
-        told = ["The rounds of this run do not say who was asked." if reached else _NOBODY]
+        nobody = "Nobody was asked for anything." if request.get("left_by") else _NOBODY
+        told = ["The rounds of this run do not say who was asked." if reached else nobody]
     else:
         told = _told(name_of(method), job, by_client, leavers, rounds, words)
     return {

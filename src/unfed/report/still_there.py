@@ -26,6 +26,8 @@ def deleting(run: Mapping[str, Any], request: Mapping[str, Any]) -> str:
     """How the files go that still carry it: purging takes a model in force that is without it."""
     if run.get("call"):
         return "delete those that must go"
+    if request.get("left_by"):
+        return "`unfed purge` of the requests by which it had left deletes them"
     if request.get("state") == "fulfilled":
         return "`unfed purge` deletes them"
     if request.get("state"):

@@ -63,12 +63,12 @@ def gate_meanings(request: Mapping[str, Any]) -> str:
     return f"The gate is what a new model must pass before it comes into force. It looks at {told}." if told else ""
 
 
-def again_words(now: Mapping[str, Any], was: Any = None) -> str:
+def again_words(now: Mapping[str, Any], was: Any = None, whose: str = "the new model") -> str:
     """What a new model shows of a request that left earlier, beside what one that never saw it would."""
     forget = now.get("forget")
     if not is_measured(forget):
         return str(forget)
-    told = f"the new model is right on {forget:.1f} % of its data"
+    told = f"{whose} is right on {forget:.1f} % of its data"
     told += f", the old one on {was:.1f} %" if is_measured(was) else ""
     if "chance" in now:
         told += f"; chance is {now['chance']:.1f} %"
@@ -101,6 +101,8 @@ def sentence(request: Mapping[str, Any], found: Sequence[Row], words: Wording = 
     if not_taken_out(request):
         verb = "were" if plural else "was"
         return f"{subject} {verb} not taken out: the request {not_taken_out(request)}."
+    if request.get("left_by"):
+        return f"{left_before(request, words)}."
     if row is None:
         return f"{subject} {'are' if plural else 'is'} to be taken out; no unlearning method has been evaluated yet."
     if row.verdict:
@@ -130,6 +132,16 @@ def sentence(request: Mapping[str, Any], found: Sequence[Row], words: Wording = 
     )
     who = "they are" if plural else "it is"
     return f"{subject}: after {effort}, {outcome}; whether {who} out was not measured, for {why}."
+
+
+def left_before(request: Mapping[str, Any], words: Wording = FEDERATED) -> str:
+    """What it means that nothing of a request was left in training, without a full stop."""
+    (subject, plural), by = subject_of(request, words), several("request", [str(one) for one in request["left_by"]])[0]
+    it = "them" if plural else "it"
+    return (
+        f"{subject.rstrip(',')} {'take' if plural else 'takes'} no further part, in training or validation; no new"
+        f" model was made, for {by} had taken all of {it} out of training before, and nothing was left to unlearn"
+    )
 
 
 def _checked(request: Mapping[str, Any]) -> str | None:

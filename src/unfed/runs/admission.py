@@ -1,7 +1,7 @@
 """What a request is refused for, when it is filed and again when it is taken up.
 
-Its rows are all gone, its method could not follow those that come before it, or nothing could tell when they are
-forgotten.
+Its rows are all gone and it keeps nothing more out, its method could not follow those that come before it, or nothing
+could tell when they are forgotten.
 """
 
 from __future__ import annotations
@@ -28,11 +28,20 @@ class Admission:
     def __init__(self, run: Worker) -> None:
         self._run = run
 
-    def refuse_if_gone(self, request: Request, seed: int, others: Sequence[Entry]) -> None:
-        """Refuse a request for rows that have all left, with the requests by which they left."""
-        by = left_by(self._run.world(seed), request, [e.request for e in others])
+    def gone_by(self, request: Request, seed: int, others: Sequence[Entry], method: Method) -> tuple[str, ...]:
+        """The requests by which every training row of a request left: nothing is left to unlearn.
+
+        None where a row is still in, or left by a request that is owed: then it is still in the model in force. Refused
+        is what keeps nothing more out than the others do, and a method that works on rows which are not there.
+        """
+        world = self._run.world(seed)
+        by = left_by(world, request, [e.request for e in others])
         if not by:
-            return
+            return ()
+        if self._keeps_more_out(world, request, [e.request for e in others]):
+            settled = left_by(world, request, [e.request for e in others if not (e.owed or e.left_by)])
+            if settled or "forget" not in method.needs:
+                return tuple(one.id for one in settled)
         names, said = {one.id for one in by}, ""
         for entry in others:
             if entry.request.id in names and entry.owed:
@@ -40,6 +49,13 @@ class Admission:
             elif entry.request.id in names and entry.waiting:
                 said += f" Request {entry.request.id!r} is {entry.standing} and has its turn."
         raise UnfedError(gone_already(request, by) + (said or " Nothing is left to do."))
+
+    def _keeps_more_out(self, world: World, request: Request, others: Sequence[Request]) -> bool:
+        """Whether a request names a client or class that no other does, or a validation row in use."""
+        named = {name for one in others for name in (*one.clients, *one.classes)}
+        if not named.issuperset((*request.clients, *request.classes)):
+            return True
+        return self._held_out(world, [*others, request]) < self._held_out(world, others)
 
     def refuse_if_unable(self, config: Config, method: str, request: Request, ahead: Sequence[Entry]) -> None:
         """Refuse a method that could not serve the request after those that come before it."""
@@ -61,11 +77,11 @@ class Admission:
         evaluator = world.evaluator(out)
         gate_of(world, config, entry).measurable(evaluator.evidence(run.current(entry.seed)))
 
-    def _held_out(self, world: World, out: Sequence[Request]) -> bool:
-        """Whether there are validation rows once these are out; who is elsewhere is asked later."""
+    def _held_out(self, world: World, out: Sequence[Request]) -> int:
+        """How many validation rows there are once these are out; who is elsewhere is asked later."""
         if elsewhere(self._run.folder.description()):
-            return True
-        return any(len(client.view("val")) for client in world.scoped(out).values())
+            return 1
+        return sum(len(client.view("val")) for client in world.scoped(out).values())
 
     def makers(self, ahead: Sequence[Entry]) -> list[tuple[str, Method]]:
         """Which request was served by which method, as it was asked for, on the way to the model in force."""

@@ -119,10 +119,12 @@ def _turned_back(run: Record, seen: _Seen) -> Iterator[Affected]:
 def _ways_back(run: Record, seen: _Seen) -> dict[Job, tuple[str, str]]:
     """The jobs whose models can be rid of what took the client out: for which request, and by what."""
     line = in_force(entry for entry in run.folder.requests() if entry.seed == seen.seed)
-    after = line[line.index(seen.entry) :] if seen.entry in line else []
+    names = () if seen.entry is None else seen.entry.left_by or (seen.entry.request.id,)
     found = {
-        Job(seen.seed, entry.request.id, entry.method): (after[0].request.id, str(inverse_of(run.config, after[0])))
-        for entry in turned_back(run.config, after)
+        Job(seen.seed, entry.request.id, entry.method): (one.request.id, str(inverse_of(run.config, one)))
+        for place, one in enumerate(line)
+        if one.request.id in names
+        for entry in turned_back(run.config, line[place:])
     }
     for name in seen.compared[:1]:
         for label in run.config.methods.run:
@@ -144,7 +146,7 @@ def _do(run: Record, client: str, entry: Entry | None, one: Carrier) -> str:
             forget = f'the same run config with mode="unlearn" forget-clients="{client}"'
         return f"{forget}, then `unfed purge` it"
     name = entry.request.id
-    purge = f"`{run.command('purge', '--request', name)}`"
+    purge = listed((f"`{run.command('purge', '--request', one)}`" for one in entry.left_by or [name]), last="and")
     if entry.waiting:
         resume = f"`{run.command('resume')}`"
         if elsewhere(run.description):

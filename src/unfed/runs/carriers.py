@@ -16,7 +16,7 @@ server has none, clients' optimisers begin with every round, and that of a centr
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,7 +69,13 @@ def influence(folder: RunFolder, config: Config) -> list[dict[str, str]]:
 
 
 def carriers(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> list[Carrier]:
-    """What still carries one request that was accepted."""
+    """What still carries one request that was accepted.
+
+    Of one that others had taken out before, it is what carries those.
+    """
+    if entry.left_by:
+        found = [one for other in _left_by(entry, entries) for one in carriers(folder, config, other, entries)]
+        return list({(one.file, one.part): replace(one, request=entry.request.id) for one in found}.values())
     clean = without(folder, config, entry, entries)
     tried = {Job(entry.seed, name, label).path for label in entry.methods for name in entry.names} - clean
     later = [e for e in entries if e.seed == entry.seed and (_leaves_out(e, entry) or _may_have(e))]
@@ -108,6 +114,9 @@ def look(
 
 def without(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> set[Path]:
     """The jobs, by their paths, whose models are without what a request takes out."""
+    if entry.left_by:
+        others = [without(folder, config, other, entries) for other in _left_by(entry, entries)]
+        return set.intersection(*others) if others else set()
     seed = entry.seed
     line = in_force(e for e in entries if e.seed == seed)
     after = [e for e in line if (e.served or 0) >= (entry.served or 0)] if entry in line else []
@@ -117,6 +126,11 @@ def without(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[E
     while more := {job for job, base in began.items() if base in clean} - clean:
         clean |= more
     return clean
+
+
+def _left_by(entry: Entry, entries: Sequence[Entry]) -> list[Entry]:
+    """The requests that took out what a request asked for which had nothing left to take out."""
+    return [one for one in entries if one.request.id in entry.left_by]
 
 
 def _drawn_without(config: Config, entry: Entry, entries: Sequence[Entry]) -> set[Path]:

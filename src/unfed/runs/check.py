@@ -157,7 +157,15 @@ def _models(
 
 def _promised(folder: RunFolder, entries: list[Entry], buried: dict[str, consistency.Tombstone]) -> Iterator[str]:
     """Requests that are fulfilled by a model that is not there."""
+    done = {entry.request.id for entry in entries if entry.state == "fulfilled"}
     for entry in entries:
+        if entry.left_by:
+            yield from (
+                f"Request {entry.request.id!r} is fulfilled by request {name!r}, which is not; restore requests/."
+                for name in entry.left_by
+                if name not in done
+            )
+            continue
         file = Path("models", str(entry.seed), entry.request.id, f"{entry.method.replace(':', '.')}.safetensors")
         if entry.state == "fulfilled" and file.as_posix() not in buried and not (folder.path / file).exists():
             yield f"Request {entry.request.id!r} is fulfilled by {folder.path / file}, which is gone; restore it."

@@ -91,6 +91,7 @@ def entry(entry: Entry, way_out: Callable[[Entry], str]) -> dict[str, Any]:
     names = ("created", "method", "until", "state", "reason", "why", "changed", "served", "expires", "gate", "purged")
     about = {name: getattr(entry, name) for name in names} | {"attempts": [dict(tried) for tried in entry.attempts]}
     about |= {"again": {name: dict(one) for name, one in entry.again.items()}} if entry.again else {}
+    about |= {"left_by": list(entry.left_by)} if entry.left_by else {}
     return about | {
         "standing": entry.standing,
         "owed": entry.owed,

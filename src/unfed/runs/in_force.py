@@ -84,8 +84,8 @@ def in_force(run: Run, seed: int) -> InForce:
     job = run.current_job(seed)
     every = run.folder.requests()
     entries = [entry for entry in every if entry.seed == seed and entry.accepted]
-    gone = [entry.request for entry in in_order(entries)]
-    served = tuple(request.id for request in gone)
+    served = tuple(entry.request.id for entry in in_order(entries))
+    gone = [entry.request for entry in entries if entry.state == "fulfilled"]
     unsettled = [entry for entry in entries if entry.state != "fulfilled"]
     spared = [e for e in unsettled if job.path in carriers.without(run.folder, run.config, e, every)]
     owed = tuple(entry.request.id for entry in unsettled if entry not in spared)

@@ -139,6 +139,12 @@ def _fulfilled(run: Purged, request: str, entries: Sequence[Entry]) -> Entry:
             f"Request {request!r} is {entry.standing}, and starts from what would go; serve it first with"
             f" `{run.command('resume')}`."
         )
+    if left := [one for one in entry.left_by if not any(e.purged for e in entries if e.request.id == one)]:
+        first = listed((f"`{run.command('purge', '--request', one)}`" for one in left), last="and")
+        raise UnfedError(
+            f"Request {request!r} took nothing out itself: every training row of it had left before, and what carries"
+            f" them goes by {first}; purge {request!r} after that."
+        )
     return entry
 
 

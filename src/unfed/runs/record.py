@@ -63,7 +63,7 @@ class Record:
             for label in self.labels:
                 for request in self.description["requests"]:
                     found.append((Job(seed, request["id"], label), self.about(label)["rounds"]))
-        for entry in self.folder.requests():
+        for entry in (one for one in self.folder.requests() if not one.left_by):
             rounds = Until.of(entry.until).rounds or self.about(entry.method, entry)["rounds"]
             if (shared := _shared(entry)) and (shared, rounds) not in found:
                 found.append((shared, rounds))

@@ -9,8 +9,9 @@ It says what is asked, where it stands, and which steps it may take.
 
 From acceptance on a request's rows are in no training view, whatever becomes of it; only withdrawal readmits them. A
 request that is denied or expired is owed: the next recovery leaves its rows out and measures them. One whose clients
-did not answer is put off: it is open again. The files are the only truth: there is no other list of requests, and each
-step is one file, written whole or not at all.
+did not answer is put off: it is open again. One of which nothing was left in training is fulfilled without a model of
+its own (`left_by`): it keeps out whom and what it names. The files are the only truth: there is no other list of
+requests, and each step is one file, written whole or not at all.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ _MAY: dict[str, Callable[[Any], bool]] = {
         )
     ),
     "together": lambda value: isinstance(value, list) and all(type(one) is int and one >= 1 for one in value),
+    "left_by": its.list_of(its.is_text),
     "gate": _GATE,
 }
 """What else a request file may hold, and must look like."""
@@ -131,6 +133,8 @@ class Entry:
     """What the model that it left shows of every request before it: forget, chance or expected, mia, backdoor."""
     together: tuple[int, ...] = ()
     """The numbers of the requests that it was taken up with, its own among them; none if alone."""
+    left_by: tuple[str, ...] = ()
+    """Served requests that had taken out every training row it asks for: it is fulfilled, and no model was made."""
     purged: str | None = None
     """When what carried it was purged; no value of a single row of it is written from then on."""
 
@@ -153,7 +157,8 @@ class Entry:
     def standing(self) -> str:
         """The state in words, with the reason."""
         words = {"in_progress": "in progress", "revoked": "withdrawn"}.get(self.state, self.state)
-        return f"{words} ({self.reason})" if self.reason else words
+        why = self.reason or ("nothing of it was left in training" if self.left_by else None)
+        return f"{words} ({why})" if why else words
 
     @property
     def shared(self) -> str | None:
@@ -215,9 +220,10 @@ class Entry:
     def to_json(self) -> dict[str, Any]:
         plain = {**vars(self), "earlier": list(self.earlier), "attempts": [dict(tried) for tried in self.attempts]}
         own = {"request": self.request.to_json(), "how": self.how.to_json(), "rows": list(self.rows)}
-        for name in ("together", "again", "purged"):
+        for name in ("together", "again", "left_by", "purged"):
             plain.pop(name)
         more: dict[str, Any] = {"together": list(self.together)} if self.together else {}
+        more |= {"left_by": list(self.left_by)} if self.left_by else {}
         more |= {"purged": self.purged} if self.purged else {}
         more |= {"again": {name: dict(one) for name, one in self.again.items()}} if self.again else {}
         return {**plain, **own, **more, "schema": SCHEMA}
@@ -260,7 +266,7 @@ class Entry:
             raise UnfedError(f"{where} has a request that cannot be read ({error}); restore it from a copy.") from error
         values |= {"how": RequestOptions.from_json(raw.get("how") or {}, where), "gate": raw.get("gate")}
         values["rows"], values["again"] = tuple(raw.get("rows") or ()), raw.get("again") or {}
-        for name in ("earlier", "attempts", "together"):
+        for name in ("earlier", "attempts", "together", "left_by"):
             values[name] = tuple(raw.get(name) or ())
         request = replace(request, purged="purged" in values)
         return Entry(request=request, described=raw.get("described"), **values)
@@ -280,11 +286,12 @@ def overlap(one: set[str], other: set[str]) -> bool:
 
 
 def in_force(entries: Iterable[Entry]) -> list[Entry]:
-    """The requests that were fulfilled, in the order in which they were.
+    """The requests that were fulfilled by a model, in the order in which they were.
 
     Each began at the model of the one before; those that share a job have one place, and one model.
     """
-    return sorted((e for e in entries if e.state == "fulfilled"), key=lambda e: (e.served or 0, e.number))
+    done = (e for e in entries if e.state == "fulfilled" and not e.left_by)
+    return sorted(done, key=lambda e: (e.served or 0, e.number))
 
 
 def next_place(entries: Iterable[Entry]) -> int:

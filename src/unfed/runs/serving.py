@@ -2,6 +2,7 @@
 
     file ──► requests/NUMBER-ID.json ──► serve: what was begun, else what was asked first, at the model in force
                                             ├── served      ─► fulfilled, with its place in the order of service
+                                            ├── nothing left ► fulfilled too: its rows had left before, no model is made
                                             ├── it fails    ─► denied: the old model stays in force, the next is served
                                             ├── no answers  ─► put off: open again, the next is served
                                             └── withdrawn   ─► let go; its rows take part again
@@ -20,15 +21,16 @@ later ones were served follows them. What it began without is written into its f
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from unfed.data import Request
 from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed
+from unfed.measures.again import Again
 from unfed.model.params import Params
 from unfed.runs import deny, lineage
 from unfed.runs.admission import Admission
@@ -50,6 +52,17 @@ STOPS: tuple[type[BaseException], ...] = (Halted, OSError, getattr(torch, "Accel
 
 class Withdrawn(Exception):
     """The request at work was withdrawn."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """Nothing of a request was left to unlearn.
+
+    It says by which requests all of it had left, and what the model in force shows of those before it.
+    """
+
+    by: tuple[str, ...]
+    again: Mapping[str, Again]
 
 
 class Queue:
@@ -144,14 +157,14 @@ class Queue:
             entry = Entry(number, request, method, until, at, seed, changed=at, expires=expires, how=how)
             refuse_if_alone(config, entry)
             before = [e for e in accepted if not may_share(e, entry)]
-            self._admission.refuse_if_gone(request, seed, accepted)
-            self._admission.refuse_if_unable(config, method, request, before)
-            if run.trained(seed) and not any(e.waiting for e in accepted):  # what waits may begin another history
-                current = run.current_job(seed) if chosen.follows else Job(seed, None, "train")
-                lineage.not_purged(self._folder, method, chosen, current)
-            lineage.warn_of_return(chosen, self._admission.makers(before), world.template.module)
+            if not self._admission.gone_by(request, seed, accepted, chosen):
+                self._admission.refuse_if_unable(config, method, request, before)
+                if run.trained(seed) and not any(e.waiting for e in accepted):  # what waits may begin another history
+                    current = run.current_job(seed) if chosen.follows else Job(seed, None, "train")
+                    lineage.not_purged(self._folder, method, chosen, current)
+                lineage.warn_of_return(chosen, self._admission.makers(before), world.template.module)
+                self._admission.refuse_if_blind(entry, accepted)
             described = describe_request(world, [*(e.request for e in accepted), request]) | served_by
-            self._admission.refuse_if_blind(entry, accepted)
             entry = replace(entry, described=described, rows=deny.rows_of(request, world, self._folder))
             self._folder.put_request(entry)
             return entry, False
@@ -181,9 +194,10 @@ class Queue:
         if entry.owed or other_method:
             ahead = [e for e in others if not e.waiting or e.state == "in_progress" or e.number < entry.number]
             ahead = [e for e in ahead if not may_share(e, asked)]
-            self._admission.refuse_if_gone(request, entry.seed, in_force(others))
-            self._admission.refuse_if_unable(asked.how.on(self._run.config, asked.method), asked.method, request, ahead)
-            self._admission.refuse_if_blind(asked, ahead)
+            config = asked.how.on(self._run.config, asked.method)
+            if not self._admission.gone_by(request, entry.seed, in_force(others), config.method(asked.method)):
+                self._admission.refuse_if_unable(config, asked.method, request, ahead)
+                self._admission.refuse_if_blind(asked, ahead)
         changed = (
             entry.asked_again(asked, now()) if entry.owed else replace(asked, expires=asked.expires or entry.expires)
         )
@@ -217,7 +231,7 @@ class Queue:
     def serve(self, watch: Watch) -> list[Entry]:
         """Serve the queue in its order, including what comes in meanwhile; the requests that failed here."""
         failed: list[Entry] = []
-        for entry in in_force(self._folder.requests()):
+        for entry in (one for one in self._folder.requests() if one.state == "fulfilled"):
             self._purge(entry)  # a process may have died before it did; purging twice is purging once
         while waiting := turn(self._folder.requests(), self._ready(), self.put_off):
             batch = self._take(waiting)
@@ -228,8 +242,7 @@ class Queue:
             previous, params = self._run.current_job(seed, batch.ids), self._run.current(seed, batch.ids)
             refused: list[tuple[Entry, Exception]] = []
             try:
-                after = self._work(batch, params, previous, watch)
-                decisions = [(entry, self._judge(batch, entry, params, after)) for entry in batch.waiting]
+                found = self._work(batch, params, previous, watch)
             except Withdrawn:
                 self._folder.cut_back()
             except STOPS:
@@ -238,10 +251,10 @@ class Queue:
                 self._folder.cut_back()
                 refused = [(entry, error) for entry in batch.waiting]
             else:
-                refused = [(entry, found) for entry, found in decisions if isinstance(found, NotPassed)]
-                for entry, found in decisions:
-                    if isinstance(found, Decision):
-                        self._fulfil(batch, entry, found)
+                refused = [(entry, one) for entry, one in found if isinstance(one, NotPassed)]
+                for entry, one in found:
+                    if not isinstance(one, NotPassed):
+                        self._fulfil(batch, entry, one)
             for entry, why in refused:
                 if (settled := self._failed(batch, entry, why)) is not None:
                     failed.append(settled)
@@ -262,26 +275,31 @@ class Queue:
                     self._folder.put_request(one)
             return batch
 
-    def _work(self, batch: Batch, params: Params, previous: Job, watch: Watch) -> Params:
+    def _work(
+        self, batch: Batch, params: Params, previous: Job, watch: Watch
+    ) -> list[tuple[Entry, Decision | NotPassed | Left]]:
+        """What came out for each: a model that the gate takes or refuses, or that there was no work."""
         entry = batch.first
         run, out, config = self._run, self._before(entry), entry.how.on(self._run.config, entry.method)
+        method = config.method(entry.method)
         # Those before it may have ended otherwise than was expected when it was filed.
-        for one in batch.waiting:
-            self._admission.refuse_if_gone(one.request, one.seed, out)
-        self._admission.refuse_if_unable(config, entry.method, batch.request, out)
+        gone = [self._admission.gone_by(one.request, one.seed, out, method) for one in batch.waiting]
         requests = [*(e.request for e in out), batch.request]
         base: dict[str, Any] = {"model": "/".join(previous.path.parts), "without": list(entry.earlier)}
         base |= {} if batch.shared is None else {"together": list(batch.ids)}
         began_with = base | ({"set": dict(entry.how.set)} if entry.how.set else {})
+        if batch.shared is None and gone[0]:
+            run.score_before(entry.seed, requests, params, base=base)
+            return [(entry, Left(gone[0], run.world(entry.seed).evaluator(requests).again(params)))]
+        self._admission.refuse_if_unable(config, entry.method, batch.request, out)
         run.score_before(entry.seed, requests, params, base=base)
-        method = config.method(entry.method)
         turn = MethodTurn(entry.seed, requests, entry.method, method, params, previous, batch, began_with)
         after = run.unlearn(turn, watch).params
         for one in () if batch.shared is None else batch.waiting:
             own = self._scope(batch, one)
             run.score_before(one.seed, own, params, base=base)
             run.hand_over(batch, one, Handed(params, after, own, began_with))
-        return after
+        return [(one, self._judge(batch, one, params, after)) for one in batch.waiting]
 
     def _scope(self, batch: Batch, entry: Entry) -> list[Request]:
         """What is out when a request is looked at, itself last."""
@@ -312,14 +330,16 @@ class Queue:
             raise Withdrawn
         return self.besides(seed, (*batch.first.earlier, *ids))
 
-    def _fulfil(self, batch: Batch, entry: Entry, decision: Decision) -> None:
+    def _fulfil(self, batch: Batch, entry: Entry, how: Decision | Left) -> None:
         with self._desk() as entries:
             found = next(e for e in entries if e.number == entry.number)
             if found.state != "in_progress":  # withdrawn after its last round: what it left does not come into force
                 return
             shared = [e.served for e in entries if e.request.id in batch.ids and e.served is not None]
             place = shared[0] if shared else next_place(entries)  # one model, one place
-            done = found.stepped("fulfilled", now(), served=place, gate=decision.to_json(), again=decision.again)
+            settled: dict[str, Any] = {"left_by": how.by} if isinstance(how, Left) else {"served": place}
+            settled |= {} if isinstance(how, Left) else {"gate": how.to_json()}
+            done = found.stepped("fulfilled", now(), again=how.again, **settled)
             self._folder.put_request(done)
         self._purge(done)
 

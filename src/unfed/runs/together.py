@@ -94,17 +94,17 @@ def may_share(one: Entry, other: Entry) -> bool:
     return one.state == "open" and one.how.together and other.how.together and alike(one, other)
 
 
-def sharing(entry: Entry, entries: Sequence[Entry], world: World) -> list[Entry]:
+def sharing(entry: Entry, entries: Sequence[Entry], world: World, out: Sequence[Request]) -> list[Entry]:
     """Those that are taken up with a request that is open, itself among them.
 
-    They stand in the order in which they were asked. Each must have rows of its own beside the others: one
-    whose rows are all another's has its turn alone.
+    They stand in the order in which they were asked. Each must have rows of its own beside the others and those that
+    are out: one whose rows are all another's has its turn alone.
     """
     found = [entry]
     for other in entries:
         if other.number != entry.number and may_share(other, entry):
             more = [*(one.request for one in found), other.request]
-            if all(world.holds(one, [rest for rest in more if rest is not one]) for one in more):
+            if all(world.holds(one, [*out, *(rest for rest in more if rest is not one)]) for one in more):
                 found.append(other)
     return sorted(found, key=lambda one: one.number)
 
@@ -113,9 +113,10 @@ def taken_up(entry: Entry, entries: Sequence[Entry], put_off: Collection[int], w
     """A request that waits as it is begun or gone on with, and those that share its job."""
     if entry.state == "open":
         free = [one for one in entries if one.number not in put_off]
-        members = sharing(entry, free, world) if entry.how.together else [entry]
-        numbers = tuple(one.number for one in members) if len(members) > 1 else ()
         out = [one for one in entries if one.accepted and not one.waiting and one.seed == entry.seed]
+        gone = [one.request for one in out]
+        members = sharing(entry, free, world, gone) if entry.how.together else [entry]
+        numbers = tuple(one.number for one in members) if len(members) > 1 else ()
         earlier = tuple(one.request.id for one in out)
     else:  # a process may have died while it took them up, or while it settled them
         numbers, earlier = entry.together, entry.earlier

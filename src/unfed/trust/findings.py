@@ -54,6 +54,12 @@ def served(record: Record, request: str) -> Entry:
             f"Request {request!r} is {entry.standing}, so there is no evidence to hand out; "
             f"`{record.command('status')}` says where it stands."
         )
+    if entry.left_by:
+        others = listed((f"`{record.command('bundle', '--request', one)}`" for one in entry.left_by), last="and")
+        raise UnfedError(
+            f"Nothing of request {request!r} was left in training, so no model was made for it; the evidence is that of"
+            f" the requests by which it had left: {others}."
+        )
     return entry
 
 

@@ -64,7 +64,7 @@ def _about(folder: RunFolder, entry: Entry) -> Iterator[dict[str, Any]]:
         digest = hashlib.sha256(canonical(dict(entry.gate))).hexdigest()
         yield {"type": "gate", "at": at, "request": name, "checks": checks, **told, "sha256": digest}
     yield {"type": "state", "at": at, "request": name, "state": entry.state, "reason": entry.reason}
-    if entry.state == "fulfilled":
+    if entry.state == "fulfilled" and not entry.left_by:
         model = model_of(folder, entry)
         yield {"type": "in-force", "at": at, "request": name, "method": entry.method, "model": model}
 
