@@ -206,13 +206,17 @@ def test_a_price_grows_with_the_data_and_the_network_and_belongs_to_the_command_
             assert "--scale paper --set engine.precision=bf16` does it." in line, "float32 takes three times as long"
 
 
-def test_the_price_of_a_block_that_was_run_is_what_its_rounds_took_and_a_little_more() -> None:
+def test_the_price_of_a_block_is_what_the_slowest_one_took_and_a_little_more() -> None:
+    """Others had fewer clients, ran side by side, or had the machine for themselves."""
+    ratios: dict[tuple[str, str], list[float]] = {}
     for kept in record.all_in(reproduction.RESULTS):
         config = Config.parse(kept.config)
         for seed in map(str, kept.seeds):
-            own = {job.rpartition("/")[2]: told for job, told in kept.jobs.items() if job.startswith(f"{seed}/")}
-            took = sum(told["seconds"][-1] or 0 for told in own.values()) / 60
-            assert took < reproduction.priced(config, {*own} - {"train", "before"}) < 1.3 * took
+            own = {job: told["seconds"][-1] or 0.0 for job, told in kept.jobs.items() if job.startswith(f"{seed}/")}
+            took = reproduction.spent(own, reproduction.stacks_of(kept))[0] / 60
+            price = reproduction.priced(config, {job.rpartition("/")[2] for job in own} - {"train", "before"})
+            ratios.setdefault((config.data.name, config.model.name), []).append(price / took)
+    assert all(1 < min(own) < 1.3 for own in ratios.values()), ratios
 
 
 def test_a_run_of_the_papers_own_config_stands_beside_it(first: Run, tmp_path: Path) -> None:

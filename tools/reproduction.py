@@ -316,23 +316,34 @@ def _trained_again(kept: record.Kept) -> str:
 
 def took(kept: record.Kept, methods: Collection[str]) -> str:
     """How long the rounds of the shown jobs took, by seed: what was measured, not what a price says."""
-    beside = {job: tuple(one["beside"]) for one in kept.made for job in one["jobs"] if "beside" in one}
+    beside = stacks_of(kept)
     by_seed: dict[str, dict[str, float]] = {}
     for name, columns in kept.jobs.items():
         if name.rpartition("/")[2] in {*methods, "train"} and columns["seconds"][-1]:
             by_seed.setdefault(name.partition("/")[0], {})[name] = columns["seconds"][-1]
     told = []
     for seed, own in sorted(by_seed.items()):
-        stacks: dict[tuple[str, ...], list[str]] = {}
-        for name in own:
-            if name.rpartition("/")[2] in beside.get(name, ()):  # θ* was trained before
-                stacks.setdefault(beside[name], []).append(name)
-        together = [max(own[name] for name in names) for names in stacks.values()]  # all of them waited for each other
-        alone = [seconds for name, seconds in own.items() if not any(name in names for names in stacks.values())]
-        labels = [name.rpartition("/")[2] for names in stacks.values() for name in names]
+        seconds, labels = spent(own, beside)
         said = f", of which {', '.join(labels)} in one stack" if labels else ""
-        told.append(f"seed {seed} {sum([*together, *alone]) / 60:.1f} minutes ({len(own)} jobs{said})")
+        told.append(f"seed {seed} {seconds / 60:.1f} minutes ({len(own)} jobs{said})")
     return f"Rounds alone, beside whatever else the machine did: {', '.join(told)}." if told else ""
+
+
+def stacks_of(kept: record.Kept) -> dict[str, tuple[str, ...]]:
+    """The jobs that ran in a stack, each with the methods of that."""
+    return {job: tuple(one["beside"]) for one in kept.made for job in one["jobs"] if "beside" in one}
+
+
+def spent(jobs: Mapping[str, float], beside: Mapping[str, tuple[str, ...]]) -> tuple[float, list[str]]:
+    """The seconds of some jobs of a seed, and which of them ran side by side: these waited for each other."""
+    stacks: dict[tuple[str, ...], list[str]] = {}
+    for name in jobs:
+        if name.rpartition("/")[2] in beside.get(name, ()):  # θ* was trained before
+            stacks.setdefault(beside[name], []).append(name)
+    together = [max(jobs[name] for name in names) for names in stacks.values()]
+    stacked = [name for names in stacks.values() for name in names]
+    alone = [seconds for name, seconds in jobs.items() if name not in stacked]
+    return sum([*together, *alone]), [name.rpartition("/")[2] for name in stacked]
 
 
 def left_out(spec: Spec, kept: record.Kept) -> str:
