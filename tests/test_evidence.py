@@ -104,7 +104,7 @@ def test_a_bundle_says_what_is_proven_measured_and_neither(signed: Envelope) -> 
     assert any(one.startswith("Accuracy on the data that leaves, in percent: ") for one in found.measured)
     assert any(one.startswith("Gate, utility: passed") for one in found.measured)
     assert any("kept a round out of the log" in one for one in found.neither)
-    assert any("filed by the operator" in one for one in found.neither)
+    assert any("it came unsigned, or was purged" in one for one in found.neither)
     assert "a guarantee" not in said
 
 
@@ -409,6 +409,11 @@ def test_only_what_was_fulfilled_has_evidence(run: Run, tmp_path: Path) -> None:
         served(opened, "later")
 
 
+def test_where_several_were_served_evidence_asks_which(run: Run) -> None:
+    with pytest.raises(UnfedError, match=r"Say which request with --request; .* has served leaves or rows\."):
+        served(run)
+
+
 # --- by commands ------------------------------------------------------------------------------------------------------
 
 
@@ -456,8 +461,7 @@ def test_the_pages_commands_do_what_it_says(
     Path("ward.toml").write_text(config)
     shutil.copy(verifier.__file__, "verifier.py")
     for line in commands.strip().splitlines():
-        name = next(Path("ward/trust/requests").glob("*.json")).stem if "ID" in line else ""
-        code, said, err = unfed(*line.replace("ID", name).split()[1:])
+        code, said, err = unfed(*line.partition("#")[0].split()[1:])
         assert code == 0, (line, err)
     told = " ".join(said.split())
     assert "was asked to train in none of the 3 rounds" in told and "is the model that this evidence is about" in told

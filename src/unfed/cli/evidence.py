@@ -33,8 +33,10 @@ def say(sentence: str) -> None:
 
 def bundle(
     run: RunArgument,
-    request: Annotated[str, typer.Option(metavar="ID", help="The request that was served.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The evidence bundle.")],
+    request: Annotated[
+        str | None, typer.Option(metavar="ID", help="The request that was served; default: the only one.")
+    ] = None,
     key: Annotated[
         Path | None, typer.Option(metavar="FILE.key", help="The operator's key; default: that of the run's log.")
     ] = None,
@@ -55,7 +57,10 @@ def bundle(
     entry = served(record, request)
     trust = TrustFolder(run) if has_trust(run) else None
     if key is None and trust is None:
-        raise UnfedError(f"{run} keeps no log, so no key is known; give the operator's with --key FILE.key.")
+        raise UnfedError(
+            f"{run} keeps no log, so no key is known; give the operator's with --key FILE.key"
+            f" (`{typed('keys', 'new', 'operator')}` makes one)."
+        )
     own = trust.key if key is None and trust is not None else keys.signing_key(key or Path())
     if trust is not None and own.id != trust.operator.id:
         raise UnfedError(f"The log of {run} is signed by another key; leave --key out, or give that one.")
@@ -65,7 +70,7 @@ def bundle(
     if page is not None:
         _write_page(page, verdict, [own.id], record.folder)
     if as_json:
-        told = {"bundle": str(out), "request": request, "key": own.id, "proven": verdict.proven}
+        told = {"bundle": str(out), "request": entry.request.id, "key": own.id, "proven": verdict.proven}
         echo(json.dumps({**told, "page": None if page is None else str(page)}))
     elif not quiet:
         written = f"{out}, signed by {own.id[:16]}…" + ("" if page is None else f", and a page of it, {page}")
@@ -114,7 +119,7 @@ def _write_page(path: Path, verdict: Verdict, keys: list[str], folder: RunFolder
     if folder is None:
         storage.deliver(path, data)
     else:
-        hand_out(folder, "report", path, data)
+        hand_out(folder, "evidence", path, data)
 
 
 def serve(

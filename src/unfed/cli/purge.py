@@ -18,6 +18,7 @@ from unfed.cli.logged import entered
 from unfed.cli.options import Json, Quiet, RunArgument
 from unfed.runs.consistency import TOMBSTONES, Tombstone
 from unfed.runs.handed_out import FILE as HANDED_OUT
+from unfed.runs.onlooker import keeps_log
 from unfed.runs.purge import Outcome
 from unfed.runs.purge import purge as take_away
 from unfed.runs.record import Record
@@ -59,6 +60,10 @@ def _tell(run: Record, request: str, found: Outcome, dry_run: bool) -> None:
         return
     for what in _by_folder(found.gone):
         stdout.print(escape(f"{'would purge' if dry_run else 'purged'} {what}"), soft_wrap=True)
+    if dry_run and keeps_log(run.folder.path):
+        evidence = run.command("bundle", "--request", request, "-o", "evidence.json")
+        said = f"Write its evidence first, `{evidence}`: once purged, the log speaks of nobody."
+        stdout.print(escape(said), soft_wrap=True)
     if not dry_run:
         central = run.config.setting == "central"
         others = "Backups and exports" if central else "Backups, exports and what clients keep"

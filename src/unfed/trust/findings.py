@@ -42,9 +42,18 @@ _DROPPED = ("request", "deny", "poison")
 _PLACES = (("data", "root"), ("model", "initial"))
 
 
-def served(record: Record, request: str) -> Entry:
-    """The request, if there is something to give evidence of."""
+def served(record: Record, request: str | None = None) -> Entry:
+    """The request, if there is something to give evidence of.
+
+    Without a name it is the only one that was served.
+    """
     entries = record.folder.requests()
+    if request is None:
+        done = [one for one in entries if one.state == "fulfilled"]
+        if len(done) != 1:
+            known = listed(one.request.id for one in done) or "none at all"
+            raise UnfedError(f"Say which request with --request; {record.folder.path} has served {known}.")
+        return done[0]
     entry = next((one for one in entries if one.request.id == request), None)
     if entry is None:
         known = listed(one.request.id for one in entries) or "none at all"

@@ -57,7 +57,7 @@ def _neither(said: Any) -> Iterator[str]:
     found, proofs = said["findings"], said["participation"] or []
     yield from (str(one) for one in found["neither"])
     if said["acknowledgement"] is None:
-        yield "That the leaver signed the request: it was filed by the operator."
+        yield "That the leaver signed the request: no signed answer is here, for it came unsigned, or was purged."
     if any(proof.get("before") is None for proof in proofs):
         yield "That the pseudonym is one that ever took part: the log has no round of it before the request."
     about_rows = found["request"]["kind"] != "client"
@@ -69,7 +69,7 @@ def _neither(said: Any) -> Iterator[str]:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
+    return f"{round(value, 4):.4g}" if isinstance(value, (int, float)) else str(value)
 
 
 def told(verdict: Verdict) -> str:
