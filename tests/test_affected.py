@@ -85,11 +85,11 @@ def test_evidence_and_the_page_of_all_runs_are_entered_too(run: Run, tmp_path: P
     given("bundle", where, "--request", "first", "-o", bundle, "--key", tmp_path / "own.key", "--page", page)
     given("index", where.parent, "-o", tmp_path / "all.html")
     found = [(one.what, one.file) for one in handed_out.listed(run.folder)]
-    assert found == [("evidence", str(bundle)), ("report", str(page)), ("index", str(tmp_path / "all.html"))]
+    assert found == [("evidence", str(bundle)), ("evidence", str(page)), ("index", str(tmp_path / "all.html"))]
     for one in handed_out.listed(run.folder):
         assert hashlib.sha256(one.path(where).read_bytes()).hexdigest() == one.sha256
     told = {one.kind: (one.what, one.do) for one in affected(run, "1") if one.file.startswith(str(tmp_path))}
-    assert set(told) == {"evidence", "report", "index"}
+    assert set(told) == {"evidence", "index"}
     assert told["index"][0].startswith("an index of runs of ") and told["index"][1].startswith("`unfed index` says")
     assert told["evidence"][0].startswith("an evidence bundle of ") and "`unfed bundle` says" in told["evidence"][1]
 
@@ -190,6 +190,7 @@ def test_a_client_that_nobody_knows_is_one_sentence(run: Run) -> None:
 def test_the_command_lists_and_says_what_to_do(run: Run) -> None:
     said = given("lineage", run.folder.path, "--affected", "1").replace("\n", "")
     assert "models/0/train.safetensors (model): a model that was trained with it" in said and "unfed forget" in said
+    assert said.count("→") == 1, "two files, one thing to do about both"
     found = json.loads(given("lineage", run.folder.path, "--affected", "1", "--json"))
     assert found["client"] == "1" and {one["kind"] for one in found["carriers"]} == {"model", "state"}
 

@@ -549,7 +549,7 @@ def test_a_model_that_is_ruined_says_so_at_the_end() -> None:
     lost = float(result.before["test"]) - float(result.after["test"])
     assert lost > 20 and str(result).splitlines()[-1] == result.note
     assert result.note.startswith(f"Test fell by {lost:.1f} points, from {result.before['test']:.1f} to ")
-    assert result.note.endswith("; this model is hardly of use: try more epochs=, another lr=, or fewer layers=.")
+    assert result.note.endswith('hardly of use: try more epochs=, another lr=, fewer layers=, or method="sealed".')
 
 
 def test_methods_of_a_run_that_ruined_the_model_are_named_unless_retrain_fell_too() -> None:

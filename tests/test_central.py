@@ -291,8 +291,9 @@ def test_a_folder_serves_one_call_only(model: nn.Module, tmp_path: Path) -> None
 
 
 def test_a_checkpoint_of_a_data_set_says_that_resuming_is_not_bit_equal(model: nn.Module, tmp_path: Path) -> None:
-    with pytest.warns(UnfedWarning, match="will not be bit-equal"):
+    with pytest.warns(UnfedWarning, match="need not be bit-equal") as told:
         call(model, epochs=1, retain=Own(*RETAIN), checkpoint=tmp_path / "run")
+    assert [one.filename for one in told] == [__file__], "it points at the caller"
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_the_how_to_runs_on_a_torchvision_style_model_and_data_set(
         exec(code, {"__name__": "__main__"})
     said = capsys.readouterr()
     assert said.out.startswith("NoT") and "gap: not measured, no Retrain" in said.out
-    assert "NoT 10/10" in said.err
+    assert "NoT 200/200" in said.err
     assert (tmp_path / "report.html").exists() and (tmp_path / "unlearned.pt").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,11 @@ def test_results_as_plain_values_keep_what_was_not_measured() -> None:
     assert first["average_gap"] == "not measured: no Retrain of this request" and isinstance(first["test"], float)
     text = gallery.csv_text([first])
     assert "not measured: no Retrain of this request" in text and "rounds" in text.splitlines()[0]
+
+
+def test_who_was_asked_is_json_in_a_csv() -> None:
+    (line,) = csv.DictReader(io.StringIO(gallery.csv_text([{"asked": {"1": ["0", "ä"]}}])))
+    assert json.loads(line["asked"]) == {"1": ["0", "ä"]}
 
 
 def test_a_name_that_looks_like_a_formula_is_text_in_a_spreadsheet() -> None:

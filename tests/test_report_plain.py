@@ -118,6 +118,8 @@ def test_the_gate_speaks_of_what_is_allowed() -> None:
     for check, says in ((passed, "passed"), (failed, "failed")):
         told = dict(gate_words({"gate": {"checks": [check.to_json()]}}))["Gate, utility"]
         assert told == f"{says}: the drop of validation accuracy in points is {check.value:.3g} (allowed: at most 10)"
+    nothing = {**passed.to_json(), "value": 1.42e-14}
+    assert "in points is 0 (allowed" in dict(gate_words({"gate": {"checks": [nothing]}}))["Gate, utility"]
 
 
 def test_a_page_of_some_of_the_papers_items_does_not_claim_all_and_says_how_it_was_made() -> None:

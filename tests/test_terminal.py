@@ -122,6 +122,22 @@ def test_a_sentence_breaks_between_words_and_never_between_a_number_and_its_perc
         assert not any(line.startswith("%") for line in lines)
 
 
+def test_what_goes_on_below_an_item_stands_below_its_text() -> None:
+    text = Text("Proven:\n  - one two three four\n    → five six seven\nplain words go on at the edge", style="bold")
+    assert between_words(text, 14).plain.split("\n") == [
+        "Proven:",
+        "  - one two",
+        "    three four",
+        "    → five six",
+        "      seven",
+        "plain words go",
+        "on at the edge",
+    ]
+    assert between_words(text, 14).style == text.style and between_words(text, 200).plain == text.plain
+    coloured = between_words(Text.from_markup("  - one two [red]three four[/red] five"), 14)
+    assert [coloured.plain[span.start : span.end].split() for span in coloured.spans] == [["three", "four"]]
+
+
 def test_a_command_is_not_broken_whatever_the_width_so_that_it_can_be_copied() -> None:
     commands = ["`unfed forget 'my run' --client 3`", "`unfed resume 'my run'`"]
     sentence = f"Take another one out with {commands[0]}, or go on with {commands[1]}; a ` alone is a mark like others."

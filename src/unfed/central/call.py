@@ -115,10 +115,10 @@ def unlearn(
         one.check(world.template.module)
     if checkpoint is not None and given.retain.pair is None:
         warnings.warn(
-            "the transforms of a data set of your own draw their own random numbers, so a call that is resumed from"
-            " its checkpoint will not be bit-equal",
+            "a data set of your own may draw random numbers in its transforms, so a call that is resumed from its"
+            " checkpoint need not be bit-equal",
             UnfedWarning,
-            stacklevel=2,
+            stacklevel=3,  # the decorator stands between
         )
     task = Task(wanted, given, world, requests, built, _reference(retrain, world))
     if checkpoint is not None:

@@ -55,7 +55,8 @@ class Result:
     @property
     def note(self) -> str:
         """The sentence on a model that lost too much to be of use; else nothing."""
-        return fell(self.before, self.after, "more epochs=, another lr=, or fewer layers=")
+        other = ', fewer layers=, or method="sealed"' if self.after["method"] == "not" else ", or fewer layers="
+        return fell(self.before, self.after, f"more epochs=, another lr={other}")
 
     def __str__(self) -> str:
         width = max(len(self.title), 8)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from copy import copy
 from typing import Any
 
@@ -70,20 +70,33 @@ class Console(console.Console):
 def between_words(text: Text, width: int) -> Text:
     """The text in lines of that width, as far as its words allow: `1.5 %` is one, a command too.
 
-    A line break in a command that is copied would run its first half.
+    A line break in a command that is copied would run its first half. What goes on below an indented line stands a
+    little further in than it, and so below the text of an item.
     """
-    marks, start, last = list(text.plain), 0, -1
     whole = {place for found in _COMMAND.finditer(text.plain) for place in range(*found.span())}
-    for place, mark in enumerate([*marks, " "]):
-        if mark == "\n":
-            start, last = place + 1, -1
-        elif mark == " " and place not in whole and marks[place + 1 : place + 2] != ["%"]:
-            if last > start and cell_len(text.plain[start:place]) > width:
-                marks[last], start = "\n", last + 1
+    return text.blank_copy("\n").join(_broken(line, width, whole, start) for start, line in _lines(text))
+
+
+def _lines(text: Text) -> Iterator[tuple[int, Text]]:
+    """The lines of a text, each with the place where it begins."""
+    start = 0
+    for line in text.split("\n", allow_blank=True):
+        yield start, line
+        start += len(line) + 1
+
+
+def _broken(line: Text, width: int, whole: Collection[int], begins: int) -> Text:
+    """One line, broken where that is allowed."""
+    plain, wrapped, start, last, hang = line.plain, line.blank_copy(), 0, -1, 0
+    indent = len(plain) - len(plain.lstrip(" "))
+    for place, mark in enumerate(plain + " "):
+        if mark == " " and place >= indent and begins + place not in whole and plain[place + 1 : place + 2] != "%":
+            if last > start and hang + cell_len(plain[start:place]) > width:
+                hang = indent and indent + 2
+                wrapped = wrapped.append_text(line[start:last]).append("\n" + " " * hang)
+                start = last + 1
             last = place
-    wrapped = text.copy()
-    wrapped.plain = "".join(marks)  # as long as it was, so colours stay where they are
-    return wrapped
+    return wrapped.append_text(line[start:])
 
 
 def echo(text: str) -> None:

@@ -34,9 +34,10 @@ def lineage(
         return
     if not found:
         stdout.print(f"Nothing that is known here carries client {escape(affected)}.", soft_wrap=True)
-    for one in found:
+    for one, after in zip(found, [*found[1:], None], strict=True):
         stdout.print(f"[bold]{escape(one.file)}[/bold] ({one.kind}): {escape(one.what)}", soft_wrap=True)
-        stdout.print(f"    → {escape(one.do)}", soft_wrap=True)
+        if after is None or after.do != one.do:
+            stdout.print(f"    → {escape(one.do)}", soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -315,7 +315,8 @@ def find(name: str, key: str = "the method") -> type[Method]:
         return METHODS[name]
     if not is_code(name) and name not in SHIPPED:
         raise UnfedError(
-            f"The method {name!r} is not known; use {listed(METHODS)}, or package.module:Class.{nearest(name, METHODS)}"
+            f"The method {name!r} is not known; use {listed(METHODS)}, or your own, as"
+            f" package.module:Class or FILE.py.{nearest(name, METHODS)}"
         )
     if name in SHIPPED:
         with plugins.allow_only({name}):

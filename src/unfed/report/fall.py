@@ -43,7 +43,8 @@ def falls(found: Sequence[Row]) -> list[str]:
         )
         if row.method in ("before", "retrain") or row.verdict or before is None:
             continue
-        sentence = fell(_values(before), _values(row), "more unlearning.rounds, another unlearning.lr or other layers")
+        other = ", other layers or sealed" if row.method == "not" else " or other layers"
+        sentence = fell(_values(before), _values(row), f"more unlearning.rounds, another unlearning.lr{other}")
         if sentence and (retrain is None or fell(_values(retrain), _values(row), "")):
             told.append(f"{name_of(row.method)}: {sentence}")
     return told

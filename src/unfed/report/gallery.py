@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,7 +79,10 @@ def _numbers(name: str, value: Spread) -> dict[str, Any]:
 
 
 def csv_text(table: Sequence[Mapping[str, Any]]) -> str:
-    """Plain values as CSV, every key a column; a list is written with spaces, nothing as an empty cell."""
+    """Plain values as CSV, every key a column.
+
+    A list is written with spaces, a table as JSON, nothing as an empty cell.
+    """
     columns = list(dict.fromkeys(key for line in table for key in line))
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -93,4 +97,4 @@ def _cell(value: Any) -> object:
         return " ".join(str(part) for part in value)
     if value is None or is_measured(value) or isinstance(value, str | bool | int):
         return "" if value is None else value
-    return str(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)

@@ -41,7 +41,7 @@ def gate_words(request: Mapping[str, Any]) -> list[tuple[str, str]]:
         if is_measured(value):
             decides = "" if check.get("decides") else "; shown only: it decides nothing here"
             bound = f"allowed: at most {check['bound']:.3g}{decides}"
-            text = f"{check['verdict']}: {check['what']} is {value:.3g} ({bound})"
+            text = f"{check['verdict']}: {check['what']} is {round(value, 3):.3g} ({bound})"
         told.append((f"Gate, {check['name']}", text))
     if accepted := gate.get("accepted"):
         told.append(("Gate, accepted", f"put in force all the same by {accepted.get('by')}, {accepted.get('at')}"))
