@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,29 @@ def test_lines_are_appended_and_cut(tmp_path: Path) -> None:
     assert path.read_text() == "one\n"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links are not for everybody there")
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    """A run folder may have come from somebody else, with a link to a file of the reader's in it."""
+    (tmp_path / "mine").write_bytes(b"a file of mine\n")
+    (tmp_path / "lines").symlink_to(tmp_path / "mine")
+    ways: list[Callable[[Path], object]] = [
+        lambda path: storage.append_line(path, "x"),
+        lambda path: storage.cut(path, 0),
+        lambda path: storage.write_at(path, 0, b"x"),
+    ]
+    for way in ways:
+        with pytest.raises(UnfedError, match="lines is a link, and nothing is written through one; put the file"):
+            way(tmp_path / "lines")
+    assert (tmp_path / "mine").read_bytes() == b"a file of mine\n"
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 1}', '\ufeff{"a": 1}', "[" * 100_000])
+def test_json_that_others_may_read_otherwise_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "j.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UnfedError, match=r"The list at .*j\.json is damaged .*restore it from a copy"):
+        storage.read_json(tmp_path / "j.json", "list")
+
+
 def test_json_is_readable_by_people(tmp_path: Path) -> None:
     storage.write_json(tmp_path / "x.json", {"b": 1, "a": [2]})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": [2], "b": 1}
@@ -166,6 +190,7 @@ def test_a_header_with_a_table_where_a_text_belongs_is_a_sentence(tmp_path: Path
 
 KILLED_WRITER = """
 import os, signal, sys
+from collections.abc import Callable
 from pathlib import Path
 from unfed import storage
 with storage.replacing(Path(sys.argv[1])):

@@ -1,12 +1,15 @@
 """Nothing read is believed: whatever stands in a file, a command does its work or says in one sentence which file.
 
-Every file of a run, of a population and of evidence is replaced by other JSON, and by itself with one value that is
-missing, of another type, huge, negative or not a number; then whatever reads it is called.
+Every file of a run, of its log, of a population and of evidence is replaced by other JSON, and by itself with one value
+that is missing, of another type, huge, negative or not a number, in the header where it holds tensors; then by what is
+no file of ours at all: a folder, a link, half of it, a pickle. Then whatever reads it is called.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -14,31 +17,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from commands import called
 from test_judge import QUICK, made_up
 from unfed import storage
 from unfed.claims import making, of_run
-from unfed.data import Request
+from unfed.cli.logged import log_faults
+from unfed.data.deny import KEY_BYTES
 from unfed.errors import UnfedError
+from unfed.paper import record
 from unfed.population import store
 from unfed.remote import runs as remote_runs
 from unfed.remote.nodes import Census
 from unfed.report import how_sure, study_section
-from unfed.runs import consistency, deny, studies
+from unfed.runs import consistency, deny, studies, undo_results
+from unfed.runs.check import check
 from unfed.runs.config import Config
-from unfed.runs.folder import RunFolder
+from unfed.runs.folder import Job, RunFolder
 from unfed.runs.handed_out import hand_out
 from unfed.runs.judged import of_run as of_judged
 from unfed.runs.judging import judged, put_into
 from unfed.runs.run import Run
+from unfed.trust import bundle, findings, intake, keys, request, story
+from unfed.trust.folder import TrustFolder
+from unfed.trust.intake import Handling
+from unfed.trust.request import Opening
 
 TINY: dict[str, Any] = {
     "name": "tiny",
     "partition": {"clients": 3},
     "model": {"name": "cnn-tiny"},
-    "training": {"rounds": 1, "batch": 256},
+    "training": {"rounds": 1, "batch": 256, "record": ["federaser"]},
     "unlearning": {"rounds": 1},
     "request": {"id": "r1", "clients": ["0"]},
     "methods": {"run": ["retrain", "ft"]},
@@ -84,18 +95,38 @@ EVIDENCE: dict[str, Any] = {
     "unmeasured": {"Probes": "no memory"},
     "probes": {"measured": {"unlearned": {"flip": {"forget": 3.0}}, "before": {"flip": {"reason": "not tried"}}}},
 }
+UNDOING: dict[str, Any] = {
+    "schema": 1,
+    "seed": 0,
+    "request": "more",
+    "method": "ft",
+    "title": "FT",
+    "models": {"unlearned": "aa", "retrain": None, "before": None},
+    "perturbed": None,
+    "effort": {"rates": [0.1]},
+    "measured": {name: {"flip": {"forget": 3.0}} for name in ("unlearned", "retrain", "before")},
+}
 TRAFFIC = {"runs": [{"run-id": "7", "network-traffic": {"inbound-bytes": 5, "outbound-bytes": 6}}]}
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with everything that a run can hold, a population, evidence of a foreign app, tried claims."""
+    """A run with everything that a run can hold, a population, evidence of a foreign app, tried claims.
+
+    The run keeps a log, and what the log signed, what was handed out and what was kept of it lie beside it.
+    """
     home = tmp_path_factory.mktemp("whole")
     config = Config.parse(TINY)
     run = Run.create(config, home / "run")
+    for name in ("operator", "one"):
+        keys.new(home / name)
+    trust = TrustFolder.begin(run.folder.path, home / "operator.key")
+    trust.enrol({"1": keys.public_key(home / "one.pub")})
     run.execute()
-    run.forget(Request(id="more", clients=("1",)), "ft", "1")
+    _ask(home, "more", {"clients": ["1"]})
+    intake.receive(Run.open(home / "run"), (home / "more.json").read_bytes(), None, Handling("ft", "1"))
     run = Run.open(home / "run")
+    run.execute()
     of_run.try_on(run, [claim for claim in of_run.CLAIMS if claim.id == "distance"])
     models = studies.models_of(run.folder, {"in force": run.current_job(0)})
     studies.keep(studies.advice_file(run.folder, 0), {"seed": 0, "models": models, "advice": ADVICE})
@@ -105,12 +136,36 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     storage.write_json(home / "run/clients.json", {"order": ["0", "1", "2"], "held": held})
     storage.write_json(home / "run/flower.json", {"state": "finished", "runs": [{"run": "7", "state": "finished"}]})
     hand_out(run.folder, "report", home / "page.html", b"a page")
-    grave = consistency.Tombstone("samples/0/more/ft/000009.safetensors", "00", "more", "2026-11-16")
+    grave = consistency.Tombstone("samples/0/r1/ft/000009.safetensors", "00", "r1", "2026-11-16")
     consistency.bury(run.folder.path, [grave])
+    storage.write_bytes(home / "run/deny.key", b"00" * KEY_BYTES)
+    storage.write_json(home / "run/undo/0/more/ft.json", UNDOING)
+    story.enter(run.folder, trust)
+    _signed(home, run, trust)
+    record.write(record.kept(run, "0" * 40), home / "kept").rename(home / "kept/results.json")
     storage.write_json(home / "foreign/unlearning.json", EVIDENCE)
     storage.write_json(home / "ls.json", TRAFFIC)
     making.make([making.CLAIMS["time-flow"]], home / "theory", lambda text: None, quick=True)
     return home
+
+
+def _ask(home: Path, name: str, scope: dict[str, Any]) -> bytes:
+    """A request that client 1 signed, which lies there too."""
+    value = request.value(scope, "1", keys.public_key(home / "operator.pub").id, name=name)
+    signed = request.sign(value, keys.signing_key(home / "one.key")).to_bytes()
+    (home / f"{name}.json").write_bytes(signed)
+    return signed
+
+
+def _signed(home: Path, run: Run, trust: TrustFolder) -> None:
+    """What a run handed out to others, and what others hand in."""
+    _ask(home, "next", {"clients": ["1"]})
+    (home / "opening.json").write_bytes(intake.opening_bytes(Opening.drawn([("1", 2), ("1", 3)])))
+    shutil.copy(trust.acknowledgement_file("more"), home / "answer.json")
+    entry = findings.served(run, "more")
+    made = bundle.sign(findings.findings(run, entry), trust.key, bundle.from_log(run, entry))
+    (home / "bundle.json").write_bytes(made.to_bytes())
+    shutil.copy(run.folder.model_file(Job(0, "more", "ft")), home / "model.safetensors")
 
 
 # --- how a file is damaged --------------------------------------------------------------------------------------------
@@ -169,6 +224,74 @@ def damages(text: str, lines: bool, depth: int | None) -> Iterator[tuple[str, st
             yield f"{'.'.join(map(str, place))} {way}", f"{damaged}\n{rest}"
 
 
+def content(file: Path) -> str:
+    """What can be damaged in a file: its text, or of one with tensors the numbers in its header."""
+    return json.dumps(storage.numbers_of(file)) if file.suffix == ".safetensors" else file.read_text()
+
+
+def replace(file: Path, text: str) -> None:
+    """Let a file say something else, under sums of its own where it holds tensors."""
+    if file.suffix == ".safetensors":
+        storage.save(file, storage.load(file.with_name(f"{file.name}.whole"))[0], json.loads(text))
+    else:
+        file.write_text(text)
+
+
+EXPLODED: list[int] = []
+
+
+class Bomb:
+    """A pickle that does something when it is read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EXPLODED.append, (1,)
+
+
+def archive() -> bytes:
+    """An .npz of pickled objects."""
+    written = io.BytesIO()
+    np.savez(written, x=np.array([Bomb()], dtype=object))
+    return written.getvalue()
+
+
+def headed(header: bytes) -> bytes:
+    """A safetensors file of little more than a header."""
+    return len(header).to_bytes(8, "little") + header + bytes(8)
+
+
+def linked(path: Path, to: Path) -> None:
+    path.unlink()
+    path.symlink_to(to)
+
+
+def foldered(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+LARGE = b'{"x":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,18446744073709551608]}}'
+BYTES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "half": lambda data: data[: len(data) // 2],
+    "a pickle": lambda data: pickle.dumps(Bomb()) + b"\n",
+    "an archive of pickles": lambda data: archive() + b"\n",
+    "nested": lambda data: b"[" * 100_000 + b"]" * 100_000 + b"\n",
+    "a mark before it": lambda data: b"\xef\xbb\xbf" + data,
+    "named twice": lambda data: data.replace(b"{", b'{"a":1,"a":2,', 1),
+    "endless numbers": lambda data: b'{"x": 1e400, "y": NaN, "z": Infinity}\n',
+    "a long header": lambda data: (1 << 62).to_bytes(8, "little") + data[8:] + b"\n",
+    "a large tensor": lambda data: headed(LARGE) + b"\n",
+    "a nested header": lambda data: headed(b'{"x":' * 5000 + b"1" + b"}" * 5000) + b"\n",
+}
+PLACES: dict[str, Callable[[Path], None]] = {
+    "a folder": foldered,
+    "a link to nothing": lambda path: linked(path, Path("nothing")),
+    "a link in a circle": lambda path: linked(path, Path(path.name)),
+    "a link out": lambda path: linked(path, Path(shutil.copy(path, "away")).absolute()),
+}
+WAYS = [*BYTES, *PLACES]
+
+
 # --- who reads it -----------------------------------------------------------------------------------------------------
 
 Reader = str | Callable[[Path], object]
@@ -186,6 +309,29 @@ def known_clients(home: Path) -> object:
 def loaded(home: Path) -> object:
     population = store.load(home / "population")
     return [population.logits(kind, "forget") for kind in population.about.kinds], population.labels("forget")
+
+
+def recorded(home: Path) -> object:
+    return RunFolder(home / "run").load_histories(Job(0, None, "train"))
+
+
+def opening(home: Path) -> object:
+    return intake.opening_in(intake.read_file(home / "opening.json", "opening"))
+
+
+def results(home: Path) -> object:
+    return record.read(home / "kept/results.json")
+
+
+def undone(home: Path) -> object:
+    return undo_results.read(RunFolder(home / "run"), Job(0, "more", "ft"))
+
+
+def looked(home: Path) -> None:
+    """What `unfed check` finds, all of it."""
+    folder = Path("run")
+    if found := [*check(RunFolder(folder)).findings, *log_faults(folder)]:
+        raise UnfedError(" ".join(found))
 
 
 def marked(home: Path) -> object:
@@ -206,6 +352,7 @@ def studied(home: Path) -> object:
 
 REPORT, LINEAGE = "report run --format md", "lineage run --affected 0"
 CLAIMS = "theory --quick --only time-flow --out theory"
+LOG, VERIFY = "log check run", "verify bundle.json --key operator.pub"
 LOOKS = ("status run", "status run --json", REPORT, "check run", LINEAGE)
 
 
@@ -218,6 +365,8 @@ class Kind:
     depth: int = 3
     hint: bool = False
     """Whether it may say anything: nothing depends on it."""
+    given: bool = False
+    """Whether the caller has just named it, so that a sentence need not."""
 
 
 KINDS = (
@@ -238,6 +387,19 @@ KINDS = (
     Kind("population/population.json", (loaded,)),
     Kind("theory/about.json", (CLAIMS,)),
     Kind("theory/time-flow.json", (CLAIMS,), 7),
+    Kind("kept/results.json", (results,), 5),
+    Kind("run/undo/0/more/ft.json", (undone,)),
+    Kind("run/state/0/train.safetensors", (recorded, looked), 3),
+    Kind("run/models/0/more/ft.safetensors", (studied, looked), 2),
+    Kind("run/samples/0/more/ft/000001.safetensors", (looked,), 2),
+    Kind("population/logits/ft/1.safetensors", (loaded,)),
+    *(Kind(f"run/trust/{name}.json", (LOG,)) for name in ("operator", "pseudonyms", "roster")),
+    *(Kind(f"run/trust/{name}.jsonl", (LOG,)) for name in ("log", "checkpoints", "participants")),
+    *(Kind(f"run/trust/{name}/more.json", (LOG,)) for name in ("requests", "acknowledgements")),
+    Kind("bundle.json", (VERIFY,)),
+    Kind("answer.json", (f"{VERIFY} --log answer.json", f"{LOG} --kept answer.json"), given=True),
+    Kind("next.json", ("request check run next.json",), given=True),
+    Kind("opening.json", (opening,), given=True),
 )
 
 
@@ -274,15 +436,16 @@ def named(kind: Kind, said: str) -> bool:
     """Whether a sentence names the file, one beside it, or begins with the folder that it lies in."""
     file = Path(kind.file)
     begins = re.search(rf"(^|/|error: ){file.parts[0]} ", said) is not None
-    return begins or kind.file in said or f"{file.parent}/" in said
+    return kind.given or begins or kind.file in said or f"{file.parent}/" in said
 
 
 def faults(kind: Kind, home: Path, ask: Ask, readers: Sequence[Reader], depth: int | None = None) -> list[str]:
     """What went wrong with any damage of a file."""
     file, found = home / kind.file, []
-    text = file.read_text()
+    text, data = content(file), file.read_bytes()
+    file.with_name(f"{file.name}.whole").write_bytes(data)
     for name, damaged in damages(text, kind.file.endswith(".jsonl"), depth):
-        file.write_text(damaged)
+        replace(file, damaged)
         for reader in readers:
             code, said = ask(reader)
             who = reader if isinstance(reader, str) else reader.__name__
@@ -292,7 +455,7 @@ def faults(kind: Kind, home: Path, ask: Ask, readers: Sequence[Reader], depth: i
                 found.append(f"{who}, {name} names no file: {said}")
             elif code == 0 and name in ("[]", "3", "null") and not kind.hint:
                 found.append(f"{who} believes {name}")
-    file.write_text(text)
+    file.write_bytes(data)
     assert not any(ask(reader)[0] for reader in readers), "the whole file is read"
     return found
 
@@ -311,3 +474,59 @@ def test_whatever_stands_in_a_file_is_read_or_refused_in_a_sentence_that_names_i
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 def test_so_is_whatever_stands_anywhere_in_it(kind: Kind, home: Path, ask: Ask) -> None:
     assert faults(kind, home, ask, kind.readers, kind.depth) == []
+
+
+# --- what is no file of ours ------------------------------------------------------------------------------------------
+
+TORN = ("run/filed.jsonl", "run/trust/checkpoints.jsonl")
+"""Lists whose end a killed process may not have come to write."""
+OWN = {
+    **{kind.file: looked for kind in KINDS if kind.file.startswith("run/") and not kind.hint},
+    **{kind.file: kind.readers[0] for kind in KINDS if not kind.file.startswith("run/")},
+    "run/state/0/train.history-2": looked,
+    "run/deny.key": looked,
+    "population/rows.safetensors": loaded,
+    "operator.pub": VERIFY,
+    "model.safetensors": f"{VERIFY} --model model.safetensors",
+}
+"""Every file, and who reads it."""
+
+
+def taken(file: str, way: str) -> bool:
+    """What is no damage: a mark that PEM allows, a list without its end, a link to the file, a claim to try again."""
+    pem, text = file.endswith(".pub") and way == "a mark before it", file.endswith((".json", ".jsonl"))
+    torn = (file in TORN and way == "half") or (file == "run/filed.jsonl" and way == "empty")
+    again = file == "theory/time-flow.json" and way in PLACES and way != "a folder"
+    same = way == "a link out" and not file.startswith("run/")
+    return pem or torn or again or same or (way == "named twice" and not text)
+
+
+def misread(file: str, home: Path, ask: Ask, ways: Sequence[str]) -> list[str]:
+    """What was taken for a file, or not refused in a sentence that names it."""
+    path, reader, found = home / file, OWN[file], []
+    data = path.read_bytes()
+    kind = next((one for one in KINDS if one.file == file), Kind(file, ()))
+    for way in (one for one in ways if not taken(file, one)):
+        path.write_bytes(BYTES[way](data)) if way in BYTES else PLACES[way](path)
+        code, said = ask(reader)
+        if code != 2 or not named(kind, said):
+            found.append(f"{way}: {code}: {said}")
+        path.rmdir() if path.is_dir() else path.unlink()
+        path.write_bytes(data)
+    assert not EXPLODED, "a pickle was read"
+    return found
+
+
+@pytest.mark.parametrize("file", OWN)
+def test_what_is_no_file_of_ours_is_not_taken_for_one(file: str, home: Path, ask: Ask) -> None:
+    assert misread(file, home, ask, [WAYS[7 * list(OWN).index(file) % len(WAYS)]]) == []
+
+
+def test_all_of_this_is_whole(ask: Ask) -> None:
+    assert [reader for reader in dict.fromkeys(OWN.values()) if ask(reader)[0]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", OWN)
+def test_nor_is_it_in_any_other_way(file: str, home: Path, ask: Ask) -> None:
+    assert misread(file, home, ask, WAYS) == []

@@ -385,6 +385,22 @@ def test_while_another_process_is_at_work_nothing_goes(run: Run) -> None:
         purge(run, "first")
 
 
+def test_what_lies_behind_a_link_is_not_said_to_be_purged(run: Run, tmp_path: Path) -> None:
+    """Taking the link away would leave the model where it lies."""
+    model = run.folder.path / "models/0/train.safetensors"
+    model.rename(tmp_path / "model")
+    model.symlink_to(tmp_path / "model")
+    with pytest.raises(UnfedError, match=r"train\.safetensors is a link out of the folder"):
+        purge(run, "first")
+    assert (tmp_path / "model").exists() and not (run.folder.path / "tombstones.json").exists()
+    model.unlink()
+    (tmp_path / "model").rename(model)
+    history = next((run.folder.path / "state/0").glob("train.history-*"))
+    history.unlink()
+    with pytest.raises(UnfedError, match=f"{history} is to be purged and is not there; restore it"):
+        purge(run, "first")
+
+
 def test_a_tombstone_that_leads_out_of_the_folder_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").write_bytes(b"mine")
     digest = consistency.file_digest(tmp_path / "mine")

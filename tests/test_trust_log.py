@@ -49,6 +49,16 @@ def test_nothing_new_is_signed_where_nothing_was_added(log: Log) -> None:
     assert len(log.checkpoints()) == 3
 
 
+@pytest.mark.parametrize("left", [None, b"", b"half a line"])
+def test_a_log_that_lost_all_its_checkpoints_does_not_pass_for_one_that_was_signed_for(
+    log: Log, left: bytes | None
+) -> None:
+    path = log.folder / CHECKPOINTS
+    path.unlink() if left is None else path.write_bytes(left)
+    (said,) = faults(Log(log.folder, "test"), [KEY.public])
+    assert said.startswith("None of the 7 leaves") and f"{path} is gone or was emptied" in said
+
+
 def _swap(lines: list[bytes]) -> list[bytes]:
     return [lines[1], lines[0], *lines[2:]]
 

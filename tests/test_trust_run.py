@@ -272,10 +272,9 @@ def test_a_job_that_repeats_a_round_after_a_crash_logs_it_once(home: Path) -> No
 
 def test_a_model_that_was_made_beside_the_log_is_found(home: Path) -> None:
     hand_in(home, signed(home))
-    told = home / "run/trust/operator.json"
-    told.rename(home / "operator.json")  # whoever takes the log away works beside it
+    (home / "run/trust").rename(home / "trust")  # whoever takes the log away works beside it
     Run.open(home / "run").execute()
-    (home / "operator.json").rename(told)
+    (home / "trust").rename(home / "run/trust")
     assert "are not in its log yet" in faults_of(home / "run")[0]
     serve(home)
     assert any("made without the log" in one for one in faults_of(home / "run"))
@@ -303,10 +302,9 @@ def test_a_model_of_before_the_log_is_told_from_one_that_was_made_beside_it(tmp_
     serve(tmp_path)
     assert "in-force" in [leaf["type"] for leaf in TrustFolder(run.folder.path).log.leaves]
     assert faults_of(run.folder.path) == []
-    told = run.folder.path / "trust/operator.json"
-    told.rename(tmp_path / "operator.json")
+    (run.folder.path / "trust").rename(tmp_path / "trust")
     Run.open(run.folder.path).forget(Request("late", clients=("1",)), "ft", 1)
-    (tmp_path / "operator.json").rename(told)
+    (tmp_path / "trust").rename(run.folder.path / "trust")
     serve(tmp_path)
     (said,) = faults_of(run.folder.path)
     assert "The model of request 'late' came into force" in said and "made without the log" in said
@@ -375,6 +373,42 @@ def test_a_folder_in_the_place_of_a_file_is_one_sentence(home: Path, name: str) 
     (home / "run/trust" / name).mkdir()
     (said, *_) = faults_of(home / "run")
     assert f"{name} cannot be read (Is a directory); restore it" in said
+
+
+@pytest.mark.parametrize("name", ["operator.json", "pseudonyms.json"])
+def test_no_work_goes_on_without_who_signs_and_who_took_part(home: Path, name: str) -> None:
+    """Without the first nothing would be logged any more, without the second the same people by other names."""
+    hand_in(home, signed(home))
+    (home / "run/trust" / name).unlink()
+    before = (home / "run/trust/log.jsonl").read_bytes(), (home / "run/trajectory.jsonl").read_bytes()
+    with pytest.raises(UnfedError, match=rf"{name} is gone.*restore it"):
+        serve(home)
+    with pytest.raises(UnfedError, match=rf"{name} is gone.*restore it"):
+        Run.open(home / "run").execute()
+    assert before == ((home / "run/trust/log.jsonl").read_bytes(), (home / "run/trajectory.jsonl").read_bytes())
+    (said,) = faults_of(home / "run")
+    assert f"{name} is gone" in said
+
+
+@pytest.mark.parametrize("file", ["roster.json", "requests/r.json", "acknowledgements/r.json"])
+def test_a_signed_file_that_is_lost_or_of_another_day_is_found(home: Path, file: str) -> None:
+    old = (home / "run/trust/roster.json").read_bytes()
+    TrustFolder(home / "run").enrol({"2": keys.public_key(home / "stranger.pub")})
+    hand_in(home, signed(home, name="r"))
+    assert faults_of(home / "run") == []
+    path = home / "run/trust" / file
+    for other in (None, old):
+        path.unlink() if other is None else path.write_bytes(other)
+        (said,) = faults_of(home / "run")
+        assert said.startswith(f"{path} is not the ") and "that was logged" in said
+
+
+def test_leaves_that_are_not_signed_for_yet_are_told_from_those_that_are(
+    home: Path, unfed: Callable[..., tuple[int, str, str]]
+) -> None:
+    assert "is the one that was signed for.\n" in unfed("log", "check", home / "run")[1]
+    TrustFolder(home / "run").log.append({"type": "test", "at": "2026-01-01T00:00:00Z"})
+    assert "signed for; the last 1 are not signed for yet.\n" in unfed("log", "check", home / "run")[1]
 
 
 def test_what_a_killed_writer_left_is_swept(home: Path) -> None:

@@ -6,6 +6,7 @@ and whole numbers of 400 digits are JSON to Python, and end what computes with t
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,8 +14,32 @@ from typing import Any
 Check = Callable[[Any], bool]
 
 
+def parsed(data: str | bytes, constant: Callable[[str], Any] | None = None) -> Any:
+    """The value in a text of JSON, or ValueError; `constant` is asked about `NaN` and `Infinity`.
+
+    UTF-8 and nothing else. What is named twice is refused, for another reader may take the other one.
+    """
+    try:
+        text = data if isinstance(data, str) else data.decode()
+        return json.loads(text, object_pairs_hook=_once, parse_constant=constant)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("it names something twice")
+    return found
+
+
 def is_text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def is_name(value: Any) -> bool:
+    """The name of a file, which leads into no other folder."""
+    return isinstance(value, str) and value not in ("", ".", "..") and not {*value} & {*"/\\\0"}
 
 
 def is_table(value: Any) -> bool:

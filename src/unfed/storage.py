@@ -24,6 +24,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from unfed import json_checks
 from unfed.errors import Halted, UnfedError
 
 if sys.platform != "win32":
@@ -96,8 +97,9 @@ def _held(descriptor: int) -> bool:
     return os.fstat(descriptor).st_nlink > 0
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, PRIVATE)
+def _own(path: str, flags: int) -> int:
+    """Open a file for its owner alone, itself and no link to another: a folder may have come from somebody else."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), PRIVATE)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -106,17 +108,16 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path, what: str) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json_checks.parsed(path.read_bytes())
     except FileNotFoundError as error:
         raise UnfedError(f"There is no {what} at {path}; check the path.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        reason = "it is nested too deep" if isinstance(error, RecursionError) else error
-        raise UnfedError(f"The {what} at {path} is damaged ({reason}); restore it from a copy.") from error
+    except (OSError, ValueError) as error:
+        raise UnfedError(f"The {what} at {path} is damaged ({error}); restore it from a copy.") from error
 
 
 def append_line(path: Path, line: str) -> int:
     """Add a line and give the file's new length, once it is on the disk."""
-    with disk_errors(path), open(path, "ab", opener=_private) as file:
+    with disk_errors(path), open(path, "ab", opener=_own) as file:
         file.write(line.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
@@ -125,7 +126,7 @@ def append_line(path: Path, line: str) -> int:
 
 def write_at(path: Path, offset: int, data: bytes) -> None:
     """Go on with a file at a place, over whatever a killed process left after it."""
-    with disk_errors(path), open(path, "r+b") as file:
+    with disk_errors(path), open(path, "r+b", opener=_own) as file:
         file.truncate(offset)
         file.seek(offset)
         file.write(data)
@@ -136,7 +137,7 @@ def write_at(path: Path, offset: int, data: bytes) -> None:
 def cut(path: Path, length: int) -> None:
     """Shorten a file to what a saved state vouches for."""
     if path.exists() and path.stat().st_size > length:
-        with disk_errors(path), open(path, "r+b") as file:
+        with disk_errors(path), open(path, "r+b", opener=_own) as file:
             file.truncate(length)
             os.fsync(file.fileno())
 
@@ -172,7 +173,7 @@ def load(path: Path, what: str = "checkpoint") -> tuple[Tensors, dict[str, Any]]
         ) from error
 
 
-def numbers_of(path: Path) -> dict[str, Any]:
+def numbers_of(path: Path, what: str = "saved state") -> dict[str, Any]:
     """Only the numbers, without reading the tensors."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
@@ -181,7 +182,7 @@ def numbers_of(path: Path) -> dict[str, Any]:
                 raise ValueError("its numbers are not those that were written")
             return _numbers(header)
     except (safetensors.SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
-        raise UnfedError(f"The state file {path} is damaged ({_short(error)}); delete it to redo its job.") from error
+        raise UnfedError(f"The {what} {path} is damaged ({_short(error)}); restore it from a copy.") from error
 
 
 def names_of(path: Path) -> list[str]:
@@ -274,6 +275,8 @@ def disk_errors(path: Path) -> Iterator[None]:
                 f"The disk is full, so {path} could not be written; what was saved before is untouched."
                 " Free some space and resume."
             ) from error
+        if error.errno == errno.ELOOP:
+            raise Halted(f"{path} is a link, and nothing is written through one; put the file in its place.") from error
         raise Halted(f"{path} could not be written ({error.strerror or error}); check the path.") from error
 
 

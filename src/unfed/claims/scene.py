@@ -25,7 +25,7 @@ from unfed.data import Request, Source
 from unfed.federation.server import JobServer, Members
 from unfed.federation.state import State
 from unfed.model.layers import Choice, choose
-from unfed.model.params import Params, cast
+from unfed.model.params import Params, cast, check_like
 from unfed.model.perturb import negate
 from unfed.model.tensor_table import WEIGHTS, table_of
 from unfed.runs.config import Config
@@ -155,7 +155,9 @@ class Scene:
         """Rounds over what these requests leave, from a fresh model or from a given one; `held` tensors stay."""
         place = None if self.folder is None else self.folder / "models" / f"{self._key(name, rounds)}.safetensors"
         if place is not None and place.exists():
-            return cast(storage.load(place, "model")[0], self.world.dtype, self.world.device)
+            kept = storage.load(place, "model")[0]
+            check_like(kept, self.world.template.like, f"The model {place}")
+            return cast(kept, self.world.dtype, self.world.device)
         server = self.server(requests, rounds, seed)
         state = State(server.init() if start is None else start())
         after = (*server.base.after, *((term("hold", of="start", names=",".join(held)),) if held else ()))

@@ -16,6 +16,7 @@ from unfed.cli.options import AllowCode, Json, Quiet, RunArgument
 from unfed.errors import UnfedError, typed
 from unfed.runs.folder import RunFolder
 from unfed.runs.handed_out import hand_out
+from unfed.runs.onlooker import keeps_log
 from unfed.runs.record import Record
 from unfed.runs.run import Run
 
@@ -51,11 +52,11 @@ def bundle(
     from unfed.trust import bundle as bundles
     from unfed.trust import keys
     from unfed.trust.findings import findings, served
-    from unfed.trust.folder import TrustFolder, has_trust
+    from unfed.trust.folder import TrustFolder
 
     record = Record(RunFolder(run))
     entry = served(record, request)
-    trust = TrustFolder(run) if has_trust(run) else None
+    trust = TrustFolder(run) if keeps_log(run) else None
     if key is None and trust is None:
         raise UnfedError(
             f"{run} keeps no log, so no key is known; give the operator's with --key FILE.key"

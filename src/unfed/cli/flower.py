@@ -21,8 +21,9 @@ from unfed.cli.console import Console
 from unfed.cli.options import Json
 from unfed.errors import UnfedError, extra
 from unfed.report.units import bytes_text
+from unfed.runs.elsewhere import flower_runs
 from unfed.runs.folder import RunFolder
-from unfed.runs.schema import FLOWER_RUNS, Fits, checked
+from unfed.runs.schema import Fits, checked
 
 stdout = Console(highlight=False)
 flower_app = typer.Typer(help="Flower: the same unlearning on real, separate machines.", no_args_is_help=True)
@@ -150,11 +151,9 @@ def costs(
 
 def _traffic(run: Path, ls: Path) -> list[dict[str, Any]]:
     """Flower's own count of the runs that worked in this folder."""
-    path = run / "flower.json"
-    if not path.exists():
+    own = {entry["run"] for entry in flower_runs(run)}
+    if not own:
         return []
-    kept = checked(storage.read_json(path, "list of Flower runs"), str(path), FLOWER_RUNS)
-    own = {entry["run"] for entry in kept["runs"]}
     told = checked(storage.read_json(ls, "list of Flower runs"), str(ls), {"runs": LISTED}, remedy=AGAIN)
     return [{"run": str(r["run-id"]), **r["network-traffic"]} for r in told["runs"] if str(r["run-id"]) in own]
 

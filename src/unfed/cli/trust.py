@@ -204,7 +204,9 @@ def log_check(
         for sentence in found[1:]:
             say(f"- {sentence}")
         raise UnfedError(found[0])
+    waiting = leaves - checkpoint_in(trust.log.latest(), [trust.operator]).size
     since = f", and has grown from the {theirs.size} of {theirs.at}" if theirs else ""
+    since += f"; the last {waiting} are not signed for yet" if waiting else ""
     say(f"The log of {run} has {leaves} leaves and is the one that was signed for{since}.")
 
 

@@ -23,8 +23,8 @@ from unfed.flower.transport import GridTransport
 from unfed.remote import server
 from unfed.remote.options import Options
 from unfed.runs.description import now
+from unfed.runs.elsewhere import flower_runs
 from unfed.runs.run import Run
-from unfed.runs.schema import FLOWER_RUNS, checked
 
 app = ServerApp()
 
@@ -77,8 +77,6 @@ def run(grid: Grid, values: Mapping[str, Any], run_id: int = 0) -> Run:
 
 def mark(folder: Path, run_id: int, state: str, error: str = "") -> None:
     """Note which Flower run worked in a folder and how it ended: running, finished or failed."""
-    path = folder / "flower.json"
-    before = checked(storage.read_json(path, "list of Flower runs"), str(path), FLOWER_RUNS) if path.exists() else {}
-    runs = [run for run in before.get("runs", ()) if run["run"] != str(run_id)]
+    runs = [run for run in flower_runs(folder) if run["run"] != str(run_id)]
     found = {"run": str(run_id), "state": state, "at": now()} | ({"error": error} if error else {})
-    storage.write_json(path, {"state": state, "runs": [*runs, found]})
+    storage.write_json(folder / "flower.json", {"state": state, "runs": [*runs, found]})

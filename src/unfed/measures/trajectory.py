@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Required, TypedDict, Unpack, cast
 
 from unfed.errors import UnfedError
+from unfed.json_checks import parsed
 from unfed.measures.columns import COLUMNS
 from unfed.values import Value
 
@@ -149,10 +150,9 @@ _FIELDS: dict[str, tuple[str, Any]] = {
 def read(text: str | bytes, where: str) -> Line:
     """The line that `write` wrote, or one sentence that names the place and the field."""
     try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, ValueError) else "it is nested too deep"
-        raise UnfedError(f"{where} is damaged ({reason}); restore the file.") from error
+        raw = parsed(text)
+    except ValueError as error:
+        raise UnfedError(f"{where} is damaged ({error}); restore the file.") from error
     if not isinstance(raw, dict):
         raise UnfedError(f"{where} is damaged (it is no table of fields); restore the file.")
     for name in ("seed", "request", "method", "round"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -271,7 +272,8 @@ def _copy(reading: BufferedReader, writing: BufferedWriter, left: int, width: in
 
 
 def _refuse_same(source: Path, target: Path) -> None:
-    if source.resolve() == target.resolve() or (target.exists() and source.exists() and source.samefile(target)):
+    same = os.path.realpath(source) == os.path.realpath(target)  # links that lead in a circle end at themselves
+    if same or (target.exists() and source.exists() and source.samefile(target)):
         raise UnfedError(f"Source and target are the same file {source}; give the target another name.")
 
 

@@ -7,7 +7,6 @@ What does not fit is one sentence that names the file; nothing of it is written 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ SCHEMA = 1
 def fields_of(path: Path, what: str, fields: Mapping[str, its.Check]) -> dict[str, Any]:
     """The fields of a file, `preset` and `config` among them, if each fits."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        raw = its.parsed(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise UnfedError(f"{path} holds no {what} ({error}); make it again.") from error
     if not isinstance(raw, dict) or "schema" not in raw:
         raise UnfedError(f"{path} holds no {what} (no schema); make it again.")

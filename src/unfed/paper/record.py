@@ -26,6 +26,7 @@ from unfed.paper import kept_files
 from unfed.paper.kept_files import SCHEMA
 from unfed.runs import config_differences, revisions
 from unfed.runs.config import Config
+from unfed.runs.folder import digests_at
 from unfed.runs.run import Run
 from unfed.values import is_measured
 
@@ -97,7 +98,7 @@ def kept(run: Run, commit: str, beside: Sequence[str] = ()) -> Kept:
 def _trained(run: Run) -> dict[str, str]:
     """Seed → the fingerprint of θ*, by which it is compared where it is too large to carry away."""
     files = {str(seed): run.folder.model_file(run.training_job(seed)) for seed in run.config.seed_list}
-    there = {seed: storage.numbers_of(path).get("sha256") for seed, path in files.items() if path.exists()}
+    there = {seed: digests_at(path) for seed, path in files.items()}
     return {seed: fingerprint(found) for seed, found in there.items() if found}
 
 

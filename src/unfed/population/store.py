@@ -121,6 +121,10 @@ class Population:
         if f"{name}/{group}" not in tensors:
             raise UnfedError(f"{self.folder} knows no {name!r} of the rows in {group!r}.")
         found: NDArray[Any] = tensors[f"{name}/{group}"].numpy()
+        if found.shape != (self.about.groups.get(group),):
+            raise UnfedError(
+                f"{rows_file(self.folder)} has other rows in {group!r} than the population; restore it from a copy."
+            )
         return found
 
     def done(self, kind: str) -> tuple[int, ...]:
@@ -140,7 +144,8 @@ class Population:
 
     def _fits(self, tensors: Mapping[str, Tensor]) -> bool:
         shapes = {group: (rows, self.about.classes) for group, rows in self.about.groups.items()}
-        return {group: tuple(t.shape) for group, t in tensors.items()} == shapes
+        numbers = all(t.is_floating_point() for t in tensors.values())
+        return numbers and {group: tuple(t.shape) for group, t in tensors.items()} == shapes
 
     def _known(self, group: str) -> None:
         if group not in self.about.groups:

@@ -21,10 +21,10 @@ from unfed.remote.population import KnownClients, Nodes
 from unfed.remote.world import nodes_of
 from unfed.runs import deny
 from unfed.runs.config import Config
+from unfed.runs.elsewhere import client_list
 from unfed.runs.folder import RunFolder
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
-from unfed.runs.schema import CLIENTS, checked
 from unfed.runs.world import World
 
 Maker = Callable[[Config, int, KnownClients], World]
@@ -65,10 +65,9 @@ def _build(make: Maker, folder: RunFolder, config: Config, seed: int) -> World:
 
 def _past(folder: RunFolder) -> KnownClients:
     """Who took part so far, in their order, and what they hold."""
-    path, note = folder.path / "clients.json", partial(_note, folder)
-    if not path.exists():
+    raw, note = client_list(folder.path), partial(_note, folder)
+    if raw is None:
         return KnownClients(tuple(folder.description()["clients"]), {}, note)
-    raw = checked(storage.read_json(path, "client list"), str(path), CLIENTS)
     return KnownClients(tuple(raw["order"]), {name: Census.from_json(held) for name, held in raw["held"].items()}, note)
 
 

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unfed import storage
 from unfed.errors import UnfedError, listed
 from unfed.methods import NoT
 from unfed.runs import carriers, consistency, handed_out
 from unfed.runs.carriers import Carrier
-from unfed.runs.elsewhere import elsewhere, how_to_go_on
+from unfed.runs.elsewhere import client_list, elsewhere, how_to_go_on
 from unfed.runs.folder import Job
 from unfed.runs.record import Record
 from unfed.runs.requests import Entry, in_force
-from unfed.runs.schema import CLIENTS, checked
 from unfed.runs.turning_back import inverse_by, inverse_of, turned_back
 
 
@@ -75,8 +73,7 @@ def affected(run: Record, client: str) -> list[Affected]:
 
 def _clients(run: Record) -> set[str]:
     """Who ever took part, or was named as a leaver."""
-    path = run.folder.path / "clients.json"
-    order = checked(storage.read_json(path, "client list"), str(path), CLIENTS)["order"] if path.exists() else []
+    order = (client_list(run.folder.path) or {"order": []})["order"]
     named = [name for entry in run.folder.requests() for name in entry.request.clients]
     return {*run.description["clients"], *order, *named}
 

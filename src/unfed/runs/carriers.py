@@ -27,7 +27,7 @@ from unfed.measures.again import FEWEST
 from unfed.methods import METHODS, NoT
 from unfed.runs import consistency, few_rows, studies
 from unfed.runs.config import Config
-from unfed.runs.folder import BEST, PARAMS, WITHOUT, Job, RunFolder
+from unfed.runs.folder import BEST, PARAMS, Job, RunFolder, left_out_at
 from unfed.runs.histories import HISTORY, HistoryLog
 from unfed.runs.requests import Entry, in_force, overlap, owners
 from unfed.runs.trajectory_file import tombstone_of
@@ -277,7 +277,7 @@ class _Look:
 
     def _left_out_of(self, scores: Path) -> bool:
         """Whether no score in a folder is of its rows, as the files say."""
-        return all(self.request in storage.numbers_of(f).get(WITHOUT, ()) for f in scores.glob("*.safetensors"))
+        return all(self.request in left_out_at(f) for f in scores.glob("*.safetensors"))
 
     def _speaks_of_it(self, job: Path) -> bool:
         """Whether what is kept of a model is about these rows, though the model is without them."""

@@ -18,9 +18,10 @@ from typing import Any
 from unfed import storage
 from unfed.errors import UnfedError, typed
 from unfed.model.digest import digests, fingerprint
-from unfed.runs import consistency, handed_out, judged, studies, undo_results
+from unfed.runs import consistency, deny, handed_out, judged, studies, undo_results
 from unfed.runs.config import Config
-from unfed.runs.folder import RunFolder, numbers_at
+from unfed.runs.elsewhere import client_list, flower_runs
+from unfed.runs.folder import RunFolder, left_out_at, numbers_at
 from unfed.runs.histories import HistoryLog
 from unfed.runs.purge import pending
 from unfed.runs.requests import SHARED, Entry
@@ -62,8 +63,10 @@ def check(folder: RunFolder) -> Found:
         )
     samples = list(_files(folder.path / "samples"))
     for path in samples:
-        _told(found, lambda path=path: storage.verify(path, "scores"))  # type: ignore[misc]
+        _told(found, lambda path=path: storage.load(path, "scores"))  # type: ignore[misc]
+        _told(found, lambda path=path: left_out_at(path))  # type: ignore[misc]
     _beside(found, folder)
+    found.findings += _links(folder.path)
     if entries is not None:
         named = {line["request"] for line in lines} | {_request_of(folder, path) for path in states}
         known = {asked["id"] for asked in description["requests"]} | {entry.request.id for entry in entries} | {None}
@@ -81,17 +84,26 @@ def check(folder: RunFolder) -> Found:
 
 
 def _beside(found: Found, folder: RunFolder) -> None:
-    """What was measured of models, and the list of what was handed out.
+    """What was measured of models, what was handed out, clients that are elsewhere, and the key of the deny list.
 
-    The former are probes, studies and judged populations.
+    The first are probes, studies and judged populations.
     """
     for path in sorted((folder.path / "undo").rglob("*.json")):
         _told(found, lambda path=path: undo_results.read_at(path))  # type: ignore[misc]
     for place in (studies.THEORY, studies.ADVICE):
         for path in sorted((folder.path / place).rglob("*.json")):
             _told(found, lambda path=path: studies.read(folder, path))  # type: ignore[misc]
-    _told(found, lambda: judged.of_run(folder))
-    _told(found, lambda: handed_out.listed(folder))
+    for read in (judged.of_run, handed_out.listed):
+        _told(found, lambda read=read: read(folder))  # type: ignore[misc]
+    for own in (client_list, flower_runs, deny.key_in):
+        _told(found, lambda own=own: own(folder.path))  # type: ignore[misc]
+
+
+def _links(folder: Path) -> Iterator[str]:
+    """What lies elsewhere: it is not copied with the folder, and would outlive a purge."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and (consistency.leads_out(folder, path) or not path.exists()):
+            yield f"{path} is a link out of the folder, or to nothing; put the file in its place."
 
 
 def _told(found: Found, read: Callable[[], Any]) -> Any:
@@ -117,7 +129,7 @@ def _states(found: Found, folder: RunFolder, buried: Container[str]) -> dict[Pat
         numbers = _told(found, lambda path=path: numbers_at(path))  # type: ignore[misc]
         if numbers is not None:
             states[path] = numbers
-            log = path.with_name(str(numbers.get("log", {}).get("file", path.name)))
+            log = path.with_name(numbers.get("log", {}).get("file", path.name))
             if log.relative_to(folder.path).as_posix() not in buried:
                 _told(found, lambda path=path, numbers=numbers: HistoryLog(path).verify(numbers))  # type: ignore[misc]
     return states
@@ -152,7 +164,10 @@ def _models(
             continue
         said = own.get("bound", {}).get("model")
         if loaded is not None and said and own.get("finished") and fingerprint(digests(loaded[0])) != said:
-            found.findings.append(f"The model {path} is not the one that its job left; restore it from a copy.")
+            found.findings.append(
+                f"The model {path} is not the one that its job left ({folder.path / 'state' / job} vouches for"
+                " another); restore it from a copy."
+            )
 
 
 def _promised(folder: RunFolder, entries: list[Entry], buried: dict[str, consistency.Tombstone]) -> Iterator[str]:

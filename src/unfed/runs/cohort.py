@@ -28,11 +28,12 @@ from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members
 from unfed.federation.state import usable
 from unfed.methods import Method, Retrain, State
-from unfed.model.params import Params, cast
+from unfed.model.params import Params, cast, check_like
 from unfed.population.store import BEFORE
 from unfed.runs.config import Config
 from unfed.runs.description import rounds_of
 from unfed.runs.from_config import Network
+from unfed.runs.schema import COHORT, checked
 from unfed.runs.training import training_method
 from unfed.runs.world import World
 
@@ -199,11 +200,13 @@ class Cohort:
         if not self._file(kind).exists():
             return None
         tensors, numbers = storage.load(self._file(kind), "state of a population")
-        if numbers["seeds"] != list(self.seeds):
+        where = f"The state of a population {self._file(kind)}"
+        if checked(numbers, where, COHORT, remedy="delete it, and it is begun anew")["seeds"] != list(self.seeds):
             return None
         parts, states = storage.part(tensors), []
-        for i, about in enumerate(numbers["members"]):
-            groups = {group: self._placed(own) for group, own in storage.part(parts[str(i)]).items()}
+        for i, about in zip(range(len(self.seeds)), numbers["members"], strict=False):
+            groups = {group: self._placed(own) for group, own in storage.part(parts.get(str(i), {})).items()}
+            check_like(groups.get("params", {}), self.world.template.like, where)
             kept = {group: groups.get(group, {}) for group in about["groups"]}
             whole = {name: about[name] for name in ("round", "numbers", "done", "model")}
             states.append(State(params=groups["params"], tensors=kept, **whole))

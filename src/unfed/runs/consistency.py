@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from unfed import json_checks as its
 from unfed import storage
 from unfed.data import Request
 from unfed.errors import UnfedError
@@ -66,6 +68,16 @@ def file_digest(path: Path) -> str | None:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def leads_out(folder: Path, path: Path) -> bool:
+    """Whether a path in a folder ends somewhere else, by a link."""
+    return not _real(path).is_relative_to(_real(folder))
+
+
+def _real(path: Path) -> Path:
+    """Where a path ends; links that lead in a circle end at themselves."""
+    return Path(os.path.realpath(path))
+
+
 def request_digest(request: Request) -> str:
     """SHA-256 of what a request asks for; by which file its samples were listed is no part of that."""
     plain = {name: value for name, value in request.to_json().items() if name != "listed"}
@@ -103,7 +115,7 @@ def tombstones(folder: Path) -> dict[str, Tombstone]:
 
 def tombstone_of(folder: Path, path: Path) -> Tombstone | None:
     """The tombstone of a file of a run folder, however its path is written."""
-    whole, file = folder.resolve(), path.resolve()
+    whole, file = _real(folder), _real(path)
     return tombstones(folder).get(file.relative_to(whole).as_posix()) if file.is_relative_to(whole) else None
 
 
@@ -150,6 +162,9 @@ Filed = Mapping[int, tuple[str, str]]
 """What was filed, by its number: id, and SHA-256 of what it asks for."""
 
 
+_FILED = its.table_with({"number": its.is_count, "id": its.is_text, "sha256": its.is_text})
+
+
 def missing(folder: Path, entries: Iterable[Entry], filed: Filed) -> list[str]:
     """A sentence for every request that was filed and is not there as it was asked.
 
@@ -182,12 +197,10 @@ def filed_list(folder: Path) -> Filed:
     whole, _, _ = path.read_bytes().rpartition(b"\n")
     for place, text in enumerate(whole.split(b"\n") if whole else (), 1):
         try:
-            line = json.loads(text)
-            number, name, digest = line["number"], line["id"], line["sha256"]
-            fits = isinstance(number, int) and isinstance(name, str) and isinstance(digest, str)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            fits = False
-        if not fits:
+            line = its.parsed(text)
+        except ValueError:
+            line = None
+        if not _FILED(line) or line["number"] in found:
             raise UnfedError(f"Line {place} of {path} is damaged; restore the file.")
-        found[number] = (name, digest)
+        found[line["number"]] = line["id"], line["sha256"]
     return found

@@ -80,7 +80,7 @@ def _of_run(folder: RunFolder, config: Config) -> dict[str, Any]:
             f"The rows on the deny list of {folder.path} are known by their pixels, stretched to {sides[0]}; stretched"
             f" to {sides[1]} none would be recognised, so set data.resize = {sides[0]}."
         )
-    key = _read(folder.path) if rows else None
+    key = key_in(folder.path) if rows else None
     if rows and key is None:
         raise UnfedError(f"{folder.path} has rows on its deny list, but no deny.key; restore the file.")
     return {
@@ -115,7 +115,7 @@ def key_of(config: Config) -> bytes | None:
 
 def with_key(config: Config, folder: Path) -> Config:
     """A config as it was read from a folder, with the key that `run.json` does not hold."""
-    key = _read(folder) if config.deny.rows and config.deny.key is None else None
+    key = key_in(folder) if config.deny.rows and config.deny.key is None else None
     if key is None:
         return config
     return config.model_copy(update={"deny": config.deny.model_copy(update={"key": key.hex()})})
@@ -131,7 +131,7 @@ def rows_of(request: Request, world: World, folder: RunFolder) -> tuple[str, ...
     """
     if request.kind != "instance" or elsewhere(folder.description()):
         return ()
-    key = _read(folder.path)
+    key = key_in(folder.path)
     if key is None:
         key = secrets.token_bytes(KEY_BYTES)
         storage.write_bytes(folder.path / KEY, _written(key))
@@ -142,7 +142,8 @@ def rows_of(request: Request, world: World, folder: RunFolder) -> tuple[str, ...
     return tuple(sorted({digest for source, rows in marked for digest in row_digests(key, source, rows)}))
 
 
-def _read(folder: Path) -> bytes | None:
+def key_in(folder: Path) -> bytes | None:
+    """The key in a run's `deny.key`, if it has one."""
     path = folder / KEY
     if not path.exists():
         return None

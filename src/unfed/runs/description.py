@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 import unfed
-from unfed import storage
 from unfed.data import Request
 from unfed.methods import METHODS, Method, Retrain
 from unfed.runs import revisions
 from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder
+from unfed.runs.folder import Job, RunFolder, digests_at
 from unfed.runs.requests import Entry
 from unfed.runs.requests import now as now
 from unfed.runs.world import World
@@ -46,7 +45,7 @@ def jobs(
                 "needs": needs(job),
                 "beginning": numbers.get("diary", {}).get("beginning"),
                 "file": str(file.relative_to(folder.path)),
-                "came_out": storage.numbers_of(file).get("sha256") if file.exists() else None,
+                "came_out": digests_at(file),
                 "purged": purged and {**purged, "model": numbers.get("bound", {}).get("model")},
             }
         )

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from unfed import storage
+from unfed.runs.schema import CLIENTS, FLOWER_RUNS, checked
 
 NODES = {"flower": "Flower nodes", "remote": "nodes elsewhere"}
 """What carried a run's plans, and what its clients are called then."""
@@ -13,6 +17,20 @@ NODES = {"flower": "Flower nodes", "remote": "nodes elsewhere"}
 def elsewhere(description: Mapping[str, Any]) -> bool:
     """Whether a run's clients keep their data with them."""
     return description["engine"] in NODES
+
+
+def client_list(folder: Path) -> dict[str, Any] | None:
+    """What `clients.json` says: who took part, in their order, and what each holds; None where there is none."""
+    path = folder / "clients.json"
+    return checked(storage.read_json(path, "client list"), str(path), CLIENTS) if path.exists() else None
+
+
+def flower_runs(folder: Path) -> list[dict[str, Any]]:
+    """What `flower.json` says: which Flower runs worked in a folder, and how they ended."""
+    path = folder / "flower.json"
+    if not path.exists():
+        return []
+    return list(checked(storage.read_json(path, "list of Flower runs"), str(path), FLOWER_RUNS)["runs"])
 
 
 def out_of_sight(description: Mapping[str, Any], done: str, simulated: str, called: str) -> str | None:

@@ -44,7 +44,7 @@ from unfed.runs import consistency, presence, request_files
 from unfed.runs.histories import HistoryLog
 from unfed.runs.names import check_id, check_label
 from unfed.runs.requests import Entry
-from unfed.runs.schema import STATE, STATE_MAY, checked, checked_description
+from unfed.runs.schema import MODEL_MAY, SCORES_MAY, STATE, STATE_MAY, checked, checked_description
 from unfed.runs.trajectory_file import TrajectoryFile
 
 SCHEMA = 2  # 1 kept the path of a sample list, not what it said
@@ -95,6 +95,19 @@ def numbers_at(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     return checked(storage.numbers_of(path), f"The saved state {path}", STATE, STATE_MAY)
+
+
+def digests_at(path: Path) -> dict[str, str] | None:
+    """The digests of a model's tensors, as its file's own header has them; None where there is none."""
+    if not path.exists():
+        return None
+    return checked(storage.numbers_of(path, "model"), f"The model {path}", {}, MODEL_MAY).get("sha256")
+
+
+def left_out_at(path: Path) -> list[str]:
+    """The purged requests of whose rows a file of scores does not speak."""
+    numbers = checked(storage.numbers_of(path, "file of scores"), f"The file of scores {path}", {}, SCORES_MAY)
+    return list(numbers.get(WITHOUT, ()))
 
 
 class RunFolder:
@@ -267,7 +280,7 @@ class RunFolder:
     def purge(self, seed: int, clients: Collection[str], methods: Mapping[str, Method]) -> None:
         """Take these clients' records out of every history in the folder; done twice, it does nothing."""
         for path in sorted((self.path / "state" / str(seed)).rglob("*.safetensors")):
-            kept = storage.numbers_of(path).get("histories", {})
+            kept = (numbers_at(path) or {}).get("histories", {})
             if not any(set(clients) & set(history["clients"]) for history in kept.values()):
                 continue
             tensors, numbers = storage.load(path, "saved state")

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from unfed import storage
 from unfed.errors import Halted, UnfedError, UnfedWarning
+from unfed.json_checks import parsed
 from unfed.runs import presence
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.requests import now
@@ -91,12 +92,13 @@ def listed(folder: RunFolder) -> list[Handed]:
     path = folder.path / FILE
     if not path.exists():
         return []
-    return [_read(text, f"Line {n} of {path}") for n, text in enumerate(path.read_bytes().splitlines(), 1)]
+    lines = path.read_bytes().splitlines() or [b""]  # it is begun with its first line
+    return [_read(text, f"Line {n} of {path}") for n, text in enumerate(lines, 1)]
 
 
 def _read(text: bytes, where: str) -> Handed:
     try:
-        raw: Mapping[str, Any] = checked(json.loads(text), where, LINE)
-    except (ValueError, RecursionError) as error:
+        raw: Mapping[str, Any] = checked(parsed(text), where, LINE)
+    except ValueError as error:
         raise UnfedError(f"{where} is damaged; restore the file.") from error
     return Handed(**{name: raw[name] for name in LINE})

@@ -150,8 +150,10 @@ class HistoryLog:
         try:
             if path.parent != self._state.parent or not path.name.startswith(f"{self._state.stem}.{HISTORY}-"):
                 raise ValueError("it lies elsewhere")
+            if path.stat().st_size < said["length"]:  # before so many bytes are asked for
+                raise ValueError("its end is gone")
             with open(path, "rb") as file:
-                data = file.read(int(said["length"]))
+                data = file.read(said["length"])
             if hashlib.sha256(data).hexdigest() != said["sha256"]:
                 raise ValueError("its SHA-256 differs")
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -90,8 +90,8 @@ def of_run(folder: RunFolder) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """One file, with every field that is shown of its type; None where its layout is another."""
-    found = checked(storage.read_json(path, "judged population"), str(path), {}, remedy=AGAIN)
-    if found.get("schema") != SCHEMA:
+    found = checked(storage.read_json(path, "judged population"), str(path), {"schema": COUNT}, remedy=AGAIN)
+    if found["schema"] != SCHEMA:
         return None
     checked(found, str(path), MUST, MAY, AGAIN)
     shares, bins = found["distributions"]["shares"], len(found["distributions"]["edges"]) - 1

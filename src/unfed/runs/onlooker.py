@@ -24,8 +24,8 @@ from unfed.runs.record import Record
 
 
 def keeps_log(run: Path) -> bool:
-    """Whether a run has a log."""
-    return (run / "trust" / "operator.json").exists()
+    """Whether a run has a log; one that has lost its description is refused by whoever reads it."""
+    return any((run / "trust" / name).exists() for name in ("operator.json", "log.jsonl"))
 
 
 def logged(run: Record, watch: Watch | None = None) -> AbstractContextManager[Watch]:

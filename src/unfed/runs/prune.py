@@ -19,7 +19,7 @@ from unfed import storage
 from unfed.errors import UnfedError, typed
 from unfed.model.digest import digests, fingerprint
 from unfed.runs import purge
-from unfed.runs.folder import BEST, PARAMS, PRUNED, RunFolder
+from unfed.runs.folder import BEST, PARAMS, PRUNED, RunFolder, numbers_at
 
 Keep = Literal["all", "last", "none"]
 
@@ -69,7 +69,7 @@ def _removed(folder: RunFolder, path: Path, dry_run: bool) -> Freed:
 
 def _slimmed(folder: RunFolder, path: Path, dry_run: bool) -> Freed | None:
     """Leave out of a state what the model of its job holds, if that is the one it vouches for."""
-    numbers = storage.numbers_of(path)
+    numbers = numbers_at(path) or {}
     said, model = (
         numbers.get("bound", {}).get("model"),
         folder.path / "models" / path.relative_to(folder.path / "state"),

@@ -181,8 +181,13 @@ def _parts(folder: RunFolder, one: Carrier) -> Iterator[tuple[str, str]]:
 def _graves(folder: RunFolder, request: str, doomed: Doomed) -> Iterator[Tombstone]:
     date = now()
     for file, parts in sorted(doomed.items()):
-        digest = consistency.file_digest(folder.path / file)
-        assert digest is not None
+        path = folder.path / file
+        if consistency.leads_out(folder.path, path):
+            raise UnfedError(
+                f"{path} is a link out of the folder, and what it leads to would stay; put the file in its place."
+            )
+        if (digest := consistency.file_digest(path)) is None:
+            raise UnfedError(f"{path} is to be purged and is not there; restore it from a copy.")
         for part in parts:
             yield Tombstone(file if part == WHOLE else f"{file}#{part}", digest, request, date)
 

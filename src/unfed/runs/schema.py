@@ -20,7 +20,11 @@ Fits = tuple[str, Callable[[Any], bool]]
 _texts = its.list_of(its.is_text)
 _facts = its.table_of(its.table_with({"title": its.is_text, "rounds": its.is_whole}, {"needs": its.or_null(_texts)}))
 _asked = its.list_of(its.table_with({"id": its.is_text}))
-_histories = its.table_of(its.table_with({}, {"clients": _texts}))
+_HISTORY = its.table_with(
+    {"clients": _texts}, {"groups": _texts, "rounds": its.is_count, "numbers": its.is_table, "purged": _texts}
+)
+_histories = its.table_of(_HISTORY)
+_LOG = its.table_with({"file": its.is_name, "length": its.is_count, "sha256": its.is_text})
 _measured = its.table_with(dict.fromkeys(("unlearned", "retrain", "before"), its.table_of(its.is_table)))
 _BEGINNING = its.table_with(
     {
@@ -67,13 +71,20 @@ STATE_MAY: dict[str, Fits] = {
     "rounds": COUNT,
     "diary": ("a table of notes, with the changes and shapes of the model that it began at", _DIARY),
     "histories": ("a table of histories, each with its clients", _histories),
-    "log": TABLE,
+    "log": ("a table with the file of the histories, its length and SHA-256", _LOG),
     "base": ("a table that names a model", its.table_with({}, {"model": its.or_null(its.is_text)})),
     "start": ("a whole number from 1 on", lambda value: its.is_whole(value) and value >= 1),
-    "bound": TABLE,
+    "bound": ("a table of digests", its.table_of(its.or_null(its.is_text))),
     "purged": TEXT,
     "pruned": TEXT,
 }
+_MEMBER = {"round": its.is_count, "done": its.is_yes, "model": its.is_yes, "numbers": its.is_table, "groups": _texts}
+COHORT: dict[str, Fits] = {
+    "seeds": ("a list of whole numbers", its.list_of(its.is_whole)),
+    "members": ("a list of states, one for each seed", its.list_of(its.table_with(_MEMBER))),
+}
+MODEL_MAY: dict[str, Fits] = {"sha256": ("a table of tensors' digests", its.table_of(its.is_text))}
+SCORES_MAY: dict[str, Fits] = {"without": TEXTS}
 UNDOING: dict[str, Fits] = {
     "seed": COUNT,
     "request": TEXT,

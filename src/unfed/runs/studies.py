@@ -99,8 +99,8 @@ def read(folder: RunFolder, path: Path) -> dict[str, Any] | None:
 
     None where they are others, or its layout is.
     """
-    found = checked(storage.read_json(path, "study"), str(path), {}, remedy=AGAIN)
-    if found.get("schema") != SCHEMA:
+    found = checked(storage.read_json(path, "study"), str(path), {"schema": COUNT}, remedy=AGAIN)
+    if found["schema"] != SCHEMA:
         return None
     checked(found, str(path), STUDY[path.relative_to(folder.path).parts[0]], remedy=AGAIN)
     return found if all(model_digest(folder, job) == was for job, was in _models(found)) else None

@@ -16,9 +16,9 @@ from unfed import storage
 from unfed.data import Request
 from unfed.model.digest import fingerprint
 from unfed.runs.config import Config
-from unfed.runs.folder import WITHOUT, Job, RunFolder
+from unfed.runs.folder import WITHOUT, Job, RunFolder, digests_at
 from unfed.runs.requests import Entry, in_force
-from unfed.runs.schema import TEXTS, UNDOING, UNDOING_MAY, checked
+from unfed.runs.schema import COUNT, TEXTS, UNDOING, UNDOING_MAY, checked
 
 SCHEMA = 1
 
@@ -62,7 +62,7 @@ def targets(folder: RunFolder, config: Config) -> list[Target]:
 def model_digest(folder: RunFolder, job: Job) -> str | None:
     """Which model lies there, by its file's own header; None where none does."""
     path = folder.model_file(job)
-    return fingerprint(storage.numbers_of(path).get("sha256") or {}) if path.exists() else None
+    return fingerprint(digests_at(path) or {}) if path.exists() else None
 
 
 def file_of(folder: RunFolder, job: Job) -> Path:
@@ -79,10 +79,9 @@ def read(folder: RunFolder, job: Job) -> dict[str, Any] | None:
 
 def read_at(path: Path) -> dict[str, Any] | None:
     """What a file of undoing says, every field of its type; None where its layout is another."""
-    found = storage.read_json(path, "undoing")
-    if isinstance(found, dict) and found.get("schema") != SCHEMA:
-        return None
-    return checked(found, f"The undoing at {path}", UNDOING, UNDOING_MAY)
+    where = f"The undoing at {path}"
+    found = checked(storage.read_json(path, "undoing"), where, {"schema": COUNT})
+    return checked(found, where, UNDOING, UNDOING_MAY) if found["schema"] == SCHEMA else None
 
 
 def left_out(path: Path) -> tuple[str, ...]:

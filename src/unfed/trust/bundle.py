@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from unfed.errors import Halted, UnfedError
+from unfed.runs.onlooker import keeps_log
 from unfed.runs.record import Record
 from unfed.runs.requests import Entry, now
 from unfed.trust import envelope, merkle, story, verifier
 from unfed.trust.envelope import Envelope
-from unfed.trust.folder import TrustFolder, has_trust
+from unfed.trust.folder import TrustFolder
 from unfed.trust.keys import PublicKey, SigningKey
 from unfed.trust.log import Checkpoint, leaf_in
 from unfed.trust.participation import ROUND, prove_absence
@@ -46,7 +47,7 @@ class FromLog:
 def from_log(record: Record, entry: Entry) -> FromLog:
     """What the log of a run adds to the evidence of one request."""
     folder = record.folder
-    if not has_trust(folder.path):
+    if not keeps_log(folder.path):
         return FromLog()
     trust = TrustFolder(folder.path)
     story.enter(folder, trust)
@@ -112,7 +113,7 @@ def verify(bundle: Path, keys: Sequence[PublicKey], log: Path | None = None, mod
         kept = None if log is None else _read(log)
         return verdict(_read(bundle), [key.pem for key in keys], kept, model)
     except NotVerified as error:
-        raise UnfedError(f"Not verified: {error}") from error
+        raise UnfedError(f"{bundle} is not verified: {error}") from error
 
 
 def _read(path: Path) -> bytes:

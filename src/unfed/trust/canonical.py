@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import rfc8785
 
+from unfed import json_checks
 from unfed.errors import UnfedError
 
 LARGEST = 4 << 20
@@ -26,25 +26,21 @@ def parsed(data: bytes, what: str) -> Any:
     if len(data) > LARGEST:
         raise UnfedError(f"The {what} has {len(data):,} bytes, more than {LARGEST:,}; send a smaller one.")
     try:
-        return json.loads(data.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deep" if isinstance(error, RecursionError) else _short(error)
-        raise UnfedError(f"The {what} cannot be read as JSON ({reason}); ask for it again.") from error
+        return json_checks.parsed(data, _no_constant)
+    except ValueError as error:
+        raise UnfedError(f"The {what} cannot be read as JSON ({_short(error)}); ask for it again.") from error
 
 
 def canonical_value(data: bytes, what: str) -> Any:
     """The value in these bytes, if they are its canonical form."""
     value = parsed(data, what)
-    if canonical(value) != data:
+    try:
+        same = canonical(value) == data
+    except UnfedError:  # it has no canonical form
+        same = False
+    if not same:
         raise UnfedError(f"The {what} is not written as RFC 8785 has it, so others could read it otherwise; sign anew.")
     return value
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("it names something twice")
-    return found
 
 
 def _no_constant(word: str) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from unfed.errors import UnfedError, typed
 from unfed.runs.folder import RunFolder
+from unfed.runs.requests import Entry
 from unfed.trust import log as logs
 from unfed.trust.canonical import canonical
-from unfed.trust.folder import ROSTER, TrustFolder
+from unfed.trust.folder import ROSTER, TrustFolder, envelope_at
 from unfed.trust.log import Checkpoint
 from unfed.trust.participation import ROUND
 from unfed.trust.story import due
@@ -22,6 +25,8 @@ def faults_of(run: Path, kept: Checkpoint | None = None) -> list[str]:
         return said or _against_folder(RunFolder(run), trust)
     except UnfedError as error:
         return [str(error)]
+    except OSError as error:
+        return [f"Something could not be read ({error}); restore it from a copy."]
 
 
 def _against_folder(folder: RunFolder, trust: TrustFolder) -> list[str]:
@@ -51,13 +56,31 @@ def _against_folder(folder: RunFolder, trust: TrustFolder) -> list[str]:
                 f"The model of request {leaf['request']!r} came into force, but no round in the log ends with it:"
                 " it was made without the log."
             )
-        if leaf["type"] == "request":
-            kept = trust.signed_request(leaf["request"])
-            if kept is None or kept.digest != leaf["sha256"]:
-                said.append(f"{trust.request_file(leaf['request'])} is not the request that was logged; restore it.")
     for root in dict.fromkeys(leaf["participants"]["root"] for leaf in leaves if leaf["type"] == ROUND):
         try:
             trust.participants.of(root)
         except UnfedError as error:
             said.append(str(error))
-    return list(dict.fromkeys(said))
+    return list(dict.fromkeys([*said, *_signed(trust, leaves, entries)]))
+
+
+def _signed(trust: TrustFolder, leaves: Iterable[Mapping[str, Any]], entries: Iterable[Entry]) -> Iterator[str]:
+    """Whether the signed files are those that were logged; the answers to purged clients may be gone."""
+    gone = {entry.request.id for entry in entries if entry.purged and entry.request.clients}
+    places: dict[str, Callable[[str], Path]] = {
+        "roster": lambda name: trust.path / ROSTER,
+        "request": trust.request_file,
+        "acknowledgement": trust.acknowledgement_file,
+    }
+    last = {(leaf["type"], str(leaf.get("request"))): leaf.get("sha256") for leaf in leaves}
+    for (kind, name), digest in last.items():
+        if kind not in places or (kind == "acknowledgement" and name in gone):
+            continue
+        path = places[kind](name)
+        try:
+            kept = envelope_at(path, kind)
+        except UnfedError as error:
+            yield str(error)
+        else:
+            if kept is None or kept.digest != digest:
+                yield f"{path} is not the {kind} that was logged; restore it from a copy."

@@ -173,7 +173,7 @@ def _rows(folder: RunFolder, job: Job, round: int) -> dict[str, int]:
     if not path.exists():
         return {}
     tensors = storage.load(path, "scores")[0]
-    return {part: len(tensors[f"{part}/correct"]) for part in ("forget", "test") if f"{part}/correct" in tensors}
+    return {part: tensors[f"{part}/correct"].numel() for part in ("forget", "test") if f"{part}/correct" in tensors}
 
 
 def _known(value: Any) -> Any:

@@ -13,31 +13,29 @@ The run folder is the truth about requests; what lies here says that it was aske
 from __future__ import annotations
 
 import functools
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unfed import json_checks as its
 from unfed import storage
 from unfed.errors import UnfedError, typed
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.names import check_id
+from unfed.runs.onlooker import keeps_log
 from unfed.runs.requests import Entry, now
 from unfed.trust import envelope, keys, roster
 from unfed.trust.envelope import Envelope
 from unfed.trust.keys import PublicKey, SigningKey
 from unfed.trust.log import Log, read_from
-from unfed.trust.participation import Participants
+from unfed.trust.participation import ROUND, Participants
 from unfed.trust.pseudonyms import Pseudonyms
 from unfed.trust.roster import Roster
 
 NAME = "trust"
 OPERATOR, ROSTER = "operator.json", "roster.json"
-
-
-def has_trust(run: Path) -> bool:
-    """Whether a run keeps a log."""
-    return (run / NAME / OPERATOR).exists()
 
 
 def model_of(folder: RunFolder, entry: Entry) -> str | None:
@@ -47,37 +45,47 @@ def model_of(folder: RunFolder, entry: Entry) -> str | None:
     return model
 
 
+_SECRET = 32  # bytes
+_DESCRIPTION = its.table_with(
+    {
+        **dict.fromkeys(("origin", "key", "public"), its.is_text),
+        "secret": lambda value: its.is_text(value) and re.fullmatch(f"[0-9a-f]{{{2 * _SECRET}}}", value) is not None,
+    }
+)
+
+
 class TrustFolder:
     """The trust folder of a run that has one."""
 
     def __init__(self, run: Path) -> None:
         self.run, self.path = run, run / NAME
-        if not has_trust(run):
+        if not keeps_log(run):
             raise UnfedError(
                 f"{run} keeps no log of signed requests;"
                 f" `{typed('keys', 'roster', run, '--operator', 'FILE.key')}` begins one."
             )
-        raw = storage.read_json(self.path / OPERATOR, "description of the operator")
-        kinds = {"origin": str, "key": str, "public": str, "secret": str}
-        if not isinstance(raw, dict) or any(not isinstance(raw.get(name), kind) for name, kind in kinds.items()):
-            raise UnfedError(f"{self.path / OPERATOR} is damaged; restore it from a copy.")
-        self._key_file, self.operator = Path(raw["key"]), PublicKey(raw["public"])
+        told = self.path / OPERATOR
+        raw: Any = storage.read_json(told, "description of the operator") if told.exists() else None
+        if not _DESCRIPTION(raw):
+            raise UnfedError(
+                f"{told} is gone or damaged, so who signs the log of {run} is not known; restore it from a copy."
+            )
+        self._key_file, self.operator = Path(raw["key"]), keys.public_in(raw["public"], told)
         self._secret: bytes = raw["secret"].encode()
-        self.log = Log(self.path, raw["origin"])
-        self.pseudonyms, self.participants = Pseudonyms(self.path), Participants(self.path)
+        self.log, self.participants = Log(self.path, raw["origin"]), Participants(self.path)
 
     @staticmethod
     def begin(run: Path, key_file: Path) -> TrustFolder:
         """Begin the log of a run, signed by this key; one that was begun with it goes on."""
         folder, key = RunFolder(run), keys.signing_key(key_file)
         folder.description()  # refuses what is no run
-        if has_trust(run):
+        if keeps_log(run):
             found = TrustFolder(run)
             if found.operator.id != key.id:
                 raise UnfedError(f"The log of {run} is signed by another key; give that of {found.path / OPERATOR}.")
             return found._begun()
         told = {"origin": f"unfed:{secrets.token_hex(8)}", "key": str(key_file.absolute())}
-        told |= {"public": key.public.pem, "secret": secrets.token_hex(32)}
+        told |= {"public": key.public.pem, "secret": secrets.token_hex(_SECRET)}
         with storage.disk_errors(run):
             (run / NAME).mkdir(exist_ok=True, mode=0o700)
         storage.write_json(run / NAME / OPERATOR, {"schema": 1, **told})
@@ -115,15 +123,25 @@ class TrustFolder:
         """What the log's own commitments are keyed with, so that nobody can try out what they hide."""
         return self._secret
 
+    @functools.cached_property
+    def pseudonyms(self) -> Pseudonyms:
+        """The secrets behind the names in the log; refused where they are lost, for others would take their place."""
+        found = Pseudonyms(self.path)
+        rounds = (leaf for leaf in self.log.leaves if leaf["type"] == ROUND)
+        if not found.file.exists() and any(leaf["participants"]["size"] for leaf in rounds):
+            raise UnfedError(f"{found.file} is gone, and with it who took part under which name; restore it.")
+        return found
+
     # --- the roster -----------------------------------------------------------------------------------------------
 
     @property
     def roster(self) -> Roster:
         """Who may ask; a roster without clients until one was signed."""
         path = self.path / ROSTER
-        if not path.exists():
+        signed = envelope_at(path, "roster")
+        if signed is None:
             return Roster(self.operator.id, self.operator, {}, "")
-        return roster.opened(envelope.read(read_from(path), "roster"), self.operator)
+        return roster.opened(signed, self.operator, f"roster at {path}")
 
     def enrol(self, clients: Mapping[str, PublicKey]) -> Roster:
         """Put clients on the roster, with those that are on it already, and sign it anew."""
@@ -151,12 +169,13 @@ class TrustFolder:
 
     def signed_request(self, name: str) -> Envelope | None:
         """A signed request as it came, if it was taken."""
-        return _envelope_at(self.request_file(name), "request")
+        return envelope_at(self.request_file(name), "request")
 
     def acknowledgement(self, name: str) -> Envelope | None:
         """The answer that was given to a request, if it is still here."""
-        return _envelope_at(self.acknowledgement_file(name), "acknowledgement")
+        return envelope_at(self.acknowledgement_file(name), "acknowledgement")
 
 
-def _envelope_at(path: Path, what: str) -> Envelope | None:
+def envelope_at(path: Path, what: str) -> Envelope | None:
+    """What was signed, as it lies in a file, if there is one; whether it is believed is asked later."""
     return envelope.read(read_from(path), f"{what} at {path}") if path.exists() else None

@@ -119,10 +119,14 @@ def signing_key(path: Path) -> SigningKey:
 
 def public_key(path: Path) -> PublicKey:
     """The public key in a file."""
-    data = _read(path, "public key")
+    return public_in(_read(path, "public key").decode(errors="replace"), path)
+
+
+def public_in(pem: str, path: Path) -> PublicKey:
+    """The public key that a file holds."""
     try:
-        return PublicKey(data.decode())
-    except (UnfedError, UnicodeDecodeError) as error:
+        return PublicKey(pem)
+    except (UnfedError, UnicodeError) as error:
         raise UnfedError(f"{path} holds no Ed25519 public key; `unfed keys new NAME` makes NAME.pub.") from error
 
 

@@ -237,19 +237,27 @@ def faults(log: Log, keys: Sequence[PublicKey], kept: Checkpoint | None = None) 
             signed.append(checkpoint_in(envelope.read(text, "checkpoint"), keys))
         except UnfedError as error:
             said.append(f"{where} does not count ({str(error).removesuffix('.')}); restore the file from a copy.")
+    if len(hashes) > 1 and not _whole_lines(log.folder / CHECKPOINTS):  # a killed beginning has one leaf
+        said.append(
+            f"None of the {len(hashes)} leaves in {log.folder} is signed for: {log.folder / CHECKPOINTS} is gone or"
+            " was emptied; restore it from a copy."
+        )
     for one in [*signed, *([kept] if kept else [])]:
         theirs = "the checkpoint that was kept" if one is kept else f"the checkpoint of {one.at}"
         if one.origin != log.origin:
-            said.append(f"{theirs.capitalize()} is of another log ({one.origin[:80]!r}); give the right one.")
+            said.append(
+                f"{log.folder / LOG} is {log.origin[:80]!r}, and {theirs} is of another log"
+                f" ({one.origin[:80]!r}); give the right one."
+            )
         elif one.size > len(hashes):
             said.append(
-                f"The log in {log.folder} has {len(hashes)} leaves, but {theirs} was signed over {one.size}: its end is"
-                " gone; restore it from a copy."
+                f"The log in {log.folder / LOG} has {len(hashes)} leaves, but {theirs} was signed over {one.size}: its"
+                " end is gone; restore it from a copy."
             )
         elif merkle.root(hashes[: one.size]).hex() != one.root:
             said.append(
-                f"The first {one.size} leaves of the log in {log.folder} are not those of {theirs}: one was changed,"
-                " moved or taken out; restore it from a copy."
+                f"The first {one.size} leaves of the log in {log.folder / LOG} are not those of {theirs}: one was"
+                " changed, moved or taken out; restore it from a copy."
             )
     if any(a.size > b.size for a, b in itertools.pairwise(signed)):
         said.append(f"The checkpoints in {log.folder / CHECKPOINTS} are not in their order; restore the file.")

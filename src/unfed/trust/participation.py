@@ -22,6 +22,7 @@ from typing import Any
 
 from unfed import storage
 from unfed.errors import UnfedError
+from unfed.json_checks import parsed
 from unfed.trust import envelope, merkle
 from unfed.trust.keys import PublicKey
 from unfed.trust.log import Checkpoint, Log, checkpoint_in, leaf_in, read_from
@@ -67,9 +68,9 @@ class Participants:
         if self._known is None:
             whole = read_from(self._path).rpartition(b"\n")[0] if self._path.exists() else b""
             try:
-                lines = [json.loads(text) for text in whole.split(b"\n")] if whole else []
+                lines = [parsed(text) for text in whole.split(b"\n")] if whole else []
                 self._known = {str(line["root"]): list(merkle.unhexed(line["members"])) for line in lines}
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
+            except (ValueError, KeyError, TypeError) as error:
                 raise UnfedError(f"{self._path} is damaged; restore it from a copy.") from error
         return self._known
 

@@ -29,7 +29,7 @@ class Pseudonyms:
     """The secrets behind the pseudonyms of a run's clients."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self.file = folder, folder / FILE
         self._known: dict[str, bytes] = {}
 
     def of(self, clients: Iterable[str]) -> dict[str, bytes]:
@@ -63,7 +63,7 @@ class Pseudonyms:
         return dict(Counter(self._graves().values()))
 
     def _graves(self) -> dict[str, str]:
-        path = self._folder / FILE
+        path = self.file
         raw = storage.read_json(path, "list of pseudonyms") if path.exists() else {"destroyed": {}}
         found = raw.get("destroyed") if isinstance(raw, dict) else None
         if not isinstance(found, dict) or not all(isinstance(date, str) for date in found.values()):
@@ -79,7 +79,7 @@ class Pseudonyms:
                 self._write(self._known, self._graves())
 
     def _read(self) -> dict[str, bytes]:
-        path = self._folder / FILE
+        path = self.file
         if not path.exists():
             return {}
         raw = storage.read_json(path, "list of pseudonyms")
@@ -93,7 +93,7 @@ class Pseudonyms:
 
     def _write(self, known: dict[str, bytes], destroyed: dict[str, str]) -> None:
         plain = {name: secret.hex() for name, secret in known.items()}
-        storage.write_json(self._folder / FILE, {"schema": 1, "secrets": plain, "destroyed": destroyed})
+        storage.write_json(self.file, {"schema": 1, "secrets": plain, "destroyed": destroyed})
 
 
 def pseudonym(secret: bytes, client: str) -> bytes:

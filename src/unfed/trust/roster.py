@@ -59,9 +59,9 @@ def sign(business: str, clients: Mapping[str, PublicKey], key: SigningKey) -> En
     return envelope.sign(TYPE, value, key)
 
 
-def opened(signed: Envelope, operator: PublicKey) -> Roster:
+def opened(signed: Envelope, operator: PublicKey, what: str = "roster") -> Roster:
     """The roster in an envelope, if this operator signed it."""
-    value, _ = envelope.opened(signed, TYPE, [operator], "roster")
+    value, _ = envelope.opened(signed, TYPE, [operator], what)
     try:
         clients = {str(name): PublicKey(pem) for name, pem in value["clients"].items()}
         found = Roster(str(value["business-id"]), PublicKey(value["operator"]), clients, str(value["issued-at"]))

@@ -46,7 +46,7 @@ def parsed(data: bytes) -> Any:
         return dict(pairs)
 
     need(len(data) <= LARGEST, f"The file has more than {LARGEST >> 20} MiB; a bundle is smaller.")
-    return json.loads(data, object_pairs_hook=once)
+    return json.loads(data.decode(), object_pairs_hook=once)
 
 
 def opened(envelope: Any, kind: str, keys: Sequence[Ed25519PublicKey], what: str) -> Any:
@@ -169,16 +169,27 @@ def fingerprint(path: Path) -> str:
     try:
         with open(path, "rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little") & 0xFFFFFFF))
-            begin, lines = file.tell(), []
+            begin, lines, size = file.tell(), [], path.stat().st_size
             for name in sorted(set(header) - {"__metadata__"}):
                 first, last = header[name]["data_offsets"]
+                need(0 <= first <= last <= size - begin, "it ends too early")
                 file.seek(begin + first)
-                tensor = file.read(last - first)
-                need(len(tensor) == last - first, "it ends too early")
-                lines.append(f"{hashlib.sha256(tensor).hexdigest()}  {name}\n")
+                lines.append(f"{hashlib.sha256(file.read(last - first)).hexdigest()}  {name}\n")
     except (OSError, NotVerified, *MALFORMED) as error:
         raise NotVerified(f"The model {path} cannot be read as safetensors; give it as it was handed out.") from error
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def checkpoint_in(log: bytes, keys: Sequence[Any]) -> dict[str, Any]:
+    """The checkpoint that somebody kept, alone or in an acknowledgement."""
+    try:
+        kept = parsed(log)
+        if kept["payloadType"] == ACKNOWLEDGEMENT:
+            kept = opened(kept, ACKNOWLEDGEMENT, keys, "acknowledgement that you keep")["checkpoint"]
+        kept = opened(kept, CHECKPOINT, keys, "checkpoint that you keep")
+        return {name: kept[name] for name in ("origin", "size", "root", "at")}
+    except MALFORMED as error:
+        raise NotVerified("What you keep is no checkpoint, or it is damaged; give the right file.") from error
 
 
 def proven(data: bytes, keys: Sequence[Any], log: bytes | None, model: Path | None) -> tuple[list[str], dict[str, Any]]:
@@ -196,12 +207,10 @@ def proven(data: bytes, keys: Sequence[Any], log: bytes | None, model: Path | No
         need(asked == request["id"], "The acknowledgement in the bundle is of another request; ask for it again.")
         dates = f"received on {answer['received-at']}, to be answered by {answer['expected_by']}"
         found.append(f"The operator acknowledged request {asked!r}: {dates}.")
-    proofs, kept = said["participation"] or [], None if log is None else parsed(log)
-    if kept is not None:
+    proofs, kept = said["participation"] or [], None
+    if log is not None:
         need(proofs, "This bundle proves nothing about a log, so no checkpoint can be held against it.")
-        if kept["payloadType"] == ACKNOWLEDGEMENT:
-            kept = opened(kept, ACKNOWLEDGEMENT, keys, "acknowledgement that you keep")["checkpoint"]
-        kept = opened(kept, CHECKPOINT, keys, "checkpoint that you keep")
+        kept = checkpoint_in(log, keys)
     for client, proof in zip(request["clients"], proofs, strict=bool(proofs)):
         found += participation(client, proof, answer, named["model"], kept, keys)
     if model is not None:
