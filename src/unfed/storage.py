@@ -98,7 +98,10 @@ def _held(descriptor: int) -> bool:
 
 
 def _own(path: str, flags: int) -> int:
-    """Open a file for its owner alone, itself and no link to another: a folder may have come from somebody else."""
+    """Open a file for its owner alone, itself and no link to another.
+
+    A folder may have come from somebody else.
+    """
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), PRIVATE)
 
 

@@ -84,7 +84,7 @@ def check(folder: RunFolder) -> Found:
 
 
 def _beside(found: Found, folder: RunFolder) -> None:
-    """What was measured of models, what was handed out, clients that are elsewhere, and the key of the deny list.
+    """What was measured of models, what was handed out, clients elsewhere, and the deny list's key.
 
     The first are probes, studies and judged populations.
     """

@@ -20,7 +20,7 @@ def elsewhere(description: Mapping[str, Any]) -> bool:
 
 
 def client_list(folder: Path) -> dict[str, Any] | None:
-    """What `clients.json` says: who took part, in their order, and what each holds; None where there is none."""
+    """Who took part, in their order, and what each holds: what `clients.json` says, if it is there."""
     path = folder / "clients.json"
     return checked(storage.read_json(path, "client list"), str(path), CLIENTS) if path.exists() else None
 

@@ -125,7 +125,10 @@ class TrustFolder:
 
     @functools.cached_property
     def pseudonyms(self) -> Pseudonyms:
-        """The secrets behind the names in the log; refused where they are lost, for others would take their place."""
+        """The secrets behind the names in the log.
+
+        They are refused where they are lost, for others would take their place.
+        """
         found = Pseudonyms(self.path)
         rounds = (leaf for leaf in self.log.leaves if leaf["type"] == ROUND)
         if not found.file.exists() and any(leaf["participants"]["size"] for leaf in rounds):
