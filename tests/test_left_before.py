@@ -25,6 +25,7 @@ from unfed.runs.request_options import RequestOptions
 from unfed.runs.requests import Entry
 from unfed.runs.run import Run
 from unfed.runs.status import status
+from unfed.trust.findings import served as evidence_of
 
 SETS = ["training.rounds=2", "unlearning.rounds=1", "methods.run=[]", "engine.name=sequential", "gate.max_drop=100"]
 SETS += ["evaluation.attack=false", "methods.ga.federated=true"]
@@ -271,6 +272,8 @@ def test_every_page_says_that_nothing_was_left_and_by_which_requests(run: Run) -
     assert "Client 3: the model in force" in page and "of the requests by which it had left deletes them" in page
     refused = said("probe", where, "--request", "client-3", code=2)
     assert "has no request 'client-3' that a method has served; it has half or rest" in refused
+    with pytest.raises(UnfedError, match="was left in training.* --request half -o evidence.json` and `unfed bundle"):
+        evidence_of(Run.open(where), CLIENT.id)
 
 
 def test_what_carried_it_goes_with_the_requests_by_which_it_left(run: Run) -> None:

@@ -64,7 +64,8 @@ def served(record: Record, request: str | None = None) -> Entry:
             f"`{record.command('status')}` says where it stands."
         )
     if entry.left_by:
-        others = listed((f"`{record.command('bundle', '--request', one)}`" for one in entry.left_by), last="and")
+        typed = [record.command("bundle", "--request", one, "-o", "evidence.json") for one in entry.left_by]
+        others = listed((f"`{command}`" for command in typed), last="and")
         raise UnfedError(
             f"Nothing of request {request!r} was left in training, so no model was made for it; the evidence is that of"
             f" the requests by which it had left: {others}."
