@@ -99,6 +99,12 @@ def test_without_a_way_back_nothing_is_said_of_one() -> None:
     assert told({"reason": "not measured: no public inverse"}, {}, "run") == []
 
 
+def test_undone_is_said_of_what_comes_back_beyond_retrain_only() -> None:
+    control = {"backdoor": 2.0, "forget": 25.0}
+    assert told({"backdoor": 84.5, "forget": 81.9}, control, "run")[0].startswith("It can be undone: ")
+    assert told({"backdoor": 4.2, "forget": 28.0}, control, "run")[0].startswith("Turned back it shows little more")
+
+
 @pytest.fixture(scope="module")
 def attacked(run: Run) -> Any:
     """(scene, models by method, what an attacker knows of NoT)."""

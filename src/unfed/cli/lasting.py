@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unfed.cli.display import percent
+from unfed.report.undo_section import ABOVE
 from unfed.runs.probe import first_look
 from unfed.runs.run import Run
 from unfed.values import is_measured
@@ -26,8 +27,10 @@ def told(turned: dict[str, Any], control: dict[str, Any], probe: str) -> list[st
     """Both in sentences; nothing where there is no way back."""
     if not (is_measured(turned.get("backdoor")) and is_measured(control.get("backdoor"))):
         return []
+    more = turned["backdoor"] > control["backdoor"] + ABOVE
+    first = "It can be undone" if more else "Turned back it shows little more than Retrain"
     return [
-        f"It can be undone: with its first layer negated once more, without data or training, NoT's model fires on"
+        f"{first}: with its first layer negated once more, without data or training, NoT's model fires on"
         f" {percent(turned['backdoor'])} and is right on {percent(turned['forget'])} of the forgotten data (Retrain's,"
         f" treated alike: {percent(control['backdoor'])} and {percent(control['forget'])}).",
         f"What lasts is Retrain, at the price of starting over; Sealed held where it was measured. `{probe}`"
