@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Annotated
 
 import typer
@@ -34,7 +35,7 @@ def lineage(
         return
     if not found:
         stdout.print(f"Nothing that is known here carries client {escape(affected)}.", soft_wrap=True)
-    for one, after in zip(found, [*found[1:], None], strict=True):
+    for one, after in zip_longest(found, found[1:]):
         stdout.print(f"[bold]{escape(one.file)}[/bold] ({one.kind}): {escape(one.what)}", soft_wrap=True)
         if after is None or after.do != one.do:
             stdout.print(f"    → {escape(one.do)}", soft_wrap=True)
