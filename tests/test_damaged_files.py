@@ -8,6 +8,7 @@ no file of ours at all: a folder, a link, half of it, a pickle. Then whatever re
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import pickle
 import re
@@ -212,14 +213,16 @@ def changed(raw: Any, place: tuple[str | int, ...], value: Any) -> Any:
 def damages(text: str, lines: bool, depth: int | None) -> Iterator[tuple[str, str]]:
     """What a file may say instead, each with its name; of a file of lines the first is damaged.
 
-    Without a depth every field is wrong in one way, each in another.
+    Without a depth every field is wrong in one way, each in another; with one the outer fields are in every way, those
+    inside them in three, each in others.
     """
     first, _, rest = text.partition("\n") if lines else (text, "", "")
     raw = json.loads(first)
     for other in OTHERS:
         yield other, f"{other}\n{rest}"
     for number, place in enumerate(places(raw, depth or 1)):
-        for way in WRONG if depth else [list(WRONG)[number % len(WRONG)]]:
+        count = len(WRONG) if depth and len(place) == 1 else 3 if depth else 1
+        for way in itertools.islice(itertools.cycle(WRONG), number * count, (number + 1) * count):
             damaged = json.dumps(changed(raw, place, WRONG[way]))
             yield f"{'.'.join(map(str, place))} {way}", f"{damaged}\n{rest}"
 

@@ -323,15 +323,19 @@ def test_fits_that_left_nothing_usable_are_not_taken_for_a_good_sign() -> None:
 def test_how_hard_layers_are_fitted_can_be_said(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    how = ["--quick", "--request", "r1", "--rows", "40,7", "--steps", "3", "--rates", "5e-4", "--quiet"]
-    code, _, err = command(["probe", str(run.folder.path), *how], monkeypatch, capsys)
-    assert code == 0, err
-    (found,) = measured(run)
-    grid = found["effort"]["grid"]
-    assert (grid["rows"], grid["budget"]["stops"], grid["rates"]) == ([7, 40], [3], [0.0005])
-    tries = [one for one in found["measured"]["unlearned"]["realign"]["tries"] if one["steps"]]
-    assert {(one["n"], one["steps"], one["rate"]) for one in tries} == {(7, 3, 0.0005), (40, 3, 0.0005)}
-    assert found["measured"]["unlearned"]["realign"]["fits"] == len(tries) > 0
+    efforts: list[Effort] = []
+
+    def measure(*given: Any) -> list[Any]:
+        efforts.append(given[4])
+        return []
+
+    monkeypatch.setattr("unfed.cli.probe.measure", measure)
+    for how in ("--quick --rows 40,7 --steps 3 --rates 5e-4", "--rates 0.002", "--quick"):
+        code, _, err = command(["probe", str(run.folder.path), "--quiet", *how.split()], monkeypatch, capsys)
+        assert code == 0, err
+    told, slow, quick = (effort.grid for effort in efforts)
+    assert (told.rows, told.budget.stops, told.rates, told.singles) == ((7, 40), (3,), (0.0005,), quick.singles)
+    assert slow == replace(Grid(), rates=(0.002,)) and quick == probing.QUICK, "the rest is the grid's own"
 
 
 def test_the_words_follow_the_numbers() -> None:
