@@ -47,6 +47,7 @@ class Kept:
         self.rounds = max(line["round"] for line in next(iter(self.methods["retrain"].values())))
         self.validation = float(found.config["partition"]["validation"])
         self.both = [m for m in self.methods if name_of(m) in self.paper and m != "retrain"]
+        self.own = [m for m in self.methods if m == "sealed"]
 
     def reference(self, method: str, round: int | None = None) -> Metrics:
         """Retrain's mean over the seeds that a method has, at its end or at a round."""
@@ -109,7 +110,7 @@ def disguise_table(kept: Kept) -> str:
     rounds = [r for r in ALONG if r <= kept.rounds]
     heads = ("Method", *(f"round {r:,}" for r in rounds))
     lines = [_line(heads), "|---|" + "---:|" * len(rounds)]
-    for method in kept.both:
+    for method in [*kept.both, *kept.own]:
         found = [apart(at(kept.methods[method], r), kept.reference(method, r)) for r in rounds]
         lines.append(_line([name_of(method), *(f"{value:.2f}" for value in found)]))
     ends = [at({seed: lines}, kept.rounds) for seed, lines in kept.methods["retrain"].items()]

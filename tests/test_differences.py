@@ -2,7 +2,9 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,9 @@ import block_seconds
 import differences
 import differences_kept
 from unfed.paper import record
+from unfed.paper.items import items
+from unfed.paper.views import printed
+from unfed.report import rules
 
 
 def test_variants_that_learn_at_other_speeds_are_compared_at_the_same_retain() -> None:
@@ -34,6 +39,44 @@ def test_retain_over_all_rows_counts_the_fifth_that_nobody_trained_on() -> None:
     ends = [columns for job, columns in record.read(path).jobs.items() if job.endswith("/retrain")]
     train, val = (sum(end[name][-1] for end in ends) / len(ends) for name in ("retain", "validation"))
     assert rows["| Retrain"][:2] == [f"{train:.2f}", f"{0.8 * train + 0.2 * val:.2f}"]
+    page = differences.PAGE.read_text(encoding="utf-8")
+    assert all(row in page for row in differences.rows_table(path).splitlines()[2:]), "run it with --rows"
+
+
+def test_read_over_all_rows_retain_gets_the_verdicts_that_the_page_says() -> None:
+    """The fifth that nobody trained on makes three of them kinder, and hardly moves a gap."""
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-cnn-434b*.json")
+    lines = record.read(path).lines()
+    every = list[Any]()
+    for line in lines:
+        own, held = float(line["retain"]), float(line["validation"])
+        every.append({**line, "retain": 0.8 * own + 0.2 * held})
+
+    def judged(lines: list[Any]) -> tuple[dict[str, Any], dict[str, float]]:
+        found = [replace(row, request="CIFAR-10, CNN") for row in rules.rows(lines, "best-gap")]
+        merged = printed.merged(items()["table-1"], found)
+        assert merged is not None
+        gaps = {
+            row.method: float(str(row.average_gap.mean)) for row in found if not (row.is_before or row.is_reference)
+        }
+        return {key.rpartition(", ")[2]: cells["retain"]["verdict"] for key, cells in merged[1].items()}, gaps
+
+    (words, gaps), (kinder, near) = judged(lines), judged(every)
+    changed = {name: (words[name], kinder[name]) for name in words if words[name] != kinder[name]}
+    assert changed == dict.fromkeys(("FT", "PGD", "FCU"), ("direction", "within")) and kinder["Retrain"] == "disagrees"
+    assert sorted(gaps, key=lambda name: gaps[name]) == sorted(near, key=lambda name: near[name])
+    moved = {name: abs(gaps[name] - near[name]) for name in gaps}
+    assert moved.pop("fukd") == pytest.approx(0.28, abs=0.01) and max(moved.values()) < 0.1
+
+
+def test_the_rounds_of_vit_that_the_page_quotes_are_those_that_were_kept() -> None:
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("caltech101-vit-6326*.json")
+    jobs = record.read(path).jobs
+    own = jobs["0/client-0-leaves/retrain"]
+    retain = dict(zip(own["round"], own["retain"], strict=True))
+    page = differences.PAGE.read_text(encoding="utf-8")
+    said = f"{retain[60]:.1f}, {retain[100]:.1f} and {retain[150]:.1f} % after 60, 100 and 150 of them"
+    assert f"{said}, still rising by {(retain[150] - retain[100]) / 5:.1f} points in ten rounds" in page
 
 
 def test_the_table_is_put_into_the_page_once(tmp_path: Path) -> None:

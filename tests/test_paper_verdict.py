@@ -82,8 +82,12 @@ def test_one_table_holds_the_paper_ours_the_difference_and_a_verdict_per_cell() 
     assert ft["Bytes / Retrain's"] == "0.70 | 0.25" and ft["FLOPs / Retrain's"] == "0.70 | 0.50"
     words = {metric: cell["verdict"] for metric, cell in data["CIFAR-10, CNN, FT"].items()}
     assert words == {"retain": "direction", "forget": "within", "test": "within", "mia": "disagrees"}
-    said = printed.summary(data)
-    assert said.startswith("Of 8 cells 6 are within the seeds' spread, 1 agree in direction only, 1 disagree.")
+    counts = "of 8 cells 6 are within the seeds' spread, 1 agree in direction only, 1 disagree."
+    assert printed.summary(data).startswith(f"CIFAR-10, CNN: {counts}")
+    both = printed.merged(items()["table-1"], [*ours(), *(replace(row, request="CIFAR-100, CNN") for row in ours())])
+    assert both is not None
+    said = printed.summary(both[1])
+    assert said.startswith(f"CIFAR-10, CNN: {counts} CIFAR-100, CNN: of 8 cells 1 "), "each run is counted by itself"
 
 
 def test_where_nothing_of_the_papers_was_run_its_table_stands_alone() -> None:

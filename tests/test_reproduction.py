@@ -227,10 +227,36 @@ def test_a_run_of_the_papers_own_config_stands_beside_it(first: Run, tmp_path: P
     text, _ = reproduction.page(tmp_path)
     assert "| CIFAR-10, CNN | NoT | " in text and " ≠ |" in text, "two rounds on digits are not the paper's 2,000"
     assert "Differs from the item: training.rounds 2 instead of 2000." in text
-    # θ* again and six methods of seed 0, θ* and all eight of two more, 2,000 rounds of 0.05 s: 7 · 1.67 + 2 · 9 · 1.67
-    missing = "ft, federaser, fukd, pgd, mode, fcu (seed 0); everything of seeds 1, 2"
-    assert f"Not run: {missing}: about 42 GPU minutes, θ* included." in text
+    # θ* and Retrain of two rounds as here, every other method 2,000 rounds of 0.05 s: 6 · 1.67, and 2 · 7 · 1.67
+    missing = "ft, federaser, fukd, pgd, mode, fcu (seed 0, about 10 GPU minutes); everything of seeds 1, 2 (about 23"
+    whole = "θ* included. All of it in the item's own rounds: about 45 GPU minutes."
+    assert f"Not run: {missing} GPU minutes); {whole}" in text
     assert re.search(r"beside whatever else the machine did: seed 0 \d+\.\d minutes \(3 jobs\)", text)
+
+
+def test_rows_of_fewer_rounds_than_the_papers_say_so_before_their_first_number(first: Run, tmp_path: Path) -> None:
+    spec = next(s for s in paper_items()["table-1"].runs["paper"] if s.preset == "cifar10-cnn")
+    whole = spec.config().to_json()
+    for name, rounds in (("whole", 2000), ("cut", 60)):
+        config = whole | {"unlearning": whole["unlearning"] | {"rounds": rounds}}
+        record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=config), tmp_path / name)
+    text = reproduction.page(tmp_path / "cut")[0]
+    heading, said, table = text.partition("## Table 1")[2].split("\n\n")[:3]
+    assert said.startswith("**CIFAR-10, CNN was cut short (unlearning.rounds 60 instead of 2000): "), heading
+    assert table == "Rule: `best-gap`. Δ = gap to Retrain."
+    assert "cut short" not in reproduction.page(tmp_path / "whole")[0]
+
+
+def test_a_picture_that_results_no_longer_give_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = reproduction.page(reproduction.RESULTS)[1]
+    monkeypatch.setattr(reproduction, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(reproduction, "DRAWN", tmp_path / "reproduction")
+    assert reproduction.main(["page"]) == 0 and reproduction.main(["page", "--check"]) == 0
+    for name in drawn:
+        kept = (tmp_path / "reproduction" / name).read_text()
+        (tmp_path / "reproduction" / name).write_text(kept.replace("</svg>", "<g/></svg>"))
+        assert reproduction.main(["page", "--check"]) == 1, name
+        (tmp_path / "reproduction" / name).write_text(kept)
 
 
 def test_a_table_whose_own_method_was_not_run_is_not_run(first: Run, tmp_path: Path) -> None:
@@ -263,7 +289,7 @@ def test_the_page_in_the_docs_is_what_the_results_give() -> None:
 def test_the_table_of_the_readme_is_that_of_the_page() -> None:
     """The paper's value and ours in every cell, of the same results."""
     item, kept = paper_items()["table-1"], record.all_in(reproduction.RESULTS)
-    made, _, _ = reproduction.of_results(item, kept)
+    made = reproduction.of_results(item, kept).made
     assert made is not None
     ours = {row.method: row for row in made.rows if row.request == "CIFAR-10, CNN"}
     theirs = {row["method"]: row for row in published("T1") if (row["dataset"], row["model"]) == ("CIFAR-10", "CNN")}

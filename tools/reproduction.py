@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -147,13 +147,15 @@ def main(arguments: Sequence[str]) -> int:
     text, drawn = page(options.results)
     if options.check:
         same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
-        return 0 if same and {path.name for path in DRAWN.glob("*.svg")} == set(drawn) else 1
+        return (
+            0 if same and {path.name: path.read_text(encoding="utf-8") for path in DRAWN.glob("*.svg")} == drawn else 1
+        )
     PAGE.write_text(text, encoding="utf-8")
     DRAWN.mkdir(exist_ok=True)
     for path in DRAWN.glob("*.svg"):
         path.unlink()
     for name, svg in drawn.items():
-        (DRAWN / name).write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n", encoding="utf-8")
+        (DRAWN / name).write_text(svg, encoding="utf-8")
     return 0
 
 
@@ -187,27 +189,30 @@ def page(folder: Path) -> tuple[str, dict[str, str]]:
     parts, drawn = [HEAD, *(f"- {sentence}" for sentence in stale)], dict[str, str]()
     for item in items().values():
         analysed = VIEWS[item.view].analysis is not None
-        made, said, absent = of_analyses(item, looked) if analysed else of_results(item, kept)
-        parts += section(item, made, said, absent, drawn)
+        parts += section(item, of_analyses(item, looked) if analysed else of_results(item, kept), drawn)
     return "\n".join(parts).rstrip() + "\n", drawn
 
 
-Found = tuple[Section | None, list[str], list[Spec]]
-"""What an item became, where its numbers come from, and which of its runs are not there."""
+class Found(NamedTuple):
+    """What an item became, where its numbers come from, which of its runs are not there, and which were cut short."""
+
+    made: Section | None
+    said: Sequence[str]
+    absent: Sequence[Spec]
+    cut: Sequence[str]
 
 
-def section(
-    item: Item, made: Section | None, said: Sequence[str], absent: Sequence[Spec], drawn: dict[str, str]
-) -> Iterator[str]:
+def section(item: Item, found: Found, drawn: dict[str, str]) -> Iterator[str]:
     """One item: what was run of it, and what was not; its pictures are put into `drawn`."""
-    if made is None:
-        yield f"## {item.heading}: {item.title}\n"
-    else:
+    made, said, absent, cut = found
+    yield f"## {item.heading}: {item.title}\n"
+    if made is not None:
+        yield from (f"{sentence}\n" for sentence in cut)  # before the first number that it is about
         # The page is the comparison: the paper's rows stand in it already.
-        yield markdown(made).replace(f"# {item.heading}", f"## {item.heading}", 1)
+        yield markdown(made).partition("\n\n")[2]
         for number, picture in enumerate((p for p in made.pictures if p.svg is not None), 1):
             name = f"{item.id}-{number}.svg"
-            drawn[name] = picture.file()
+            drawn[name] = "\n".join(line.rstrip() for line in picture.file().splitlines()) + "\n"
             yield f"![{item.heading}, {picture.title}]({DRAWN.name}/{name})\n"
         yield "\n".join(f"- {sentence}" for sentence in said) + "\n"
     if absent:
@@ -216,7 +221,7 @@ def section(
 
 def of_analyses(item: Item, looked: Sequence[analyses.Kept]) -> Found:
     """An item that takes models, from what was measured on them."""
-    there, said, absent = dict[str, analyses.Kept](), list[str](), list[Spec]()
+    there, said, absent, cut = dict[str, analyses.Kept](), list[str](), list[Spec](), list[str]()
     for spec in item.runs["paper"]:
         near = analyses.fitting(looked, item, spec)
         if near is None:
@@ -227,12 +232,14 @@ def of_analyses(item: Item, looked: Sequence[analyses.Kept]) -> Found:
         when = f"{made['created'][:10]}, commit {made['commit'][:7]}"
         told = f"{spec.name}: seed {made['seed']}; {made['hardware']}, {when}."
         said.append(told + (f" Differs from the item: {'; '.join(different)}." if different else ""))
-    return (analyses.shown(item, there) if there else None), said, absent
+        cut += cut_short(spec, different)
+    return Found(analyses.shown(item, there) if there else None, said, absent, cut)
 
 
 def of_results(item: Item, kept: Sequence[record.Kept]) -> Found:
     """An item that takes lines, from those that were kept."""
-    there, within, said, absent = dict[str, list[Line]](), dict[str, float](), list[str](), list[Spec]()
+    there, within = dict[str, list[Line]](), dict[str, float]()
+    said, absent, cut = list[str](), list[Spec](), list[str]()
     fitting = {spec: record.fitting(kept, spec.preset, spec.config().to_json()) for spec in item.runs["paper"]}
     near = {spec: [pair for pair in found if _begun(pair[0], spec)] for spec, found in fitting.items()}
     if item.view != "results":  # a curve is missed in a picture, a row in a table is said
@@ -247,15 +254,28 @@ def of_results(item: Item, kept: Sequence[record.Kept]) -> Found:
         there[spec.name] = _chosen(one, spec)
         within[spec.name] = one.config["evaluation"]["recovered_within"]
         said.append(about(spec, one, different, there[spec.name]))
-    if not there:
-        return None, said, absent
+        cut += cut_short(spec, different)
+    return Found(_section(item, there, within) if there else None, said, absent, cut)
+
+
+def _section(item: Item, there: Mapping[str, list[Line]], within: Mapping[str, float]) -> Section:
+    """An item's view of the lines of its runs."""
     if item.view == "gaps":
-        return results.gaps_of(item, there), said, absent
+        return results.gaps_of(item, there)
     under = {name: results.under_rules(lines, within[name]) for name, lines in there.items()}
     if item.view == "results":
-        return results.of_lines(item, under), said, absent
+        return results.of_lines(item, under)
     made = results.bars_of if item.view == "bars" else results.ratios_of
-    return made(item, {name: own["best-gap"] for name, own in under.items()}), said, absent
+    return made(item, {name: own["best-gap"] for name, own in under.items()})
+
+
+def cut_short(spec: Spec, different: Sequence[str]) -> Iterator[str]:
+    """Where the rounds are not the item's, one sentence that must be read before its numbers are."""
+    if told := [one for one in different if one.startswith(("training.rounds ", "unlearning.rounds "))]:
+        yield (
+            f"**{spec.name} was cut short ({'; '.join(told)}): its rows can be read beside each other, its levels not"
+            " beside the paper's.** What a method costs ends where its rounds do."
+        )
 
 
 def _alike(near: Mapping[Spec, list[tuple[record.Kept, list[str]]]]) -> dict[Spec, list[tuple[record.Kept, list[str]]]]:
@@ -354,14 +374,21 @@ def left_out(spec: Spec, kept: record.Kept) -> str:
     alike: dict[str, list[int]] = {}
     for seed, labels in gone.items():
         alike.setdefault(", ".join(labels), []).append(seed)
-    told = [f"{labels} ({_named(seeds)})" for labels, seeds in alike.items() if labels]
     absent = [seed for seed in config.seed_list if seed not in gone]
-    told += [f"everything of {_named(absent)}"] if absent else []
-    if not told:
-        return ""
-    minutes = sum(priced(config, labels) for labels in gone.values() if labels)
-    minutes += len(absent) * priced(config, config.methods.run)
-    return f" Not run: {'; '.join(told)}: about {minutes:,.0f} GPU minutes, θ* included."
+    own = spec.config([f"{table}.rounds={kept.config[table]['rounds']}" for table in ("training", "unlearning")])
+    told = [
+        f"{labels} ({_named(seeds)}, about {len(seeds) * priced(own, labels.split(', ')):,.0f} GPU minutes)"
+        for labels, seeds in alike.items()
+        if labels
+    ]
+    if absent:
+        told.append(
+            f"everything of {_named(absent)} (about {len(absent) * priced(own, own.methods.run):,.0f} GPU minutes)"
+        )
+    said = f" Not run: {'; '.join(told)}; θ* included." if told else ""
+    if own != config:
+        said += f" All of it in the item's own rounds: about {price(spec):,.0f} GPU minutes."
+    return said
 
 
 def _named(seeds: Sequence[int]) -> str:

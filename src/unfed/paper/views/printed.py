@@ -103,12 +103,16 @@ def cells_of(
 
 
 def summary(data: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """How many cells agree, in one sentence."""
-    words = [cell["verdict"] for row in data.values() for cell in row.values()]
-    counts = [f"{words.count(word)} {said}" for word, said in _SAID.items() if word in words]
+    """How many cells agree, of each run by itself: one may have been cut short."""
+    runs = dict.fromkeys(key.rpartition(", ")[0] for key in data)
+    told = []
+    for run in runs:
+        own = [row for key, row in data.items() if key.rpartition(", ")[0] == run]
+        words = [cell["verdict"] for row in own for cell in row.values()]
+        counts = [f"{words.count(word)} {said}" for word, said in _SAID.items() if word in words]
+        told.append(f"{run}: of {len(words)} cells {', '.join(counts)}.")
     marks = ", ".join(f"{verdict.MARKS[w]} {verdict.MEANING[w]}" for w in ("within", "direction", "disagrees"))
-    told = f"Of {len(words)} cells {', '.join(counts)}. {marks}."
-    return f"{told} The paper's ± are multiplied by 1.22 (n − 1 instead of n)."
+    return f"{' '.join(told)} {marks}. The paper's ± are multiplied by 1.22 (n − 1 instead of n)."
 
 
 _SAID = {
