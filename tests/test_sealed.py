@@ -20,6 +20,7 @@ from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.methods import Retrain, Sealed, State
 from unfed.methods.sealed import drawn_from, from_the_system
+from unfed.model import sealing
 from unfed.model.layers import Choice, choose
 from unfed.model.networks import build
 from unfed.model.params import Params, params_of
@@ -32,6 +33,7 @@ from unfed.runs.simulated import simulated
 from worlds import serve
 
 ONE, OTHER = bytes(32), bytes(31) + b"\1"
+QUERY = "encoder.layers.encoder_layer_0.self_attention.in_proj_weight[8:16]"
 SERVES = ("methods.run=[]", "request=[]", "engine.precision=float64", "checkpoint.rounds=1000")
 
 
@@ -104,6 +106,30 @@ def test_a_draw_of_another_length_and_an_unknown_name_are_refused() -> None:
     ):
         with pytest.raises(UnfedError, match=says):
             seal(params_of(module), choose(module, ["hidden"]), how, draw)
+
+
+def test_checking_a_seal_refuses_what_applying_it_would_and_draws_for_one_entry_of_a_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, words = network("vit-tiny"), list[int]()
+    real = sealing._words
+
+    def counted(count: int, draw: bytes, address: str) -> torch.Tensor:
+        words.append(count)
+        return real(count, draw, address)
+
+    monkeypatch.setattr(sealing, "_words", counted)
+    for how in NAMES:
+        Sealed(perturbation=how).check(module)
+        Sealed(perturbation=how, layers=(QUERY, "conv_proj.weight")).check(module)
+    assert words and max(words) <= 2
+    for layers in (("hidden",), (QUERY,)):
+        for wrong in ({"perturbation": "orthogonall"}, {"keep": 1.0}, {"keep": -0.1}):
+            method = Sealed(layers=layers, **wrong)
+            with pytest.raises(UnfedError) as applied:
+                seal(params_of(module), choose(module, layers), method.perturbation, ONE, None, method.keep)
+            with pytest.raises(UnfedError, match=re.escape(str(applied.value))):
+                method.check(module)
 
 
 # --- which layers -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import nn
@@ -130,6 +130,9 @@ class Sealed(Method):
 
     def check(self, module: nn.Module) -> None:
         params, chosen = params_of(module), choose(module, self.layers)
-        seal(params, chosen, self.perturbation, bytes(DRAW_BYTES), lambda seed: params, self.keep)
+        # One entry of each tensor is refused as the whole would be, and a whole ViT is seconds of drawing.
+        entries = {choice.name: params[choice.name][(slice(1),) * params[choice.name].ndim] for choice in chosen}
+        whole = [replace(choice, rows=None) for choice in chosen]
+        seal(entries, whole, self.perturbation, bytes(DRAW_BYTES), lambda seed: entries, self.keep)
         for sentence in frozen(module, chosen):
             warnings.warn(sentence, UnfedWarning, stacklevel=2)
