@@ -70,17 +70,17 @@ def together(
     base = _opened(whole, out / "train")
     if prepare is not None:
         prepare(base)
-    base.only = frozenset()
-    ended = outcome_of(base, moment)
-    print(f"{now()} θ*: {ended.said}", flush=True)
-    if ended.code:
-        return ended.code
     world = base.world(whole.seed_list[0])
     if world.choice.name != "batched":
         raise UnfedError(
             "Only the batched engine stacks clients, and this world has another; set engine.name to batched, or leave"
             " --together out."
         )
+    base.only = frozenset()
+    ended = outcome_of(base, moment)
+    print(f"{now()} θ*: {ended.said}", flush=True)
+    if ended.code:
+        return ended.code
     table = Table(world.device)
     shared, codes = replace(world, engines=SharedEngines(table)), dict[str, int]()
 
