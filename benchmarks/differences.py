@@ -1,6 +1,6 @@
 """Where our Retrain differs from the paper's: what could explain it, one change at a time.
 
-    PYTHONPATH=src python benchmarks/differences.py --device cuda --precision bf16 --root DATA --rounds 600 --budget 540
+    PYTHONPATH=src python benchmarks/differences.py --device cuda --precision bf16 --root DATA --beside 4 --long 4000
     PYTHONPATH=src python benchmarks/differences.py --preset digits-cnn --rounds 4 --every 2 --variants 3
     PYTHONPATH=src python benchmarks/differences.py --table benchmarks/records/DATE-differences-cuda.jsonl [--write]
     PYTHONPATH=src python benchmarks/differences.py --rows results/cifar10-cnn-….json
@@ -9,22 +9,30 @@ On CIFAR-10 with the CNN the paper prints Retain 91.66, Forget 83.05, Test 82.32
 less Test. Each variant is Retrain from the same start for `--rounds` rounds, one thing changed. Its line has the
 evaluated rounds, and three readings of Retain at the end: over the training rows (ours), over all rows of the clients
 that stay (with the fifth that they keep for validation), and over the training rows as training sees them (augmented).
-A line is written as soon as its variant is done; no variant begins after `--budget` seconds. `--rows` reads kept
-results instead: Retain of every method at its last round over training rows and over all rows, beside the paper's.
+Each variant is a process of its own, `--beside` of them at a time: one compiles while another computes. A line is
+written as soon as its variant is done, and the record keeps the order of the variants; one that fails is said and costs
+no other; none begins after `--budget` seconds. `--long` is the preset once more for that many rounds, in a record of
+its own. `--rows` reads kept results instead: Retain of every method at its last round over training rows and over all
+rows, beside the paper's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
+import traceback
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -212,7 +220,71 @@ def tried(folders: Sequence[Path], record: str, alike: tuple[str, int, str]) -> 
     return {row["variant"] for row in rows if (row["preset"], row["rounds"]) == alike[:2]}
 
 
-def main() -> None:
+class Asked(NamedTuple):
+    """A variant, for so many rounds, evaluated every so many, and the record that its line belongs to."""
+
+    record: str
+    variant: str
+    rounds: int
+    every: int
+
+
+def asked(given: argparse.Namespace) -> list[Asked]:
+    """What the command names and no record has, the longest first."""
+    short = [Asked(given.name, name, given.rounds, given.every) for name in [*VARIANTS][: given.variants]]
+    long = [Asked(f"{given.name}-long", next(iter(VARIANTS)), given.long, 200)] if given.long else []
+    alike = {one: (given.preset, one.rounds, given.device) for one in [*long, *short]}
+    return [one for one in alike if one.variant not in tried(given.after, one.record, alike[one])]
+
+
+def config_of(given: argparse.Namespace, name: str) -> Config:
+    """The preset under one change."""
+    sets = ["seed=0", f"device={given.device}", f"engine.precision={given.precision}", "methods.run=['retrain']"]
+    sets += ["evaluation.batch=8192", "evaluation.samples=false", f"evaluation.every={given.every}"]
+    sets += [f"training.rounds={given.rounds}", "checkpoint.seconds=100000"]
+    sets += [f"data.root={given.root}"] if given.root else []
+    return Config.preset(given.preset, [*sets, *VARIANTS[name]])
+
+
+def row_of(given: argparse.Namespace, name: str) -> dict[str, object]:
+    """The line of a variant, but for where and when it was made."""
+    with tempfile.TemporaryDirectory() as folder:
+        row = variant(config_of(given, name), name, given.rounds, Path(folder) / "run")
+    return {**row, "preset": given.preset}
+
+
+def side_by_side(
+    wanted: Sequence[Asked], given: argparse.Namespace, arguments: Sequence[str]
+) -> Iterator[tuple[Asked, dict[str, Any] | None, str]]:
+    """Each in a process of its own, `--beside` at a time: its line when it is done, or why there is none."""
+    began, waiting, running = time.monotonic(), deque(wanted), dict[Asked, tuple[subprocess.Popen[bytes], Path]]()
+    threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // given.beside))}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            while waiting or running:
+                while waiting and len(running) < given.beside:
+                    one = waiting.popleft()
+                    if time.monotonic() - began > given.budget:
+                        yield one, None, "not tried, the budget is spent"
+                        continue
+                    file = Path(folder) / f"{len(waiting)}.json"
+                    more = ["--rounds", one.rounds, "--every", one.every, "--only", one.variant, "--line", file]
+                    words = [sys.executable, __file__, *arguments, *map(str, more)]
+                    running[one] = subprocess.Popen(words, env={**threads, **os.environ}), file
+                for one, (process, file) in [*running.items()]:
+                    if (code := process.poll()) is not None:
+                        del running[one]
+                        whole = code in (0, 1) and file.exists()
+                        row = json.loads(file.read_text(encoding="utf-8")) if whole else {}
+                        yield one, None if code else row, row.get("failed", f"failed: its process ended with {code}")
+                time.sleep(0.1)
+        finally:
+            for process, _ in running.values():
+                process.kill()
+                process.wait()
+
+
+def main(arguments: Sequence[str]) -> int:
     told = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     told.add_argument("--preset", default="cifar10-cnn")
     told.add_argument("--device", default="cpu")
@@ -221,38 +293,45 @@ def main() -> None:
     told.add_argument("--rounds", type=int, default=600)
     told.add_argument("--every", type=int, default=50)
     told.add_argument("--variants", type=int, default=len(VARIANTS), help="only so many of them")
+    told.add_argument("--long", type=int, default=0, help="the preset for so many rounds as well, into NAME-long")
     told.add_argument("--name", default="differences", help="of the record")
     told.add_argument("--after", type=Path, nargs="*", default=[], help="folders: what records there have is left out")
+    told.add_argument("--beside", type=int, default=1, help="how many processes at a time")
     told.add_argument("--budget", type=float, default=1e9, help="seconds after which no variant begins")
+    told.add_argument("--only", choices=VARIANTS, help="this variant, in this process, its line into --line")
+    told.add_argument("--line", type=Path)
     told.add_argument("--table", type=Path)
     told.add_argument("--write", action="store_true", help="put the table into docs/explanation/differences.md")
     told.add_argument("--rows", type=Path)
-    given = told.parse_args()
+    given = told.parse_args(arguments)
+    if given.beside < 1:
+        told.error("--beside takes a number of at least 1")
     if given.rows:
         print(rows_table(given.rows))
-        return
+        return 0
     if given.table:
         print(section(given.table) if given.write else table(given.table))
         if given.write:
             PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), section(given.table)), encoding="utf-8")
-        return
-    began, there = time.monotonic(), tried(given.after, given.name, (given.preset, given.rounds, given.device))
-    for name, sets in list(VARIANTS.items())[: given.variants]:
-        if name in there:
+        return 0
+    if given.only:
+        try:
+            row = row_of(given, given.only)
+        except Exception as error:
+            traceback.print_exc()
+            row = {"failed": f"failed: {type(error).__name__}: {error}"}
+        given.line.write_text(json.dumps(row), encoding="utf-8")
+        return int("failed" in row)
+    order, code = [*VARIANTS].index, 0
+    for one, made, why in side_by_side(asked(given), given, arguments):
+        if made is None:
+            print(f"{one.variant}, {one.rounds} rounds: {why}", flush=True)
+            code = 1 if why.startswith("failed") else code
             continue
-        if time.monotonic() - began > given.budget:
-            print(f"{name}: not tried, the budget is spent", flush=True)
-            continue
-        common = ["seed=0", f"device={given.device}", f"engine.precision={given.precision}", "methods.run=['retrain']"]
-        common += ["evaluation.batch=8192", "evaluation.samples=false", f"evaluation.every={given.every}"]
-        common += [f"training.rounds={given.rounds}", "checkpoint.seconds=100000"]
-        common += [f"data.root={given.root}"] if given.root else []
-        with tempfile.TemporaryDirectory() as folder:
-            row = variant(Config.preset(given.preset, [*common, *sets]), name, given.rounds, Path(folder) / "run")
-        row["preset"] = given.preset
-        print(json.dumps({k: v for k, v in row.items() if k != "curve"} | {"last": row["curve"][-1]}), flush=True)
-        add_rows(given.name, torch.device(given.device), [row])
+        print(json.dumps({k: v for k, v in made.items() if k != "curve"} | {"last": made["curve"][-1]}), flush=True)
+        add_rows(one.record, torch.device(given.device), [made], lambda other: order(other["variant"]))
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from unfed import rng
+from unfed import rng, storage
 from unfed.client.plan import Optimiser, Phase
 from unfed.client.scores import score
 from unfed.data import ClientData, TensorSource, Transform, dirichlet, iid, load, split
@@ -199,14 +200,28 @@ def write(what: str, device: torch.device, body: dict[str, object]) -> Path:
     return RECORDS / name
 
 
-def add_rows(what: str, device: torch.device, rows: Sequence[dict[str, object]]) -> None:
-    """Append rows to the day's record, one JSON object per line: what a time limit cuts off is not lost."""
+def add_rows(
+    what: str,
+    device: torch.device,
+    rows: Sequence[dict[str, Any]],
+    order: Callable[[dict[str, Any]], int] | None = None,
+) -> None:
+    """Add rows to the day's record, one JSON object per line: what a time limit cuts off is not lost.
+
+    They come last, or where `order` puts them among those that are there.
+    """
     name = f"{datetime.now(UTC):%Y-%m-%d}-{what}-{device.type}.jsonl"
     RECORDS.mkdir(exist_ok=True)
-    lines = "".join(json.dumps({**row, **head(device)}, default=str) + "\n" for row in rows)
+    lines = [json.dumps({**row, **head(device)}, default=str) + "\n" for row in rows]
     for folder in (RECORDS, *([Path(os.environ["OUT"])] if os.environ.get("OUT") else [])):
-        with (folder / name).open("a") as record:
-            record.write(lines)
+        path = folder / name
+        if order is None:
+            with path.open("a") as record:
+                record.writelines(lines)
+        else:
+            there = path.read_text().splitlines(keepends=True) if path.exists() else []
+            ordered = sorted([*there, *lines], key=lambda line: order(json.loads(line)))
+            storage.write_bytes(path, "".join(ordered).encode())
 
 
 def head(device: torch.device) -> dict[str, object]:

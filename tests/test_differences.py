@@ -1,7 +1,10 @@
 """Where we differ from the paper: the tables that are made of what was tried."""
 
+import argparse
 import json
+import runpy
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
 import block_seconds
 import differences
 import differences_kept
@@ -89,6 +93,103 @@ def test_the_table_is_put_into_the_page_once(tmp_path: Path) -> None:
     assert page.startswith("# Page\n\nFirst.\n\n## One change") and "records/record.jsonl" in page
     assert differences.with_section(page, made) == page
     assert differences.with_section(page + "\n## More\n\nLast.\n", made) == page + "\n## More\n\nLast.\n"
+
+
+SHORT = ["--preset", "digits-cnn", "--rounds", "2", "--every", "2"]
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("workload.RECORDS", tmp_path / "records")
+    monkeypatch.setenv("OUT", str(tmp_path / "records" / "out"))
+    (tmp_path / "records" / "out").mkdir(parents=True)
+    return tmp_path / "records"
+
+
+def lines(folder: Path, record: str = "differences") -> list[dict[str, Any]]:
+    (path,) = folder.glob(f"*-{record}-cpu.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_variants_side_by_side_leave_the_lines_of_one_after_another_and_one_that_fails_costs_no_other(
+    records: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {name: differences.VARIANTS[name] for name in ("as the preset", differences.KEPT)}
+    given = argparse.Namespace(preset="digits-cnn", device="cpu", precision="float32", root=None, rounds=2, every=2)
+    truth = {name: differences.row_of(given, name) for name in chosen}
+    short, kept = chosen
+    monkeypatch.setattr(differences, "VARIANTS", {short: (), "made up": (), kept: ()})
+    assert differences.main([*SHORT, "--beside", "3", "--long", "3"]) == 1
+    assert "made up, 2 rounds: failed: its process ended with 2" in capsys.readouterr().out
+    made = lines(records)
+    assert [row["variant"] for row in made] == [short, kept], "whoever was done first"
+    assert made == lines(records / "out")
+    for row in made:
+        assert {name: row[name] for name in truth[short] if name != "seconds"} == {
+            name: value for name, value in truth[row["variant"]].items() if name != "seconds"
+        }
+    ((long,),) = [lines(records, "differences-long")]
+    assert (long["rounds"], long["curve"][-1]["round"]) == (3, 3) and long["curve"][0] == made[0]["curve"][0]
+
+
+def test_what_a_record_has_is_not_tried_again_and_what_comes_late_takes_its_place_in_it(
+    records: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = [*differences.VARIANTS][:3]
+    asked: list[str] = []
+
+    def answered(wanted: Sequence[differences.Asked], *rest: object) -> Iterator[tuple[Any, Any, str]]:
+        asked.extend(one.variant for one in wanted)
+        for one in wanted:
+            row = {"variant": one.variant, "preset": "digits-cnn", "rounds": one.rounds, "curve": [{}]}
+            yield (one, None, "not tried, the budget is spent") if one.variant == spent else (one, row, "")
+
+    monkeypatch.setattr(differences, "side_by_side", answered)
+    command = [*SHORT, "--variants", "3", "--after", str(records)]
+    spent = first
+    assert differences.main(command) == 0, "a budget that is spent is no failure"
+    assert "the budget is spent" in capsys.readouterr().out
+    assert [row["variant"] for row in lines(records)] == [second, third]
+    spent = ""
+    assert differences.main(command) == 0 and asked == [first, second, third, first]
+    assert [row["variant"] for row in lines(records)] == [first, second, third]
+    assert differences.main(command) == 0 and len(asked) == 4
+    assert differences.main([*command, "--rounds", "3"]) == 0 and len(asked) == 7, "of other rounds it has none"
+
+
+def test_no_variant_begins_once_the_budget_is_spent_and_a_sentence_of_a_process_is_passed_on(
+    capfd: pytest.CaptureFixture[str], records: Path
+) -> None:
+    assert differences.main([*SHORT, "--variants", "2", "--budget", "-1"]) == 0
+    said = capfd.readouterr().out
+    assert said.count("not tried, the budget is spent") == 2 and not [*records.glob("*.jsonl")]
+    assert differences.main([*SHORT, "--variants", "1", "--precision", "half"]) == 1
+    assert "as the preset, 2 rounds: failed: UnfedError: " in capfd.readouterr().out
+    with pytest.raises(SystemExit):
+        differences.main([*SHORT, "--beside", "0"])
+    assert "at least 1" in capfd.readouterr().err
+
+
+def test_a_reading_stands_above_what_was_kept_of_other_methods(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-cnn-434b*.json")
+    made = {"seed": 0, "request": "client-0-leaves", "method": "half", "mia": 50.0}
+    rows = [made | {"round": r, "retain": 80.0 + r / 100, "forget": 70.0, "test": 71.0} for r in (0, 500, 999)]
+    (tmp_path / "trajectory.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["table.py", str(tmp_path), "--at", "500,1500", "--kept", str(path), "--of", "retrain"]
+    monkeypatch.setattr(sys, "argv", command)
+    runpy.run_path(str(Path(differences.__file__).parent / "readings" / "table.py"), run_name="__main__")
+    own, earlier = capsys.readouterr().out.splitlines()[2:]
+    assert own == "| half | 85.00 / 70.00 / 71.00 | — | 999: 89.99 / 70.00 / 71.00 | 50.00 | — | — |"
+    column = record.read(path).jobs["0/client-0-leaves/retrain"]
+
+    def scores(round: int) -> str:
+        return " / ".join(f"{column[name][column['round'].index(round)]:.2f}" for name in ("retain", "forget", "test"))
+
+    assert earlier == (
+        f"| retrain | {scores(500)} | {scores(1500)} | 2000: {scores(2000)} | {column['mia'][-1]:.2f} | — | — |"
+    )
 
 
 def kept() -> differences_kept.Kept:

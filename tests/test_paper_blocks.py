@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,6 +109,40 @@ def test_a_record_that_was_cut_off_is_gone_on_with(tmp_path: Path) -> None:
     assert differences.tried([tmp_path], "differences", ("cifar10-cnn", 300, "cuda")) == set()
     record.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert script.left(tmp_path, tmp_path) == []
+
+
+def test_the_scripts_about_differences_try_what_their_records_are_to_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, str, int]] = []
+
+    def answered(wanted: Sequence[differences.Asked], *rest: object) -> Iterator[tuple[Any, None, str]]:
+        made.extend((f"DAY-{one.record}-cuda.jsonl", one.variant, one.rounds) for one in wanted)
+        yield from ((one, None, "not tried") for one in wanted)
+
+    monkeypatch.setattr(differences, "side_by_side", answered)
+    for name, script in (("differences", SCRIPTS["differences"]), ("differences-long", SCRIPTS["differences-long"])):
+        (command,) = script.commands
+        words = [word.format(left=600, records=tmp_path) for word in shlex.split(command)]
+        made.clear()
+        assert differences.main(words[1:-1]) == 0, "without the records of the repository"
+        assert words[-2:] == [str(tmp_path), "benchmarks/records"]
+        own = [one for one in made if fnmatch(one[0], script.record)]
+        long = ("DAY-differences-long-cuda.jsonl", "as the preset", 4000)
+        short = [("DAY-differences-cuda.jsonl", variant, 600) for variant in differences.VARIANTS]
+        assert own == (short if name == "differences" else [long]) and len(own) == script.lines
+        assert made[0] == long, "what takes longest begins first, and is another script's whole record"
+
+
+def test_what_a_script_shows_beside_its_run_was_kept_of_the_same_config_and_seed() -> None:
+    run, shown = map(shlex.split, SCRIPTS["readings-federaser"].commands)
+    told = dict(pairwise(shown))
+    sets = [run[run.index("--set") + 1]]
+    config = Config.read(reproduction.ROOT / run[3], sets)
+    kept = record.read(reproduction.ROOT / told["--kept"])
+    assert record.differences(kept.config, config.to_json()) == [] and config.seed_list == (0,)
+    (request,) = config.request_ids()
+    assert {f"0/{request}/{label}" for label in told["--of"].split(",")} <= {*kept.jobs}
 
 
 def test_scripts_name_files_that_are_there_and_configs_that_can_be_read() -> None:
@@ -253,7 +292,7 @@ def test_a_block_whose_time_is_spent_says_what_is_missing_and_goes_on(
     assert run(tiny, "tiny-class") == 0
 
 
-def test_an_analysis_that_cannot_be_made_is_found_before_anything_is_trained(
+def test_what_cannot_be_analysed_or_stacked_is_found_before_anything_is_trained(
     tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[int] = []
@@ -262,9 +301,13 @@ def test_an_analysis_that_cannot_be_made_is_found_before_anything_is_trained(
         trained.append(seed)
 
     monkeypatch.setattr(Run, "_train", counted)
-    where = ["--out", str(tiny / "runs"), "--results", str(tiny / "kept"), "--commit", "abc"]
-    assert reproduction.told(["blocks", "tiny-stack", *where, "--set", "methods.not.perturbation=zero"]) == 2
-    assert "compares plain negation" in capsys.readouterr().err and not trained
+    for number, (wrong, says) in enumerate((
+        ("methods.not.perturbation=zero", "compares plain negation"),
+        ("engine.name=sequential", "Only the batched engine stacks clients"),
+    )):  # fmt: skip
+        where = ["--out", str(tiny / f"runs-{number}"), "--results", str(tiny / "kept"), "--commit", "abc"]
+        assert reproduction.told(["blocks", "tiny-stack", *where, "--set", wrong]) == 2
+        assert says in capsys.readouterr().err and not trained
 
 
 def test_a_script_keeps_its_record_beside_the_results_and_not_among_them(

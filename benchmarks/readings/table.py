@@ -1,9 +1,10 @@
 """A run's methods side by side, round by round: what each reading of a method leads to.
 
-    python benchmarks/readings/table.py RUN [--at 10,100,300] [--seed 0]
+    python benchmarks/readings/table.py RUN [--at 10,100,300] [--seed 0] [--kept results/FILE.json --of retrain,ft]
 
 Retain / forget / test in % at the evaluated rounds nearest before those asked for, the last round, and how much of θ*
-is left in the model that came out: cosine and relative distance ‖θ − θ*‖ / ‖θ*‖ over all parameters.
+is left in the model that came out: cosine and relative distance ‖θ − θ*‖ / ‖θ*‖ over all parameters. `--kept` puts
+methods of an earlier run of the same seed below them, whose models are gone.
 """
 
 import argparse
@@ -13,28 +14,33 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from unfed.paper import record
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--at", default="10,100,300")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kept", type=Path)
+    parser.add_argument("--of", default="", help="with --kept: which methods of it")
     options = parser.parse_args()
     asked = [int(r) for r in options.at.split(",")]
     by_method: dict[str, dict[int, dict[str, object]]] = {}
-    for text in (options.run / "trajectory.jsonl").read_text().splitlines():
-        line = json.loads(text)
+    lines = [json.loads(text) for text in (options.run / "trajectory.jsonl").read_text().splitlines()]
+    earlier = record.read(options.kept).lines() if options.kept else []
+    for line in [*lines, *(line for line in earlier if line["method"] in options.of.split(","))]:
         if line["request"] is not None and line["seed"] == options.seed:
             by_method.setdefault(line["method"], {})[line["round"]] = line
     print("| method |", " | ".join(f"round {r}" for r in asked), "| last | MIA | cos θ* | distance |")
     print("|---|", "---|" * (len(asked) + 4))
-    for method, lines in by_method.items():
-        cells = [_scores(_before(lines, r)) for r in asked]
-        last = lines[max(lines)]
+    for method, own in by_method.items():
+        cells = [_scores(_before(own, r)) for r in asked]
+        last = own[max(own)]
         left = _left(options.run, options.seed, str(last["request"]), method)
         mia = last.get("mia")
         shown = f"{mia:.2f}" if isinstance(mia, float) else str(mia)
-        print(f"| {method} |", " | ".join(cells), f"| {max(lines)}: {_scores(last)} | {shown} | {left} |")
+        print(f"| {method} |", " | ".join(cells), f"| {max(own)}: {_scores(last)} | {shown} | {left} |")
 
 
 def _before(lines: dict[int, dict[str, object]], asked: int) -> dict[str, object] | None:
