@@ -173,6 +173,21 @@ def test_a_kept_result_that_is_damaged_is_one_sentence(first: Run, tmp_path: Pat
             reproduction.page(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["commit", "hardware", "revisions", "trained", "apart", "beside", "round", "seconds"])
+def test_a_value_of_a_kept_result_that_is_damaged_is_one_sentence(first: Run, tmp_path: Path, name: str) -> None:
+    path = record.write(record.kept(first, "abc"), tmp_path)
+    raw = json.loads(path.read_text())
+    columns = raw["jobs"]["0/client-0-leaves/not"]
+    for wrong in ({"a": [None]}, [["ninety"]]):
+        if name in columns:
+            columns[name][-1] = "ninety" if isinstance(wrong, dict) else wrong
+        else:
+            raw["made"][0][name] = wrong
+        path.write_text(json.dumps(raw))
+        with pytest.raises(UnfedError, match=r"holds no kept results .*; make it again"):
+            reproduction.page(tmp_path)
+
+
 def test_a_kept_result_of_others_is_written_nowhere_else(first: Run, tmp_path: Path) -> None:
     """Its preset becomes a file's name: one that leads out of the folder had been followed."""
     whole = json.loads(record.write(record.kept(first, "abc"), tmp_path / "good").read_text())
@@ -257,6 +272,16 @@ def test_a_picture_that_results_no_longer_give_is_noticed(tmp_path: Path, monkey
         (tmp_path / "reproduction" / name).write_text(kept.replace("</svg>", "<g/></svg>"))
         assert reproduction.main(["page", "--check"]) == 1, name
         (tmp_path / "reproduction" / name).write_text(kept)
+
+
+def test_a_folder_without_results_costs_nobody_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "page.md").write_text("what was made before\n")
+    (tmp_path / "figure-6-1.svg").write_text("<svg/>")
+    monkeypatch.setattr(reproduction, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(reproduction, "DRAWN", tmp_path)
+    with pytest.raises(UnfedError, match="Nothing was kept in .*; the page stays as it is"):
+        reproduction.main(["page", "--results", str(tmp_path / "reslts")])
+    assert (tmp_path / "page.md").read_text() == "what was made before\n" and (tmp_path / "figure-6-1.svg").exists()
 
 
 def test_a_table_whose_own_method_was_not_run_is_not_run(first: Run, tmp_path: Path) -> None:

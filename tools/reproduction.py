@@ -144,6 +144,8 @@ def main(arguments: Sequence[str]) -> int:
     if options.part == "figure":
         FIGURE.write_text(figure(record.read(options.result)), encoding="utf-8")
         return 0
+    if not (record.all_in(options.results) or analyses.all_in(options.results)):
+        raise UnfedError(f"Nothing was kept in {options.results}; the page stays as it is. Give the folder of results.")
     text, drawn = page(options.results)
     if options.check:
         same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
@@ -252,7 +254,7 @@ def of_results(item: Item, kept: Sequence[record.Kept]) -> Found:
             continue
         one, different = found[0]
         there[spec.name] = _chosen(one, spec)
-        within[spec.name] = one.config["evaluation"]["recovered_within"]
+        within[spec.name] = Config.kept(one.config).evaluation.recovered_within
         said.append(about(spec, one, different, there[spec.name]))
         cut += cut_short(spec, different)
     return Found(_section(item, there, within) if there else None, said, absent, cut)
@@ -375,7 +377,8 @@ def left_out(spec: Spec, kept: record.Kept) -> str:
     for seed, labels in gone.items():
         alike.setdefault(", ".join(labels), []).append(seed)
     absent = [seed for seed in config.seed_list if seed not in gone]
-    own = spec.config([f"{table}.rounds={kept.config[table]['rounds']}" for table in ("training", "unlearning")])
+    said = Config.kept(kept.config)
+    own = spec.config([f"training.rounds={said.training.rounds}", f"unlearning.rounds={said.unlearning.rounds}"])
     told = [
         f"{labels} ({_named(seeds)}, about {len(seeds) * priced(own, labels.split(', ')):,.0f} GPU minutes)"
         for labels, seeds in alike.items()
@@ -385,10 +388,8 @@ def left_out(spec: Spec, kept: record.Kept) -> str:
         told.append(
             f"everything of {_named(absent)} (about {len(absent) * priced(own, own.methods.run):,.0f} GPU minutes)"
         )
-    said = f" Not run: {'; '.join(told)}; θ* included." if told else ""
-    if own != config:
-        said += f" All of it in the item's own rounds: about {price(spec):,.0f} GPU minutes."
-    return said
+    whole = "" if own == config else f" All of it in the item's own rounds: about {price(spec):,.0f} GPU minutes."
+    return (f" Not run: {'; '.join(told)}; θ* included." if told else "") + whole
 
 
 def _named(seeds: Sequence[int]) -> str:

@@ -40,13 +40,20 @@ def fields_of(path: Path, what: str, fields: Mapping[str, its.Check]) -> dict[st
     return raw
 
 
-_MADE = {"created": its.is_text, "revisions": its.is_table}
-_MAY = dict.fromkeys(("versions", "trained", "apart"), its.is_table)
+_MADE = {**dict.fromkeys(("created", "commit", "hardware"), its.is_text), "revisions": its.table_of(its.is_count)}
+_MAY = {
+    "versions": its.is_table,
+    "trained": its.table_of(its.is_text),
+    "apart": its.table_of(its.is_number),
+    "beside": its.list_of(its.is_text),
+}
 is_made = its.table_with(_MADE, _MAY)
-"""When and by what something was made: of which revisions, above all."""
+"""When, where and by what something was made: of which revisions, above all."""
 are_made = its.list_of(its.table_with(_MADE | {"jobs": its.list_of(its.is_text)}, _MAY))
 _is_column = its.list_of(its.or_null(its.either(its.is_plain_number, its.is_text, its.is_yes)))
 """Whether each value of a column is a number, or says why there is none."""
+_NUMBERS = {"round": its.list_of(its.is_count, 1), "seconds": its.list_of(its.or_null(its.is_number))}
+"""Columns that nobody had to measure."""
 
 
 def are_jobs(columns: Collection[str]) -> its.Check:
@@ -57,6 +64,6 @@ def are_jobs(columns: Collection[str]) -> its.Check:
 def _is_job(name: str, own: Any, columns: Collection[str]) -> bool:
     seed, _, rest = name.partition("/")
     named = seed.isascii() and seed.isdigit() and len(seed) <= 20 and "/" in rest
-    if not (named and its.table_with(dict.fromkeys(columns, _is_column))(own)):
+    if not (named and its.table_with(dict.fromkeys(columns, _is_column) | _NUMBERS)(own)):
         return False
     return len({len(own[column]) for column in columns}) == 1
