@@ -1,36 +1,39 @@
 # Two commands from a fresh clone: `make demo` and `make test`. Each installs what it needs into .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt $(INSTALL_FLAGS)
 
 # Where PyTorch comes from, if not from your package index (PyPI's for Linux brings gigabytes of CUDA).
 TORCH_INDEX ?=
 
-.PHONY: help demo docs test test-slow test-flower test-flower-short test-zoo coverage mutants fuzz chaos lint format package bench clean
+.PHONY: help demo docs test test-slow test-all test-flower test-flower-short test-zoo coverage mutants fuzz chaos lint format package bench clean
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-# One stamp per set of packages, so that a second call installs nothing.
+# One stamp per set of packages, so that a second call installs nothing; the larger set holds the smaller one.
+TORCH := $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX) torch)
+INSTALL = { test -x $(BIN)/python || $(PYTHON) -m venv .venv; } $(if $(TORCH),&& $(PIP) $(TORCH)) && $(PIP) -e
+
 .venv/core.stamp: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing unfed and what it needs (once; a minute or two) ..."
-	@$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch)
-	@$(PIP) -e .
+	@$(INSTALL) .
 	@touch $@
 
-.venv/dev.stamp: .venv/core.stamp
-	@echo "Installing the tools for tests and checks (once) ..."
-	@$(PIP) -e '.[dev,flower,simulation,serve]'
-	@touch $@
+.venv/dev.stamp: pyproject.toml constraints.txt
+	@echo "Installing unfed, what it needs, and the tools for tests and checks (once; a minute or two) ..."
+	@$(INSTALL) '.[dev,flower,simulation,serve]'
+	@touch .venv/core.stamp $@
 
 demo: .venv/core.stamp  ## ten clients, one backdoor, three ways to forget; ends with a table and an HTML report
 	@$(BIN)/unfed demo
 
 # One process per core, eight at most: each imports PyTorch and computes on one thread. What Python compiles is kept, for
 # the processes that tests start.
+KEPT := PYTHONDONTWRITEBYTECODE= $(BIN)/python
 ON_ALL_CORES := -m pytest -n auto --maxprocesses 8 --dist worksteal
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python $(ON_ALL_CORES)
+PYTEST := OMP_NUM_THREADS=1 $(KEPT) $(ON_ALL_CORES)
+EVERYTHING := -m 'not flower_processes and not zoo'
 
 test: .venv/dev.stamp  ## the test suite, without what takes long
 	$(PYTEST)
@@ -38,11 +41,14 @@ test: .venv/dev.stamp  ## the test suite, without what takes long
 test-slow: .venv/dev.stamp  ## the claims that take long
 	$(PYTEST) -m slow
 
+test-all: .venv/dev.stamp  ## both at once, as CI does: what they share is imported, collected and made once
+	$(PYTEST) $(EVERYTHING)
+
 test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, four SuperNodes, TLS, faults (minutes)
-	$(BIN)/python -m pytest -m flower_processes tests/test_flower_processes.py tests/test_flower_quickstarts.py tests/test_flower_simulation.py
+	$(KEPT) -m pytest -m flower_processes tests/test_flower_processes.py tests/test_flower_quickstarts.py tests/test_flower_simulation.py
 
 test-flower-short: .venv/dev.stamp  ## of these, one app on a SuperLink with four SuperNodes and in Flower's simulator
-	$(BIN)/python -m pytest -m flower_processes -k sklearn tests/test_flower_quickstarts.py tests/test_flower_simulation.py
+	$(KEPT) -m pytest -m flower_processes -k sklearn tests/test_flower_quickstarts.py tests/test_flower_simulation.py
 
 # An environment of its own: what these libraries bring must not change what the other tests are run with.
 .venv-zoo/stamp: .venv/dev.stamp
@@ -56,7 +62,7 @@ test-zoo: .venv-zoo/stamp  ## real architectures of transformers, timm, peft and
 
 coverage: .venv/dev.stamp  ## what no test runs, as a page: build/coverage/uncovered.md (long; TESTS=tests/test_run.py for less)
 	$(BIN)/coverage erase
-	OMP_NUM_THREADS=1 $(BIN)/coverage run $(ON_ALL_CORES) -m 'not flower_processes and not zoo' $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/coverage run $(ON_ALL_CORES) $(EVERYTHING) $(TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage json --quiet
 	$(BIN)/python tools/uncovered.py
