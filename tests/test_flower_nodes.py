@@ -222,6 +222,9 @@ def test_nobody_is_asked_twice_what_he_holds(tmp_path: Path) -> None:
 
 LEAN = """
 import sys
+from unfed.flower import introduce, negate_arrays
+negate_arrays("0")
+assert "torch" not in sys.modules, "an app that names arrays pays for PyTorch"
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from flower_grid import InProcessGrid

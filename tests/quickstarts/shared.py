@@ -12,8 +12,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 from sklearn.datasets import load_digits
 
-from unfed.flower import Evidence, Unlearn, node_with
-
 if TYPE_CHECKING:
     from unfed.flower import Probes
 
@@ -49,6 +47,8 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        from unfed.flower import Evidence, Unlearn, node_with  # the clients import this file for every message
+
         said = context.run_config
         model, rounds, forget = Path(str(said["model"])), int(said["rounds"]), int(said["forget"])
         if forget < 0:

@@ -1,17 +1,22 @@
-"""NoT's perturbation for arrays of a foreign app: by its module, or by the arrays' names."""
+"""NoT's perturbation for arrays of a foreign app: by its module, or by the arrays' names.
+
+PyTorch is imported where there is a module. A client whose app names arrays, in the file that it shares with the
+server, starts anew for every message and does without.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from unfed.errors import UnfedError
-from unfed.model.layers import choose, refuse_both_halves
-from unfed.model.params import Params, params_of
-from unfed.model.perturb import negate as negated
 
-Perturb = Callable[[Params], Params]
+if TYPE_CHECKING:
+    from torch import nn
+
+    from unfed.model.params import Params
+
+Perturb = Callable[["Params"], "Params"]
 
 
 def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_bias: bool = False) -> Perturb:
@@ -21,6 +26,10 @@ def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_
 
     Arrays that an app numbers '0', '1', … are taken for the module's state dict in its order, if their shapes agree.
     """
+    from unfed.model.layers import choose, refuse_both_halves
+    from unfed.model.params import params_of
+    from unfed.model.perturb import negate as negated
+
     chosen = choose(module, tuple(layers), include_bias)
     refuse_both_halves(chosen)
     own, state = params_of(module), module.state_dict(keep_vars=True)
@@ -48,6 +57,8 @@ def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_
 
 def in_order(module: nn.Module, arrays: Params) -> Params:
     """An app's arrays under the names that the module's params have."""
+    from unfed.model.params import params_of
+
     keys = _keys(arrays, dict(module.state_dict(keep_vars=True)))
     if missing := [name for name in params_of(module) if name not in keys]:
         raise UnfedError(f"The arrays have no {missing[0]!r}, so they are not of this model; give the app's own.")
