@@ -68,19 +68,20 @@ def test_a_run_killed_at_any_write_resumes_to_the_same_bytes(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     """Every fourth write, the other three quarters in `make test-slow`: each is a whole run again."""
-    config = small(*FAST, "methods.run=['not', 'retrain']")
-    Run.create(config, tmp_path / "whole").execute()
-    truth = outcome(tmp_path / "whole")
+    # What is not in question here is kept small; nor is the world, a function of the config, built for every crash.
+    config = small(*FAST, "methods.run=['not', 'retrain']", "training.batch=256", "evaluation.attack=false")
     with monkeypatch.context() as patch:
         count = crash_at(patch, -1)
-        Run.create(config, tmp_path / "counted").execute()
+        whole = Run.create(config, tmp_path / "whole")
+        whole.execute()
         writes = count["writes"]
+    truth = outcome(tmp_path / "whole")
     assert writes > 25
     for number in range(2 + part, writes + 1, 4):  # write 1 is run.json itself
         folder = tmp_path / f"crash-{number}"
         with monkeypatch.context() as patch, pytest.raises(Crash):
             crash_at(patch, number)
-            Run.create(config, folder).execute()
+            Run.create(config, folder, whole.world(0)).execute()
         Run.open(folder).execute()
         assert outcome(folder) == truth, f"differs after a crash at write {number} of {writes}"
 
