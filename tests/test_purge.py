@@ -335,7 +335,7 @@ def test_a_comparison_that_is_not_finished_is_finished_first(tmp_path: Path, mon
         made(tmp_path / "run", compared=True)
     run = Run.open(tmp_path / "run")
     run.forget(Request("first", clients=("1",)), "ft", until=1)
-    with pytest.raises(UnfedError, match="comparison of this run is not finished .0/r1/not. .*first `unfed resume"):
+    with pytest.raises(UnfedError, match="comparison .* is not finished .0/r1/not. .*first go on with `unfed resume"):
         purge(run, "first")
 
 

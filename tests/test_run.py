@@ -380,7 +380,7 @@ def test_wrong_ways_to_ask(trained: Run) -> None:
 
 def test_forgetting_needs_a_finished_training(small: Small, tmp_path: Path) -> None:
     run = Run.create(small("request=[]"), tmp_path / "run")
-    with pytest.raises(UnfedError, match="training of this run is not finished; first `unfed resume"):
+    with pytest.raises(UnfedError, match="training of this run is not finished; first go on with `unfed resume"):
         run.forget(Request("x", clients=("1",)))
 
 

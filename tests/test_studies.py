@@ -199,7 +199,7 @@ def test_the_command_tries_a_run_and_says_in_one_sentence_what_cannot_be(
     for model in (run.folder.path / "models").rglob("*.safetensors"):
         model.unlink()
     code, _, said = called(["theory", "run"], monkeypatch, capsys)
-    assert code == 2 and "`unfed resume run` makes one" in said
+    assert code == 2 and "has no model 0/train yet; go on with `unfed resume run`" in said
 
 
 @pytest.mark.parametrize(

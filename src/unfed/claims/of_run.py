@@ -343,9 +343,12 @@ def _why_none(run: Probed, own: Sequence[Target]) -> str:
             f" before it; the next request that is served (`{run.command('forget')}`) leaves such a pair, and `unfed"
             " theory` without a run trains its own."
         )
+    for job in (job for target in own for job in (target.previous, target.job)):
+        if not run.folder.model_file(job).exists():
+            return run.no_model(job)
     return (
         "No model that a method left on a request lies in this folder beside the model before it, so there is nothing"
-        f" to try the claims on; `{run.command('resume' if own else 'forget')}` makes one."
+        f" to try the claims on; `{run.command('forget')}` makes one."
     )
 
 

@@ -59,9 +59,9 @@ def status(run: RunArgument, as_json: Json = False) -> None:
     if found["state"] == "running":
         stdout.print(f"About {clock_text(found['seconds_left'])} left.")
     elif found["state"] == "waiting":
-        stdout.print(f"What waits is served by `{escape(opened.command('resume'))}`.", soft_wrap=True)
+        stdout.print(f"What waits is served by {escape(opened.going_on)}.", soft_wrap=True)
     elif found["state"] == "interrupted":
-        stdout.print(f"Go on with `{escape(opened.command('resume'))}`.", soft_wrap=True)
+        stdout.print(f"Go on with {escape(opened.going_on)}.", soft_wrap=True)
 
 
 def evaluate(

@@ -89,7 +89,7 @@ def _figures(run: Run, folder: Path, kind: str, rule: str) -> None:
 
     drawn = gallery.pictures(run.info(), run.lines(), rule)
     if not drawn:
-        raise UnfedError(f"{run.folder.path} has nothing to draw yet: no round was evaluated; `unfed resume` it first.")
+        raise UnfedError(f"{run.folder.path} has no evaluated round to draw yet; go on with {run.going_on}.")
     if folder.exists() and not folder.is_dir():
         raise UnfedError(f"{folder} is a file, and figures go into a folder; give another with -o DIR.")
     folder.mkdir(parents=True, exist_ok=True)

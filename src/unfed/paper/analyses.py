@@ -60,8 +60,7 @@ def measured(item: Item, run: Run, commit: str, numbers: Mapping[str, Any] | Non
     needed = [job for job, _ in run.jobs() if job.label in (*view.needs, "train")]
     if unfinished := [job.label for job in needed if not run.folder.finished(job)]:
         raise UnfedError(
-            f"{item.heading} needs {listed(unfinished)} of {run.folder.path} finished; go on with"
-            f" `{run.command('resume')}`."
+            f"{item.heading} needs {listed(unfinished)} of {run.folder.path} finished; go on with {run.going_on}."
         )
     spec = _spec(item, run.config)
     if unknown := sorted({*(numbers or {})} - {*dict(spec.numbers)}):

@@ -88,7 +88,7 @@ def kept(run: Run, commit: str, beside: Sequence[str] = ()) -> Kept:
         if at in finished or line["method"] == "before":
             _add(jobs.setdefault("/".join(str(part) for part in at), {}), line)
     if not jobs:
-        raise UnfedError(f"No job of {run.folder.path} is finished; go on with `{run.command('resume')}`.")
+        raise UnfedError(f"No job of {run.folder.path} is finished; go on with {run.going_on}.")
     about = {name: info[name] for name in ("created", "versions", "hardware", "engine", "revisions")}
     made = {**about, "commit": commit, "trained": _trained(run), "jobs": sorted(jobs)}
     made |= {"beside": sorted(beside)} if beside else {}

@@ -16,7 +16,7 @@ from unfed.errors import UnfedError, listed
 from unfed.methods import NoT
 from unfed.runs import carriers, consistency, handed_out
 from unfed.runs.carriers import Carrier
-from unfed.runs.elsewhere import client_list, elsewhere, how_to_go_on
+from unfed.runs.elsewhere import client_list, elsewhere
 from unfed.runs.folder import Job
 from unfed.runs.record import Record
 from unfed.runs.requests import Entry, in_force
@@ -145,10 +145,7 @@ def _do(run: Record, client: str, entry: Entry | None, one: Carrier) -> str:
     name = entry.request.id
     purge = listed((f"`{run.command('purge', '--request', one)}`" for one in entry.left_by or [name]), last="and")
     if entry.waiting:
-        resume = f"`{run.command('resume')}`"
-        if elsewhere(run.description):
-            resume = how_to_go_on(run.description, run.folder.path)
-        return f"request {name!r} is {entry.standing}: {resume}, then {purge}"
+        return f"request {name!r} is {entry.standing}: {run.going_on}, then {purge}"
     if entry.owed:
         return f"request {name!r} is {entry.standing}: {run.way_out(entry)}; then {purge}"
     if one.kind == "statistics":

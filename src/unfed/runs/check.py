@@ -154,7 +154,7 @@ def _models(
         said = numbers.get("bound", {}).get("model")
         file = f"models/{job.as_posix()}"
         if said and numbers.get("finished") and job not in models and file not in buried:
-            found.findings.append(f"The model {folder.path / file} is gone, though its job has ended; restore it.")
+            found.findings.append(consistency.gone(folder.path / file))
     for job, path in models.items():
         loaded = _told(found, lambda path=path: storage.load(path, "model"))  # type: ignore[misc]
         own = of_state.get(job)

@@ -68,6 +68,11 @@ def file_digest(path: Path) -> str | None:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def gone(model: Path) -> str:
+    """What is said where a model that a job left is not there any more."""
+    return f"The model {model} is gone, though its job has ended; restore it from a copy."
+
+
 def leads_out(folder: Path, path: Path) -> bool:
     """Whether a path in a folder ends somewhere else, by a link."""
     return not _real(path).is_relative_to(_real(folder))

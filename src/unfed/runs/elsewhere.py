@@ -48,7 +48,9 @@ def out_of_sight(description: Mapping[str, Any], done: str, simulated: str, call
 
 
 def how_to_go_on(description: Mapping[str, Any], folder: object) -> str:
-    """What goes on with such a run, after 'go on with '."""
+    """What goes on with a run whose rows somebody else keeps, after 'go on with '."""
+    if description.get("call"):
+        return "the same call of unfed.unlearn, with checkpoint= this folder"
     if description["engine"] == "flower":
         return "`flwr run DIR --run-config " + shlex.quote(f'resume-from="{folder}"') + "`"
     return f'the server that reaches them and the run config resume-from="{folder}"'

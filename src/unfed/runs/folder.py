@@ -126,10 +126,9 @@ class RunFolder:
 
         `run.json` comes last, after the key of a deny list that was taken over: what has it is whole.
         """
-        taken = UnfedError(
-            f"{self.path} is there already and not empty; choose another folder with --out, or go on with"
-            f" `{typed('resume', self.path)}`."
-        )
+        begun = (self.path / "run.json").is_file()
+        go_on = f", or go on with `{typed('resume', self.path)}`" if begun else ""
+        taken = UnfedError(f"{self.path} is there already and not empty; choose another folder with --out{go_on}.")
         if not self.vacant():
             raise taken
         with storage.disk_errors(self.path):
@@ -301,6 +300,8 @@ class RunFolder:
     def load_model(self, job: Job) -> Params:
         """The model that a job left; one that its state does not vouch for is refused."""
         path = self.model_file(job)
+        if not path.exists():
+            raise UnfedError(consistency.gone(path))
         params = storage.load(path, "model")[0]
         numbers = self.numbers(job) or {}
         said = numbers.get("bound", {}).get("model")

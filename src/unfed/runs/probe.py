@@ -76,6 +76,8 @@ class Probed(Protocol):
 
     def model(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params: ...
 
+    def no_model(self, job: Job) -> str: ...
+
     def command(self, name: str, *arguments: object) -> str: ...
 
 
@@ -123,10 +125,7 @@ def probe(
         missing = next(target for target in found if target not in there)
         if grave := run.folder.buried(missing.job):
             raise UnfedError(f"The model {consistency.sentence(run.folder.path, grave)}; {_instead(run)}.")
-        raise UnfedError(
-            f"The model {_name(missing.job)} is not in {run.folder.path}: its method has not ended, so there is nothing"
-            f" to probe; first `{run.command('resume')}`."
-        )
+        raise UnfedError(run.no_model(missing.job))
     with process_as_before():
         return list(_probed(run, there, effort or effort_of(run), said))
 

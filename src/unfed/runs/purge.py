@@ -59,6 +59,9 @@ class Purged(Protocol):
 
     def way_out(self, entry: Entry) -> str: ...
 
+    @property
+    def going_on(self) -> str: ...
+
     def command(self, name: str, *arguments: object) -> str: ...
 
 
@@ -137,7 +140,7 @@ def _fulfilled(run: Purged, request: str, entries: Sequence[Entry]) -> Entry:
     if entry.state != "fulfilled":
         raise UnfedError(
             f"Request {request!r} is {entry.standing}, and starts from what would go; serve it first with"
-            f" `{run.command('resume')}`."
+            f" {run.going_on}."
         )
     if left := [one for one in entry.left_by if not any(e.purged for e in entries if e.request.id == one)]:
         first = listed((f"`{run.command('purge', '--request', one)}`" for one in left), last="and")
@@ -200,7 +203,7 @@ def _refuse_if_needed(run: Purged, entry: Entry, doomed: Doomed, entries: Sequen
         if job.seed == entry.seed and job not in filed and not folder.finished(job):
             raise UnfedError(
                 f"The comparison of this run is not finished ({job.path.as_posix()}) and begins at what would be"
-                f" purged; first `{run.command('resume')}`."
+                f" purged; first go on with {run.going_on}."
             )
     histories = any(f".{HISTORY}-" in file for file in doomed)
     for other in entries:
@@ -209,8 +212,8 @@ def _refuse_if_needed(run: Purged, entry: Entry, doomed: Doomed, entries: Sequen
         name = other.request.id
         if other.waiting and other.begun is not None:
             raise UnfedError(
-                f"Request {name!r} is {other.standing} and was begun beside what would be purged; first"
-                f" `{run.command('resume')}`, or `{run.command('withdraw', name)}`."
+                f"Request {name!r} is {other.standing} and was begun beside what would be purged; first go on"
+                f" with {run.going_on}, or `{run.command('withdraw', name)}`."
             )
         needs = run.about(other.method, other)["needs"]
         if histories and (needs is None or "history" in needs):

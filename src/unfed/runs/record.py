@@ -8,10 +8,10 @@ from unfed import plugins
 from unfed.errors import UnfedError, listed, typed
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
-from unfed.runs import carriers, deny, description, judged, studies, together, undo_results
+from unfed.runs import carriers, consistency, deny, description, judged, studies, together, undo_results
 from unfed.runs.config import Config
-from unfed.runs.elsewhere import elsewhere
-from unfed.runs.folder import Job, RunFolder
+from unfed.runs.elsewhere import elsewhere, how_to_go_on
+from unfed.runs.folder import PRUNED, Job, RunFolder
 from unfed.runs.job_notes import last_starts
 from unfed.runs.request_options import Until
 from unfed.runs.requests import Entry
@@ -131,6 +131,26 @@ class Record:
         if entry.gate is not None and not elsewhere(self.description):
             accept = f"`{self.command('forget', '--id', name, '--accept')}` puts its model in force all the same, "
         return f"{accept}{again} trains anew without it, `{self.command('withdraw', name)}` lets it go"
+
+    @property
+    def going_on(self) -> str:
+        """What goes on with this run, after 'go on with '; not always a command of ours."""
+        if elsewhere(self.description) or self.description.get("call"):
+            return how_to_go_on(self.description, self.folder.path)
+        return f"`{self.command('resume')}`"
+
+    def no_model(self, job: Job) -> str:
+        """Why a job of this run has no model though none was purged, and what can be done about it."""
+        mine = [e for e in self.folder.requests() if (e.seed, e.method) == (job.seed, job.label)]
+        mine = [e for e in mine if job.request in e.names]
+        numbers = self.folder.numbers(job) or {}
+        settled = bool(mine) and not any(entry.waiting for entry in mine)
+        if numbers.get("finished") and (settled or PRUNED in numbers):
+            return consistency.gone(self.folder.model_file(job))
+        if settled:
+            what = f"Request {mine[0].request.id!r} is {mine[0].standing} and left no model"
+            return f"{what}: {self.way_out(mine[0])}." if mine[0].owed else f"{what}; ask anew under another --id."
+        return f"This run has no model {job.path.as_posix()} yet; go on with {self.going_on}."
 
     def command(self, name: str, *arguments: object) -> str:
         """A command for this run as one types it: quoted, and with leave for code where the run needs it."""

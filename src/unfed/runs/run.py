@@ -374,7 +374,7 @@ class Run(Record):
             if job not in (known := [one for one, _ in self.jobs()]):
                 there = listed("/".join(one.path.parts) for one in known if one.seed == job.seed)
                 raise UnfedError(f"This run makes no model {'/'.join(job.path.parts)}; it makes {there}.")
-            raise UnfedError(f"This run has no model {job.path} yet; `{self.command('resume')}` makes it.")
+            raise UnfedError(self.no_model(job))
         return self.folder.load_model(job)
 
     def model(self, seed: int | None = None, request: str | None = None, method: str | None = None) -> Params:

@@ -143,7 +143,7 @@ class Queue:
         chosen.check(world.template.module)
         served_by = {"served_by": method_facts(config, method, chosen)}
         if not run.trained(seed) and not self._folder.busy():
-            raise UnfedError(f"The training of this run is not finished; first `{run.command('resume')}`.")
+            raise UnfedError(f"The training of this run is not finished; first go on with {run.going_on}.")
         if request.id in run.config.request_ids():
             raise UnfedError(f"The id {request.id!r} belongs to this run's comparison; choose another with --id.")
         with self._desk() as entries:
@@ -187,7 +187,7 @@ class Queue:
         if entry.state == "in_progress" and (other_method or entry.how.set != asked.how.set):
             raise UnfedError(
                 f"Request {request.id!r} is being served by {entry.method} already; let it end"
-                f" (`{self._run.command('resume')}`), or withdraw it and ask anew under another --id."
+                f" ({self._run.going_on}), or withdraw it and ask anew under another --id."
             )
         others = [e for e in entries if e.accepted and e.seed == entry.seed and e.number != entry.number]
         refuse_if_alone(self._run.config, asked)

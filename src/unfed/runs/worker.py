@@ -35,6 +35,9 @@ class Worker(Protocol):
 
     def way_out(self, entry: Entry) -> str: ...
 
+    @property
+    def going_on(self) -> str: ...
+
     def command(self, name: str, *arguments: object) -> str: ...
 
     def score_before(
