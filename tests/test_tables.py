@@ -65,11 +65,30 @@ def test_where_forget_counts_those_who_left_before_the_rows_of_the_request_itsel
 
 
 def test_only_the_best_method_is_marked_never_before_or_retrain() -> None:
-    close = [dict(LINES[1], method="before"), *LINES[1:]]  # even if θ* had Retrain's very numbers
-    _, body = plain(rows(close))
+    _, body = plain(rows(LINES))
     assert [cells[0] for cells in body if "★" in cells[5]] == ["NoT"]
     assert markdown(rows(LINES)).count("**") == 2
     assert latex(rows(LINES)).count(r"\textbf") == 1
+
+
+def test_nobody_is_marked_who_is_no_nearer_to_retrain_than_doing_nothing_and_it_is_said_why() -> None:
+    near = [{**LINES[3], "method": "before"}, *LINES[1:]]  # θ* has the very numbers of the best method
+    found = rows(near)
+    assert not any("★" in cell for cells in plain(found)[1] for cell in cells)
+    assert star(found) == "No ★: no method is nearer to Retrain than Before"
+    why = "No method is nearer to Retrain than Before, which is what doing nothing leaves; none is marked as best."
+    assert why in markdown(found) and "**" not in markdown(found) and r"\textbf" not in latex(found)
+    assert "No method" not in markdown(rows(LINES))
+    nearer = {**LINES[3], "method": "before", "mia": 52.31}  # by a hair: 0.6025 is shown as 0.60
+    assert "★" not in str(plain(rows([nearer, *LINES[1:]]))[1])
+
+
+def test_of_several_requests_each_has_its_own_doing_nothing() -> None:
+    near: list[Any] = [{**LINES[3], "method": "before"}, *LINES[1:]]
+    both = rows(LINES + [dict(item, request="r2") for item in near])
+    assert [(cells[0], cells[1]) for cells in plain(both)[1] if "★" in cells[6]] == [("r1", "NoT")]
+    assert star(both) == "★ smallest average gap to Retrain; none where no method is nearer than Before"
+    assert "For r2, no method is nearer to Retrain than Before" in markdown(both)
 
 
 def test_the_backdoor_column_appears_only_when_measured() -> None:

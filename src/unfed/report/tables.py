@@ -165,7 +165,11 @@ def merged(cells: Sequence[Cell]) -> list[tuple[Cell, int]]:
 def notes(made: Table) -> list[str]:
     """What the table cannot say in a cell."""
     several = len({row.request for row in made.rows}) > 1
-    found = []
+    found = [
+        f"{f'For {name}, no' if several else 'No'} method is nearer to Retrain than Before, which is what doing nothing"
+        " leaves; none is marked as best."
+        for name in _without_best(made.rows)
+    ]
     for row in made.rows:
         who = name_of(row.method) + (f" ({row.request})" if several else "")
         if row.note:
@@ -222,22 +226,37 @@ def _is_best(row: Row, rows: Sequence[Row]) -> bool:
     """Whether a row has the smallest average gap of its request's methods, or is within its spread.
 
     The spread is two standard deviations of the difference: nobody is crowned for luck with seeds. One seed has none,
-    there two decimals tell.
+    there two decimals tell. Nobody is crowned who is no nearer to Retrain than the model before, either.
     """
+    before = [r.average_gap.mean for r in rows if r.request == row.request and r.is_before]
     rivals = [r for r in rows if r.request == row.request and not (r.is_reference or r.is_before)]
     gaps = [(r.average_gap.mean, r.average_gap.std or 0.0) for r in rivals if is_measured(r.average_gap.mean)]
     mine, spread = row.average_gap.mean, row.average_gap.std or 0.0
     if row not in rivals or not is_measured(mine):
         return False
+    if any(is_measured(nothing) and round(mine, 2) >= round(nothing, 2) for nothing in before):
+        return False
     least, around = min(gaps)
     return round(mine, 2) == round(least, 2) or mine - least <= 2 * math.hypot(spread, around)
 
 
+def _without_best(rows: Sequence[Row]) -> list[str]:
+    """The requests (or runs) of which no method is nearer to Retrain than the model before."""
+    rivals = [row for row in rows if not (row.is_reference or row.is_before) and is_measured(row.average_gap.mean)]
+    marked = {row.request for row in rivals if _is_best(row, rows)}
+    return [name for name in dict.fromkeys(row.request for row in rivals) if name not in marked]
+
+
 def star(rows: Sequence[Row]) -> str:
-    """What the mark means in these rows."""
+    """What the mark means in these rows, and why it is missing."""
+    without = _without_best(rows)
+    if without and len(without) == len({row.request for row in rows}):
+        return "No ★: no method is nearer to Retrain than Before"
     several = any(len(row.seeds) > 1 for row in rows)
-    return "★ smallest average gap to Retrain" + (
-        ", and what is within two standard deviations of it" if several else ""
+    return (
+        "★ smallest average gap to Retrain"
+        + (", and what is within two standard deviations of it" if several else "")
+        + ("; none where no method is nearer than Before" if without else "")
     )
 
 
