@@ -11,6 +11,7 @@ import safetensors.numpy
 import torch
 
 from unfed import storage
+from unfed.errors import UnfedError
 from unfed.model import digest
 from unfed.runs.folder import Job
 from unfed.runs.run import Run
@@ -27,6 +28,18 @@ def test_anybody_can_compute_the_digest_from_the_file(tmp_path: Path) -> None:
     assert digest.digests(params) == {name: by_hand[name] for name in params}
     lines = digest.listing(digest.digests(params))
     assert digest.fingerprint(digest.digests(params)) == hashlib.sha256(lines.encode()).hexdigest()
+
+
+def test_a_fingerprint_is_of_values_and_names_and_the_file_itself_vouches_for_the_shapes(tmp_path: Path) -> None:
+    """Saved states, signed logs and evidence hold fingerprints for good: what goes into one stays as it is."""
+    params, path = {"a": torch.arange(6.0).reshape(2, 3)}, tmp_path / "m.safetensors"
+    known = "a951f71aabbd42c8bdb5ad48e668a032dd80986cf29c3e02a8aabb8ede6e861d"
+    assert digest.fingerprint(digest.digests(params)) == known
+    assert digest.fingerprint(digest.digests({"a": params["a"].reshape(3, 2)})) == known
+    storage.save(path, params, {})
+    path.write_bytes(path.read_bytes().replace(b'"shape":[2,3]', b'"shape":[3,2]'))
+    with pytest.raises(UnfedError, match="is not what was written there"):
+        storage.load(path, "model")
 
 
 W = torch.tensor([[1.0, -2.0], [0.0, 3.0]])

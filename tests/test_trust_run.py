@@ -22,6 +22,7 @@ from unfed.runs import requests
 from unfed.runs.config import Config
 from unfed.runs.description import request_id
 from unfed.runs.folder import RunFolder
+from unfed.runs.onlooker import keeps_log
 from unfed.runs.progress import QuietWatch
 from unfed.runs.record import Record
 from unfed.runs.request_options import RequestOptions
@@ -388,6 +389,48 @@ def test_no_work_goes_on_without_who_signs_and_who_took_part(home: Path, name: s
     assert before == ((home / "run/trust/log.jsonl").read_bytes(), (home / "run/trajectory.jsonl").read_bytes())
     (said,) = faults_of(home / "run")
     assert f"{name} is gone" in said
+
+
+def test_a_run_whose_log_was_taken_away_is_not_whole_does_no_work_and_begins_no_other(
+    home: Path, unfed: Callable[..., tuple[int, str, str]]
+) -> None:
+    run, kept = home / "run", home / "kept"
+    hand_in(home, signed(home, name="r"))
+    assert unfed("check", run)[0] == 0
+    (run / "trust").rename(kept)
+    gone = f"{run / 'trust/operator.json'} is gone or damaged, so who signs the log of {run} is not known; restore it"
+    for words in (
+        ("check", run),
+        ("log", "check", run),
+        ("resume", run, "-q"),
+        ("export", run, "-o", home / "m.safetensors"),
+        ("keys", "roster", run, "--operator", home / "operator.key"),
+    ):
+        code, _, said = unfed(*words)
+        assert code == 2 and gone in said, words
+    assert not (run / "trust").exists() and not (home / "m.safetensors").exists()
+    kept.rename(run / "trust")
+    serve(home)
+    assert unfed("check", run)[0] == 0
+
+
+def test_the_log_of_another_run_in_the_place_of_its_own_is_found(home: Path) -> None:
+    other = Run.create(Config.parse(TINY), home / "other")
+    TrustFolder.begin(other.folder.path, home / "operator.key")
+    shutil.rmtree(home / "run/trust")
+    shutil.copytree(home / "other/trust", home / "run/trust")
+    (said, *_) = faults_of(home / "run")
+    assert said == (
+        f"{home / 'run/trust'} has another log than the one that was kept when {home / 'run'} was at work; restore it."
+    )
+
+
+def test_a_state_that_was_saved_without_a_log_vouches_for_none(home: Path) -> None:
+    plain = Run.create(Config.parse(TINY), home / "plain")
+    plain.execute()
+    TrustFolder.begin(plain.folder.path, home / "operator.key")
+    shutil.rmtree(home / "plain/trust")
+    assert not keeps_log(home / "plain"), "nothing was worked on since it began, so nothing can tell"
 
 
 @pytest.mark.parametrize("file", ["roster.json", "requests/r.json", "acknowledgements/r.json"])

@@ -69,7 +69,10 @@ def due_dates(run: Path) -> dict[str, str]:
 
 def log_faults(run: Path) -> list[str]:
     """What is wrong with the log of a run, one sentence each; nothing where it keeps none."""
-    if not keeps_log(run):
+    try:
+        if not keeps_log(run):
+            return []
+    except UnfedError:  # a damaged state, which whoever reads the folder has named already
         return []
     from unfed.trust.checking import faults_of
 

@@ -6,6 +6,10 @@ They say which model went in, what the method did to it at the start, and which 
 
 So anybody with the model file can compute the same numbers without this library. A job notes them when it begins (they
 are saved with its state, hence survive a crash) and when it writes its model (in that file's header).
+
+They are of values and names. The same bytes in other shapes, or of another type, have the same digest: for those the
+sum in a model file's own header vouches, and a model of other shapes than its network's is refused where it is used.
+Saved states, signed logs and evidence hold these numbers for good, so what goes into them stays as it is.
 """
 
 from __future__ import annotations

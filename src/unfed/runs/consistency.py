@@ -5,6 +5,7 @@ They say it so that none can be changed, shortened or lost without a word.
     state/…   vouches for   run.json               SHA-256 of the file that the job ran under
                             trajectory.jsonl       SHA-256 of its first `offset` bytes
                             models/…               fingerprint of the model that came out, once the job has ended
+                            trust/                 which log of signed requests was kept when it was saved, if one was
     filed.jsonl             lists every request that was filed, with the SHA-256 of what it asks for
     tombstones.json         lists what was taken away on purpose: file, SHA-256, request, date
 
@@ -71,6 +72,14 @@ def file_digest(path: Path) -> str | None:
 def gone(model: Path) -> str:
     """What is said where a model that a job left is not there any more."""
     return f"The model {model} is gone, though its job has ended; restore it from a copy."
+
+
+def log_kept(folder: Path) -> dict[str, str]:
+    """What a state says of the log of signed requests that a run keeps: its origin; nothing without one."""
+    path = folder / "trust" / "operator.json"
+    told = storage.read_json(path, "description of the operator") if path.exists() else None
+    origin = told.get("origin") if isinstance(told, dict) else None
+    return {"log": origin} if isinstance(origin, str) else {}
 
 
 def leads_out(folder: Path, path: Path) -> bool:

@@ -250,6 +250,7 @@ class RunFolder:
             "run": consistency.file_digest(self.path / "run.json"),
             "trajectory": self._trajectory.digest(int(numbers["offset"])),
             "model": fingerprint(digests(came_out)) if numbers.get("finished") and came_out else None,
+            **consistency.log_kept(self.path),
         }
 
     def load_state(self, job: Job) -> tuple[State, dict[str, Any]] | None:

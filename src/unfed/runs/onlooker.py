@@ -24,8 +24,17 @@ from unfed.runs.record import Record
 
 
 def keeps_log(run: Path) -> bool:
-    """Whether a run has a log; one that has lost its description is refused by whoever reads it."""
-    return any((run / "trust" / name).exists() for name in ("operator.json", "log.jsonl"))
+    """Whether a run has a log, or had one when a state was saved.
+
+    One that has lost its description, or all of it, is refused by whoever reads it.
+    """
+    there = any((run / "trust" / name).exists() for name in ("operator.json", "log.jsonl"))
+    return there or bool(logs_named(RunFolder(run)))
+
+
+def logs_named(folder: RunFolder) -> set[str]:
+    """The logs that were kept when the states of a run were saved, by their origins."""
+    return {str(numbers["bound"]["log"]) for _, numbers in folder.states() if numbers.get("bound", {}).get("log")}
 
 
 def logged(run: Record, watch: Watch | None = None) -> AbstractContextManager[Watch]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from unfed.errors import UnfedError, typed
 from unfed.runs.folder import RunFolder
+from unfed.runs.onlooker import logs_named
 from unfed.runs.requests import Entry
 from unfed.trust import log as logs
 from unfed.trust.canonical import canonical
@@ -34,6 +35,10 @@ def _against_folder(folder: RunFolder, trust: TrustFolder) -> list[str]:
     said: list[str] = []
     if trust.roster.business != trust.operator.id:  # one that was changed is refused when it is read
         said.append(f"{trust.path / ROSTER} is the roster of another operator; sign it anew.")
+    if logs_named(folder) - {trust.log.origin}:
+        said.append(
+            f"{trust.path} has another log than the one that was kept when {folder.path} was at work; restore it."
+        )
     leaves, lines = trust.log.leaves, set(trust.log.lines)
     entries = folder.requests()
     missing = [leaf for leaf in due(folder, trust, entries) if canonical(leaf) not in lines]
