@@ -18,11 +18,10 @@ import pytest
 from commands import called
 from unfed.data import Request, SampleList
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.runs import requests
+from unfed.runs import onlooker, requests
 from unfed.runs.config import Config
 from unfed.runs.description import request_id
 from unfed.runs.folder import RunFolder
-from unfed.runs.onlooker import keeps_log
 from unfed.runs.progress import QuietWatch
 from unfed.runs.record import Record
 from unfed.runs.request_options import RequestOptions
@@ -271,10 +270,12 @@ def test_a_job_that_repeats_a_round_after_a_crash_logs_it_once(home: Path) -> No
     assert faults_of(home / "run") == []
 
 
-def test_a_model_that_was_made_beside_the_log_is_found(home: Path) -> None:
+def test_a_model_that_was_made_beside_the_log_is_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hand_in(home, signed(home))
-    (home / "run/trust").rename(home / "trust")  # whoever takes the log away works beside it
-    Run.open(home / "run").execute()
+    (home / "run/trust").rename(home / "trust")
+    with monkeypatch.context() as patched:  # whoever takes the log away, and does not ask whether there was one
+        patched.setattr(onlooker, "keeps_log", lambda run: False)
+        Run.open(home / "run").execute()
     (home / "trust").rename(home / "run/trust")
     assert "are not in its log yet" in faults_of(home / "run")[0]
     serve(home)
@@ -354,7 +355,8 @@ def test_a_log_whose_beginning_was_killed_is_begun_again(home: Path, monkeypatch
     def killed(*args: Any) -> Any:
         raise Killed
 
-    shutil.rmtree(home / "run/trust")
+    shutil.rmtree(home / "run")
+    Run.create(Config.parse(TINY), home / "run")
     (home / "run/trust").mkdir()  # killed before anything was in it
     with monkeypatch.context() as patched:
         patched.setattr(TrustFolder, "enter", killed)
@@ -429,8 +431,10 @@ def test_a_state_that_was_saved_without_a_log_vouches_for_none(home: Path) -> No
     plain = Run.create(Config.parse(TINY), home / "plain")
     plain.execute()
     TrustFolder.begin(plain.folder.path, home / "operator.key")
+    (home / "plain/trust/operator.json").unlink()
+    assert onlooker.keeps_log(home / "plain"), "the log itself tells"
     shutil.rmtree(home / "plain/trust")
-    assert not keeps_log(home / "plain"), "nothing was worked on since it began, so nothing can tell"
+    assert not onlooker.keeps_log(home / "plain"), "nothing was worked on since it began, so nothing can tell"
 
 
 @pytest.mark.parametrize("file", ["roster.json", "requests/r.json", "acknowledgements/r.json"])
