@@ -373,8 +373,7 @@ def test_every_file_that_the_service_writes_is_for_its_owner_alone(home: Path) -
 
 
 def test_a_run_without_a_log_has_no_desk(made: Path, tmp_path: Path) -> None:
-    shutil.copytree(made, tmp_path / "home")
-    shutil.rmtree(tmp_path / "home/run/trust")
+    Run.create(Config.parse(TINY), tmp_path / "home/run")
     with pytest.raises(UnfedError, match="keeps no log of signed requests"):
         desk(tmp_path / "home")
     shutil.copytree(made, tmp_path / "other")
