@@ -25,6 +25,8 @@ from unfed.runs.config import Config
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
+from unfed.runs.simulated import simulated
+from unfed.runs.world import World
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
@@ -233,9 +235,18 @@ def test_a_block_runs_its_methods_then_its_analyses_of_which_one_that_fails_cost
             raise RuntimeError("out of memory")
         return measured(item, *rest)  # type: ignore[arg-type]
 
+    built = list[object]()
+
+    def counted(*asked: object, **named: object) -> World:
+        built.append(asked)
+        return simulated(*asked, **named)  # type: ignore[arg-type]
+
     with monkeypatch.context() as patched:
         patched.setattr(analyses, "measured", broken)
+        for place in ("unfed.runs.run.simulated", "unfed.runs.simulated.simulated"):
+            patched.setattr(place, counted)
         assert run(tiny, "tiny-stack") == 1
+    assert len(built) == 1, "what was loaded and compiled for the methods serves the analyses"
     said = capsys.readouterr().out
     assert "table-7: failed: RuntimeError: out of memory" in said and "tiny-stack: missing: table-7" in said
     assert run(tiny, "tiny-stack", "tiny-class") == 0

@@ -40,6 +40,7 @@ from unfed.runs.config import Config
 from unfed.runs.description import now, rounds_of
 from unfed.runs.run import Run
 from unfed.runs.same_training import take_training
+from unfed.runs.world import World
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = Path(__file__).with_name("blocks.toml")
@@ -110,7 +111,10 @@ class Block:
         needed = {LONG, *(label for item in asked for label in VIEWS[item.view].needs)} if asked else set()
         labels = [label for label in self.methods if label in {*wanted, *needed}]
 
+        worlds: list[World] = []
+
         def prepare(run: Run) -> None:
+            worlds.append(run.world(self.config.seed_list[0]))  # analyses go on in it: what is compiled stays so
             _take_training(run, at.out)
             for item in asked:  # before minutes are spent: what a fresh model does not give, a trained one does not
                 analyses.rehearsed(item, run)
@@ -126,6 +130,7 @@ class Block:
         if code == 130 or not asked:
             return code
         analysed = gathered(folder, labels) if self.together else Run.open(folder)
+        analysed.use(worlds[0])
         return max(code, *(self._analyse(item, analysed, at) for item in asked))
 
     def _analyse(self, item: Item, run: Run, at: Place) -> int:
