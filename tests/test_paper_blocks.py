@@ -292,6 +292,23 @@ def test_on_another_machine_only_what_was_not_kept_is_run(
     assert "tiny-class: not; about" in capsys.readouterr().out
 
 
+def test_for_an_analysis_that_is_left_only_the_methods_it_takes_are_run_again(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[set[str]] = []
+
+    def stacked(whole: Config, configs: dict[str, Config], *rest: object) -> int:
+        asked.append({*configs})
+        return 130
+
+    monkeypatch.setattr(paper_blocks, "together", stacked)
+    monkeypatch.setattr(Block, "_methods_left", lambda self, results: [])
+    for left in ("figure-3", "table-7"):
+        monkeypatch.setattr(Block, "_analyses_left", lambda self, results, left=left: [left])
+        assert run(tiny, "tiny-stack") == 130
+    assert asked == [{"retrain", "not", "ft"}, {"retrain", "not", "ft", "retrain-long"}]
+
+
 def test_a_block_whose_time_is_spent_says_what_is_missing_and_goes_on(
     tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
