@@ -258,7 +258,7 @@ def side_by_side(
 ) -> Iterator[tuple[Asked, dict[str, Any] | None, str]]:
     """Each in a process of its own, `--beside` at a time: its line when it is done, or why there is none."""
     began, waiting, running = time.monotonic(), deque(wanted), dict[Asked, tuple[subprocess.Popen[bytes], Path]]()
-    threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // given.beside))}
+    env = {"TORCHINDUCTOR_COMPILE_THREADS": "4", **os.environ}  # the cores are shared, and each compiler takes up to 32
     with tempfile.TemporaryDirectory() as folder:
         try:
             while waiting or running:
@@ -270,7 +270,7 @@ def side_by_side(
                     file = Path(folder) / f"{len(waiting)}.json"
                     more = ["--rounds", one.rounds, "--every", one.every, "--only", one.variant, "--line", file]
                     words = [sys.executable, __file__, *arguments, *map(str, more)]
-                    running[one] = subprocess.Popen(words, env={**threads, **os.environ}), file
+                    running[one] = subprocess.Popen(words, env=env), file
                 for one, (process, file) in [*running.items()]:
                     if (code := process.poll()) is not None:
                         del running[one]
