@@ -17,7 +17,7 @@ import block_seconds
 import differences
 import differences_kept
 from unfed.paper import record
-from unfed.paper.items import items
+from unfed.paper.items import items, published
 from unfed.paper.views import printed
 from unfed.report import rules
 
@@ -233,3 +233,17 @@ def test_the_seconds_of_a_block_are_those_of_the_page() -> None:
         c["seconds"][-1] for job, c in record.read(path).jobs.items() if job.startswith("2/") and len(c["round"]) > 1
     )
     assert f"| together | {by_hand:.0f} |" in made
+
+
+@pytest.mark.parametrize("table, kept", [("1", "86392d2baa10"), ("5", "6326c8c55c55")])
+def test_the_gaps_of_vit_on_the_page_are_the_papers_and_those_that_were_kept(table: str, kept: str) -> None:
+    results = differences_kept.PAGE.parents[2] / "results"
+    ours = {
+        row.method: row.average_gap.mean
+        for row in rules.rows(record.read(results / f"caltech101-vit-{kept}.json").lines(), "best-gap")
+    }
+    paper = {row["method"]: row["avg_gap"] for row in published(f"T{table}") if row["model"] == "ViT"}
+    page = differences.PAGE.read_text(encoding="utf-8")
+    assert f"| Table {table}, paper | {paper['NoT']} | {paper['FT']} | | {paper['MoDE']} | {paper['FCU']} |" in page
+    told = [f"{ours[name]:.2f}" if name in ours else "not run" for name in ("not", "ft", "sealed", "mode", "fcu")]
+    assert f"| Table {table}, ours | {' | '.join(told)} |" in page

@@ -85,7 +85,7 @@ def test_what_is_expected_of_a_block_is_what_the_page_charges_and_fits_a_loan() 
     for block in LISTED.values():
         charged = reproduction.ROUND[block.config.data.name, block.config.model.name]
         assert charged / 2 <= block.round <= charged, "alone on the machine, or stacked: never half as long"
-        assert block.seconds(block.pieces) <= 25 * 60
+        assert block.seconds(block.pieces) <= 26 * 60, "a machine is lent for thirty minutes"
         assert block.seconds(["not"]) < block.seconds(["not", "ft"]), "what is kept already is not counted"
 
 

@@ -284,6 +284,16 @@ def test_a_folder_without_results_costs_nobody_the_page(tmp_path: Path, monkeypa
     assert (tmp_path / "page.md").read_text() == "what was made before\n" and (tmp_path / "figure-6-1.svg").exists()
 
 
+def test_bars_are_drawn_without_the_one_that_was_not_run_and_a_curve_is_not(first: Run, tmp_path: Path) -> None:
+    for item in ("figure-1", "figure-4"):
+        spec = next(s for s in paper_items()[item].runs["paper"] if s.preset == "caltech101-vit")
+        record.write(replace(record.kept(first, "abc"), preset=spec.preset, config=spec.config().to_json()), tmp_path)
+    text, drawn = reproduction.page(tmp_path)
+    bars = text.partition("## Figure 1")[2].partition("## Figure 3")[0]
+    assert "figure-1-1.svg" in drawn and "Not run: ft, pgd, mode, fcu (seed 0, " in bars
+    assert not any(name.startswith("figure-4") for name in drawn)
+
+
 def test_a_table_whose_own_method_was_not_run_is_not_run(first: Run, tmp_path: Path) -> None:
     spec = next(s for s in paper_items()["table-8"].runs["paper"] if s.preset == "cifar10-cnn")
     record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=spec.config().to_json()), tmp_path)

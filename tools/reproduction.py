@@ -244,7 +244,7 @@ def of_results(item: Item, kept: Sequence[record.Kept]) -> Found:
     said, absent, cut = list[str](), list[Spec](), list[str]()
     fitting = {spec: record.fitting(kept, spec.preset, spec.config().to_json()) for spec in item.runs["paper"]}
     near = {spec: [pair for pair in found if _begun(pair[0], spec)] for spec, found in fitting.items()}
-    if item.view != "results":  # a curve is missed in a picture, a row in a table is said
+    if item.view not in ("results", "bars"):  # a curve is missed in a picture; a row or a bar that is not there is said
         near = {spec: [pair for pair in found if _complete(pair[0], spec)] for spec, found in near.items()}
     if item.view == "ratios":
         near = _alike(near)
