@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -28,6 +29,7 @@ from unfed.paper.views.base import Section
 from unfed.paper.views.layers import show as show_layers
 from unfed.paper.views.models import fresh_with_head
 from unfed.paper.views.results import gaps_by_round, gaps_of
+from unfed.runs import revisions
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from worlds import Small
@@ -129,6 +131,26 @@ def test_an_item_is_made_though_the_run_of_another_is_damaged(tmp_path: Path) ->
     assert f"θ* is not taken from {other.name}" in done.output.replace("\n", " ")
     page = (tmp_path / "paper.html").read_text(encoding="utf-8")
     assert "not measured: The run description at" in page and "Instance-wise" in page
+
+
+def test_a_run_of_another_config_or_edition_in_the_place_of_the_own_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers had stood on the page as this item's."""
+    few = ["training.rounds=1", "unlearning.rounds=1", "evaluation.attack=false", "seed=0", 'methods.run=["retrain"]']
+    sets = [part for change in few for part in ("--set", change)]
+    assert paper("table-3", "table-4", "--out", str(tmp_path), "-q", *sets).exit_code == 0
+    one, other = sorted((tmp_path / "runs").iterdir())
+    page = (tmp_path / "paper.html").read_bytes()
+    monkeypatch.setitem(revisions.METHODS, "retrain", 99)
+    with pytest.raises(UnfedError, match="retrain revised since .* was made; move it away"):
+        paper("table-3", "--out", str(tmp_path), "-q", *sets)
+    monkeypatch.undo()
+    shutil.rmtree(one)
+    shutil.copytree(other, one)
+    with pytest.raises(UnfedError, match="holds a run of another config; move it away"):
+        paper("table-3", "table-4", "table-5", "--out", str(tmp_path), "-q", *sets)
+    assert (tmp_path / "paper.html").read_bytes() == page and {*(tmp_path / "runs").iterdir()} == {one, other}
 
 
 def test_the_papers_own_methods_and_models_are_run_at_its_scale() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from unfed import storage
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, listed
 from unfed.paper import views
 from unfed.paper.items import Item, Spec
 from unfed.paper.items import items as all_items
@@ -27,6 +27,7 @@ from unfed.paper.sharing import Shared, shared
 from unfed.paper.views.base import BY, Grid, Section, first_seed, plain
 from unfed.report import html, tables
 from unfed.report.words import date_text
+from unfed.runs import revisions
 from unfed.runs.description import now
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
@@ -80,7 +81,21 @@ def _section(item: Item, runs: Mapping[Spec, Run]) -> tuple[Section, str]:
 
 def _runs(item: Item, scale: str, folder: Path, sets: Sequence[str]) -> dict[Spec, Run]:
     found = shared(scale, sets)
-    return {spec: Run.open(_place(folder, found[spec]), found[spec].methods) for spec in item.runs[scale]}
+    return {spec: _opened(folder, found[spec]) for spec in item.runs[scale]}
+
+
+def _opened(folder: Path, one: Shared) -> Run:
+    """The run in its folder, if it is the one asked for and nothing of it was revised since."""
+    run = Run.open(_place(folder, one), one.methods)
+    if run.config != one.config:
+        raise UnfedError(f"{run.folder.path} holds a run of another config; move it away, or give --out a new folder.")
+    current = revisions.of(one.config.methods.name_of(label) for label in one.methods)
+    then = run.info().get("revisions", {})
+    if old := [name for name, number in current.items() if then.get(name, revisions.FIRST) != number]:
+        raise UnfedError(
+            f"{listed(old)} revised since {run.folder.path} was made; move it away, or give --out a new folder."
+        )
+    return run
 
 
 def _take_trained(run: Run, scale: str, folder: Path, sets: Sequence[str], told: Told) -> None:
@@ -100,14 +115,17 @@ def _take_trained(run: Run, scale: str, folder: Path, sets: Sequence[str], told:
 def _open_all(items: Sequence[Item], scale: str, folder: Path, sets: Sequence[str]) -> None:
     """Every run's folder, before the first run begins.
 
-    A layer's name, a missing data set or a missing method is found now and not after hours, and then no folder is left
-    behind.
+    A layer's name, a missing data set or method, or a folder with another run is found now and not after hours, and
+    then no folder is left behind.
     """
     for item in items:
         for spec in item.runs[scale]:
             views.VIEWS[item.view].check(item, spec.name, spec.config(sets))
     new, found = list[Path](), shared(scale, sets)
     wanted = {_place(folder, found[spec]): found[spec] for item in items for spec in item.runs[scale]}
+    for spec in (spec for item in items for spec in item.runs[scale]):
+        if (_place(folder, found[spec]) / "run.json").exists():
+            _opened(folder, found[spec])
     try:
         for place, one in wanted.items():
             if not (place / "run.json").exists():
@@ -138,7 +156,7 @@ def _made(
         if not asked_for or not all((place / "run.json").exists() for place in places.values()):
             continue
         try:
-            runs = {spec: Run.open(place, found[spec].methods) for spec, place in places.items()}
+            runs = {spec: _opened(folder, found[spec]) for spec in places}
             ready = all(run.folder.finished(job) for run in runs.values() for job, _ in run.jobs())
             about = about or (next(iter(runs.values())).info() if ready else {})
         except UnfedError as error:  # what an earlier command made is damaged: the others are not the worse for it
