@@ -423,16 +423,18 @@ def test_an_interrupt_ends_with_130_and_the_command_that_resumes(here: Path, kil
     assert "unfed resume runs/small" in err and "Traceback" not in err + out
 
 
-@pytest.mark.slow  # in `make test`: a method killed so (test_kill.py), a run at its writes (test_run.py)
-def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(unfed: Callable[..., Any], here: Any) -> None:
-    rounds = ("--set", "training.rounds=16", "--set", "unlearning.rounds=6")
+@pytest.mark.slow  # in `make test`: a run at its writes (test_run.py); methods that keep more: test_history.py
+def test_a_run_killed_while_it_trains_and_while_it_forgets_ends_as_if_it_had_not_been(
+    unfed: Callable[..., Any], here: Any
+) -> None:
+    sets = ("training.rounds=6", "unlearning.rounds=6", "checkpoint.rounds=2", "evaluation.attack=false")
+    rounds = [word for one in sets for word in ("--set", one)]
     assert unfed("run", "small.toml", *rounds, "--quiet", "--out", "whole")[0] == 0
     process = start(here, "run", "small.toml", *rounds, "--quiet", "--out", "killed")
     wait_for(lambda: (here / "killed/state").exists(), process)
-    chance, hit = random.Random(0), 0
-    for _ in range(2):
-        grown = (here / "killed/trajectory.jsonl").stat().st_size
-        wait_for(lambda grown=grown: (here / "killed/trajectory.jsonl").stat().st_size > grown, process)
+    chance, hit, told = random.Random(0), 0, here / "killed/trajectory.jsonl"
+    for method in ("train", "not"):
+        wait_for(lambda method=method: f'"method":"{method}","round":1,' in told.read_text(), process, 120)
         time.sleep(chance.uniform(0, 0.3))
         hit += process.poll() is None
         process.kill()

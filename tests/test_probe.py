@@ -58,6 +58,19 @@ def run(made: Path, tmp_path: Path) -> Run:
     return Run.open(shutil.copytree(made, tmp_path / "run"))
 
 
+@pytest.fixture(scope="module")
+def probed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, with its comparison probed."""
+    folder = shutil.copytree(made, tmp_path_factory.mktemp("undone") / "run")
+    quick(Run.open(folder), request="r1")
+    return folder
+
+
+@pytest.fixture
+def known(probed: Path, tmp_path: Path) -> Run:
+    return Run.open(shutil.copytree(probed, tmp_path / "known"))
+
+
 def targets(run: Run) -> list[Target]:
     return targets_in(run.folder, run.config)
 
@@ -85,9 +98,8 @@ def test_every_model_that_a_method_left_is_a_target_and_begins_where_it_began(ru
     assert [r.id for r in targets(run)[-1].requests] == ["later"]
 
 
-def test_a_probe_is_kept_in_the_folder_and_not_made_twice(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = quick(run, request="r1")
-    assert found == json.loads(file_of(run.folder, targets(run)[0].job).read_text())
+def test_a_probe_is_kept_in_the_folder_and_not_made_twice(known: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, found = known, json.loads(file_of(known.folder, targets(known)[0].job).read_text())
     assert (found["schema"], found["method"], found["title"]) == (1, "not", "NoT")
     assert found["perturbed"] == {"how": "negate", "layers": ["conv1.weight"]}
     for who in ("unlearned", "retrain", "before"):
@@ -98,11 +110,11 @@ def test_a_probe_is_kept_in_the_folder_and_not_made_twice(run: Run, monkeypatch:
     assert quick(run, request="r1") == [found]
 
 
-def test_a_probe_that_was_interrupted_shows_what_it_has_and_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_was_interrupted_shows_what_it_has_and_goes_on(
+    run: Run, known: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = file_of(run.folder, targets(run)[0].job)
-    quick(run, request="r1")
-    whole = path.read_bytes()
-    path.unlink()
+    whole = file_of(known.folder, targets(known)[0].job).read_bytes()
 
     def interrupted(step: Step) -> None:
         if (step.who, step.measurement) == ("retrain", "resurface"):
@@ -157,12 +169,12 @@ def test_the_top_of_the_page_says_what_comes_back_and_nothing_where_no_more_does
     assert comes_back([told(4.0, 70.0, "not measured: no")]) is None, "without Retrain nothing is beside it"
 
 
-def test_what_was_measured_of_another_model_is_not_shown(run: Run) -> None:
-    (found,) = quick(run, request="r1")
-    path = file_of(run.folder, targets(run)[0].job)
+def test_what_was_measured_of_another_model_is_not_shown(known: Run) -> None:
+    (found,) = measured(known)
+    path = file_of(known.folder, targets(known)[0].job)
     found["models"]["unlearned"] = "of an earlier attempt"
     path.write_text(json.dumps(found))
-    assert measured(run) == []
+    assert measured(known) == []
 
 
 @pytest.mark.parametrize(
