@@ -372,11 +372,20 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def test_a_kept_analysis_shows_what_the_run_would(analysed: Run, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def table_7(analysed: Run) -> analyses.Kept:
+    return analyses.measured(paper_items()["table-7"], analysed, "abcdef1234")
+
+
+@pytest.fixture(scope="module")
+def figure_3(analysed: Run) -> analyses.Kept:
+    return analyses.measured(paper_items()["figure-3"], analysed, "abcdef1234")
+
+
+def test_a_kept_analysis_shows_what_the_run_would(analysed: Run, table_7: analyses.Kept, tmp_path: Path) -> None:
     item = paper_items()["table-7"]
     spec = item.runs["digits"][0]
-    kept = analyses.measured(item, analysed, "abcdef1234")
-    path = analyses.write(kept, tmp_path)
+    path = analyses.write(table_7, tmp_path)
     again = analyses.read(path)
     assert path.parent.name == "analyses" and path.stat().st_size < 20_000
     assert again.made["commit"] == "abcdef1234" and again.made["hardware"] and again.made["revisions"]["engine"]
@@ -388,10 +397,9 @@ def test_a_kept_analysis_shows_what_the_run_would(analysed: Run, tmp_path: Path)
     assert analyses.all_in(tmp_path) == [again] and record.all_in(tmp_path) == []
 
 
-def test_table_7_takes_lip_along_the_run_and_says_what_noise_does(analysed: Run) -> None:
-    found = analyses.measured(paper_items()["table-7"], analysed, "abc").numbers["methods"]
+def test_table_7_takes_lip_along_the_run_and_says_what_noise_does(table_7: analyses.Kept) -> None:
     for method in ("ft", "not"):
-        own = found[method]
+        own = table_7.numbers["methods"][method]
         assert list(own["lipschitz_at"]) == ["start", "round 1", "round 3", "last round"]
         assert own["lipschitz"] == pytest.approx(max(own["lipschitz_at"].values()))
         assert 0 < own["time_corrected"] <= own["time_with_noise"] < own["time"]
@@ -415,11 +423,12 @@ def replace_rounds(run: Run, rounds: int) -> Run:
     return other
 
 
-def test_the_page_shows_a_kept_analysis_with_its_figure_and_says_what_differs(analysed: Run, tmp_path: Path) -> None:
+def test_the_page_shows_a_kept_analysis_with_its_figure_and_says_what_differs(
+    figure_3: analyses.Kept, tmp_path: Path
+) -> None:
     """Kept under the name of the paper's own run, for which no test has the time."""
-    item = paper_items()["figure-3"]
-    kept = analyses.measured(item, analysed, "abcdef1234")
-    wanted = item.runs["paper"][0].config(["training.rounds=7"]).to_json()
+    kept = figure_3
+    wanted = paper_items()["figure-3"].runs["paper"][0].config(["training.rounds=7"]).to_json()
     analyses.write(replace(kept, preset="cifar10-cnn", config=wanted), tmp_path)
     text, drawn = reproduction.page(tmp_path)
     assert "| NoT, last round |" in text and "training.rounds 7 instead of 2000" in text and "commit abcdef1" in text
@@ -458,11 +467,11 @@ def test_the_bound_with_noise_solves_its_own_equation() -> None:
 
 
 def test_what_was_kept_on_another_machine_comes_together_with_what_is_here(
-    first: Run, analysed: Run, tmp_path: Path
+    first: Run, figure_3: analyses.Kept, tmp_path: Path
 ) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     record.write(record.kept(first, "abc"), there)
-    analyses.write(analyses.measured(paper_items()["figure-3"], analysed, "abc"), there)
+    analyses.write(figure_3, there)
     reproduction.main(["add", str(there), "--results", str(here)])
     assert record.all_in(here) == record.all_in(there) and analyses.all_in(here) == analyses.all_in(there)
     with pytest.raises(UnfedError, match="no run folder"):
