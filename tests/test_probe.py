@@ -21,7 +21,7 @@ from unfed.client.scores import called
 from unfed.data import Request
 from unfed.engines.evaluating import as_trained
 from unfed.errors import UnfedError
-from unfed.measures.undo import NOT_TRIED, Budget, Effort, Grid
+from unfed.measures.undo import NOT_TRIED, Effort, Grid
 from unfed.methods import FineTune
 from unfed.report.undo_section import NOT_PROBED, comes_back, sentence, view
 from unfed.report.undo_table import grid
@@ -33,6 +33,7 @@ from unfed.runs.undo_results import Target, file_of
 from unfed.runs.undo_results import measured as measured_in
 from unfed.runs.undo_results import targets as targets_in
 from unfed.values import is_measured
+from worlds import LITTLE
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,6 @@ def targets(run: Run) -> list[Target]:
 
 def measured(run: Run) -> list[dict[str, Any]]:
     return measured_in(run.folder, run.config)
-
-
-LITTLE = Effort(rounds=1, batch=256, grid=Grid(rows=(20,), budget=Budget(stops=(2,)), singles=1, restarts=1))
 
 
 def quick(run: Run, **which: Any) -> list[dict[str, Any]]:

@@ -27,11 +27,12 @@ from unfed.runs.check import check
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.handed_out import FILE as HANDED_OUT
-from unfed.runs.probe import effort_of, probe
+from unfed.runs.probe import probe
 from unfed.runs.purge import purge
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
 from unfed.runs.status import status
+from worlds import LITTLE
 
 SETS = ["training.rounds=2", "unlearning.rounds=1", "evaluation.attack=false", "engine.name=sequential"]
 SETS += ["gate.max_drop=100", "evaluation.recovered_within=100"]
@@ -51,7 +52,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = made(tmp_path_factory.mktemp("purge") / "run", "training.record=['fukd']", compared=True)
     run.forget(Request("first", clients=("1",)), "not", until=1)
     run.forget(Request("second", samples=(("2", 0), ("2", 5))), "ft", until=1)
-    probe(run, request="first", method="not", effort=effort_of(run, quick=True))
+    probe(run, request="first", method="not", effort=LITTLE)
     write(run)
     return run.folder.path
 
@@ -243,7 +244,7 @@ def test_a_probe_of_what_is_left_says_that_the_model_before_was_purged(tmp_path:
     run.forget(Request("second", clients=("2",)), "retrain", until=1)
     run.forget(Request("first", clients=("1",)), "ft", until=1, how=accepted)
     purge(run, "first")
-    (found,) = probe(Run.open(run.folder.path), request="second", effort=effort_of(run, quick=True))
+    (found,) = probe(Run.open(run.folder.path), request="second", effort=LITTLE)
     assert found["measured"]["unlearned"]["difference"]["reason"] == (
         "not measured: the model 0/train was purged for request first"
     )
@@ -313,7 +314,7 @@ def test_retrain_of_a_comparison_that_left_the_client_out_is_no_carrier_of_it(tm
     """Its model stays, what it says of the leaver's rows goes; FT's, which grew out of θ*, goes as a whole."""
     run = made(tmp_path / "run", "methods.run=['retrain', 'ft']", "request=[{id='r1', clients=['1']}]", compared=True)
     run.forget(Request("first", clients=("1",)), "not", until=1)
-    probe(run, request="r1", method="retrain", effort=effort_of(run, quick=True))
+    probe(run, request="r1", method="retrain", effort=LITTLE)
     folder, kept = run.folder.path, "models/0/r1/retrain.safetensors"
     before = files(folder)
     purge(run, "first")

@@ -33,6 +33,7 @@ from unfed.runs.purge import purge
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
 from unfed.values import is_measured
+from worlds import LITTLE
 
 SETS = ["training.rounds=2", "unlearning.rounds=1", "methods.run=[]", "engine.name=sequential", "gate.max_drop=100"]
 SETS += ["evaluation.attack=false"]
@@ -304,7 +305,7 @@ def test_a_probe_during_which_it_is_purged_writes_nothing_of_it(where: Path, mon
 
     monkeypatch.setattr(probing, "undo", purged_meanwhile)
     with pytest.raises(UnfedError, match="While 0/client-1/ft was probed, what this needs was purged or replaced"):
-        probing.probe(run, request="client-1", effort=probing.effort_of(run, quick=True))
+        probing.probe(run, request="client-1", effort=LITTLE)
     assert not list((where / "undo").rglob("*.json"))
 
 
@@ -460,7 +461,7 @@ def test_a_comparison_that_read_rows_before_they_were_deleted_tells_no_more_of_t
 @pytest.mark.slow
 def test_a_probe_beside_a_model_that_knew_what_was_deleted_goes_and_a_later_one_stays(tmp_path: Path) -> None:
     run = after_a_deletion(tmp_path / "run")
-    probing.probe(run, effort=probing.effort_of(run, quick=True))
+    probing.probe(run, effort=LITTLE)
     there = {path.parent.name for path in (run.folder.path / "undo").rglob("*.json")}
     purge(run, "gone")
     assert there == {"client-1", "gone", "client-3"}

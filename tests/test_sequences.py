@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import warnings
@@ -34,11 +35,16 @@ OTHER = ('methods.elsewhere={use="not", layers=["conv2"]}',)
 FIRST, SECOND, THIRD = (Request(f"r{i}", clients=(str(i),)) for i in range(3))
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    made = Run.create(Config.parse(SMALL, [*SERVES, *OTHER]), tmp_path / "run")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = Run.create(Config.parse(SMALL, [*SERVES, *OTHER]), tmp_path_factory.mktemp("trained") / "run")
     made.execute()
-    return made
+    return made.folder.path
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Run:
+    return Run.open(shutil.copytree(trained, tmp_path / "run"))
 
 
 # --- what turns back --------------------------------------------------------------------------------------------------

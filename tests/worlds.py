@@ -15,6 +15,7 @@ from unfed.federation.history import History, Recorder
 from unfed.federation.protocol import Server
 from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members, Setup
+from unfed.measures.undo import Budget, Effort, Grid
 from unfed.methods import Method, State
 from unfed.model.params import Params
 from unfed.runs.config import Config
@@ -33,6 +34,8 @@ def slow(*cases: object) -> list[object]:
     return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
 
 
+LITTLE = Effort(rounds=1, batch=256, grid=Grid(rows=(20,), budget=Budget(stops=(2,)), singles=1, restarts=1))
+"""A probe that measures everything, hardly."""
 LEAVES = Request("r1", clients=("0",))
 
 
