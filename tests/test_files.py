@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tracemalloc
 from collections import OrderedDict
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from commands import called
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.model import files, networks, perturb
@@ -142,6 +144,18 @@ def test_a_private_model_stays_private_and_a_shared_one_shared(tmp_path: Path) -
         files.negate_file(tmp_path / "a.safetensors", tmp_path / "b.safetensors", ["w"])
         assert (tmp_path / "a.safetensors").stat().st_mode & 0o777 == mode
         assert (tmp_path / "b.safetensors").stat().st_mode & 0o777 == mode
+
+
+def test_the_command_that_is_named_for_it_lists_every_name_also_where_none_is_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    storage.save(Path("FILE"), {"scale": torch.ones(3), "shift": torch.ones(3)}, {})
+    for layers in ("first", "conv9", "conv", "7"):
+        code, _, said = called(["negate", "FILE", "--layers", layers, "--dry-run"], monkeypatch, capsys)
+        assert code == 2, said
+        code, out, said = called(shlex.split(said.split("`")[1])[1:], monkeypatch, capsys)
+        assert code == 0 and "scale" in out and "shift" in out, said
 
 
 def test_a_file_without_an_order_can_be_negated_by_name_only(tmp_path: Path) -> None:

@@ -199,7 +199,10 @@ def test_a_tied_weight_answers_to_all_its_names_and_counts_once() -> None:
 @pytest.mark.parametrize(
     ("addresses", "sentence"),
     [
-        (["conv1.wieght"], "No tensor answers.*unfed negate FILE --dry-run.*Did you mean 'conv1.weight'"),
+        (
+            ["conv1.wieght"],
+            "No tensor answers.*unfed negate FILE --layers '\\*' --dry-run.*Did you mean 'conv1.weight'",
+        ),
         (["encoder.*"], "No tensor answers to 'encoder"),
         (["head"], "no weight of its own; name one of its tensors, such as head.linear.weight or head.linear.bias"),
         (["relu1"], "no weight of its own; name a module that has one"),

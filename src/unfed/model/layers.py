@@ -51,7 +51,7 @@ _BOUNDS: dict[str, Callable[[int, int], bool]] = {
 }  # fmt: skip
 _ROWS = re.compile(r"(?P<base>.+)\[(?P<start>-?\d*):(?P<stop>-?\d*)\]")
 _SET = re.compile(r"(?P<kinds>[a-z]+(\s*\+\s*[a-z]+)*)\s*((?P<bound><=|>=|<|>)\s*(?P<index>\d+))?")
-_HOW_TO_LIST = "list the names with `unfed negate FILE --dry-run`"
+_HOW_TO_LIST = "list the names with `unfed negate FILE --layers '*' --dry-run`"
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from unfed.errors import UnfedError, typed
+from unfed.errors import UnfedError
 from unfed.runs.folder import RunFolder
 from unfed.runs.onlooker import logs_named
+from unfed.runs.record import Record
 from unfed.runs.requests import Entry
 from unfed.trust import log as logs
 from unfed.trust.canonical import canonical
@@ -45,7 +46,7 @@ def _against_folder(folder: RunFolder, trust: TrustFolder) -> list[str]:
     if missing and not folder.busy():
         said.append(
             f"{len(missing)} things that happened in {folder.path} are not in its log yet (first a"
-            f" {missing[0]['type']} at {missing[0]['at']}); `{typed('resume', folder.path)}` enters them."
+            f" {missing[0]['type']} at {missing[0]['at']}); {Record(folder).going_on} enters them."
         )
     models = {leaf["model"] for leaf in leaves if leaf["type"] == ROUND}
     begun = next((leaf for leaf in leaves if leaf["type"] == "begin"), {})
