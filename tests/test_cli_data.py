@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,25 @@ def test_list_download_and_verify(
     monkeypatch.setenv("UNFED_DATA", str(root))
     after = {line["name"]: line for line in json.loads(unfed("data", "list", "--json"))}
     assert after["cifar10"]["found"] == seen["folder"]
+
+
+def test_without_a_data_root_the_command_that_is_named_gets_the_data(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: Server
+) -> None:
+    small_cifar(monkeypatch, tmp_path, server)
+    monkeypatch.delenv("UNFED_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnfedError) as missing:
+        unfed("data", "verify", "cifar10")
+    named = shlex.split(str(missing.value).split("`")[1])
+    assert "is whole in DIR" in unfed(*named[1:], "--mirror", server.url)
+    monkeypatch.setenv("UNFED_DATA", "DIR")
+    assert "is whole in DIR" in unfed("data", "verify", "cifar10")
+    blank = tmp_path / "my data"
+    with pytest.raises(UnfedError) as missing:
+        unfed("data", "verify", "cifar10", "--root", blank)
+    named = shlex.split(str(missing.value).split("`")[1])
+    assert "is whole in" in unfed(*named[1:], "--mirror", server.url) and blank.is_dir()
 
 
 def test_what_is_not_there_is_said_in_one_sentence(tmp_path: Path) -> None:

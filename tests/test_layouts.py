@@ -177,7 +177,7 @@ def test_without_a_data_root_the_user_is_told_how_to_get_the_data(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UNFED_DATA", raising=False)
-    with pytest.raises(UnfedError, match=rf"set data.root or UNFED_DATA .* `unfed data download {name}`"):
+    with pytest.raises(UnfedError, match=rf"set data.root or UNFED_DATA .* `unfed data download {name} --root DIR`"):
         load(name)
     with pytest.raises(UnfedError, match=r"is not a folder; correct data.root or UNFED_DATA"):
         load(name, root=tmp_path / "nowhere")

@@ -257,7 +257,8 @@ def _compare(entry: DatasetEntry, path: Path, found: str, published: str) -> Non
     if found != published:
         raise UnfedError(
             f"The content of {path} has the checksum {found}, published is {published}; it is damaged or not the"
-            f" original: delete {path.parent} and run `unfed data download {entry.name}`."
+            f" original: delete {path.parent} and run"
+            f" `unfed data download {entry.name} --root DIR`, with the data root that holds it."
         )
 
 
@@ -269,5 +270,5 @@ def _check_counts(entry: DatasetEntry, folder: Path, parts: list[Tensor]) -> Non
         raise UnfedError(
             f"The data set in {folder} has {' + '.join(map(str, found))} images of {present} classes,"
             f" {entry.name} has {' + '.join(map(str, expected))} of {entry.classes}; delete the folder and run"
-            f" `unfed data download {entry.name}`."
+            f" `unfed data download {entry.name} --root DIR`, with the data root that holds it."
         )

@@ -78,7 +78,9 @@ def download(
     entry = entry_of(name)
     base = data_root(root)
     if base is None:
-        raise UnfedError(f"There is no data root to download to; give one, or set {VARIABLE} to a folder.")
+        raise UnfedError(
+            f"There is no data root to download to; give one with --root DIR, or set {VARIABLE} to a folder."
+        )
     with disk_errors(base):
         base.mkdir(parents=True, exist_ok=True)
     if locate(base, entry.places) is not None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from unfed.errors import UnfedError, listed
+from unfed.errors import UnfedError, listed, typed
 
 VARIABLE = "UNFED_DATA"
 
@@ -30,19 +30,19 @@ def find(name: str, root: Path | None, places: Sequence[str]) -> Path:
     base = data_root(root)
     if base is None:
         raise UnfedError(
-            f"The data set {name!r} needs a data root: set data.root or {VARIABLE} to the folder that holds it,"
-            f" or get it with `unfed data download {name}`."
+            f"The data set {name!r} needs a data root: set data.root or {VARIABLE} to the folder that holds it;"
+            f" `{typed('data', 'download', name, '--root', 'DIR')}` gets it into one."
         )
     if not base.is_dir():
         raise UnfedError(
             f"The data root {base} is not a folder; correct data.root or {VARIABLE},"
-            f" or get the data with `unfed data download {name} --root {base}`."
+            f" or get the data with `{typed('data', 'download', name, '--root', base)}`."
         )
     found = locate(base, places)
     if found is None:
         raise UnfedError(
             f"The data root {base} has no {listed(places)}; get the data with"
-            f" `unfed data download {name} --root {base}`, or set data.root or {VARIABLE} to where it is."
+            f" `{typed('data', 'download', name, '--root', base)}`, or set data.root or {VARIABLE} to where it is."
         )
     return found
 
