@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sqlite3
 import stat
@@ -579,6 +580,20 @@ def test_without_the_extra_a_command_says_how_to_get_it(
 
 
 # --- several share one recovery ---------------------------------------------------------------------------------------
+
+
+def test_the_command_that_is_named_under_a_bundle_checks_it(
+    home: Path, unfed: Callable[..., tuple[int, str, str]]
+) -> None:
+    for half in ("key", "pub"):
+        (home / f"operator.{half}").rename(home / f"the firm.{half}")
+    told = json.loads((home / "run/trust/operator.json").read_text())
+    (home / "run/trust/operator.json").write_text(json.dumps({**told, "key": str(home / "the firm.key")}))
+    assert unfed("forget", home / "run", "--client", "0", "--until", "2", "--method", "ft", "-q")[0] == 0
+    code, out, _ = unfed("bundle", home / "run", "-o", home / "evidence.json")
+    assert code == 0
+    code, _, said = unfed(*shlex.split(out.split("`")[1])[1:])
+    assert code == 0, said
 
 
 def test_two_that_share_a_recovery_have_each_its_answer_leaves_and_bundle_about_one_model(home: Path) -> None:

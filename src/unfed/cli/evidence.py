@@ -75,7 +75,8 @@ def bundle(
         echo(json.dumps({**told, "page": None if page is None else str(page)}))
     elif not quiet:
         written = f"{out}, signed by {own.id[:16]}…" + ("" if page is None else f", and a page of it, {page}")
-        say(f"Wrote {written}; `{typed('verify', out, '--key', _public(key))}` checks it.")
+        public = _public(key or (trust.key_file if trust else None))
+        say(f"Wrote {written}; `{typed('verify', out, '--key', public)}` checks it.")
 
 
 def _public(key: Path | None) -> Path:

@@ -70,7 +70,7 @@ class TrustFolder:
             raise UnfedError(
                 f"{told} is gone or damaged, so who signs the log of {run} is not known; restore it from a copy."
             )
-        self._key_file, self.operator = Path(raw["key"]), keys.public_in(raw["public"], told)
+        self.key_file, self.operator = Path(raw["key"]), keys.public_in(raw["public"], told)
         self._secret: bytes = raw["secret"].encode()
         self.log, self.participants = Log(self.path, raw["origin"]), Participants(self.path)
 
@@ -104,14 +104,14 @@ class TrustFolder:
     @functools.cached_property
     def key(self) -> SigningKey:
         """The operator's key, read where it lies."""
-        if not self._key_file.exists():
+        if not self.key_file.exists():
             raise UnfedError(
                 f"The log of {self.run} is signed by the key {self.operator.id[:16]}…, which is not at"
-                f" {self._key_file} any more; put it back there."
+                f" {self.key_file} any more; put it back there."
             )
-        found = keys.signing_key(self._key_file)
+        found = keys.signing_key(self.key_file)
         if found.id != self.operator.id:
-            raise UnfedError(f"{self._key_file} is not the key that signs the log of {self.run}; put that one there.")
+            raise UnfedError(f"{self.key_file} is not the key that signs the log of {self.run}; put that one there.")
         return found
 
     def require_key(self) -> None:
