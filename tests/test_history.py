@@ -113,6 +113,11 @@ def test_stored_bytes_are_what_is_stored_beside_what_the_original_would_store(tm
 # --- resuming ---------------------------------------------------------------------------------------------------------
 
 
+# Every write point is a whole run again, so what is not in question there (attacks, batches, rows) is kept small.
+LITTLE: tuple[str, ...] = ("evaluation.samples=false", "evaluation.attack=false", "training.batch=256")
+LITTLE += ("data.test_size=60", "data.train_size=240")
+
+
 def reopened(folder: Path, like: Run) -> Run:
     """A run as a new process would open it; the world is a function of the config, so it is not built again."""
     run = Run.open(folder)
@@ -124,7 +129,7 @@ def reopened(folder: Path, like: Run) -> Run:
 def test_a_training_that_records_survives_a_crash_at_every_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = alone(RECORD)
+    made = alone(RECORD, *LITTLE)
     whole = Run.create(made, tmp_path / "whole")
     with monkeypatch.context() as patch:
         count = crash_at(patch, -1)
@@ -152,9 +157,7 @@ def test_a_training_that_records_survives_a_crash_at_every_write(
 def test_a_method_survives_a_crash_at_every_write(
     name: str, scope: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Every write point is a whole run again, so what is not in question here (attacks, batches) is kept small.
-    small = ("evaluation.samples=false", "evaluation.attack=false", "training.batch=256")
-    whole = Run.create(config(name, scope=scope, sets=small), tmp_path / "whole")
+    whole = Run.create(config(name, scope=scope, sets=LITTLE), tmp_path / "whole")
     whole._train(0, QuietWatch())
     shutil.copytree(tmp_path / "whole", tmp_path / "trained")
     with monkeypatch.context() as patch:

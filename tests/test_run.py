@@ -69,7 +69,8 @@ def test_a_run_killed_at_any_write_resumes_to_the_same_bytes(
 ) -> None:
     """Every fourth write, the other three quarters in `make test-slow`: each is a whole run again."""
     # What is not in question here is kept small; nor is the world, a function of the config, built for every crash.
-    config = small(*FAST, "methods.run=['not', 'retrain']", "training.batch=256", "evaluation.attack=false")
+    little = ("training.batch=256", "evaluation.attack=false", "data.test_size=60", "data.train_size=240")
+    config = small(*FAST, "methods.run=['not', 'retrain']", *little)
     with monkeypatch.context() as patch:
         count = crash_at(patch, -1)
         whole = Run.create(config, tmp_path / "whole")
