@@ -338,6 +338,21 @@ def test_in_a_comparison_what_scores_its_rows_and_what_can_be_turned_back_is_lis
     assert of_another["samples/0/r1/ft"] == "scores by a model that carries it", "it is in every model"
 
 
+def test_in_a_comparison_of_several_requests_a_model_that_turned_the_first_one_back_is_listed(tmp_path: Path) -> None:
+    """As published, NoT of the second request negates the layer back, and the third one negates it again."""
+    several = 'request=[{id="a", clients=["0"]}, {id="b", clients=["1"]}, {id="c", clients=["2"]}]'
+    sets = (several, "methods.run=['not','ft']", "training.rounds=1", "unlearning.rounds=1")
+    run = Run.create(Config.parse(SMALL, sets), tmp_path / "run")
+    run.execute()
+    given("export", run.folder.path, "--method", "not", "--request", "b", "-o", tmp_path / "b.safetensors")
+    found = {one.file: one.what for one in affected(run, "0")}
+    assert found["models/0/b/not.safetensors"].startswith("request 'b' turned back what NoT did for request 'a'")
+    assert found["models/0/c/not.safetensors"].startswith("whoever has it can turn back what NoT did for request 'a'")
+    assert "request 'b' turned back" in found[str(tmp_path / "b.safetensors")]
+    assert "models/0/b/ft.safetensors" not in found
+    assert "models/0/b/not.safetensors" in {one.file for one in affected(run, "1") if "can turn back" in one.what}
+
+
 def test_of_one_holder_of_all_data_no_client_is_asked_for(tmp_path: Path) -> None:
     base = {"name": "c", "setting": "central", "model": SMALL["model"], "training": {"rounds": 1}}
     run = Run.create(Config.parse(base, []), tmp_path / "run")

@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,15 @@ from unfed.client.scores import score
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.methods import METHODS, FineTune, Method, NoT
+from unfed.methods.nr_freeze import NRFreeze
 from unfed.model.networks import build
+from unfed.model.perturb import Perturbed
 from unfed.report import tables
+from unfed.runs.affected import affected
 from unfed.runs.config import Config
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
-from unfed.runs.turning_back import turned_back
+from unfed.runs.turning_back import inverse_of, turned_back
 from unfed.values import Value, is_measured
 from worlds import slow
 
@@ -45,6 +49,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Run:
     return Run.open(shutil.copytree(trained, tmp_path / "run"))
+
+
+@dataclass(frozen=True)
+class Negates(FineTune):
+    """A method of somebody's own, which says what it does."""
+
+    def perturbed(self, module: nn.Module) -> Perturbed | None:
+        return NoT().perturbed(module)
 
 
 # --- what turns back --------------------------------------------------------------------------------------------------
@@ -74,6 +86,10 @@ def run(trained: Path, tmp_path: Path) -> Run:
         ([NoT(layers=("norm2.weight",))], NoT(layers=("conv2",)), ["norm2.weight"]),
         ([NoT()], NoT(layers=("norm2.weight",)), []),
         ([NoT(layers=("conv1", "norm1.weight"))], NoT(layers=("conv2",)), []),  # it turned itself back
+        ([NoT(), NoT(perturbation="noise", scale=0.01)], NoT(), ["conv1.weight"]),  # under noise it is still there
+        ([NRFreeze()], NoT(), ["conv1.weight"]),
+        ([Negates()], Negates(), ["conv1.weight"]),
+        ([NoT()], Negates(), ["conv1.weight"]),
     ],
 )
 def test_a_perturbation_that_is_its_own_inverse_turns_back(earlier: list[Method], now: Method, back: list[str]) -> None:
@@ -186,7 +202,71 @@ def test_a_seal_on_other_layers_or_a_weak_one_does_not_let_not_turn_a_layer_back
     with pytest.raises(UnfedError, match=r"conv2.weight back to what it was before request 'r0'"):
         run.forget(THIRD, "not", until=1, how=second)
     entries = run.folder.requests()
-    assert [e.request.id for e in turned_back(run.config, entries)] == ["r0", "r1"], "a minus sign still turns it back"
+    assert [e.request.id for e in turned_back(run.folder, run.config, entries)] == ["r0", "r1"], (
+        "a minus sign still turns it back"
+    )
+
+
+OWN = """
+from dataclasses import dataclass
+from typing import ClassVar
+from unfed.methods import Method, NoT, State
+
+@dataclass(frozen=True)
+class Mine(Method):
+    name: ClassVar[str] = "mine"
+    title: ClassVar[str] = "Mine"
+    cite: ClassVar[str] = "me"
+
+    def begin(self, server):
+        return NoT().begin(server)
+
+    def perturbed(self, module):
+        return NoT().perturbed(module)
+
+@dataclass(frozen=True)
+class Tunes(Mine):
+    name: ClassVar[str] = "tunes"
+
+    def begin(self, server):
+        return State(server.params)
+
+    def perturbed(self, module):
+        return None
+"""
+
+
+def test_what_a_method_of_ones_own_negates_is_known_and_not_negated_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Client 0's backdoor was at 52.7 % again when such a method had served a second request of the demo."""
+    (tmp_path / "own_negation.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    named = [f'methods.{name.lower()}={{use="own_negation:{name}"}}' for name in ("Mine", "Tunes")]
+    with unfed.allow_code():
+        run = Run.create(Config.parse(SMALL, [*SERVES, *named]), tmp_path / "run")
+        run.execute()
+        run.forget(FIRST, "mine", until=1)
+        for method in ("mine", "not"):
+            with pytest.raises(UnfedError, match=r"conv1.weight back to what it was before request 'r0'"):
+                run.forget(SECOND, method, until=1)
+        run.forget(SECOND, "tunes", until=1)
+    assert [e.request.id for e in turned_back(run.folder, run.config, run.folder.requests())] == ["r0", "r1"]
+    told = {one.file: one.what for one in affected(run, "0") if "by one minus sign" in one.what}
+    assert len(told) == 3, f"the model of r0, which is not in force, its state, and that of r1: {told}"
+    with unfed.allow_code():
+        run.forget(THIRD, "sealed", until=1)
+    assert [e.request.id for e in turned_back(run.folder, run.config, run.folder.requests())] == ["r0", "r1"]
+
+
+@pytest.mark.parametrize("how", ["orthogonal", "noise"])
+def test_a_draw_of_not_follows_from_seed_and_name_so_its_model_can_be_turned_back(run: Run, how: str) -> None:
+    """Of the demo, mixed by Q and tuned for 20 rounds, Qᵀ brings the backdoor from 0 to 50.6 %."""
+    run.forget(FIRST, "not", until=1, how=RequestOptions(set={"perturbation": how}))
+    (entry,) = run.folder.requests()
+    assert str(inverse_of(run.folder, run.config, entry)).startswith(f"the same draw of {how!r}, which follows from")
+    (found,) = [one for one in affected(run, "0") if one.file == "models/0/r0/not.safetensors"]
+    assert "whoever has it can turn back what NoT did for request 'r0', by the same draw" in found.what
 
 
 @pytest.mark.parametrize("how, warns", [("orthogonal", True), ("permute", True), ("reinit", False), ("fade", False)])

@@ -36,6 +36,7 @@ from unfed.measures.undo import relearn as relearn_of
 from unfed.measures.undo.difference import histogram, variation
 from unfed.measures.undo.fitting import batches, one_by_one, stacked
 from unfed.measures.undo.flip import flipped
+from unfed.measures.undo.measure import perturbed_before
 from unfed.measures.undo.mixing import beginnings, mixed, orthogonality, unmixing
 from unfed.measures.undo.path import between, cosine, path, peak
 from unfed.measures.undo.realign import Try, judged, layer_sets
@@ -44,7 +45,7 @@ from unfed.measures.undo.resurface import rise, rounds_of
 from unfed.model.functional import Net, Template
 from unfed.model.layers import Choice
 from unfed.model.params import Params, params_of
-from unfed.model.perturb import PERTURBATIONS, Perturbed
+from unfed.model.perturb import PERTURBATIONS, Perturbed, perturb
 from unfed.values import is_measured
 
 
@@ -94,6 +95,24 @@ def test_what_has_a_public_inverse_is_taken_back_to_the_bit(how: str) -> None:
     perturbed = PERTURBATIONS[how](params, chosen)
     assert not torch.equal(perturbed["conv.weight"], params["conv.weight"])
     assert torch.equal(flipped(perturbed, chosen, known.inverse)["conv.weight"], params["conv.weight"])
+
+
+@pytest.mark.parametrize("how, within", [("orthogonal", 1e-12), ("noise", 0.05)])
+def test_a_draw_that_follows_from_the_requests_seed_is_drawn_again_and_taken_back(how: str, within: float) -> None:
+    """Of noise the size is taken from the noisy tensor, so what comes back is near, not equal."""
+    torch.manual_seed(0)
+    params = {name: torch.randn(40, 30, dtype=torch.float64) for name in ("first.weight", "second.weight")}
+    chosen, other = Choice("first.weight", None, ""), Choice("second.weight", None, "")
+    moved = perturb(params, [chosen], how, seed=7)
+    known, blind = (Knowledge("NoT", Perturbed(how, (chosen,), seeded=True), seed) for seed in (7, 8))
+    assert known.inverse is not None and blind.inverse is not None
+    back = flipped(moved, [chosen, other], known.inverse)
+    assert (back["first.weight"] - params["first.weight"]).norm() <= within * params["first.weight"].norm()
+    assert torch.equal(back["second.weight"], -params["second.weight"]), "nothing was drawn for it: the usual guess"
+    wrong = flipped(moved, [chosen], blind.inverse)["first.weight"]
+    assert (wrong - params["first.weight"]).norm() > 0.5 * params["first.weight"].norm()
+    again = perturbed_before(params, known)
+    assert not isinstance(again, str) and torch.equal(again["first.weight"], moved["first.weight"])
 
 
 def test_flipping_a_negated_linear_layer_gives_the_original_back() -> None:

@@ -23,7 +23,7 @@ from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumab
 from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError, members
 from unfed.measures import trajectory
-from unfed.methods import NoT, Retrain
+from unfed.methods import Retrain
 from unfed.report import wording
 from unfed.report.words import again_words, gate_words, left_before
 from unfed.runs.in_force import in_force
@@ -283,11 +283,12 @@ def _lasting(run: Run, request: str) -> str | None:
     """Of a method that whoever has the model can take back: what that choice means, and what lasts."""
     entry = run.queue.find(request)
     took_out = [run.queue.find(name) for name in entry.left_by] or [entry] if entry else []
-    by = next((how for one in took_out if one and (how := inverse_of(run.config, one))), None)
+    by = next(((one, how) for one in took_out if one and (how := inverse_of(run.folder, run.config, one))), None)
     if by is None:
         return None
+    title = run.about(by[0].method, by[0])["title"]
     return (
-        f"Whoever has this model can undo {NoT.title} by {by}: `{run.command('probe')}` shows how far;"
+        f"Whoever has this model can undo {title} by {by[1]}: `{run.command('probe')}` shows how far;"
         " `--method retrain` lasts, `--method sealed` held where it was measured."
     )
 

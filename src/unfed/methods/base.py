@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
 from typing import Any, ClassVar, Literal, Self
 
+import torch
 from torch import nn
 
 from unfed import plugins
@@ -26,8 +27,9 @@ from unfed.errors import UnfedError, listed, nearest
 from unfed.federation.history import FinishedRound, History
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
-from unfed.model.params import Params
-from unfed.model.perturb import Perturbed
+from unfed.model.params import Params, params_of
+from unfed.model.partners import comes_back, turned_by_partners
+from unfed.model.perturb import PERTURBATIONS, Perturbed, perturb
 
 Lineage = Literal["goes on", "carried", "moved", "anew", "ends"]
 CLIENT, CLASS, INSTANCE = "client", "class", "instance"
@@ -111,9 +113,23 @@ class Method(ABC):
     def undoes(self, module: nn.Module, earlier: Sequence[Method]) -> tuple[str, ...]:
         """The tensors that it would turn back to what they were before an earlier method began.
 
-        The earlier methods are given oldest first.
+        The earlier methods are given oldest first. Negating twice is the identity; so are two mirrorings, and turns of
+        90 and of 270 degrees. All that methods say that they do (`perturbed`, `drawn`), from one request to this one,
+        is tried on numbered entries: what draws never comes back. Some rows that come back are enough, and so is a
+        tensor's partner: a negated scale turns back the negated layer before it (`model/partners.py`).
         """
-        return ()
+        numbered = {n: torch.arange(1.0, 1 + t.numel()).reshape(t.shape) for n, t in params_of(module).items()}
+        found = set[str]()
+        for i, first in enumerate(earlier):
+            if (did := first.perturbed(module)) is None:
+                continue
+            steps = [numbered]
+            for method in (*earlier[i:], self):
+                steps.append(_stepped(method, module, steps[-1]))
+            moved = {choice.name for choice in did.choices}
+            found |= {name for name in moved if comes_back(*(step[name] for step in (*steps[:2], *steps[-2:])))}
+            found |= moved & turned_by_partners(module, numbered, *steps[-2:])
+        return tuple(name for name in numbered if name in found)
 
     def drawn(self, module: nn.Module) -> frozenset[str]:
         """The tensors that `begin` draws anew, so that nothing turns them back."""
@@ -191,6 +207,18 @@ class Method(ABC):
                 f" methods.{self.name}.{missing[0]} and the like (the paper's own: {known})."
             )
         return replace(self, **{name: table[name] for name in open_}) if open_ else self
+
+
+def _stepped(method: Method, module: nn.Module, params: Params) -> Params:
+    """The params after what a method says that its `begin` does.
+
+    What it draws is zero, and noise, under which the old weights stay, is nothing.
+    """
+    did, drawn = method.perturbed(module), {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+    if did is not None and did.how in PERTURBATIONS:
+        numbers = {"scale": 0.0} if did.how == "noise" else {}
+        params = perturb(params, did.choices, did.how, seed=0, fresh=lambda seed: drawn, **numbers)
+    return {**params, **{name: drawn[name] for name in method.drawn(module)}}
 
 
 class PerModel(dict[str, Any]):

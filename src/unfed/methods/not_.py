@@ -12,7 +12,7 @@ high and the gradients are large, while each layer by itself stays as good as it
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,7 +25,6 @@ from unfed.federation.state import State
 from unfed.methods.base import Lineage, Method, Recipe, option, register
 from unfed.model.layers import cancellations, choose, frozen, refuse_both_halves
 from unfed.model.params import Params, params_of
-from unfed.model.partners import comes_back, turned_by_partners
 from unfed.model.perturb import Perturbed, perturb
 
 
@@ -61,31 +60,7 @@ class NoT(Method):
 
     def perturbed(self, module: nn.Module) -> Perturbed | None:
         chosen = choose(module, self.layers, self.include_bias)
-        return Perturbed(self.perturbation, chosen) if chosen else None
-
-    def undoes(self, module: nn.Module, earlier: Sequence[Method]) -> tuple[str, ...]:
-        """Negating twice is the identity; so are two mirrorings, and turns of 90 and of 270 degrees.
-
-        All perturbations from one request to this one are tried on numbered entries: what draws never comes back, nor
-        does what another method drew in between. Some rows that come back are enough, and so is a tensor's partner: a
-        negated scale turns back the negated layer before it (`model/partners.py`).
-        """
-        numbered = {n: torch.arange(1.0, 1 + t.numel()).reshape(t.shape) for n, t in params_of(module).items()}
-        drawn = {n: torch.zeros_like(t) for n, t in numbered.items()}
-        found = set[str]()
-        for i, first in enumerate(earlier):
-            steps = [numbered]
-            for method in (*earlier[i:], self):
-                after = steps[-1]
-                if isinstance(method, NoT):
-                    steps.append(method._perturbed(module, after, 0, lambda seed: drawn))
-                else:
-                    steps.append({**after, **{name: drawn[name] for name in method.drawn(module)}})
-            if isinstance(first, NoT):
-                moved = {c.name for c in choose(module, first.layers, first.include_bias)}
-                found |= {name for name in moved if comes_back(*(step[name] for step in (*steps[:2], *steps[-2:])))}
-                found |= moved & turned_by_partners(module, numbered, *steps[-2:])
-        return tuple(name for name in numbered if name in found)
+        return Perturbed(self.perturbation, chosen, seeded=True, scale=self.scale) if chosen else None
 
     def carry(self, module: nn.Module, sums: Params, seed: int) -> Params:
         """The recorded sums after the perturbation: −(θ⁰ + Σ S_k) = −θ⁰ + Σ −S_k.

@@ -95,13 +95,29 @@ def orthogonal(params: Mapping[str, Tensor], choices: Sequence[Choice], *, seed:
     It is Q·W over axis 0, with Q uniform among orthogonal matrices.
     """
 
-    def turned(w: Tensor, choice: Choice) -> Tensor:
-        rows = w.reshape(w.shape[0] if w.ndim else 1, -1)
-        q = uniform_orthogonal(_gaussian((len(rows), len(rows)), seed, "orthogonal", choice))
-        product = q.to(w.device) @ rows.double()
-        return product.to(w.dtype).reshape(w.shape)
+    return changed_at(params, choices, lambda w, choice: _mixed(w, seed, choice))
 
-    return changed_at(params, choices, turned)
+
+def _mixed(w: Tensor, seed: int, choice: Choice, back: bool = False) -> Tensor:
+    rows = w.reshape(w.shape[0] if w.ndim else 1, -1)
+    q = uniform_orthogonal(_gaussian((len(rows), len(rows)), seed, "orthogonal", choice))
+    product = (q.T if back else q).to(w.device) @ rows.double()
+    return product.to(w.dtype).reshape(w.shape)
+
+
+def unmixed(params: Mapping[str, Tensor], choices: Sequence[Choice], *, seed: int) -> Params:
+    """What `orthogonal` did, taken back by whoever draws Q again: Qᵀ·W."""
+    return changed_at(params, choices, lambda w, choice: _mixed(w, seed, choice, back=True))
+
+
+def denoised(params: Mapping[str, Tensor], choices: Sequence[Choice], *, seed: int, scale: float = 1.0) -> Params:
+    """What `noise` did, taken back by whoever draws it again: W − s·σ·N, with std(W) = σ·√(1 + s²)."""
+
+    def clean(w: Tensor, choice: Choice) -> Tensor:
+        size = w.std(correction=0) / math.sqrt(1 + scale**2)
+        return w - scale * size * _gaussian(w.shape, seed, "noise", choice).to(w)
+
+    return changed_at(params, choices, clean)
 
 
 def uniform_orthogonal(gaussian: Tensor) -> Tensor:
@@ -156,6 +172,10 @@ class Perturbed:
 
     how: str
     choices: tuple[Choice, ...]
+    seeded: bool = False
+    """Whether what it drew follows from the request's seed: then it can be drawn again. Else it was thrown away."""
+    scale: float = 1.0
+    """Of noise."""
 
 
 def perturb(

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from unfed.errors import UnfedError, listed
-from unfed.methods import NoT
 from unfed.runs import carriers, consistency, handed_out
 from unfed.runs.carriers import Carrier
 from unfed.runs.elsewhere import client_list, elsewhere
 from unfed.runs.folder import Job
 from unfed.runs.record import Record
 from unfed.runs.requests import Entry, in_force
-from unfed.runs.turning_back import inverse_by, inverse_of, turned_back
+from unfed.runs.turning_back import inverse_by, turned_back, way_back, what_was_done
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,8 @@ def _turned_back(run: Record, seen: _Seen) -> Iterator[Affected]:
     """The models in force that are without the client until somebody takes a public perturbation back."""
     told = {one.file for one in seen.found}
     purged = {entry.request.id for entry in run.folder.requests() if entry.purged}
-    for job, (name, how) in _ways_back(run, seen).items():
+    for job, (name, what) in _ways_back(run, seen).items():
         if run.folder.model_file(job).exists() and f"models/{job.path.as_posix()}.safetensors" not in told:
-            what = f"whoever has it can turn back what {NoT.title} did for request {name!r}, by {how}"
             do = f"`{run.command('probe', '--request', name)}` shows how far; {_LASTS}"
             if name in purged:
                 do = f"how far cannot be shown any more, for the request was purged; {_LASTS}"
@@ -114,19 +112,27 @@ def _turned_back(run: Record, seen: _Seen) -> Iterator[Affected]:
 
 
 def _ways_back(run: Record, seen: _Seen) -> dict[Job, tuple[str, str]]:
-    """The jobs whose models can be rid of what took the client out: for which request, and by what."""
+    """The jobs whose models can be rid of what took the client out: for which request, and how."""
     line = in_force(entry for entry in run.folder.requests() if entry.seed == seen.seed)
     names = () if seen.entry is None else seen.entry.left_by or (seen.entry.request.id,)
     found = {
-        Job(seen.seed, entry.request.id, entry.method): (one.request.id, str(inverse_of(run.config, one)))
+        Job(seen.seed, entry.request.id, entry.method): (
+            one.request.id,
+            f"{_CAN} {way_back(run.folder, run.config, one)}",
+        )
         for place, one in enumerate(line)
         if one.request.id in names
-        for entry in turned_back(run.config, line[place:])
+        for entry in turned_back(run.folder, run.config, line[place:])
     }
-    for name in seen.compared[:1]:
-        for label in run.config.methods.run:
-            if how := inverse_by(run.config, label):
-                found[Job(seen.seed, name, label)] = name, how
+    for label in run.config.methods.run if seen.compared else ():
+        first = seen.compared[0]
+        if how := inverse_by(run.folder, run.config, Job(seen.seed, first, label)):
+            done = what_was_done(run.config, label, first, how)
+            undone, back = (run.description.get("undone") or {}).get(label) or {}, False
+            for name in seen.compared:
+                back ^= name in undone and name != first  # as published, every further request turns the layer round
+                said = f"request {name!r} turned back" if back else _CAN
+                found[Job(seen.seed, name, label)] = first, f"{said} {done}"
     return found
 
 
@@ -153,6 +159,7 @@ def _do(run: Record, client: str, entry: Entry | None, one: Carrier) -> str:
     return purge
 
 
+_CAN = "whoever has it can turn back"
 _LASTS = "sealed and retrain leave no way back"
 _PAGES = {
     "report": ("a report", "`unfed report`"),
@@ -181,7 +188,7 @@ def _handed_out(run: Record, seeds: Sequence[_Seen]) -> Iterator[Affected]:
             told = "ask whoever was given it to delete it; `unfed export` hands out the model in force"
             do = f"delete it and {told}" if there else f"it is not there as it was; {told}"
             if back is not None:
-                what += f": whoever has it can turn back what {NoT.title} did for request {back[0]!r}, by {back[1]}"
+                what += f": {back[1]}"
                 do = f"{_LASTS}; ask whoever was given it to take what they leave instead"
         else:
             called, again = _PAGES.get(one.what, _PAGES["report"])

@@ -24,14 +24,14 @@ from unfed import storage
 from unfed.data import Request
 from unfed.federation.server import OPTIMISER
 from unfed.measures.again import FEWEST
-from unfed.methods import METHODS, NoT
+from unfed.methods import METHODS
 from unfed.runs import consistency, few_rows, studies
 from unfed.runs.config import Config
 from unfed.runs.folder import BEST, PARAMS, Job, RunFolder, left_out_at
 from unfed.runs.histories import HISTORY, HistoryLog
 from unfed.runs.requests import Entry, in_force, overlap, owners
 from unfed.runs.trajectory_file import tombstone_of
-from unfed.runs.turning_back import inverse_of, turned_back
+from unfed.runs.turning_back import turned_back, way_back
 from unfed.runs.undo_results import left_out, seen_before
 
 Kind = Literal[
@@ -92,10 +92,10 @@ def _turned_back(folder: RunFolder, config: Config, entry: Entry, entries: Seque
     """Models without it that whoever has them can turn back, and that are not in force any more."""
     line = in_force(e for e in entries if e.seed == entry.seed)
     after = line[line.index(entry) :] if entry in line else []
-    gone = [e for e in turned_back(config, after) if e.served != line[-1].served]
-    what = f"whoever has it can turn back what {NoT.title} did for request {entry.request.id!r}, by"
+    gone = [e for e in turned_back(folder, config, after) if e.served != line[-1].served]
+    how = f"whoever has it can turn back {way_back(folder, config, entry)}; it is not in force"
     for one, name in ((e, name) for e in gone for name in e.names):
-        job, how = Job(entry.seed, name, one.method), f"{what} {inverse_of(config, entry)}; it is not in force"
+        job = Job(entry.seed, name, one.method)
         if folder.model_file(job).exists():
             yield Carrier(entry.request.id, f"models/{job.path.as_posix()}.safetensors", how, "model")
         if not (folder.numbers(job) or {"purged": True}).get("purged"):

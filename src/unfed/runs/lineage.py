@@ -27,6 +27,7 @@ from torch import nn
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning, listed
 from unfed.federation.history import History, Recorder
+from unfed.measures.undo import INVERSES, REDRAWN
 from unfed.methods import Method, admit
 from unfed.methods.base import Lineage
 from unfed.runs import consistency
@@ -128,8 +129,8 @@ def warn_of_return(method: Method, makers: Sequence[tuple[str, Method]], module:
 
     Its perturbation can be turned back and follows one of its kind, or a method that lasts was told to do less.
     """
-    before = [request for request, other in _since_anew(makers, module) if type(other) is type(method)]
-    if before and not method.lasts and type(method).undoes is not Method.undoes:
+    before = [request for request, other in _since_anew(makers, module) if _invertible(other, module)]
+    if before and _invertible(method, module):
         warnings.warn(
             f"{method.title} on other layers does not turn back what request {before[-1]!r} took out, but whoever has"
             " the published model can turn both back; --method sealed has no way back.",
@@ -138,6 +139,12 @@ def warn_of_return(method: Method, makers: Sequence[tuple[str, Method]], module:
         )
     if short := method.short_of(module):
         warnings.warn(short, UnfedWarning, stacklevel=3)
+
+
+def _invertible(method: Method, module: nn.Module) -> bool:
+    """Whether what a method does to layers, as it says itself, has an inverse that the world knows."""
+    did = method.perturbed(module)
+    return did is not None and bool(did.choices) and (did.how in INVERSES or (did.seeded and did.how in REDRAWN))
 
 
 def _since_anew(makers: Sequence[tuple[str, Method]], module: nn.Module) -> list[tuple[str, Method]]:

@@ -291,6 +291,8 @@ def _about(run: Probed, world: World, target: Target, effort: Effort | None) -> 
     known = _knowledge(run, world, target)
     perturbed = known.perturbed
     how = None if perturbed is None else {"how": perturbed.how, "layers": [c.name for c in perturbed.choices]}
+    if how is not None and known.inverse is not None and known.inverse.seed is not None:
+        how["drawn"] = "from the request's seed"
     return {
         "schema": SCHEMA,
         "seed": target.job.seed,
@@ -309,7 +311,9 @@ def _knowledge(run: Probed, world: World, target: Target) -> Knowledge:
     """What the method says of itself; one of several variants goes by its label."""
     label, config = target.job.label, run.config
     method = (config if target.entry is None else target.entry.how.on(config, label)).method(label)
-    return Knowledge(method.title if label == method.name else label, method.perturbed(world.template.module))
+    begun_as = str(target.job.request) if target.entry is None else target.entry.names[-1]
+    title = method.title if label == method.name else label
+    return Knowledge(title, method.perturbed(world.template.module), world.seeds.request(begun_as))
 
 
 def _name(job: Job) -> str:

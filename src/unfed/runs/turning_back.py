@@ -2,45 +2,80 @@
 
     made by NoT, whose perturbation has a public inverse ─► later models ─► one whose method lasts: no further
 
-Nothing is built to tell: the request's file says which method made a model, and how.
+Nothing is built to tell: the request's file says which method made a model, and how, and of a method of one's own the
+state says which tensors its `begin` negated. NoT draws from the run's seed and the request's name, so what it draws
+has an inverse too, for whoever knows or guesses these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from unfed.measures.undo import INVERSES
+from unfed.measures.undo import INVERSES, REDRAWN
 from unfed.methods import METHODS, NoT
 from unfed.methods.sealed import Sealed, leaves_much
 from unfed.runs.config import Config
+from unfed.runs.folder import Job, RunFolder
 from unfed.runs.requests import Entry
 
 
-def inverse_of(config: Config, entry: Entry) -> str | None:
+def inverse_of(folder: RunFolder, config: Config, entry: Entry) -> str | None:
     """What takes back what a request's method did, in words; None where nobody knows an inverse."""
-    return inverse_by(entry.how.on(config, entry.method), entry.method)
+    return inverse_by(folder, entry.how.on(config, entry.method), _job(entry))
 
 
-def inverse_by(config: Config, label: str) -> str | None:
+def inverse_by(folder: RunFolder, config: Config, job: Job) -> str | None:
     """The same of a method as a config has it."""
-    if config.methods.name_of(label) != NoT.name:
-        return None
-    perturbation = config.methods.said(label, "perturbation", NoT.perturbation)
+    if config.methods.name_of(job.label) != NoT.name:
+        negated = any(how.startswith("negated") for how in _changes(folder, job).values())
+        return _MINUS if negated else None
+    perturbation = str(config.methods.said(job.label, "perturbation", NoT.perturbation))
+    if perturbation in REDRAWN:
+        return f"the same draw of {perturbation!r}, which follows from the run's seed and the request's name"
     if perturbation not in INVERSES:
         return None
-    return "one minus sign" if perturbation == "negate" else f"the inverse of {perturbation!r}"
+    return _MINUS if perturbation == "negate" else f"the inverse of {perturbation!r}"
 
 
-def turned_back(config: Config, line: Sequence[Entry]) -> Iterator[Entry]:
+def way_back(folder: RunFolder, config: Config, entry: Entry) -> str:
+    """What can be taken back of what was done for a request, and by what."""
+    return what_was_done(config, entry.method, entry.request.id, str(inverse_of(folder, config, entry)))
+
+
+def what_was_done(config: Config, label: str, request: str, inverse: str) -> str:
+    """The same for whoever knows the inverse."""
+    who = NoT.title if config.methods.name_of(label) == NoT.name else label
+    return f"what {who} did for request {request!r}, by {inverse}"
+
+
+def turned_back(folder: RunFolder, config: Config, line: Sequence[Entry]) -> Iterator[Entry]:
     """The requests, from the first on, whose models can still be rid of the first one's perturbation."""
-    if not line or inverse_of(config, line[0]) is None:
+    if not line or inverse_of(folder, config, line[0]) is None:
         return
     yield line[0]
+    moved = set(_changes(folder, _job(line[0])))
     for entry in line[1:]:
         kind = METHODS.get(config.methods.name_of(entry.method))
-        if kind is None or kind.lineage == "anew" or (kind.lasts and not _does_less(config, entry)):
+        if kind is None:  # a method of somebody's own: what its `begin` left as it was is still there
+            begun = _changes(folder, _job(entry))
+            if moved <= {name for name, how in begun.items() if not how.startswith("negated")}:
+                return
+        elif kind.lineage == "anew" or (kind.lasts and not _does_less(config, entry)):
             return
         yield entry
+
+
+_MINUS = "one minus sign"
+
+
+def _job(entry: Entry) -> Job:
+    return Job(entry.seed, entry.request.id, entry.method)
+
+
+def _changes(folder: RunFolder, job: Job) -> dict[str, str]:
+    """What a method's `begin` did to which tensors, in words, as the state says."""
+    diary = (folder.numbers(job) or {}).get("diary") or {}
+    return dict((diary.get("beginning") or {}).get("changes") or {})
 
 
 def _does_less(config: Config, entry: Entry) -> bool:

@@ -117,7 +117,7 @@ def advise(
         doubts.append("There was no data, so this follows from rules alone; give data of a trained model for a score.")
         why.append(
             f"{how} rather than negate: on most small networks tried, a first layer that was drawn ended nearer to"
-            " Retrain than a negated one, and a draw has no public inverse."
+            " Retrain than a negated one; to last, a draw must be one that nobody can make again."
         )
         ranked = tuple(Candidate(name, how, behind) for name, behind in layers.items())
         return Advice(first, how, tuple(why), tuple(doubts), ranked)

@@ -13,7 +13,7 @@ Retrain gives away too is no memory. All are pure functions of params, a functio
 
 from unfed.measures.undo.difference import difference
 from unfed.measures.undo.fitting import Budget, Problem, Task, fit
-from unfed.measures.undo.flip import INVERSES, Knowledge, flip, flipped
+from unfed.measures.undo.flip import INVERSES, REDRAWN, Knowledge, flip, flipped
 from unfed.measures.undo.measure import (
     MEASUREMENTS,
     NOT_TRIED,
@@ -36,6 +36,7 @@ __all__ = [
     "INVERSES",
     "MEASUREMENTS",
     "NOT_TRIED",
+    "REDRAWN",
     "UNTRIED",
     "Budget",
     "Effort",

@@ -24,7 +24,7 @@ from unfed.measures.undo.relearn import relearn
 from unfed.measures.undo.resurface import resurface
 from unfed.measures.undo.scene import Scene
 from unfed.model.params import Params
-from unfed.model.perturb import PERTURBATIONS
+from unfed.model.perturb import perturb
 from unfed.values import not_measured
 
 NOT_TRIED = not_measured("not tried yet, `unfed probe` does it")
@@ -84,7 +84,9 @@ def perturbed_before(before: Params | str, knowledge: Knowledge) -> Params | str
         return knowledge.no_inverse
     if isinstance(before, str):
         return before
-    return PERTURBATIONS[knowledge.perturbed.how](before, knowledge.choices)
+    did = knowledge.perturbed
+    numbers = {"scale": did.scale} if did.how == "noise" else {}
+    return perturb(before, did.choices, did.how, seed=knowledge.seed or 0, fresh=None, **numbers)
 
 
 @dataclass(frozen=True)

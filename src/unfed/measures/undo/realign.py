@@ -25,7 +25,7 @@ import torch
 from unfed import rng
 from unfed.measures.undo import mixing
 from unfed.measures.undo.fitting import Budget, Pool, Problem, Task, fit
-from unfed.measures.undo.flip import Knowledge, flipped
+from unfed.measures.undo.flip import SIGN, Knowledge, flipped
 from unfed.measures.undo.scene import Scene
 from unfed.model.layers import Choice
 from unfed.model.params import Params
@@ -114,7 +114,7 @@ def layer_sets(scene: Scene, knowledge: Knowledge, singles: int) -> list[tuple[C
 def attack_of(scene: Scene, knowledge: Knowledge, grid: Grid) -> object:
     """All that a grid of attacks depends on beside the model: equal values are the same attack."""
     sets = layer_sets(scene, knowledge, grid.singles)
-    return knowledge.inverse or "negate", frozenset(frozenset((c.name, c.rows) for c in one) for one in sets), grid
+    return knowledge.inverse or SIGN, frozenset(frozenset((c.name, c.rows) for c in one) for one in sets), grid
 
 
 def attempts(scene: Scene, params: Params, knowledge: Knowledge, grid: Grid) -> Iterator[Try]:
@@ -127,7 +127,7 @@ def attempts(scene: Scene, params: Params, knowledge: Knowledge, grid: Grid) -> 
     for chosen in layer_sets(scene, knowledge, grid.singles):
         names = tuple(dict.fromkeys(choice.name for choice in chosen))
         starts = {
-            "flip": flipped(params, chosen, knowledge.inverse or "negate"),
+            "flip": flipped(params, chosen, knowledge.inverse or SIGN),
             "redraw": graft(params, chosen, donor=fresh),
         }
         yield Try("flip", names, 0, 0, 0.0, scene.quick(starts["flip"]))
