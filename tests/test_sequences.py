@@ -233,22 +233,31 @@ class Tunes(Mine):
 
     def perturbed(self, module):
         return None
+
+@dataclass(frozen=True)
+class Silent(Mine):
+    name: ClassVar[str] = "silent"
+    title: ClassVar[str] = "Silent"
+
+    def perturbed(self, module):
+        return None
 """
 
 
+@pytest.mark.parametrize("negates, title", [("mine", "Mine"), ("silent", "Silent")])
 def test_what_a_method_of_ones_own_negates_is_known_and_not_negated_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, negates: str, title: str
 ) -> None:
     """Client 0's backdoor was at 52.7 % again when such a method had served a second request of the demo."""
     (tmp_path / "own_negation.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    named = [f'methods.{name.lower()}={{use="own_negation:{name}"}}' for name in ("Mine", "Tunes")]
+    named = [f'methods.{name.lower()}={{use="own_negation:{name}"}}' for name in ("Mine", "Tunes", "Silent")]
     with unfed.allow_code():
         run = Run.create(Config.parse(SMALL, [*SERVES, *named]), tmp_path / "run")
         run.execute()
-        run.forget(FIRST, "mine", until=1)
-        for method in ("mine", "not"):
-            with pytest.raises(UnfedError, match=r"conv1.weight back to what it was before request 'r0'"):
+        run.forget(FIRST, negates, until=1)
+        for method, called in ((negates, title), ("not", "NoT")):
+            with pytest.raises(UnfedError, match=f"{called} would turn conv1.weight back to .* before request 'r0'"):
                 run.forget(SECOND, method, until=1)
         run.forget(SECOND, "tunes", until=1)
     assert [e.request.id for e in turned_back(run.folder, run.config, run.folder.requests())] == ["r0", "r1"]

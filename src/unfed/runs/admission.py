@@ -6,18 +6,20 @@ could tell when they are forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.methods import Method
+from unfed.methods import Method, NoT
 from unfed.runs import lineage
 from unfed.runs.config import Config
 from unfed.runs.elsewhere import elsewhere
+from unfed.runs.folder import Job
 from unfed.runs.gate import gate_of
 from unfed.runs.refusals import gone_already, left_by
 from unfed.runs.request_options import Until
 from unfed.runs.requests import Entry, in_force
+from unfed.runs.turning_back import negated_by
 from unfed.runs.worker import Worker
 from unfed.runs.world import World
 
@@ -62,8 +64,9 @@ class Admission:
         lineage.welcome(config, method, request, [e.request for e in ahead])
         lineage.unbroken(self._run.config, method, _line(ahead))
         if ahead:
-            module = self._run.world(ahead[0].seed).template.module
-            lineage.lasting(config.method(method), self.makers(ahead), module)
+            own, module = config.method(method), self._run.world(ahead[0].seed).template.module
+            same = [seen for _, made, seen in self._made(ahead) if made == own]
+            lineage.lasting(same[-1] if same else own, self.makers(ahead), module, own.title)
 
     def refuse_if_blind(self, entry: Entry, accepted: Sequence[Entry]) -> None:
         """Refuse a goal of which nothing could tell. What is not trained yet is judged at its turn."""
@@ -85,8 +88,24 @@ class Admission:
 
     def makers(self, ahead: Sequence[Entry]) -> list[tuple[str, Method]]:
         """Which request was served by which method, as it was asked for, on the way to the model in force."""
-        config = self._run.config
-        return [(e.request.id, e.how.on(config, e.method).method(e.method)) for e in _line(ahead)]
+        return [(request, seen) for request, _, seen in self._made(ahead)]
+
+    def _made(self, ahead: Sequence[Entry]) -> Iterator[tuple[str, Method, Method]]:
+        """The same: which request, the method as it was asked for, and what it was seen to be."""
+        for entry in _line(ahead):
+            method = entry.how.on(self._run.config, entry.method).method(entry.method)
+            yield entry.request.id, method, self._as_seen(entry, method)
+
+    def _as_seen(self, entry: Entry, method: Method) -> Method:
+        """The method as it says itself that it is.
+
+        Where it says nothing of layers, it is NoT of those that its state shows it negated.
+        """
+        module = self._run.world(entry.seed).template.module
+        if method.lineage == "anew" or method.perturbed(module) is not None or method.drawn(module):
+            return method
+        names = negated_by(self._run.folder, Job(entry.seed, entry.request.id, entry.method))
+        return NoT(layers=names) if names else method
 
 
 def _line(ahead: Sequence[Entry]) -> list[Entry]:

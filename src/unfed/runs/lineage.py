@@ -109,16 +109,16 @@ def unbroken(config: Config, label: str, queue: Sequence[Entry]) -> None:
         )
 
 
-def lasting(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Module) -> None:
+def lasting(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Module, title: str) -> None:
     """Refuse a method that would bring back what a request took out.
 
-    `makers` says who served which, oldest first.
+    `makers` says who served which, oldest first; `title` is how the method is called.
     """
     line = _since_anew(makers, module)
     for i in reversed(range(len(line))):
         if back := method.undoes(module, [other for _, other in line[i:]]):
             raise UnfedError(
-                f"{method.title} would turn {listed(back).replace(' or ', ' and ')} back to what it was before request"
+                f"{title} would turn {listed(back).replace(' or ', ' and ')} back to what it was before request"
                 f" {line[i][0]!r}, and bring back what that request took out; use --method sealed, which has no way"
                 " back, or --method retrain."
             )

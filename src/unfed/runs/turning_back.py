@@ -27,14 +27,18 @@ def inverse_of(folder: RunFolder, config: Config, entry: Entry) -> str | None:
 def inverse_by(folder: RunFolder, config: Config, job: Job) -> str | None:
     """The same of a method as a config has it."""
     if config.methods.name_of(job.label) != NoT.name:
-        negated = any(how.startswith("negated") for how in _changes(folder, job).values())
-        return _MINUS if negated else None
+        return _MINUS if negated_by(folder, job) else None
     perturbation = str(config.methods.said(job.label, "perturbation", NoT.perturbation))
     if perturbation in REDRAWN:
         return f"the same draw of {perturbation!r}, which follows from the run's seed and the request's name"
     if perturbation not in INVERSES:
         return None
     return _MINUS if perturbation == "negate" else f"the inverse of {perturbation!r}"
+
+
+def negated_by(folder: RunFolder, job: Job) -> tuple[str, ...]:
+    """The tensors that a method's `begin` negated, whole or in part, whatever the method says of itself."""
+    return tuple(name for name, how in _changes(folder, job).items() if how.startswith("negated"))
 
 
 def way_back(folder: RunFolder, config: Config, entry: Entry) -> str:
