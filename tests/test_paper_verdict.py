@@ -55,6 +55,10 @@ def test_beside_retrain_in_both_is_the_same_side_too() -> None:
     """The paper's NoT is 0.03 from Retrain, ours 0.10: two points apart, and in the same place."""
     found = verdict.cell(Spread(91.69, 0.02, 3), Spread(93.7, 0.28, 3), Spread(91.66, 0.15, 3), Spread(93.8, 0.15, 3))
     assert found.word == "direction" and "beside it in both" in verdict.MEANING[found.word]
+    broken = verdict.cell(Spread(99.07, 0.12, 3), Spread(8.49), Spread(99.73, 0.05, 3), Spread(48.56))
+    assert broken.word == "direction" and "however far" in verdict.MEANING[broken.word], (
+        "below Retrain in both, no more"
+    )
 
 
 def line(method: str, seed: int, **values: Any) -> Any:

@@ -211,7 +211,8 @@ def section(item: Item, found: Found, drawn: dict[str, str]) -> Iterator[str]:
     if made is not None:
         yield from (f"{sentence}\n" for sentence in cut)  # before the first number that it is about
         # The page is the comparison: the paper's rows stand in it already.
-        yield markdown(made).partition("\n\n")[2]
+        if text := markdown(made).partition("\n\n")[2]:
+            yield text
         for number, picture in enumerate((p for p in made.pictures if p.svg is not None), 1):
             name = f"{item.id}-{number}.svg"
             drawn[name] = "\n".join(line.rstrip() for line in picture.file().splitlines()) + "\n"
@@ -471,10 +472,10 @@ HEAD = """# The paper on real data
 
 Made by `python tools/reproduction.py page` from the files in `results/`; edit neither by hand. A cell holds the paper's
 value, ours, the difference and a verdict: `=` within the seeds' spread, `~` on the same side of Retrain in both, or
-beside it in both, but further away, `≠` neither ([what that means exactly](how-to/paper.md)). With one seed of ours the
-paper's spread stands for it, and a verdict says less. Bold is the smallest average gap with all that lie within two
-standard deviations of it; with one seed there is no spread, and bold ranks nobody. What was tried where we differ
-stands in [differences](explanation/differences.md).
+beside it in both, but further away (however far), `≠` neither ([what that means exactly](how-to/paper.md)). With one
+seed of ours the paper's spread stands for it, and a verdict says less. Bold is the smallest average gap with all that
+lie within two standard deviations of it; with one seed there is no spread, and bold ranks nobody. What was tried where
+we differ stands in [differences](explanation/differences.md).
 
 Prices in GPU minutes are rounds times the seconds of a round on one H200 in bf16, the items' seeds together. Of these
 the CNN's on CIFAR-10 (0.05 s) and ViT-B/16's on Caltech-101 (2.4, with another process beside half of it; 1.7 where

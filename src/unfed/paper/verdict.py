@@ -26,7 +26,7 @@ WIDE = 2.0
 MARKS: Mapping[Word, str] = {"within": "=", "direction": "~", "disagrees": "≠", "not compared": ""}
 MEANING: Mapping[Word, str] = {
     "within": "within the seeds' spread (two standard deviations of the difference)",
-    "direction": "on the same side of Retrain in both, or beside it in both, but further than the spread",
+    "direction": "on the same side of Retrain in both, or beside it in both, but further than the spread, however far",
     "disagrees": "neither",
     "not compared": "",
 }
