@@ -77,7 +77,8 @@ class Killed(BaseException):
 def test_killed_at_any_write_it_goes_on_to_the_same_bytes(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, ...]
 ) -> None:
-    config = small(*TWO, "training.rounds=2", "unlearning.rounds=2")
+    little = ("training.batch=256", "data.test_size=60", "data.train_size=240")  # a crash does not ask how many rows
+    config = small(*TWO, "training.rounds=2", "unlearning.rounds=2", *little)
     expected = _bytes(populate(config, 2, tmp_path / "whole").folder)
     write, left = storage.write_bytes, [0]
 
