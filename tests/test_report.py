@@ -573,6 +573,20 @@ def test_without_retrain_the_check_for_forgetting_speaks(verdict: str, says: str
     assert says in sentence(request, rows(own, "last"))
 
 
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [
+        ("passed", "Client 0 was forgotten as far as its backdoor tells, the rest not measured, after NoT in 20"),
+        ("failed", "Client 0 was not forgotten, by the check of its backdoor, after NoT in 20 rounds"),
+    ],
+)
+def test_where_only_the_backdoor_could_be_checked_nothing_more_is_said(verdict: str, says: str) -> None:
+    run, lines = fake_run()
+    own = [line for line in lines if line["method"] in ("before", "not")]
+    checks = [{"name": "forgotten", "verdict": "not measured"}, {"name": "backdoor", "verdict": verdict}]
+    assert says in sentence({**run["requests"][0], "gate": {"checks": checks}}, rows(own, "last"))
+
+
 def test_a_class_that_did_not_move_is_not_said_to_be_out() -> None:
     _, lines = fake_run()
     own = [line for line in lines if line["method"] in ("before", "not")]

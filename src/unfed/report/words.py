@@ -145,12 +145,17 @@ def left_before(request: Mapping[str, Any], words: Wording = FEDERATED) -> str:
 
 
 def _checked(request: Mapping[str, Any]) -> str | None:
-    """What the check for forgetting said of the model that is in force, if it said anything."""
+    """What the checks for forgetting said of the model that is in force, and which of them, if any did."""
     checks = (request.get("gate") or {}).get("checks") or []
-    verdicts = {check["verdict"] for check in checks if check["name"] in ("forgotten", "backdoor")}
-    if "failed" in verdicts:
+    verdicts = {check["name"]: check["verdict"] for check in checks}
+    rows, backdoor = (verdicts.get(name, "not measured") for name in ("forgotten", "backdoor"))
+    if rows == "failed":
         return "not forgotten, by the check for forgetting, after"
-    return "forgotten, by the check for forgetting, after" if "passed" in verdicts else None
+    if backdoor == "failed":
+        return "not forgotten, by the check of its backdoor, after"
+    if rows == "passed":
+        return "forgotten, by the check for forgetting, after"
+    return "forgotten as far as its backdoor tells, the rest not measured, after" if backdoor == "passed" else None
 
 
 def not_taken_out(request: Mapping[str, Any]) -> str:
