@@ -6,7 +6,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constr
 # Where PyTorch comes from, if not from your package index (PyPI's for Linux brings gigabytes of CUDA).
 TORCH_INDEX ?=
 
-.PHONY: help demo docs test test-slow test-all test-flower test-flower-short test-zoo coverage mutants fuzz chaos lint format package bench clean
+.PHONY: help demo docs test test-slow test-flower test-flower-short test-zoo coverage mutants fuzz chaos lint format package bench clean
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -35,14 +35,11 @@ ON_ALL_CORES := -m pytest -n auto --maxprocesses 8 --dist worksteal
 PYTEST := OMP_NUM_THREADS=1 $(KEPT) $(ON_ALL_CORES)
 EVERYTHING := -m 'not flower_processes and not zoo'
 
-test: .venv/dev.stamp  ## the test suite, without what takes long
-	$(PYTEST)
+test: .venv/dev.stamp  ## the test suite, without what takes long; SLOW=1 with it, in one go, as CI runs it
+	$(PYTEST) $(if $(SLOW),$(EVERYTHING))
 
 test-slow: .venv/dev.stamp  ## the claims that take long
 	$(PYTEST) -m slow
-
-test-all: .venv/dev.stamp  ## both at once, as CI does: what they share is imported, collected and made once
-	$(PYTEST) $(EVERYTHING)
 
 test-flower: .venv/dev.stamp  ## a real deployment on this machine: SuperLink, four SuperNodes, TLS, faults (minutes)
 	$(KEPT) -m pytest -m flower_processes tests/test_flower_processes.py tests/test_flower_quickstarts.py tests/test_flower_simulation.py

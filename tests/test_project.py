@@ -102,7 +102,7 @@ def test_a_hosted_ci_runs_every_part_of_the_script_and_nothing_of_its_own() -> N
     assert ".ci/run package" in commands("release.yml")
 
 
-@pytest.mark.parametrize("failing", ["nothing", "lint", "package", "test-flower-short", "test-all"])
+@pytest.mark.parametrize("failing", ["nothing", "lint", "package", "test-flower-short", "test"])
 def test_the_script_runs_every_part_once_and_fails_where_one_does(failing: str, tmp_path: Path) -> None:
     """With a `make` that only writes down what it was asked for."""
     (tmp_path / "make").write_text(f'#!/bin/sh\necho "$1" >>{tmp_path}/asked\n[ "$1" != {failing} ]\n')
@@ -114,7 +114,7 @@ def test_the_script_runs_every_part_once_and_fails_where_one_does(failing: str, 
     asked = (tmp_path / "asked").read_text().split()
     assert (ended.returncode == 0) == (failing == "nothing"), ended.stderr
     assert asked[0] == ".venv/dev.stamp", "what all of them need is installed before two of them begin"
-    wanted = ["lint", "package", "test-flower-short", "test-all"]
+    wanted = ["lint", "package", "test-flower-short", "test"]
     if failing == "nothing":
         assert sorted(asked[1:]) == sorted(wanted)
     else:
