@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from unfed.cli.main import app
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
 from unfed.runs import deny
+from unfed.runs.affected import affected
 from unfed.runs.check import check
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
@@ -77,9 +80,9 @@ def said(*words: Any, code: int = 0) -> str:
 # --- it leaves --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["not", "ga", "retrain"])
+@pytest.mark.parametrize("method", ["not", "ga"])
 def test_a_client_whose_rows_have_all_left_leaves_by_name_and_no_model_is_made(run: Run, method: str) -> None:
-    """By whatever method it is asked for: `not` after `not` is refused where there is something to do."""
+    """By whatever method that ends no way back: `not` after `not` is refused where there is something to do."""
     before = models(run)
     assert run.forget(CLIENT, method, until="recovered").status == "done"
     entry = entry_of(run)
@@ -126,7 +129,7 @@ def test_asked_twice_it_is_done_once_and_it_cannot_be_withdrawn(run: Run) -> Non
 
 
 def test_whoever_comes_next_begins_at_the_model_in_force_and_says_so_of_it(run: Run) -> None:
-    run.forget(CLIENT, "retrain", until=1)
+    run.forget(CLIENT, "ga", until=1)
     run.forget(Request("next", clients=("2",)), "ft", until=1)
     base = (run.folder.numbers(Job(0, "next", "ft")) or {})["base"]
     assert base == {"model": "0/rest/ft", "without": ["half", "rest", "client-3"]}
@@ -134,9 +137,9 @@ def test_whoever_comes_next_begins_at_the_model_in_force_and_says_so_of_it(run: 
     assert in_force(run, 0).served == ("half", "rest", "next") and check(run.folder).findings == []
 
 
-def test_it_counts_neither_as_a_negation_nor_as_a_training_anew(run: Run) -> None:
-    """`retrain` was asked for and not run: what `not` did can still be turned back, and not by a second `not`."""
-    run.forget(CLIENT, "retrain", until=1)
+def test_it_does_not_count_as_a_negation(run: Run) -> None:
+    """A second `not` was asked for and not run: what the first did can still be turned back, and not by a third."""
+    run.forget(CLIENT, "not", until=1)
     with pytest.raises(UnfedError, match="back to what it was before request 'half'"):
         run.forget(Request("next", clients=("2",)), "not", until=1)
     assert "can turn back what NoT did for request 'half'" in said("lineage", run.folder.path, "--affected", "3")
@@ -160,11 +163,41 @@ def test_a_class_of_which_no_training_row_is_left_leaves_test_and_validation_too
 
 def test_samples_that_have_all_left_are_refused_unless_a_validation_row_is_still_in_use(run: Run) -> None:
     gone, held_out = rows(run)[:2], rows(run, view="val")[:1]
-    with pytest.raises(UnfedError, match="'some' asks for is out already, by request 'half'. Nothing is left to do"):
+    with pytest.raises(
+        UnfedError, match="'some' asks for is out already, by request 'half'. Whoever has the model in force"
+    ):
         run.forget(Request("some", samples=gone), "ft", until=1)
     assert run.forget(Request("some", samples=(*gone, *held_out)), "ft", until=1).status == "done"
     assert held_out[0] not in [("3", p) for p in run.world(0).scoped(run.scope(0))["3"].view("val").tolist()]
     assert len(entry_of(run, "some").rows) == 3, "the deny list knows them by their pixels"
+
+
+# --- what took it out can be turned back ------------------------------------------------------------------------------
+
+
+def test_what_left_by_not_is_made_to_last_by_a_request_of_its_own(trained: Path, tmp_path: Path) -> None:
+    run = Run.open(shutil.copytree(trained, tmp_path / "run"))
+    run.forget(CLIENT, "not", until=1)
+    back = "can turn back what NoT did for request 'client-3', by one minus sign; --method sealed or retrain ends that"
+    with pytest.raises(UnfedError, match=back):
+        run.forget(replace(CLIENT, id="again"), "ft", until=1)
+    with pytest.raises(UnfedError, match=back):
+        run.forget(replace(CLIENT, id="again"), "sealed", until=1, how=RequestOptions(set={"perturbation": "signs"}))
+    (command,) = {typed for one in affected(run, "3") for typed in one.do.split("`")[1::2] if "--method" in typed}
+    said(*shlex.split(command)[1:], "--until", "1", "-q")
+    assert run.current_job(0) == Job(0, "client-3-lasts", "sealed")
+    left = [one for one in affected(run, "3") if "one minus sign" in one.what]
+    assert left and all(one.do == f"`{run.command('purge', '--request', 'client-3')}`" for one in left)
+    assert entry_of(run, "client-3-lasts").again["client-3"], "what it was about is measured under the earlier request"
+    assert check(run.folder).findings == []
+    with pytest.raises(UnfedError, match="by request 'client-3'. Nothing is left to do."):
+        run.forget(replace(CLIENT, id="third"), "retrain", until=1)
+
+
+def test_by_a_method_that_lasts_a_client_whose_rows_left_by_not_leaves_by_name_with_a_model(run: Run) -> None:
+    assert run.forget(CLIENT, "retrain", until=1).status == "done"
+    assert entry_of(run).left_by == () and run.current_job(0) == Job(0, CLIENT.id, "retrain")
+    assert deny.clients_on(run.folder.path) == ("3",)
 
 
 # --- while others wait, or are owed -----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from unfed.runs.onlooker import logged, request_name
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.requests import now
 from unfed.runs.run import Run
-from unfed.runs.turning_back import inverse_of
+from unfed.runs.turning_back import ending, inverse_of
 
 stdout = Console(highlight=False)
 
@@ -290,6 +290,7 @@ def _lasting(run: Run, request: str) -> str | None:
     return (
         f"Whoever has this model can undo {title} by {by[1]}: `{run.command('probe')}` shows how far;"
         " `--method retrain` lasts, `--method sealed` held where it was measured."
+        + (f" `{run.command('forget', *words)}` ends it." if (words := ending(by[0])) else "")
     )
 
 

@@ -6,7 +6,7 @@ could tell when they are forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from unfed.data import Request
 from unfed.errors import UnfedError
@@ -19,7 +19,7 @@ from unfed.runs.gate import gate_of
 from unfed.runs.refusals import gone_already, left_by
 from unfed.runs.request_options import Until
 from unfed.runs.requests import Entry, in_force
-from unfed.runs.turning_back import negated_by
+from unfed.runs.turning_back import negated_by, turned_back, way_back
 from unfed.runs.worker import Worker
 from unfed.runs.world import World
 
@@ -33,8 +33,9 @@ class Admission:
     def gone_by(self, request: Request, seed: int, others: Sequence[Entry], method: Method) -> tuple[str, ...]:
         """The requests by which every training row of a request left: nothing is left to unlearn.
 
-        None where a row is still in, or left by a request that is owed: then it is still in the model in force. Refused
-        is what keeps nothing more out than the others do, and a method that works on rows which are not there.
+        None where a row is still in, or left by a request that is owed: then it is still in the model in force; nor
+        where a method that lasts ends the way back to what left. Refused is what else keeps nothing more out than the
+        others do, and a method that works on rows which are not there.
         """
         world = self._run.world(seed)
         by = left_by(world, request, [e.request for e in others])
@@ -43,14 +44,23 @@ class Admission:
         if self._keeps_more_out(world, request, [e.request for e in others]):
             settled = left_by(world, request, [e.request for e in others if not (e.owed or e.left_by)])
             if settled or "forget" not in method.needs:
-                return tuple(one.id for one in settled)
-        names, said = {one.id for one in by}, ""
+                names = tuple(one.id for one in settled)
+                return () if self._ends(method, seed, self._way_back(others, names)) else names
+        names, said = tuple(one.id for one in by), ""
         for entry in others:
             if entry.request.id in names and entry.owed:
                 said += f" Request {entry.request.id!r} is {entry.standing} and stays owed: {self._run.way_out(entry)}."
             elif entry.request.id in names and entry.waiting:
                 said += f" Request {entry.request.id!r} is {entry.standing} and has its turn."
+        if not said and (done := self._way_back(others, names)):
+            if self._ends(method, seed, done):
+                return ()
+            said = f" Whoever has the model in force can turn back {done}; --method sealed or retrain ends that."
         raise UnfedError(gone_already(request, by) + (said or " Nothing is left to do."))
+
+    def _ends(self, method: Method, seed: int, done: str) -> bool:
+        """Whether a method is one after which nobody can take back what was done."""
+        return bool(done) and method.lasts and not method.short_of(self._run.world(seed).template.module)
 
     def _keeps_more_out(self, world: World, request: Request, others: Sequence[Request]) -> bool:
         """Whether a request names a client or class that no other does, or a validation row in use."""
@@ -58,6 +68,17 @@ class Admission:
         if not named.issuperset((*request.clients, *request.classes)):
             return True
         return self._held_out(world, [*others, request]) < self._held_out(world, others)
+
+    def _way_back(self, others: Sequence[Entry], names: Collection[str]) -> str:
+        """What was done for one of these requests and can be taken back from the model in force.
+
+        Empty if nothing can.
+        """
+        folder, config, line = self._run.folder, self._run.config, in_force(others)
+        for place, one in enumerate(line):
+            if one.request.id in names and line[-1] in [*turned_back(folder, config, line[place:])]:
+                return way_back(folder, config, one)
+        return ""
 
     def refuse_if_unable(self, config: Config, method: str, request: Request, ahead: Sequence[Entry]) -> None:
         """Refuse a method that could not serve the request after those that come before it."""

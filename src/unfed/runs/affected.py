@@ -19,7 +19,7 @@ from unfed.runs.elsewhere import client_list, elsewhere
 from unfed.runs.folder import Job
 from unfed.runs.record import Record
 from unfed.runs.requests import Entry, in_force
-from unfed.runs.turning_back import inverse_by, turned_back, way_back, what_was_done
+from unfed.runs.turning_back import ending, inverse_by, turned_back, way_back, what_was_done
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,16 @@ def _turned_back(run: Record, seen: _Seen) -> Iterator[Affected]:
     purged = {entry.request.id for entry in run.folder.requests() if entry.purged}
     for job, (name, what) in _ways_back(run, seen).items():
         if run.folder.model_file(job).exists() and f"models/{job.path.as_posix()}.safetensors" not in told:
-            do = f"`{run.command('probe', '--request', name)}` shows how far; {_LASTS}"
+            do = f"`{run.command('probe', '--request', name)}` shows how far; {_end(run, seen)}"
             if name in purged:
-                do = f"how far cannot be shown any more, for the request was purged; {_LASTS}"
+                do = f"how far cannot be shown any more, for the request was purged; {_end(run, seen)}"
             yield Affected("model", f"models/{job.path.as_posix()}.safetensors", what, do)
+
+
+def _end(run: Record, seen: _Seen) -> str:
+    """What ends a way back: a request of its own, where one can be filed here."""
+    words = [] if seen.entry is None or elsewhere(run.description) else ending(seen.entry)
+    return f"`{run.command('forget', *words)}` ends it" if words else _LASTS
 
 
 def _ways_back(run: Record, seen: _Seen) -> dict[Job, tuple[str, str]]:
