@@ -259,6 +259,7 @@ def side_by_side(
     """Each in a process of its own, `--beside` at a time: its line when it is done, or why there is none."""
     began, waiting, running = time.monotonic(), deque(wanted), dict[Asked, tuple[subprocess.Popen[bytes], Path]]()
     env = {"TORCHINDUCTOR_COMPILE_THREADS": "4", **os.environ}  # the cores are shared, and each compiler takes up to 32
+    env.pop("PYTHONSAFEPATH", None)  # a command may have set it; this script takes others from its own folder
     with tempfile.TemporaryDirectory() as folder:
         try:
             while waiting or running:

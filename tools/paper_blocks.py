@@ -215,6 +215,7 @@ class Script:
             paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment = {**os.environ, "COMMIT": at.commit, "PYTHONPATH": os.pathsep.join(paths)}
             environment |= {} if at.records == RECORDS else {"OUT": str(at.records)}
+            environment.pop("PYTHONSAFEPATH", None)  # the scripts take others from their own folder
             printed = number == len(self.commands) and self.record.endswith(".md")
             done = subprocess.run(
                 words, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE if printed else None
