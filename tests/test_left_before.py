@@ -18,7 +18,7 @@ from unfed.cli.main import app
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
 from unfed.runs import deny
-from unfed.runs.affected import affected
+from unfed.runs.affected import affected, ending
 from unfed.runs.check import check
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
@@ -192,6 +192,17 @@ def test_what_left_by_not_is_made_to_last_by_a_request_of_its_own(trained: Path,
     assert check(run.folder).findings == []
     with pytest.raises(UnfedError, match="by request 'client-3'. Nothing is left to do."):
         run.forget(replace(CLIENT, id="third"), "retrain", until=1)
+
+
+def test_in_a_run_with_recorded_history_which_cannot_be_sealed_retrain_is_named(tmp_path: Path) -> None:
+    sets = [*SETS, 'training.record=["fukd"]', "seed=[0, 1]"]
+    run = Run.create(Config.parse({**SMALL, "request": []}, sets), tmp_path / "run")
+    run.execute()
+    run.forget(CLIENT, "not", until=1, seed=1)
+    command = ending(run, entry_of(run))
+    assert shlex.split(command)[3:] == shlex.split("--client 3 --seed 1 --method retrain --id client-3-lasts")
+    said(*shlex.split(command)[1:], "--until", "1", "-q")
+    assert run.current_job(1) == Job(1, "client-3-lasts", "retrain")
 
 
 def test_by_a_method_that_lasts_a_client_whose_rows_left_by_not_leaves_by_name_with_a_model(run: Run) -> None:

@@ -26,12 +26,13 @@ from unfed.measures import trajectory
 from unfed.methods import Retrain
 from unfed.report import wording
 from unfed.report.words import again_words, gate_words, left_before
+from unfed.runs.affected import ending
 from unfed.runs.in_force import in_force
 from unfed.runs.onlooker import logged, request_name
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.requests import now
 from unfed.runs.run import Run
-from unfed.runs.turning_back import ending, inverse_of
+from unfed.runs.turning_back import inverse_of
 
 stdout = Console(highlight=False)
 
@@ -281,8 +282,9 @@ def _measured_again(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) 
 
 def _lasting(run: Run, request: str) -> str | None:
     """Of a method that whoever has the model can take back: what that choice means, and what lasts."""
-    entry = run.queue.find(request)
-    took_out = [run.queue.find(name) for name in entry.left_by] or [entry] if entry else []
+    if (entry := run.queue.find(request)) is None:
+        return None
+    took_out = [run.queue.find(name) for name in entry.left_by] or [entry]
     by = next(((one, how) for one in took_out if one and (how := inverse_of(run.folder, run.config, one))), None)
     if by is None:
         return None
@@ -290,7 +292,7 @@ def _lasting(run: Run, request: str) -> str | None:
     return (
         f"Whoever has this model can undo {title} by {by[1]}: `{run.command('probe')}` shows how far;"
         " `--method retrain` lasts, `--method sealed` held where it was measured."
-        + (f" `{run.command('forget', *words)}` ends it." if (words := ending(by[0])) else "")
+        + (f" `{command}` ends it." if (command := ending(run, entry)) else "")
     )
 
 

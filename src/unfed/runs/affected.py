@@ -19,7 +19,7 @@ from unfed.runs.elsewhere import client_list, elsewhere
 from unfed.runs.folder import Job
 from unfed.runs.record import Record
 from unfed.runs.requests import Entry, in_force
-from unfed.runs.turning_back import ending, inverse_by, turned_back, way_back, what_was_done
+from unfed.runs.turning_back import inverse_by, turned_back, way_back, what_was_done
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,24 @@ def _turned_back(run: Record, seen: _Seen) -> Iterator[Affected]:
 
 
 def _end(run: Record, seen: _Seen) -> str:
-    """What ends a way back: a request of its own, where one can be filed here."""
-    words = [] if seen.entry is None or elsewhere(run.description) else ending(seen.entry)
-    return f"`{run.command('forget', *words)}` ends it" if words else _LASTS
+    command = ending(run, seen.entry) if seen.entry else ""
+    return f"`{command}` ends it" if command else _LASTS
+
+
+def ending(run: Record, entry: Entry) -> str:
+    """The command that ends the way back to what a request took out.
+
+    It is a request of its own by a method that lasts; recorded history would tell Sealed's draw. Empty for a list of
+    rows, and where no request can be filed here.
+    """
+    asked = entry.request
+    whom = [word for name in asked.clients for word in ("--client", name)]
+    whom += [word for label in asked.classes for word in ("--class", str(label))]
+    if not whom or elsewhere(run.description) or run.description.get("call"):
+        return ""
+    seed = ["--seed", entry.seed] if len(run.config.seed_list) > 1 else []
+    method = "retrain" if run.config.recorded() else "sealed"
+    return run.command("forget", *whom, *seed, "--method", method, "--id", f"{asked.id}-lasts")
 
 
 def _ways_back(run: Record, seen: _Seen) -> dict[Job, tuple[str, str]]:

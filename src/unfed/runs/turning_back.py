@@ -69,17 +69,6 @@ def turned_back(folder: RunFolder, config: Config, line: Sequence[Entry]) -> Ite
         yield entry
 
 
-def ending(entry: Entry) -> list[str]:
-    """The words after `unfed forget RUN` that end the way back to what a request took out.
-
-    None for a list of rows.
-    """
-    asked = entry.request
-    whom = [word for name in asked.clients for word in ("--client", name)]
-    whom += [word for label in asked.classes for word in ("--class", str(label))]
-    return [*whom, "--method", "sealed", "--id", f"{asked.id}-lasts"] if whom else []
-
-
 _MINUS = "one minus sign"
 
 
