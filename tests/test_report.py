@@ -21,8 +21,8 @@ import torch
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.model import digest
-from unfed.report import figures
-from unfed.report.html import render
+from unfed.report import figures, undo_section
+from unfed.report.html import caveats, render
 from unfed.report.officer import officer_view
 from unfed.report.ranking import orders, words
 from unfed.report.rules import rows, trajectories
@@ -643,3 +643,12 @@ def test_where_one_place_holds_all_data_the_page_speaks_of_epochs_and_sends_noth
 def test_a_wide_table_says_on_a_phone_that_it_goes_on() -> None:
     page = render(*fake_run())
     assert page.count('scrolls" tabindex') == 6 and "The table goes on: scroll sideways" in page
+
+
+def test_who_left_twice_is_named_once_where_nobody_tried_to_undo_it() -> None:
+    """A second request that ends the way back of the first is about the same client."""
+    tried: dict[str, Any] = {"reason": None, "fitted": True, "weak": False, "back": []}
+    untried = {**tried, "reason": undo_section.NOT_PROBED, "fitted": False}
+    asked = [("Client 0", tried), ("Client 3", untried), ("Client 3", untried), ("Class 5", untried)]
+    views = [{"subject": subject, "retrain": True, "undoing": undoing} for subject, undoing in asked]
+    assert "Nobody tried to undo it for client 3 and class 5." in caveats({}, views)

@@ -132,7 +132,7 @@ def caveats(run: Mapping[str, Any], views: Sequence[Mapping[str, Any]]) -> list[
             "There is no Retrain to compare with, so how close this comes to never having seen the data is open."
         )
     undone = [view["undoing"] for view in views]
-    untried, purged = ([_small(view) for view in views if view["undoing"]["reason"] == why] for why in _NOT_TRIED)
+    untried, purged = ({_small(view): why for view in views if view["undoing"]["reason"] == why} for why in _NOT_TRIED)
     tried = any(one["reason"] is None for one in undone)
     if untried and not tried:
         said.append("Whether it can be undone was not tried.")
