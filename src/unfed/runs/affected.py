@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unfed.errors import UnfedError, listed
+from unfed.methods import METHODS
 from unfed.runs import carriers, consistency, handed_out
 from unfed.runs.carriers import Carrier
 from unfed.runs.elsewhere import client_list, elsewhere
@@ -128,8 +129,16 @@ def ending(run: Record, entry: Entry) -> str:
     if not whom or elsewhere(run.description) or run.description.get("call"):
         return ""
     seed = ["--seed", entry.seed] if len(run.config.seed_list) > 1 else []
-    method = "retrain" if run.config.recorded() else "sealed"
+    method = "retrain" if _recorded(run) else "sealed"
     return run.command("forget", *whom, *seed, "--method", method, "--id", f"{asked.id}-lasts")
+
+
+def _recorded(run: Record) -> bool:
+    """Whether a history was recorded, without building a method."""
+    compared = [METHODS.get(run.config.methods.name_of(label)) for label in run.config.methods.run]
+    return bool(run.config.training.record) or any(
+        kind is not None and "history" in kind.needs for kind in compared if run.config.request
+    )
 
 
 def _ways_back(run: Record, seen: _Seen) -> dict[Job, tuple[str, str]]:
