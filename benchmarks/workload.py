@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -232,8 +233,13 @@ def head(device: torch.device) -> dict[str, object]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": _commit(),
-        "command": " ".join(["python", *sys.argv]),
+        "command": command(sys.argv),
     }
+
+
+def command(words: Sequence[str]) -> str:
+    """As others would type it: a folder of the machine that it ran on says nothing to them, its name does."""
+    return shlex.join(["python", *(Path(word).name if Path(word).is_absolute() else word for word in words)])
 
 
 def _commit() -> str:
