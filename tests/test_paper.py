@@ -8,7 +8,6 @@ import re
 import shutil
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 from xml.etree import ElementTree
@@ -28,7 +27,8 @@ from unfed.paper.views import VIEWS
 from unfed.paper.views.base import Section
 from unfed.paper.views.layers import show as show_layers
 from unfed.paper.views.models import fresh_with_head
-from unfed.paper.views.results import gaps_by_round, gaps_of
+from unfed.paper.views.results import gaps_by_round, gaps_of, ratios_of
+from unfed.report.rules import Row, rows
 from unfed.runs import revisions
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
@@ -414,13 +414,24 @@ def test_no_two_models_have_one_colour_in_a_picture() -> None:
         assert len({*re.findall(r"var\(--series-\d\)", picture.svg)}) == len(own), picture.title
 
 
-def test_an_axis_of_costs_has_one_unit_and_ticks_that_differ_by_the_same() -> None:
-    series = {"NoT": [("10 %", 1.3e9), ("50 %", 0.7e9)], "MoDE": [("10 %", 1.7e9), ("50 %", 1.4e9)]}
-    svg = pictures.groups(series, "FLOPs", "share", item="f").svg
-    assert svg is not None and "FLOPs (GFLOP)" in svg
-    ticks = [float(text) for text in re.findall(r">(\d+(?:\.\d+)?)</text>", svg)]
-    steps = {round(b - a, 9) for a, b in pairwise(ticks)}
-    assert len(ticks) > 3 and len(steps) == 1, ticks
+def test_a_small_networks_costs_are_seen_beside_a_large_ones_as_shares_of_retrains() -> None:
+    scores: Any = {"retain": 90.0, "forget": 80.0, "test": 80.0, "mia": 50.0}
+
+    def shared(whole: float) -> list[Row]:
+        told = {"retrain": whole, "not": whole / 2, "ft": whole / 4}
+        ends: dict[str, Any] = {
+            label: {"seed": 0, "request": "r", "method": label, "round": 1, "comm_bytes": cost, "flops": 2 * cost}
+            for label, cost in told.items()
+        }
+        return rows([{**end, **scores, "model": True} for end in ends.values()], "best-gap")
+
+    shown = ratios_of(items()["figure-6"], {"ViT": shared(4e12), "CNN": shared(4e9)})
+    grid, (_, *costs) = shown.grids[0], shown.pictures
+    assert {row[:2]: row[3:] for row in grid.body} == {
+        (name, label): (share, share) for name in ("ViT", "CNN") for label, share in (("NoT", "0.50"), ("FT", "0.25"))
+    }
+    for picture in costs:
+        assert picture.svg is not None and "NoT ViT 0.5, CNN 0.5; FT ViT 0.25, CNN 0.25." in picture.svg
 
 
 def test_a_spread_is_a_whisker_that_does_not_go_below_nothing() -> None:

@@ -23,7 +23,6 @@ from unfed.report.units import BYTES, FLOPS, axis_unit
 from unfed.values import is_measured
 
 OURS = "NoT"
-COST_UNITS = {"FLOPs": FLOPS, "communication": BYTES}
 Spreads = Mapping[str, Sequence[float | None]]
 
 
@@ -163,10 +162,6 @@ def groups(
         axes.set_xticks(range(len(places)), places)
         axes.set_xlabel(across)
         axes.set_ylabel(up)
-        if up in COST_UNITS:
-            unit = axis_unit(axes.get_ylim()[1], COST_UNITS[up])
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: unit.text(value)))
-            axes.set_ylabel(f"{up} ({unit.name})")
         figure.legend(loc="outside lower center", ncols=min(len(series), 5), frameon=False, fontsize=8.5)
         told = "; ".join(
             f"{name} " + ", ".join(f"{place} {value:.3g}" for place, value in points) for name, points in series.items()

@@ -144,6 +144,14 @@ def _best_and_last(points: Sequence[tuple[float, float, float | None]]) -> tuple
     return f"{best[1]:.2f}", f"{best[0]:.0f}", f"{results[-1][1]:.2f}"
 
 
+BARS = {
+    "average gap to Retrain": "average_gap",
+    "communication / Retrain's": "comm_bytes",
+    "FLOPs / Retrain's": "flops",
+}
+"""A cost as a share of Retrain's: beside a ViT's bytes a CNN's would not be seen."""
+
+
 def ratios(item: Item, runs: Runs) -> Section:
     return ratios_of(item, {spec.name: reported(run) for spec, run in runs.items()})
 
@@ -154,9 +162,9 @@ def ratios_of(item: Item, every: Mapping[str, Sequence[Row]]) -> Section:
     methods = [m for m in next(iter(found.values())) if m not in ("before", "retrain")]
     methods = [m for m in methods if all(m in by for by in found.values())]
     drawn = []
-    for what, key in (("average gap to Retrain", "average_gap"), ("communication", "comm_bytes"), ("FLOPs", "flops")):
-        series = {tables.name_of(m): [(name, _value(by[m], key)) for name, by in found.items()] for m in methods}
-        spreads = {tables.name_of(m): [_spread_of(by[m], key) for by in found.values()] for m in methods}
+    for what, key in BARS.items():
+        series = {tables.name_of(m): [(name, _bar(by, m, key)[0]) for name, by in found.items()] for m in methods}
+        spreads = {tables.name_of(m): [_bar(by, m, key)[1] for by in found.values()] for m in methods}
         drawn.append(pictures.groups(series, what, "forgotten share", item=item.id, spreads=spreads))
     data = {
         name: {tables.name_of(m): _numbers(row) for m, row in by.items() if m != "before"} for name, by in found.items()
@@ -167,14 +175,28 @@ def ratios_of(item: Item, every: Mapping[str, Sequence[Row]]) -> Section:
         for m in methods
     )
     grid = Grid(("Forgotten share", "Method", "Average gap", "Communication / Retrain's", "FLOPs / Retrain's"), body)
-    said = ("A whisker is one standard deviation over the repetitions to either side.",)
+    said = (
+        "A whisker is one standard deviation over the repetitions to either side. Costs are shares of Retrain's, which"
+        " falls with the clients that stay.",
+    )
     return Section(item, grids=(grid,), pictures=tuple(drawn), said=said, data=data)
+
+
+def _bar(by: Mapping[str, Row], method: str, key: str) -> tuple[float, float | None]:
+    """A gap, or a cost as a share of Retrain's, with its spread; not a number where nothing was measured."""
+    if key == "average_gap":
+        gap = by[method].average_gap
+        return (float(gap.mean) if is_measured(gap.mean) else math.nan), gap.std
+    own, whole = by[method].costs[key], by["retrain"].costs[key].mean if "retrain" in by else None
+    if not is_measured(own.mean) or not is_measured(whole) or not whole:
+        return math.nan, None
+    return own.mean / whole, None if own.std is None else own.std / whole
 
 
 def _times(by: Mapping[str, Row], method: str, cost: str) -> str:
     """A cost as a share of Retrain's."""
-    own, whole = (by[name].costs[cost].mean if name in by else tables.DASH for name in (method, "retrain"))
-    return f"{own / whole:.2f}" if is_measured(own) and is_measured(whole) and whole else tables.DASH
+    share, _ = _bar(by, method, cost)
+    return tables.DASH if math.isnan(share) else f"{share:.2f}"
 
 
 def gaps_by_round(trajectory: Sequence[Line]) -> dict[str, list[tuple[float, float, float | None]]]:
@@ -204,16 +226,6 @@ def _band(points: Sequence[tuple[float, float, float | None]]) -> list[tuple[flo
 
 def _spread(values: Sequence[float]) -> tuple[float, float | None]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-
-
-def _value(row: Row, key: str) -> float:
-    """As a picture needs it: nothing is drawn where nothing was measured."""
-    value = _numbers(row)[key]
-    return float(value) if is_measured(value) else math.nan
-
-
-def _spread_of(row: Row, key: str) -> float | None:
-    return (row.average_gap if key == "average_gap" else row.costs[key]).std
 
 
 def _numbers(row: Row) -> Mapping[str, Any]:
