@@ -1,8 +1,8 @@
 """Where our Retrain differs from the paper's: what could explain it, one change at a time.
 
-    PYTHONPATH=src python benchmarks/differences.py --device cuda --precision bf16 --root DATA --beside 4 --long 4000
+    PYTHONPATH=src python benchmarks/differences.py --device cuda --precision bf16 --root DATA --beside 4
     PYTHONPATH=src python benchmarks/differences.py --preset digits-cnn --rounds 4 --every 2 --variants 3
-    PYTHONPATH=src python benchmarks/differences.py --table benchmarks/records/DATE-differences-cuda.jsonl [--write]
+    PYTHONPATH=src python benchmarks/differences.py --table benchmarks/records/*-differences-*cuda.jsonl [--write]
     PYTHONPATH=src python benchmarks/differences.py --rows results/cifar10-cnn-….json
 
 On CIFAR-10 with the CNN the paper prints Retain 91.66, Forget 83.05, Test 82.32 for Retrain; ours has more Retain and
@@ -11,9 +11,9 @@ evaluated rounds, and three readings of Retain at the end: over the training row
 that stay (with the fifth that they keep for validation), and over the training rows as training sees them (augmented).
 Each variant is a process of its own, `--beside` of them at a time: one compiles while another computes. A line is
 written as soon as its variant is done, and the record keeps the order of the variants; one that fails is said and costs
-no other; none begins after `--budget` seconds. `--long` is the preset once more for that many rounds, in a record of
-its own. `--rows` reads kept results instead: Retain of every method at its last round over training rows and over all
-rows, beside the paper's.
+no other; none begins after `--budget` seconds. `--long "pad-crop 4=2000"` is a variant once more for that many rounds,
+in a record of its own: short runs tell what moves a curve, not where it ends. `--rows` reads kept results instead:
+Retain of every method at its last round over training rows and over all rows, beside the paper's.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from workload import add_rows
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "differences.md"
 HEADING = "## One change at a time"
+END = "<!-- until here -->"
 PAPER = {"retain": 91.66, "forget": 83.05, "test": 82.32, "mia": 50.23}
 VARIANTS: dict[str, tuple[str, ...]] = {
     "as the preset": (),
@@ -135,11 +136,13 @@ def readings(world: World, params: Params) -> dict[str, object]:
     }
 
 
-def table(path: Path) -> str:
-    """The record as a table in Markdown."""
-    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def table(paths: Sequence[Path]) -> str:
+    """Records as one table in Markdown: the short runs first, variants in their order."""
+    order = [*VARIANTS].index
+    found = sorted(_rows(paths), key=lambda one: (one["rounds"], order(one["variant"])))
     heads = (
         "Change",
+        "Rounds",
         "Retain",
         "Forget",
         "Test",
@@ -154,32 +157,45 @@ def table(path: Path) -> str:
         values = [last["retain"], last["forget"], last["test"], last["mia"], one["retain_all_rows"]]
         values += [one["retain_augmented"], test_at(one["curve"], 80.0)]
         cells = [f"{v:.2f}" if isinstance(v, float) else "–" for v in values]
-        lines.append(f"| {one['variant']} | " + " | ".join(cells) + " |")
+        lines.append(f"| {one['variant']} | {one['rounds']:,} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def section(path: Path) -> str:
-    """The part of the page that a record gives: what was done, the table, and where it was measured."""
-    first = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+def _rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def section(paths: Sequence[Path]) -> str:
+    """The part of the page that records give: what was done, the table, and where it was measured."""
+    rows = _rows(paths)
+    first, days = rows[0], sorted({row["date"][:10] for row in rows})
+    left = [name for name in VARIANTS if name not in {row["variant"] for row in rows}]
+    missing = f" Not tried yet: {', '.join(left)}." if left else ""
     return f"""{HEADING}
 
-Retrain from the same start for {first["rounds"]} rounds (the table of the reproduction has 2,000), one thing
-changed at a time. *All rows* and *augmented* are Retain over other rows, as above, and over the training rows as
-training sees them. Variants learn at different speeds: the last column has Test where Retain passes 80.
+<!-- made by benchmarks/differences.py -->
 
-{table(path)}
+Retrain from the same start, one thing changed at a time; the table of the reproduction has 2,000 rounds. *All rows* and
+*augmented* are Retain over other rows, as above, and over the training rows as training sees them. Variants learn at
+different speeds: the last column has Test where Retain passes 80.{missing}
+
+{table(paths)}
 The paper's Retrain, after its 2,000 rounds: {", ".join(f"{name} {value}" for name, value in PAPER.items())}.
 
-(`PYTHONPATH=src {first["command"]}`, seed 0, one {first["hardware"]}, torch {first["torch"]},
-{first["date"][:10]}; every evaluated round in `benchmarks/records/{path.name}`.)
+(`python tools/reproduction.py blocks differences --out runs`, seed 0, one {first["hardware"]}, torch {first["torch"]},
+{", ".join(days)}; every evaluated round in {", ".join(f"`benchmarks/records/{path.name}`" for path in paths)}.)
+
+<!-- until here -->
 """
 
 
 def with_section(page: str, made: str) -> str:
-    """The page with this section in the place of an earlier one, or at its end."""
-    before, found, after = page.partition(HEADING)
-    following = after.partition("\n## ")[2] if found else ""
-    return before.rstrip() + "\n\n" + made + (f"\n## {following}" if following else "")
+    """The page with this section in the place of an earlier one, or at its end; what is said below the table stays."""
+    before, _, after = page.partition(HEADING)
+    own, more, following = after.partition("\n## ")
+    said = own.partition(END)[2].strip()
+    parts = [before.rstrip(), made.rstrip(), *([said] if said else []), *([f"## {following.rstrip()}"] if more else [])]
+    return "\n\n".join(parts) + "\n"
 
 
 def test_at(curve: Sequence[Mapping[str, float]], retain: float) -> float | None:
@@ -232,9 +248,21 @@ class Asked(NamedTuple):
 def asked(given: argparse.Namespace) -> list[Asked]:
     """What the command names and no record has, the longest first."""
     short = [Asked(given.name, name, given.rounds, given.every) for name in [*VARIANTS][: given.variants]]
-    long = [Asked(f"{given.name}-long", next(iter(VARIANTS)), given.long, 200)] if given.long else []
-    alike = {one: (given.preset, one.rounds, given.device) for one in [*long, *short]}
+    long = [Asked(f"{given.name}-long", name, rounds, max(1, rounds // 20)) for name, rounds in given.long]
+    alike = {one: (given.preset, one.rounds, given.device) for one in [*sorted(long, key=_longest), *short]}
     return [one for one in alike if one.variant not in tried(given.after, one.record, alike[one])]
+
+
+def _longest(one: Asked) -> int:
+    return -one.rounds
+
+
+def long_of(told: str) -> tuple[str, int]:
+    """`pad-crop 4=2000`: a variant, and for how many rounds."""
+    name, _, rounds = told.rpartition("=")
+    if name not in VARIANTS or not rounds.isdigit() or not int(rounds):
+        raise argparse.ArgumentTypeError(f"{told!r} is no variant and its rounds, such as 'pad-crop 4=2000'")
+    return name, int(rounds)
 
 
 def config_of(given: argparse.Namespace, name: str) -> Config:
@@ -294,14 +322,14 @@ def main(arguments: Sequence[str]) -> int:
     told.add_argument("--rounds", type=int, default=600)
     told.add_argument("--every", type=int, default=50)
     told.add_argument("--variants", type=int, default=len(VARIANTS), help="only so many of them")
-    told.add_argument("--long", type=int, default=0, help="the preset for so many rounds as well, into NAME-long")
+    told.add_argument("--long", type=long_of, action="append", default=[], help="a variant=rounds, into NAME-long")
     told.add_argument("--name", default="differences", help="of the record")
     told.add_argument("--after", type=Path, nargs="*", default=[], help="folders: what records there have is left out")
     told.add_argument("--beside", type=int, default=1, help="how many processes at a time")
     told.add_argument("--budget", type=float, default=1e9, help="seconds after which no variant begins")
     told.add_argument("--only", choices=VARIANTS, help="this variant, in this process, its line into --line")
     told.add_argument("--line", type=Path)
-    told.add_argument("--table", type=Path)
+    told.add_argument("--table", type=Path, nargs="+")
     told.add_argument("--write", action="store_true", help="put the table into docs/explanation/differences.md")
     told.add_argument("--rows", type=Path)
     given = told.parse_args(arguments)

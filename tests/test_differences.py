@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import block_seconds
 import differences
 import differences_kept
-from unfed.paper import record
+from unfed.paper import analyses, record
 from unfed.paper.items import items, published
-from unfed.paper.views import printed
+from unfed.paper.views import printed, results
 from unfed.report import rules
 
 
@@ -30,9 +30,22 @@ def test_variants_that_learn_at_other_speeds_are_compared_at_the_same_retain() -
 
 def test_the_record_becomes_a_table_and_what_was_not_measured_a_dash(tmp_path: Path) -> None:
     last = {"retain": 90.0, "forget": 81.0, "test": 80.0, "mia": "not measured: off"}
-    row = {"variant": "no flip", "curve": [last], "retain_all_rows": 88.0, "retain_augmented": 89.5}
+    row = {"variant": "no flip", "rounds": 600, "curve": [last], "retain_all_rows": 88.0, "retain_augmented": 89.5}
     (tmp_path / "record.jsonl").write_text(json.dumps(row) + "\n")
-    assert "| no flip | 90.00 | 81.00 | 80.00 | – | 88.00 | 89.50 | – |" in differences.table(tmp_path / "record.jsonl")
+    made = differences.table([tmp_path / "record.jsonl"])
+    assert "| no flip | 600 | 90.00 | 81.00 | 80.00 | – | 88.00 | 89.50 | – |" in made
+
+
+def test_records_of_several_days_are_one_table_the_short_runs_first(tmp_path: Path) -> None:
+    last = {"retain": 90.0, "forget": 81.0, "test": 80.0, "mia": 50.0}
+    told = [("a", "no flip", 600), ("b", "as the preset", 4000), ("c", "as the preset", 600)]
+    for name, variant, rounds in told:
+        row = {"variant": variant, "rounds": rounds, "curve": [last], "retain_all_rows": 88.0, "retain_augmented": 1.0}
+        (tmp_path / name).write_text(json.dumps(row) + "\n")
+    rows = differences.table([tmp_path / name for name, *_ in told]).splitlines()[2:]
+    assert [row.split(" | ")[:2] for row in rows] == [
+        ["| as the preset", "600"], ["| no flip", "600"], ["| as the preset", "4,000"]
+    ]  # fmt: skip
 
 
 def test_retain_over_all_rows_counts_the_fifth_that_nobody_trained_on() -> None:
@@ -85,14 +98,18 @@ def test_the_rounds_of_vit_that_the_page_quotes_are_those_that_were_kept() -> No
 
 def test_the_table_is_put_into_the_page_once(tmp_path: Path) -> None:
     last = {"retain": 90.0, "forget": 81.0, "test": 80.0, "mia": 50.0}
-    where = {"command": "python benchmarks/differences.py", "hardware": "GPU", "torch": "2", "date": "2026-11-16T03"}
+    where = {"hardware": "GPU", "torch": "2", "date": "2026-11-16T03"}
     row = {"variant": "no flip", "curve": [last], "retain_all_rows": 88.0, "retain_augmented": 89.5, "rounds": 9}
     (tmp_path / "record.jsonl").write_text(json.dumps(row | where) + "\n")
-    made = differences.section(tmp_path / "record.jsonl")
+    made = differences.section([tmp_path / "record.jsonl"])
+    assert "Not tried yet: as the preset, no validation rows," in made
     page = differences.with_section("# Page\n\nFirst.\n", made)
     assert page.startswith("# Page\n\nFirst.\n\n## One change") and "records/record.jsonl" in page
     assert differences.with_section(page, made) == page
-    assert differences.with_section(page + "\n## More\n\nLast.\n", made) == page + "\n## More\n\nLast.\n"
+    said = page + "\nWhat it means.\n\n## More\n\nLast.\n"
+    assert differences.with_section(said, made) == said, "what is written below it stays"
+    old = "# Page\n\nFirst.\n\n## One change at a time\n\nNot run yet.\n\n## More\n\nLast.\n"
+    assert differences.with_section(old, made) == page + "\n## More\n\nLast.\n"
 
 
 SHORT = ["--preset", "digits-cnn", "--rounds", "2", "--every", "2"]
@@ -120,7 +137,7 @@ def test_variants_side_by_side_leave_the_lines_of_one_after_another_and_one_that
     short, kept = chosen
     monkeypatch.setattr(differences, "VARIANTS", {short: (), "made up": (), kept: ()})
     monkeypatch.setenv("PYTHONSAFEPATH", "1")  # as a command sets it that ran in this process
-    assert differences.main([*SHORT, "--beside", "3", "--long", "3"]) == 1
+    assert differences.main([*SHORT, "--beside", "3", "--long", f"{short}=3"]) == 1
     assert "made up, 2 rounds: failed: its process ended with 2" in capsys.readouterr().out
     made = lines(records)
     assert [row["variant"] for row in made] == [short, kept], "whoever was done first"
@@ -169,6 +186,10 @@ def test_no_variant_begins_once_the_budget_is_spent_and_a_sentence_of_a_process_
     with pytest.raises(SystemExit):
         differences.main([*SHORT, "--beside", "0"])
     assert "at least 1" in capfd.readouterr().err
+    for told in ("no flap=3", "no flip", "no flip=0"):
+        with pytest.raises(SystemExit):
+            differences.main([*SHORT, "--long", told])
+        assert f"'{told}' is no variant and its rounds" in capfd.readouterr().err
 
 
 def test_a_reading_stands_above_what_was_kept_of_other_methods(
@@ -248,3 +269,114 @@ def test_the_gaps_of_vit_on_the_page_are_the_papers_and_those_that_were_kept(tab
     assert f"| Table {table}, paper | {paper['NoT']} | {paper['FT']} | | {paper['MoDE']} | {paper['FCU']} |" in page
     told = [f"{ours[name]:.2f}" if name in ours else "not run" for name in ("not", "ft", "sealed", "mode", "fcu")]
     assert f"| Table {table}, ours | {' | '.join(told)} |" in page
+
+
+def after(heading: str) -> str:
+    """A section of the page."""
+    page: str = differences_kept.PAGE.read_text(encoding="utf-8")
+    return page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+def short_runs(*keys: str) -> list[record.Kept]:
+    folder = differences_kept.PAGE.parents[2] / "results"
+    return [record.read(folder / f"cifar10-cnn-{key}.json") for key in keys]
+
+
+def test_what_the_page_says_of_the_analysed_models_is_what_was_kept() -> None:
+    said, folder = after("What the figures say"), differences_kept.PAGE.parents[2] / "results"
+    looked = {kept.item: kept.numbers for kept in analyses.all_in(folder)}
+    ft, own = (looked["table-7"]["methods"][label] for label in ("ft", "not"))
+    assert f"{ft['time']:.2f} and {own['time']:.4f}: {0.57 / 0.0081:.0f} times" in said
+    assert f"({ft['time']:.2f} → {ft['time_with_noise']:.2f})" in said
+    assert f"({own['time']:.4f} → {own['time_with_noise']:.4f})" in said
+    layers = looked["figure-3"]["layers"]
+    old, near, twin = layers["CKA"], layers["with Retrain"], layers["twin"]
+    head = {name: f"{old[f'{name}, last round']['head']:.3f}" for name in ("NoT", "Retrain", "FT")}
+    assert f"at the head NoT {head['NoT']}, Retrain {head['Retrain']}, FT {head['FT']}" in said
+    assert (
+        f"NoT {near['NoT, last round']['head']:.3f}, FT {near['FT, last round']['head']:.3f}, the original itself"
+        f" {near['original']['head']:.3f}" in said
+    )
+    for layer in ("conv2", "head"):
+        assert f"{twin['negated'][layer]:.3f} (" in said and f"{twin['random layer (control)'][layer]:.3f})" in said
+    alpha = {name: values[0].split()[0] for name, values in looked["figure-8"]["alphas"].items()}
+    assert f"{alpha['NoT']} for NoT, {alpha['FT']} for FT, {alpha['Retrain']} for Retrain" in said
+
+
+def test_what_the_page_says_of_layers_and_perturbations_is_what_was_kept() -> None:
+    said, (kept,) = after("What the figures say"), short_runs("4c6bda3c0ef2")
+    gaps = {
+        label: [(t, gap) for t, gap, _ in points if t] for label, points in results.gaps_by_round(kept.lines()).items()
+    }
+    best = {label: min(points, key=lambda point: point[1]) for label, points in gaps.items()}
+    at = {label: dict(points)[100] for label, points in gaps.items()}
+    assert f"FT is nearest to Retrain after {best['ft'][0]} rounds, NoT after {best['not'][0]}: 1.1 times" in said
+    assert f"after 100 rounds {at['not']:.2f}, conv2 {at['conv2']:.2f}, the head {at['head']:.2f}" in said
+    for label, text in (("conv2", "gets to"), ("head", "the head to"), ("not", "conv1 to")):
+        assert f"{text} {best[label][1]:.2f} (round {best[label][0]})" in said
+    words = {"rotate": "rotate", "reinit": "reinit", "flip": "flip", "not": "negate", "zero": "zero", "noise": "noise"}
+    assert sorted(words, key=lambda label: best[label][1]) == [*words], "nearest first"
+    told = ", ".join(f"{word} {best[label][1]:.2f}" for label, word in words.items())
+    assert f"at best {told}; FT {best['ft'][1]:.2f}" in said
+    column = {name: kept.jobs[f"0/client-0-leaves/{name}"] for name in ("head", "retrain")}
+    same = [
+        sum(abs(a[m][i] - b[m][i]) for m in ("retain", "forget", "test", "mia")) / 4
+        for a, b in [(column["head"], column["retrain"])]
+        for i, t in enumerate(a["round"])
+        if t >= 400
+    ]
+    assert len(same) == 11 and max(same) < 0.5, "within half a point from round 400 on"
+    end = {label: kept.jobs[f"0/client-0-leaves/{label}"]["test"][-1] for label in ("not", "retrain", "retrain-long")}
+    parts = f"NoT ends with Test {end['not']:.2f}, Retrain with {end['retrain']:.2f}, and a Retrain of 1,200 with"
+    assert f"{parts} {end['retrain-long']:.2f}" in after("What each gap is made of")
+
+
+def test_what_the_page_says_of_shares_is_what_was_kept() -> None:
+    said, kept = after("What the figures say"), short_runs("4c6bda3c0ef2", "77247d06e820", "e7e388c26afa")
+    rows = [{row.method: row for row in rules.rows(one.lines(), "best-gap")} for one in kept]
+
+    def told(method: str, cost: str = "", joined: str = ", ") -> str:
+        shares = [f"{by[method].average_gap.mean:.2f}" for by in rows]
+        if cost:
+            shares = [f"{by[method].costs[cost].mean / by['retrain'].costs[cost].mean:.2f}" for by in rows]  # type: ignore[operator]
+        return ", ".join(shares[:2]) + joined + shares[2]
+
+    assert f"MoDE is nearer ({told('mode')}; NoT {told('not')})" in said
+    assert f"at {told('mode', 'comm_bytes', ' and ')} of Retrain's bytes (NoT {told('not', 'comm_bytes')})" in said
+    assert f"FT at {told('ft', 'comm_bytes', ' and ')} |" in said
+    assert f"{told('fcu', 'flops')} of Retrain's; NoT's {told('not', 'flops')}" in said
+    assert all(by["not"].average_gap.mean < by[m].average_gap.mean for by in rows for m in ("ft", "fcu"))  # type: ignore[operator]
+    nine = {label: kept[2].jobs[f"0/nine-leave/{label}"]["test"][-1] for label in ("retrain", "not", "ft")}
+    assert f"(Retrain's Test is {nine['retrain']:.1f})" in said
+    assert f"(NoT's Test {nine['not']:.1f}, FT's {nine['ft']:.1f})" in said
+
+
+def test_what_the_page_says_of_single_changes_is_what_was_tried() -> None:
+    said = after("One change at a time")
+    found = sorted((differences_kept.PAGE.parents[2] / "benchmarks" / "records").glob("*-differences-*cuda.jsonl"))
+    assert differences.section(found).partition("\n")[2].strip() in said, "benchmarks/differences.py --table … --write"
+    rows = [json.loads(line) for path in found for line in path.read_text().splitlines()]
+    short = {row["variant"]: row for row in rows if row["rounds"] == 600}
+    test = {name: row["curve"][-1]["test"] - short["as the preset"]["curve"][-1]["test"] for name, row in short.items()}
+    passed = {name: differences.test_at(row["curve"], 80.0) or 0.0 for name, row in short.items()}
+    same = {name: value - passed["as the preset"] for name, value in passed.items()}
+    assert f"{same['pad-crop 4']:.1f} points more Test" in said and test["pad-crop 4"] < 0
+    more = f"{test['no validation rows']:.1f} more Test at no other price, and {same['no validation rows']:.1f} at the"
+    assert more in said
+    assert all(abs(same[name]) < 0.2 for name in ("weight decay 5e-3", "momentum kept between rounds"))
+    assert all(-2.5 < same[name] < -1.5 for name in ("no dropout", "no flip"))
+
+
+def test_the_reading_of_federaser_that_was_run_is_what_the_page_says() -> None:
+    page = after("FedEraser and MoDE are Retrain by another way")
+    (path,) = (differences_kept.PAGE.parents[2] / "benchmarks" / "records").glob("*-readings-federaser.md")
+    rows = {row.split(" | ")[0].strip("| "): row.split(" | ")[4:6] for row in path.read_text().splitlines()[2:]}
+
+    def four(method: str) -> list[float]:
+        return [float(value) for value in [*rows[method][0].partition(": ")[2].split(" / "), rows[method][1]]]
+
+    half, whole = four("half"), four("retrain")
+    assert "Retain {:.2f}, Forget {:.2f}, Test {:.2f}, MIA {:.2f}".format(*half) in page
+    assert "{:.2f}, {:.2f}, {:.2f} and {:.2f}".format(*whole) in page
+    gap = sum(abs(a - b) for a, b in zip(half, whole, strict=True)) / 4
+    assert f"an average gap of {gap:.2f} with Retain {whole[0] - half[0]:.2f} below" in page

@@ -472,8 +472,17 @@ def test_what_was_kept_on_another_machine_comes_together_with_what_is_here(
     there, here = tmp_path / "there", tmp_path / "here"
     record.write(record.kept(first, "abc"), there)
     analyses.write(figure_3, there)
-    reproduction.main(["add", str(there), "--results", str(here)])
-    assert record.all_in(here) == record.all_in(there) and analyses.all_in(here) == analyses.all_in(there)
+    (there / "records").mkdir()
+    (there / "records" / "day-tried.jsonl").write_text('{"variant": 1}\n{"variant": 2}\n')
+    (there / "records" / "day-read.md").write_text("| read |\n")
+    (here / "records").mkdir(parents=True)
+    (here / "records" / "day-tried.jsonl").write_text('{"variant": 0}\n{"variant": 1}\n')
+    for _ in range(2):  # the second time there is nothing new
+        reproduction.main(["add", str(there), "--results", str(here)])
+        assert record.all_in(here) == record.all_in(there) and analyses.all_in(here) == analyses.all_in(there)
+        tried = (here / "records" / "day-tried.jsonl").read_text().splitlines()
+        assert tried == ['{"variant": 0}', '{"variant": 1}', '{"variant": 2}']
+        assert (here / "records" / "day-read.md").read_text() == "| read |\n"
     with pytest.raises(UnfedError, match="no run folder"):
         reproduction.main(["add", str(tmp_path / "nothing")])
 

@@ -4,7 +4,7 @@
     python tools/reproduction.py blocks NAME --out FOLDER --budget 25m      run one: methods, then analyses
     python tools/reproduction.py block PRESET --out RUN --methods retrain,not --budget 24m      run it, method by method
     python tools/reproduction.py add RUN ...          finished jobs of run folders into results/
-    python tools/reproduction.py add FOLDER ...       what was kept on another machine (--results FOLDER) as well
+    python tools/reproduction.py add FOLDER ...       what was kept on another machine (--results FOLDER), records too
     python tools/reproduction.py analyse RUN table-7 figure-3 …     what an analysis finds, into results/analyses/
     python tools/reproduction.py page                 docs/reproduction.md from results/, never edited by hand
     python tools/reproduction.py page --check         exits with 1 if the page is not what results/ give
@@ -34,6 +34,7 @@ from paper_block import block, kept_so_far, opened
 from paper_blocks import RECORDS, Place, table, work
 from paper_together import together
 
+from unfed import storage
 from unfed.cli.options import chosen as chosen_methods
 from unfed.cli.options import moment_of
 from unfed.errors import UnfedError
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
             return together(config, own, options.alone.split(","), options.out, keep, moment)
         return block(opened(config, options.out, options.trained_in), options.results, commit, moment)
     if options.part == "blocks":
-        records = RECORDS if options.results.resolve() == RESULTS else options.results / "records"
+        records = records_of(options.results)
         if not options.names:
             print("\n".join(table(options.results, records)))
             return 0
@@ -175,10 +176,29 @@ def added(place: Path, results: Path, commit: str | None) -> Iterator[Path]:
         yield record.write(record.kept(Run.open(place), commit or _commit()), results)
         return
     found, looked = record.all_in(place), analyses.all_in(place)
-    if not found and not looked:
+    told = sorted(path for path in records_of(place).glob("*") if path.suffix in (".jsonl", ".md"))
+    if not found and not looked and not told:
         raise UnfedError(f"{place} is no run folder, and nothing was kept in it; give one that `unfed run` made.")
     yield from (record.write(one, results) for one in found)
     yield from (analyses.write(one, results) for one in looked)
+    yield from (record_added(path, records_of(results)) for path in told)
+
+
+def records_of(results: Path) -> Path:
+    """Where the records of scripts lie beside results: with the others for those of the repository."""
+    return RECORDS if results.resolve() == RESULTS else results / "records"
+
+
+def record_added(path: Path, folder: Path) -> Path:
+    """A record in its new place; of one that is written line by line, the lines that are not there yet."""
+    here = folder / path.name
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".jsonl" and here.exists():
+        there = here.read_text(encoding="utf-8")
+        text = there + "".join(line for line in text.splitlines(keepends=True) if line not in there)
+    folder.mkdir(parents=True, exist_ok=True)
+    storage.write_bytes(here, text.encode())
+    return here
 
 
 def page(folder: Path) -> tuple[str, dict[str, str]]:
