@@ -415,7 +415,7 @@ def test_no_two_models_have_one_colour_in_a_picture() -> None:
 
 
 def test_a_small_networks_costs_are_seen_beside_a_large_ones_as_shares_of_retrains() -> None:
-    scores: Any = {"retain": 90.0, "forget": 80.0, "test": 80.0, "mia": 50.0}
+    scores = {"retain": 90.0, "forget": 80.0, "test": 80.0, "mia": 50.0}
 
     def shared(whole: float) -> list[Row]:
         told = {"retrain": whole, "not": whole / 2, "ft": whole / 4}
@@ -423,7 +423,8 @@ def test_a_small_networks_costs_are_seen_beside_a_large_ones_as_shares_of_retrai
             label: {"seed": 0, "request": "r", "method": label, "round": 1, "comm_bytes": cost, "flops": 2 * cost}
             for label, cost in told.items()
         }
-        return rows([{**end, **scores, "model": True} for end in ends.values()], "best-gap")
+        lines: list[Any] = [end | scores | {"model": True} for end in ends.values()]
+        return rows(lines, "best-gap")
 
     shown = ratios_of(items()["figure-6"], {"ViT": shared(4e12), "CNN": shared(4e9)})
     grid, (_, *costs) = shown.grids[0], shown.pictures
