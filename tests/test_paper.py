@@ -427,7 +427,8 @@ def test_a_small_networks_costs_are_seen_beside_a_large_ones_as_shares_of_retrai
         return rows(lines, "best-gap")
 
     shown = ratios_of(items()["figure-6"], {"ViT": shared(4e12), "CNN": shared(4e9)})
-    grid, (_, *costs) = shown.grids[0], shown.pictures
+    grid, (gaps, *costs) = shown.grids[0], shown.pictures
+    assert gaps.svg is not None and "average gap to Retrain (root scale)" in gaps.svg
     assert {row[:2]: row[3:] for row in grid.body} == {
         (name, label): (share, share) for name in ("ViT", "CNN") for label, share in (("NoT", "0.50"), ("FT", "0.25"))
     }

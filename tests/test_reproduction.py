@@ -533,6 +533,10 @@ def test_shares_of_clients_are_compared_after_equally_many_rounds(first: Run, tm
             found.append(replace(kept, preset="cifar10-cnn", config=config, jobs=jobs))
     said = reproduction.of_results(item, found)[1]
     assert len(said) == 3 and all("training.rounds 7 instead of 2000" in sentence for sentence in said)
+    (told,) = reproduction.of_results(item, found).cut
+    assert told.startswith(
+        "**CNN, 10 %; CNN, 50 %; CNN, 90 % were cut short (training.rounds 7 instead of 2000): their "
+    )
 
 
 def run_block(out: Path, results: Path, *more: str) -> int:

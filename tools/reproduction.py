@@ -244,7 +244,7 @@ def section(item: Item, found: Found, drawn: dict[str, str]) -> Iterator[str]:
 
 def of_analyses(item: Item, looked: Sequence[analyses.Kept]) -> Found:
     """An item that takes models, from what was measured on them."""
-    there, said, absent, cut = dict[str, analyses.Kept](), list[str](), list[Spec](), list[str]()
+    there, said, absent, apart = dict[str, analyses.Kept](), list[str](), list[Spec](), dict[str, list[str]]()
     for spec in item.runs["paper"]:
         near = analyses.fitting(looked, item, spec)
         if near is None:
@@ -255,14 +255,14 @@ def of_analyses(item: Item, looked: Sequence[analyses.Kept]) -> Found:
         when = f"{made['created'][:10]}, commit {made['commit'][:7]}"
         told = f"{spec.name}: seed {made['seed']}; {made['hardware']}, {when}."
         said.append(told + (f" Differs from the item: {'; '.join(different)}." if different else ""))
-        cut += cut_short(spec, different)
-    return Found(analyses.shown(item, there) if there else None, said, absent, cut)
+        apart[spec.name] = different
+    return Found(analyses.shown(item, there) if there else None, said, absent, [*cut_short(apart)])
 
 
 def of_results(item: Item, kept: Sequence[record.Kept]) -> Found:
     """An item that takes lines, from those that were kept."""
     there, within = dict[str, list[Line]](), dict[str, float]()
-    said, absent, cut = list[str](), list[Spec](), list[str]()
+    said, absent, apart = list[str](), list[Spec](), dict[str, list[str]]()
     fitting = {spec: record.fitting(kept, spec.preset, spec.config().to_json()) for spec in item.runs["paper"]}
     near = {spec: [pair for pair in found if _begun(pair[0], spec)] for spec, found in fitting.items()}
     if item.view not in ("results", "bars"):  # a curve is missed in a picture; a row or a bar that is not there is said
@@ -277,8 +277,8 @@ def of_results(item: Item, kept: Sequence[record.Kept]) -> Found:
         there[spec.name] = _chosen(one, spec)
         within[spec.name] = Config.kept(one.config).evaluation.recovered_within
         said.append(about(spec, one, different, there[spec.name]))
-        cut += cut_short(spec, different)
-    return Found(_section(item, there, within) if there else None, said, absent, cut)
+        apart[spec.name] = different
+    return Found(_section(item, there, within) if there else None, said, absent, [*cut_short(apart)])
 
 
 def _section(item: Item, there: Mapping[str, list[Line]], within: Mapping[str, float]) -> Section:
@@ -292,12 +292,17 @@ def _section(item: Item, there: Mapping[str, list[Line]], within: Mapping[str, f
     return made(item, {name: own["best-gap"] for name, own in under.items()})
 
 
-def cut_short(spec: Spec, different: Sequence[str]) -> Iterator[str]:
-    """Where the rounds are not the item's, one sentence that must be read before its numbers are."""
-    if told := [one for one in different if one.startswith(("training.rounds ", "unlearning.rounds "))]:
+def cut_short(different: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Where rounds are not the item's, a sentence that must be read before its numbers are; `different` by run."""
+    alike: dict[str, list[str]] = {}
+    for name, own in different.items():
+        if told := [one for one in own if one.startswith(("training.rounds ", "unlearning.rounds "))]:
+            alike.setdefault("; ".join(told), []).append(name)
+    for told_of, names in alike.items():
+        was, its = ("was", "its") if len(names) == 1 else ("were", "their")
         yield (
-            f"**{spec.name} was cut short ({'; '.join(told)}): its rows can be read beside each other, its levels not"
-            " beside the paper's.** What a method costs ends where its rounds do."
+            f"**{'; '.join(names)} {was} cut short ({told_of}): {its} rows can be read beside each other, {its} levels"
+            " not beside the paper's.** What a method costs ends where its rounds do."
         )
 
 

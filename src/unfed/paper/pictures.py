@@ -140,11 +140,14 @@ def groups(
     *,
     item: str,
     spreads: Spreads | None = None,
+    rooted: bool = False,
 ) -> Picture:
-    """Bars in groups, one colour per series, with whiskers where a spread is known."""
+    """Bars in groups, one colour per series, with whiskers where a spread is known; on a root scale as `curves` are."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.2, 3.0), layout="constrained")
         axes = figure.add_subplot()
+        if rooted:
+            _scale_by_roots(axes)
         places = [place for place, _ in next(iter(series.values()))]
         width = 0.8 / len(series)
         ordered = sorted(series.items(), key=lambda one: one[0] != OURS)
@@ -161,7 +164,8 @@ def groups(
                 axes.errorbar(x, y, yerr=[[min(std, y)], [std]], ecolor=INK, elinewidth=0.9, capsize=2)
         axes.set_xticks(range(len(places)), places)
         axes.set_xlabel(across)
-        axes.set_ylabel(up)
+        axes.set_ylabel(f"{up} (root scale)" if rooted else up)
+        axes.set_ylim(0, axes.get_ylim()[1])
         figure.legend(loc="outside lower center", ncols=min(len(series), 5), frameon=False, fontsize=8.5)
         told = "; ".join(
             f"{name} " + ", ".join(f"{place} {value:.3g}" for place, value in points) for name, points in series.items()

@@ -165,7 +165,8 @@ def ratios_of(item: Item, every: Mapping[str, Sequence[Row]]) -> Section:
     for what, key in BARS.items():
         series = {tables.name_of(m): [(name, _bar(by, m, key)[0]) for name, by in found.items()] for m in methods}
         spreads = {tables.name_of(m): [_bar(by, m, key)[1] for by in found.values()] for m in methods}
-        drawn.append(pictures.groups(series, what, "forgotten share", item=item.id, spreads=spreads))
+        rooted = key == "average_gap"  # one that is broken would hide what the others have
+        drawn.append(pictures.groups(series, what, "forgotten share", item=item.id, spreads=spreads, rooted=rooted))
     data = {
         name: {tables.name_of(m): _numbers(row) for m, row in by.items() if m != "before"} for name, by in found.items()
     }
