@@ -142,7 +142,10 @@ def groups(
     spreads: Spreads | None = None,
     rooted: bool = False,
 ) -> Picture:
-    """Bars in groups, one colour per series, with whiskers where a spread is known; on a root scale as `curves` are."""
+    """Bars in groups, one colour per series, with whiskers where a spread is known.
+
+    Where they are `rooted`, small values are seen beside large ones, as in `curves`.
+    """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.2, 3.0), layout="constrained")
         axes = figure.add_subplot()
