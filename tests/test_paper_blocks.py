@@ -100,13 +100,19 @@ def test_the_long_retrain_takes_twice_the_rounds() -> None:
     assert block.config.methods.recovery(LONG).rounds == 2 * block.config.training.rounds
 
 
-def test_a_record_that_was_cut_off_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_record_that_was_cut_off_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = SCRIPTS["differences"]
     assert script.lines == len(differences.VARIANTS)
     rows = [{"variant": name, "preset": "cifar10-cnn", "rounds": 600} for name in differences.VARIANTS]
     record = tmp_path / "2026-11-17-differences-cuda.jsonl"
-    record.write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
-    assert script.left(tmp_path, tmp_path) == ["its record"]
+    with monkeypatch.context() as patched:
+        patched.setattr("paper_blocks.RECORDS", tmp_path)
+        assert script.left(tmp_path, tmp_path) == ["its record"]
+        record.write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
+        assert script.left(tmp_path, tmp_path) == ["7 of 12 lines of its record"]
+        (tmp_path / "there").mkdir()
+        (tmp_path / "there" / record.name).write_text("".join(json.dumps(row) + "\n" for row in rows[3:10]))
+        assert script.left(tmp_path, tmp_path / "there") == ["2 of 12 lines of its record"], "two machines, each a part"
     assert differences.tried([tmp_path], "differences", ("cifar10-cnn", 600, "cuda")) == {*[*differences.VARIANTS][:5]}
     assert differences.tried([tmp_path], "differences", ("cifar10-cnn", 300, "cuda")) == set()
     record.write_text("".join(json.dumps(row) + "\n" for row in rows))

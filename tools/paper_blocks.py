@@ -195,10 +195,13 @@ class Script:
         _data_there(self.data, None)
 
     def left(self, results: Path, records: Path) -> list[str]:
-        """Its record, if nobody has made one as long as it should be."""
-        texts = [[path.read_text(encoding="utf-8") for path in place.glob(self.record)] for place in (records, RECORDS)]
-        longest = max(sum(text.count("\n") for text in own) for own in texts)
-        return [] if longest >= self.lines else self.pieces
+        """Its record, or what a record lacks that was cut off."""
+        files = [path for place in (records, RECORDS) for path in place.glob(self.record)]
+        there = {line for path in files for line in path.read_text(encoding="utf-8").splitlines()}
+        if not there:
+            return self.pieces
+        gone = self.lines - len(there)
+        return [f"{gone} of {self.lines} lines of its record"] if gone > 0 else []
 
     def seconds(self, left: Sequence[str]) -> float:
         """Expected."""
@@ -273,7 +276,7 @@ def table(results: Path, records: Path) -> Iterator[str]:
     for one in blocks().values():
         left, whole = one.left(results, records), one.pieces
         said = "done" if not left else "not run" if left == whole else f"left: {', '.join(left)}"
-        said += f" ({one.seconds(left) / 60:.0f} minutes)" if said.startswith("left") else ""
+        said += f" ({one.seconds(left) / 60:.0f} minutes)" if said.startswith("left") and isinstance(one, Block) else ""
         serves = ", ".join(one.items) if one.items else one.about
         yield f"{one.name:<20} {one.seconds(whole) / 60:>3.0f} minutes   {said:<45} {serves}"
 
