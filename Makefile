@@ -6,7 +6,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constr
 # Where PyTorch comes from, if not from your package index (PyPI's for Linux brings gigabytes of CUDA).
 TORCH_INDEX ?=
 
-.PHONY: help demo docs test test-slow test-flower test-flower-short test-zoo coverage mutants fuzz chaos lint format package bench clean
+.PHONY: help demo docs test test-slow test-flower test-flower-short test-zoo coverage mutants fuzz chaos lint types types-windows format package bench clean
 
 help:  ## what can be made here
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -76,9 +76,14 @@ chaos: .venv/dev.stamp  ## kills commands at every disk operation, fills the dis
 lint: .venv/dev.stamp  ## ruff, mypy on package and tests (the package also as if on Windows) and who may import whom, as CI runs them
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 src/unfed
 	$(BIN)/lint-imports --no-logo
+	@$(MAKE) --no-print-directory -j2 types types-windows
+
+types: .venv/dev.stamp  # the two take a minute each, and a core each
+	$(BIN)/mypy
+
+types-windows: .venv/dev.stamp
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 src/unfed
 
 format: .venv/dev.stamp  ## let ruff put the code in order
 	$(BIN)/ruff check --fix .
