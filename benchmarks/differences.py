@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from differences_kept import PAGE, between
 from unfed import rng
 from unfed.client.plan import Plan
 from unfed.client.scores import columns, moved, score
@@ -54,9 +55,7 @@ from unfed.runs.simulated import simulated
 from unfed.runs.world import World, local_engine, process_as_before
 from workload import add_rows
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "differences.md"
-HEADING = "## One change at a time"
-END = "<!-- until here -->"
+MARK = "<!-- made by benchmarks/differences.py -->"
 PAPER = {"retain": 91.66, "forget": 83.05, "test": 82.32, "mia": 50.23}
 VARIANTS: dict[str, tuple[str, ...]] = {
     "as the preset": (),
@@ -171,31 +170,16 @@ def section(paths: Sequence[Path]) -> str:
     first, days = rows[0], sorted({row["date"][:10] for row in rows})
     left = [name for name in VARIANTS if name not in {row["variant"] for row in rows}]
     missing = f" Not tried yet: {', '.join(left)}." if left else ""
-    return f"""{HEADING}
-
-<!-- made by benchmarks/differences.py -->
-
-Retrain from the same start, one thing changed at a time; the table of the reproduction has 2,000 rounds. *All rows* and
-*augmented* are Retain over other rows, as above, and over the training rows as training sees them. Variants learn at
-different speeds: the last column has Test where Retain passes 80.{missing}
+    return f"""Retrain from the same start, one thing changed at a time; the table of the reproduction has 2,000 rounds.
+*All rows* and *augmented* are Retain over other rows, as above, and over the training rows as training sees them.
+Variants learn at different speeds: the last column has Test where Retain passes 80.{missing}
 
 {table(paths)}
 The paper's Retrain, after its 2,000 rounds: {", ".join(f"{name} {value}" for name, value in PAPER.items())}.
 
 (`python tools/reproduction.py blocks differences --out runs`, seed 0, one {first["hardware"]}, torch {first["torch"]},
 {", ".join(days)}; every evaluated round in {", ".join(f"`benchmarks/records/{path.name}`" for path in paths)}.)
-
-<!-- until here -->
 """
-
-
-def with_section(page: str, made: str) -> str:
-    """The page with this section in the place of an earlier one, or at its end; what is said below the table stays."""
-    before, _, after = page.partition(HEADING)
-    own, more, following = after.partition("\n## ")
-    said = own.partition(END)[2].strip()
-    parts = [before.rstrip(), made.rstrip(), *([said] if said else []), *([f"## {following.rstrip()}"] if more else [])]
-    return "\n\n".join(parts) + "\n"
 
 
 def test_at(curve: Sequence[Mapping[str, float]], retain: float) -> float | None:
@@ -232,8 +216,7 @@ def rows_table(path: Path) -> str:
 def tried(folders: Sequence[Path], record: str, alike: tuple[str, int, str]) -> set[str]:
     """The variants that a record in one of these folders has of the same preset, rounds and device."""
     files = [path for folder in folders for path in sorted(folder.glob(f"*-{record}-{alike[2]}.jsonl"))]
-    rows = [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
-    return {row["variant"] for row in rows if (row["preset"], row["rounds"]) == alike[:2]}
+    return {row["variant"] for row in _rows(files) if (row["preset"], row["rounds"]) == alike[:2]}
 
 
 class Asked(NamedTuple):
@@ -341,7 +324,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.table:
         print(section(given.table) if given.write else table(given.table))
         if given.write:
-            PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), section(given.table)), encoding="utf-8")
+            PAGE.write_text(between(PAGE.read_text(encoding="utf-8"), MARK, section(given.table)), encoding="utf-8")
         return 0
     if given.only:
         try:

@@ -181,14 +181,18 @@ TABLES = {
 
 
 def filled(page: str, kept: Kept) -> str:
-    """The page with its tables made anew; each stands between `<!-- made by … : NAME -->` and `<!-- until here -->`."""
+    """The page with its tables made anew."""
     for name, made in TABLES.items():
-        mark = BEGIN.replace(" -->", f": {name} -->")
-        before, found, rest = page.partition(mark)
-        if not found:
-            raise SystemExit(f"{PAGE.name} has no place for the table {name!r}: {mark}")
-        page = f"{before}{mark}\n\n{made(kept)}\n{END}{rest.partition(END)[2]}"
+        page = between(page, BEGIN.replace(" -->", f": {name} -->"), made(kept))
     return page
+
+
+def between(page: str, mark: str, made: str) -> str:
+    """The page with this in the place of what stands between a mark and `<!-- until here -->`."""
+    before, found, rest = page.partition(mark)
+    if not found:
+        raise SystemExit(f"{PAGE.name} has no place for a table; put {mark} and {END} where it is to stand.")
+    return f"{before}{mark}\n\n{made}\n{END}{rest.partition(END)[2]}"
 
 
 def main() -> None:

@@ -279,7 +279,9 @@ def test_every_record_is_cited_by_some_page() -> None:
 
 def test_no_record_names_a_folder_of_the_machine_it_was_made_on() -> None:
     kept = [*(ROOT / "benchmarks" / "records").iterdir(), *(ROOT / "results").rglob("*.json")]
-    told = {path.name: re.findall(r"(?<![\w.])/(?:root|home|tmp|work)/[^\s\"]+", path.read_text()) for path in kept}
+    told = {
+        path.name: re.findall(r"(?<![\w.])/(?:root|home|tmp|work)/[^\s\"]+", path.read_text("utf-8")) for path in kept
+    }
     assert {name: found for name, found in told.items() if found} == {}
 
 
