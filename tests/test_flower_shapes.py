@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="needs unfed[flower]")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, FedXgbBagging
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedXgbBagging
 
 from flower_grid import NAMES, InProcessGrid, echoing, foreign_grid
 from unfed.errors import Refused, UnfedError
@@ -299,6 +299,26 @@ def test_a_result_that_is_another_model_is_not_kept() -> None:
 
     with pytest.raises(Refused, match="its result is not of the model's form"):
         unlearn(Growing).start(foreign_grid(), ARRAYS, num_rounds=2)
+
+
+def test_whatever_averaging_made_float64_of_comes_back_in_the_clients_own_types() -> None:
+    own = {"seen": torch.bool, "code": torch.uint8, "level": torch.int16, "scale": torch.float16}
+    model = {"w": torch.ones(2), **{name: torch.ones(3, dtype=kind) for name, kind in own.items()}}
+    app = introduce(ClientApp())
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        sent = message.content.array_records["arrays"].to_torch_state_dict()
+        arrays = ArrayRecord({name: sent[name].to(tensor.dtype) for name, tensor in model.items()})
+        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 2})}), reply_to=message)
+
+    only_training = lambda: FedAdam(fraction_evaluate=0)  # noqa: E731
+    left = only_training().start(foreign_grid(app=app), ArrayRecord(model), num_rounds=1).arrays
+    assert {array.dtype for array in left.values()} == {"float64"}  # as FedAdam leaves them
+    strategy = unlearn(only_training)
+    found = strategy.start(foreign_grid(app=app), left, num_rounds=1).arrays.to_torch_state_dict()
+    assert strategy.refusals == []
+    assert {name: tensor.dtype for name, tensor in found.items()} == {"w": torch.float32, **own}
 
 
 def test_trees_cannot_be_forgotten_by_going_on_and_what_can_be_done_is_said() -> None:

@@ -20,12 +20,11 @@ from unfed.errors import UnfedError
 from unfed.federation.aggregate import all_finite
 from unfed.flower.replies import decoded, tensors
 from unfed.flower.wire import from_arrays
-from unfed.remote.packed import Declared
+from unfed.remote.packed import TYPES, Declared
 from unfed.remote.replies import Failure, Unreadable, attempt, finite, said
 
 MINIMUMS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
 TREES = (FedXgbBagging, FedXgbCyclic)
-NARROWER = ("int64", "int32", "float32", "float16")
 
 
 class Judge:
@@ -150,7 +149,7 @@ def _as_trained(known: Declared, array: Array | None) -> Declared:
     Averaging turns counters into float64, and FedAdam and its like turn everything into it; clients load such arrays
     into their own model and answer in its types.
     """
-    narrower = array is not None and known[1] == "float64" and array.dtype in NARROWER
+    narrower = array is not None and known[1] == "float64" and array.dtype in TYPES
     return (known[0], array.dtype) if narrower and array is not None else known
 
 
