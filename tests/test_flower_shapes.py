@@ -333,6 +333,51 @@ def test_trees_cannot_be_forgotten_by_going_on_and_what_can_be_done_is_said() ->
 # --- a second request, and a day after a crash ------------------------------------------------------------------------
 
 
+def test_a_request_that_would_turn_an_earlier_one_back_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
+    first = unlearn(evidence=tmp_path / "first").start(foreign_grid(), ARRAYS, num_rounds=1).arrays
+    for leaves in (0, 1):  # whoever asks twice, and somebody else
+        grid = foreign_grid()
+        with pytest.raises(UnfedError, match=r"were unlearned before, says .*: changing 'w' .* brings 0 back; perturb"):
+            unlearn(leaves=leaves, deny=tmp_path / "first").start(grid, first, num_rounds=1)
+        assert grid.sent == []
+    grid = foreign_grid()
+    unlearn(leaves=1, deny=tmp_path / "first").start(grid, ARRAYS, num_rounds=1)  # from the model before it
+    assert trained(grid) == {1002, 1003}
+
+
+def test_what_was_turned_by_all_earlier_requests_is_handed_on(tmp_path: Path) -> None:
+    def forget(name: str, leaves: int, arrays: ArrayRecord, deny: Path | None, perturb: Any = None) -> ArrayRecord:
+        strategy = Unlearn(
+            lambda: FedAvg(min_available_nodes=1, min_train_nodes=1, min_evaluate_nodes=1),
+            perturb or negate_arrays(name),
+            node_with(partition_id=leaves),
+            evidence=tmp_path / str(leaves),
+            deny=deny,
+            wait=0,
+        )
+        return strategy.start(foreign_grid(), arrays, num_rounds=1).arrays
+
+    one = forget("w", 0, ArrayRecord({"w": torch.ones(2), "v": torch.ones(2)}), None)
+    two = forget("v", 1, one, tmp_path / "0")
+    assert kept(tmp_path / "1")["turned"] == ["v", "w"] and kept(tmp_path / "1")["arrays"]["changed"] == ["v"]
+    with pytest.raises(UnfedError, match="changing 'w' .* brings 0 and 1 back"):
+        forget("w", 2, two, tmp_path / "1")
+    with pytest.raises(UnfedError, match="changing 'w'"):  # v is as it was there, w is not
+        forget("w", 2, one, tmp_path / "1")
+    forget("", 2, two, tmp_path / "1", lambda arrays: {name: old + 1 for name, old in arrays.items()})
+    assert kept(tmp_path / "2")["turned"] == ["v", "w"]  # noise and the like turns nothing
+
+
+def test_of_arrays_that_nobody_has_seen_the_log_says_what_they_must_not_come_from(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    unlearn(evidence=tmp_path / "first").start(foreign_grid(), ARRAYS, num_rounds=1)
+    trained_on = ArrayRecord({"w": torch.full((2,), 0.5)})
+    unlearn(leaves=1, deny=tmp_path / "first").start(foreign_grid(), trained_on, num_rounds=1)
+    said = [record.getMessage() for record in log.records if record.levelname == "WARNING"]
+    assert any("if these arrays come from the unlearning in" in line and "brings 0 back" in line for line in said)
+
+
 def test_arrays_that_were_kept_while_another_left_are_not_gone_on_from(tmp_path: Path) -> None:
     keep = tmp_path / "kept.safetensors"
     unlearn(keep=keep).start(foreign_grid(), ARRAYS, num_rounds=1)

@@ -34,6 +34,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from unfed import storage
 from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError
+from unfed.flower.earlier import turned
 from unfed.flower.evidence import Enough, Evidence
 from unfed.flower.judging import Judge, check_forgets, minimum
 from unfed.flower.leaving import Exclude
@@ -82,6 +83,8 @@ class Unlearn(Strategy):
         self._begun, self._done, self._before = "", 0, 0
         self._asked: set[int] = set()
         self._not_kept: list[str] = []
+        self._digests: dict[str, str | list[str]] = {}
+        self._turns, self._turned = False, list[str]()
         self._worth: Worth | None = None
         self.refusals: list[Refusal] = []
         """Updates that were not aggregated, with the node's id for a name."""
@@ -108,11 +111,16 @@ class Unlearn(Strategy):
         inner = self._built()
         if self._evidence is not None and isinstance(self._evidence.undo, Probes):
             self._evidence.undo.check(from_arrays(initial_arrays))
+        begun, perturbed = _digest(initial_arrays), self._perturbed(initial_arrays)
+        changed = _differing(initial_arrays, perturbed)
+        self._turns = bool(changed) and not _differing(initial_arrays, self._perturbed(perturbed))
+        self._turned = turned(self._deny, begun, changed if self._turns else ())
         subset = SubsetGrid(grid, self._exclude, self._gone, minimum(inner), self._wait, self._deny)
         subset.settle()
         self._inner, self._subset, self.refusals, self._not_kept = inner, subset, [], []
-        self._judge, self._begun, self._done = Judge(inner, initial_arrays), _digest(initial_arrays), 0
-        self.arrays = self._kept(initial_arrays) or self._perturbed(initial_arrays)
+        self._judge, self._begun, self._done = Judge(inner, initial_arrays), begun, 0
+        self._digests = {"before": begun, "perturbed": _digest(perturbed), "changed": changed}
+        self.arrays = self._kept(initial_arrays) or perturbed
         self._before = before = self._done
         given = dict(zip(("timeout", "train_config", "evaluate_config", "evaluate_fn"), args, strict=False)) | kwargs
         rounds = max(0, num_rounds - before)
@@ -146,17 +154,16 @@ class Unlearn(Strategy):
     def _witnessed(self, evidence: Evidence, initial: ArrayRecord, rounds: int, given: dict[str, Any]) -> Result:
         """The same rounds, with everything that is done written down."""
         assert self._subset is not None and self.arrays is not None
-        central, changed = given.get("evaluate_fn"), _digests(self.arrays)
+        central = given.get("evaluate_fn")
         about = {
             "strategy": type(self.inner).__name__,
             "leavers": self._subset.found(),
             "forgotten": sorted({name for one in self._subset.leavers for name in one.names}),
             "unnamed": [one.words for one in self._subset.leavers if one.needed and not one.names],
+            "turned": self._turned,
         }
-        digests = {"before": self._begun, "perturbed": _digest(self.arrays)}
-        altered = [name for name, own in _digests(initial).items() if own != changed.get(name)]
         self._worth = worth = Worth(self.inner, self._subset, given, central)
-        if evidence.begin(about, {**digests, "changed": altered}, self._done):
+        if evidence.begin(about, self._digests, self._done):
             self._look(evidence, initial, worth, central is not None)
         evidence.check_metric()
 
@@ -186,7 +193,7 @@ class Unlearn(Strategy):
             )
         }
         if probes:
-            parts["Undoing"] = lambda: self._turned_back(evidence, initial, worth)
+            parts["Undoing"] = lambda: self._turned_back(evidence, worth)
         if isinstance(probes, Probes):
             parts["Probes"] = lambda: evidence.probed(probes.found(from_arrays(initial), from_arrays(after)))
         for name, measure in parts.items():
@@ -206,10 +213,10 @@ class Unlearn(Strategy):
             evidence.before("server", [], worth.to_the_server(initial))
         evidence.leaver("before", worth.to_leavers(initial, 0))
 
-    def _turned_back(self, evidence: Evidence, initial: ArrayRecord, worth: Worth) -> None:
+    def _turned_back(self, evidence: Evidence, worth: Worth) -> None:
         """What the model after is worth once the perturbation is taken back, where it is its own inverse."""
         assert self.arrays is not None
-        if self._perturb is None or _digest(self._perturbed(self._perturbed(initial))) != _digest(initial):
+        if not self._turns:
             evidence.undone(reason="the perturbation is not its own inverse, so there is nothing to turn back")
             return
         back = self._perturbed(self.arrays)
@@ -384,5 +391,6 @@ def _digest(arrays: ArrayRecord) -> str:
     return found.hexdigest()
 
 
-def _digests(arrays: ArrayRecord) -> dict[str, str]:
-    return {name: hashlib.sha256(array.data).hexdigest() for name, array in arrays.items()}
+def _differing(arrays: ArrayRecord, others: ArrayRecord) -> list[str]:
+    ours, theirs = from_arrays(arrays), from_arrays(others)
+    return [name for name, own in ours.items() if not own.equal(theirs[name])]

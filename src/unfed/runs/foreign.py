@@ -70,6 +70,7 @@ MUST: dict[str, Fits] = {
 }
 MAY: dict[str, Fits] = {
     "unnamed": TEXTS,
+    "turned": TEXTS,
     "abandoned": _ROUNDS,
     "recover": or_none(TEXT),
     "until_forgotten": or_none(TEXT),
