@@ -204,6 +204,64 @@ def test_forgetting_that_nobody_can_measure_is_refused_before_the_first_round(tm
         unlearned(Evidence(tmp_path / "o", forgotten="accuracy"), grid=federation(allow="forget"))
 
 
+class Killed(BaseException):
+    """As if the process had ended there."""
+
+
+def broken_off(folder: Path, rounds: int, **more: Any) -> None:
+    """A start that ends after the last round's training was kept, while those who stay evaluate it."""
+    grid = federation(falling=True, allow="forget")
+
+    def killed(ask: Message, reply: Message) -> Message:
+        if ask.metadata.message_type == "evaluate" and len(grid.asked(1001, "train")) == rounds:
+            raise Killed
+        return reply
+
+    grid.tamper[1001] = killed
+    with pytest.raises(Killed):
+        going_on(folder, rounds, grid, **more)
+
+
+def going_on(folder: Path, rounds: int, grid: InProcessGrid, **more: Any) -> Any:
+    evidence = Evidence(folder, **more)
+    strategy = Unlearn(FedAvg, negate_arrays("w"), node_with(partition_id=0), evidence=evidence, keep=folder / "kept")
+    central = lambda round, arrays: MetricRecord({"round": round})  # noqa: E731
+    return strategy.start(grid, trained(), num_rounds=rounds, evaluate_fn=central)
+
+
+def test_a_round_that_was_kept_and_not_evaluated_is_evaluated_by_the_next_start(tmp_path: Path) -> None:
+    broken_off(tmp_path, 2)
+    assert kept(tmp_path)["rounds"][-1]["metrics"].keys() == {"train"}
+    grid = federation(falling=True, allow="forget")
+    going_on(tmp_path, 2, grid)
+    found = kept(tmp_path)
+    assert found["rounds"][-1]["metrics"] == {"train": {}, "evaluate": {"acc": 1.0}, "server": {"round": 2}}
+    assert found["rounds"][-1]["evaluate"] == [1001, 1002, 1003] and found["finished"] == "all rounds"
+    assert not any(grid.asked(node, "train") for node in grid.nodes)
+    asked = len(grid.sent)
+    going_on(tmp_path, 2, grid)
+    assert not [message for message in grid.sent[asked:] if message.metadata.message_type != "query.unfed"]
+
+
+def test_rounds_that_were_to_end_do_so_after_a_start_that_broke_off(tmp_path: Path) -> None:
+    broken_off(tmp_path, 2, recover="acc", forgotten="acc")  # round 2 is back at 1.0; who left falls to 2.0
+    grid = federation(falling=True, allow="forget")
+    going_on(tmp_path, 3, grid, recover="acc", forgotten="acc")
+    assert [line["round"] for line in kept(tmp_path)["rounds"]] == [1, 2, 3]
+    assert len(grid.asked(1001, "train")) == 1 and kept(tmp_path)["finished"] == "recovered, forgotten"
+    other = tmp_path / "other"
+    broken_off(other, 2, recover="acc")
+    going_on(other, 9, grid := federation(), recover="acc")
+    assert not grid.asked(1001, "train") and kept(other)["finished"] == "recovered"
+
+
+def test_rounds_that_are_gone_on_with_have_their_own_numbers_in_the_result(tmp_path: Path) -> None:
+    going_on(tmp_path, 2, federation())
+    result = going_on(tmp_path, 4, federation())
+    assert [*result.train_metrics_clientapp] == [*result.evaluate_metrics_clientapp] == [3, 4]
+    assert {number: found["round"] for number, found in result.evaluate_metrics_serverapp.items()} == {2: 2, 3: 3, 4: 4}
+
+
 def test_a_folder_with_other_evidence_is_not_written_over(tmp_path: Path) -> None:
     unlearned(tmp_path / "e")
     with pytest.raises(UnfedError, match="holds evidence of another unlearning"):

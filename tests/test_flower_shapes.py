@@ -312,7 +312,7 @@ def test_whatever_averaging_made_float64_of_comes_back_in_the_clients_own_types(
         arrays = ArrayRecord({name: sent[name].to(tensor.dtype) for name, tensor in model.items()})
         return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 2})}), reply_to=message)
 
-    only_training = lambda: FedAdam(fraction_evaluate=0)  # noqa: E731
+    only_training: Callable[[], FedAvg] = lambda: FedAdam(fraction_evaluate=0)  # noqa: E731
     left = only_training().start(foreign_grid(app=app), ArrayRecord(model), num_rounds=1).arrays
     assert {array.dtype for array in left.values()} == {"float64"}  # as FedAdam leaves them
     strategy = unlearn(only_training)
@@ -461,3 +461,27 @@ def test_a_page_says_that_others_were_asked_before_than_after(tmp_path: Path) ->
         folder = tmp_path / strategy.__name__
         unlearn(strategy, evidence=folder).start(foreign_grid(), ARRAYS, num_rounds=1)
         assert who in foreign_page(kept(folder), "a page")
+
+
+def test_a_page_says_that_nobody_was_asked_of_the_last_model(tmp_path: Path) -> None:
+    class Rarely(FedAvg):
+        def configure_evaluate(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        ) -> Iterable[Message]:
+            return super().configure_evaluate(server_round, arrays, config, grid) if server_round < 2 else []
+
+    def grown(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type != "train":
+            return reply
+        old = reply.content.array_records["arrays"]["w"].numpy()
+        metrics = MetricRecord({"num-examples": 2})
+        return Message(
+            RecordDict({"arrays": ArrayRecord({"w": torch.tensor(old + 1)}), "metrics": metrics}), reply_to=message
+        )
+
+    for tamper, said in ((grown, True), (lambda message, reply: reply, False)):
+        grid, folder = foreign_grid(), tmp_path / str(said)
+        grid.tamper = dict.fromkeys((1001, 1002, 1003), tamper)
+        unlearn(Rarely, evidence=folder).start(grid, ARRAYS, num_rounds=2)
+        page = foreign_page(kept(folder), "a page")
+        assert (">the clients that stay, after round 1; nobody was asked of the last model<" in page) == said

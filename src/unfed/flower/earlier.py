@@ -1,4 +1,4 @@
-"""What an earlier unlearning turned in the arrays that the next one begins with, as its evidence says.
+"""What an earlier unlearning, by its evidence, turned in the arrays that the next one begins with.
 
     negate "w" ─► rounds ─► negate "w" ─► as it was: who left first is back
 
@@ -43,7 +43,7 @@ def _refuse(deny: str | Path, left: Iterable[str], again: list[str], seen: bool)
     """The sentence for arrays that were seen on the way of that unlearning, and a warning for others."""
     names = listed([repr(name) for name in again[:3]] + ([f"{len(again) - 3} more"] if len(again) > 3 else []), "and")
     who = listed(left, "and") or "its leaver"
-    back = f"changing {names} in the same way once more turns it back, and brings {who} back"
+    back = f"changing {names} in the same way once more turns that back, and brings {who} back"
     if not seen:
         log.warning("unfed: if these arrays come from the unlearning in %s, %s", deny, back)
         return

@@ -149,6 +149,13 @@ class Evidence:
         self._write()
         return found
 
+    def unheard(self, round: int) -> list[str]:
+        """Who spoke of the model before and not of this round's, because a start ended in the middle of it."""
+        rounds, before = self._kept["rounds"], self._kept["before"].items()
+        if self.finished or not rounds or rounds[-1]["round"] != round:
+            return []
+        return [who for who, told in before if told["metrics"] is not None and who not in rounds[-1]["metrics"]]
+
     def told(self, round: int, what: str, metrics: MetricRecord | None, **more: Any) -> None:
         """Note what came of a round."""
         line = self._line(round)

@@ -18,7 +18,6 @@ arrays are kept (`strategy.arrays`, and in a file if `keep` names one, from whic
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -41,7 +40,7 @@ from unfed.flower.leaving import Exclude
 from unfed.flower.negating import Perturb
 from unfed.flower.probes import Probes
 from unfed.flower.subset import SubsetGrid
-from unfed.flower.wire import from_arrays
+from unfed.flower.wire import differing, digest, from_arrays
 from unfed.flower.worth import Worth
 from unfed.remote.replies import said
 
@@ -111,15 +110,15 @@ class Unlearn(Strategy):
         inner = self._built()
         if self._evidence is not None and isinstance(self._evidence.undo, Probes):
             self._evidence.undo.check(from_arrays(initial_arrays))
-        begun, perturbed = _digest(initial_arrays), self._perturbed(initial_arrays)
-        changed = _differing(initial_arrays, perturbed)
-        self._turns = bool(changed) and not _differing(initial_arrays, self._perturbed(perturbed))
+        begun, perturbed = digest(initial_arrays), self._perturbed(initial_arrays)
+        changed = differing(initial_arrays, perturbed)
+        self._turns = bool(changed) and not differing(initial_arrays, self._perturbed(perturbed))
         self._turned = turned(self._deny, begun, changed if self._turns else ())
         subset = SubsetGrid(grid, self._exclude, self._gone, minimum(inner), self._wait, self._deny)
         subset.settle()
         self._inner, self._subset, self.refusals, self._not_kept = inner, subset, [], []
         self._judge, self._begun, self._done = Judge(inner, initial_arrays), begun, 0
-        self._digests = {"before": begun, "perturbed": _digest(perturbed), "changed": changed}
+        self._digests = {"before": begun, "perturbed": digest(perturbed), "changed": changed}
         self.arrays = self._kept(initial_arrays) or perturbed
         self._before = before = self._done
         given = dict(zip(("timeout", "train_config", "evaluate_config", "evaluate_fn"), args, strict=False)) | kwargs
@@ -142,6 +141,8 @@ class Unlearn(Strategy):
         if central is not None:
             given = {**given, "evaluate_fn": lambda server_round, arrays: central(server_round + before, arrays)}
         result = super().start(self._subset, self.arrays, rounds, **given)
+        for what in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+            setattr(result, what, {number + before: found for number, found in getattr(result, what).items()})
         if self._done == before:
             refused = [f"node {r.client}: {r.reason}" for r in self.refusals]
             why = "; ".join([*self._not_kept, *refused][:3]) or "nobody answered"
@@ -166,6 +167,7 @@ class Unlearn(Strategy):
         if evidence.begin(about, self._digests, self._done):
             self._look(evidence, initial, worth, central is not None)
         evidence.check_metric()
+        self._catch_up(evidence, worth, central)
 
         def told(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             metrics: MetricRecord | None = central(server_round, arrays) if central else None
@@ -181,6 +183,17 @@ class Unlearn(Strategy):
         if self._done > self._before or not evidence.finished:
             self._close(evidence, initial, worth)
         return result
+
+    def _catch_up(self, evidence: Evidence, worth: Worth, central: Any) -> None:
+        """Have the last kept round evaluated, where an earlier start ended before that was done."""
+        assert self._subset is not None and self.arrays is not None
+        for who in evidence.unheard(self._done):
+            evidence.told(self._done, "train", None, arrays=digest(self.arrays))
+            if who == "evaluate":
+                messages = self.configure_evaluate(0, self.arrays, worth.config, self._subset)
+                self.aggregate_evaluate(0, self._subset.send_and_receive(messages, timeout=worth.timeout))
+            elif central is not None:
+                evidence.told(self._done, who, central(self._done, self.arrays))
 
     def _close(self, evidence: Evidence, initial: ArrayRecord, worth: Worth) -> None:
         """Measure the model after; what cannot be measured any more says why, and costs no model."""
@@ -204,7 +217,7 @@ class Unlearn(Strategy):
                 evidence.unmeasured(name, said(error))
         assert self._subset is not None
         evidence.found(self._subset.found())
-        evidence.end("all rounds", _digest(after))
+        evidence.end("all rounds", digest(after))
 
     def _look(self, evidence: Evidence, initial: ArrayRecord, worth: Worth, central: bool) -> None:
         """What the model before is worth to those who stay, to the server, and to who left and gave leave."""
@@ -304,7 +317,7 @@ class Unlearn(Strategy):
         arrays, metrics = self._aggregated_train(number, list(replies))
         if self._evidence is not None and self.arrays is not None:
             own = [f"node {r.client} in round {r.round}: {r.reason}" for r in self.refusals if r.round == number]
-            self._evidence.told(number, "train", metrics, refused=own, arrays=_digest(self.arrays))
+            self._evidence.told(number, "train", metrics, refused=own, arrays=digest(self.arrays))
         return arrays, metrics
 
     def _looking(self) -> AbstractContextManager[None]:
@@ -382,15 +395,3 @@ class Unlearn(Strategy):
 
     def _out(self) -> frozenset[int]:
         return frozenset() if self._subset is None else self._subset.excluded
-
-
-def _digest(arrays: ArrayRecord) -> str:
-    found = hashlib.sha256()
-    for name, array in arrays.items():
-        found.update(f"{name}:{array.dtype}:{tuple(array.shape)};".encode() + array.data)
-    return found.hexdigest()
-
-
-def _differing(arrays: ArrayRecord, others: ArrayRecord) -> list[str]:
-    ours, theirs = from_arrays(arrays), from_arrays(others)
-    return [name for name, own in ours.items() if not own.equal(theirs[name])]

@@ -7,6 +7,7 @@ answer   ConfigRecord "answer"    its words         ArrayRecords   its groups of
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -68,6 +69,20 @@ def to_arrays(tensors: Params) -> ArrayRecord:
 def from_arrays(record: ArrayRecord) -> Params:
     """Tensors back, each as its record declares it, or the sentence that says which one is damaged."""
     return unpacked(packed(record))
+
+
+def digest(arrays: ArrayRecord) -> str:
+    """SHA-256 of the arrays with their names, types and shapes, in their order."""
+    found = hashlib.sha256()
+    for name, array in arrays.items():
+        found.update(f"{name}:{array.dtype}:{tuple(array.shape)};".encode() + array.data)
+    return found.hexdigest()
+
+
+def differing(arrays: ArrayRecord, others: ArrayRecord) -> list[str]:
+    """The names under which others hold other numbers."""
+    ours, theirs = from_arrays(arrays), from_arrays(others)
+    return [name for name, own in ours.items() if not own.equal(theirs[name])]
 
 
 def serialised_bytes_of(records: RecordDict) -> int:

@@ -25,8 +25,8 @@ class Worth:
     def __init__(self, strategy: Strategy, subset: SubsetGrid, given: Mapping[str, Any], central: Any) -> None:
         """`given`: what `start` was called with · `central`: the server's own evaluation, if the app has one."""
         self._strategy, self._subset, self._central = strategy, subset, central
-        self._config = given.get("evaluate_config") or ConfigRecord()
-        self._timeout = given.get("timeout", 3600.0)
+        self.config = given.get("evaluate_config") or ConfigRecord()
+        self.timeout = given.get("timeout", 3600.0)
         self._asked: Message | None = None
 
     def seen(self, messages: Iterable[Message]) -> list[Message]:
@@ -37,10 +37,10 @@ class Worth:
 
     def to_the_staying(self, arrays: ArrayRecord) -> tuple[list[int], MetricRecord | None]:
         """Who was asked, and the strategy's sum of what they say."""
-        messages = self.seen(self._strategy.configure_evaluate(0, arrays, self._config, self._subset))
+        messages = self.seen(self._strategy.configure_evaluate(0, arrays, self.config, self._subset))
         if not messages:
             return [], None
-        replies = self._subset.send_and_receive(messages, timeout=self._timeout)
+        replies = self._subset.send_and_receive(messages, timeout=self.timeout)
         return [m.metadata.dst_node_id for m in messages], self._strategy.aggregate_evaluate(0, replies)
 
     def to_the_server(self, arrays: ArrayRecord) -> MetricRecord | None:
@@ -53,12 +53,12 @@ class Worth:
         if not willing:
             return []
         if self._asked is None:
-            self.seen(self._strategy.configure_evaluate(server_round, arrays, self._config, self._subset))
+            self.seen(self._strategy.configure_evaluate(server_round, arrays, self.config, self._subset))
         if self._asked is None:
             return [{"node": node, "why": "the strategy asks nobody to evaluate"} for node in sorted(willing)]
         kind, content = self._asked.metadata.message_type, self._question(self._asked.content, arrays, server_round)
         messages = [Message(content, node, kind) for node in sorted(willing)]
-        return _answers(self._subset.whole, messages, self._timeout)
+        return _answers(self._subset.whole, messages, self.timeout)
 
     def _question(self, asked: RecordDict, arrays: ArrayRecord, server_round: int) -> RecordDict:
         """What the strategy asks those who stay, about other arrays."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from unfed.report.html import page
@@ -93,8 +93,8 @@ def _metrics(kept: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     left = {when: _by_node(kept.get("leaver", {}).get(when, ())) for when in ("before", "after")}
     for source, who in {"evaluate": _staying(kept), "server": "the server"}.items():
         was = (kept["before"].get(source) or {}).get("metrics") or {}
-        told = [line["metrics"][source] for line in kept["rounds"] if line["metrics"].get(source)]
-        found += _rows(who, was, told[-1] if told else {})
+        told = [line for line in kept["rounds"] if line["metrics"].get(source)]
+        found += _rows(who + _earlier(kept, told), was, told[-1]["metrics"][source] if told else {})
         found += _rows(who + TURNED, was, undone[source]) if undone.get(source) else []
     for node in sorted({*left["before"], *left["after"]}):
         was = left["before"].get(node, {})
@@ -111,6 +111,14 @@ def _staying(kept: Mapping[str, Any]) -> str:
     if not before or not after or set(before) == set(after):
         return "the clients that stay"
     return f"those asked of the clients that stay, {len(before)} before and {len(after)} after, not the same ones"
+
+
+def _earlier(kept: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> str:
+    """Which round's model is spoken of where it is not the last: a strategy may evaluate now and then."""
+    models = [line["arrays"] for line in kept["rounds"] if line["arrays"] is not None]
+    if not told or told[-1]["arrays"] in models[-1:]:
+        return ""
+    return f", after round {told[-1]['round']}; nobody was asked of the last model"
 
 
 def _by_node(answers: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
