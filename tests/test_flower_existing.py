@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import random
 import sys
@@ -29,7 +30,7 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from flower_grid import NAMES, InProcessGrid, Nameless, Reply
+from flower_grid import NAMES, InProcessGrid, Nameless, Reply, foreign_grid
 from unfed.errors import Refused, UnfedError
 from unfed.flower import SubsetGrid, Unlearn, introduce_mod, negate, node_with, registered
 
@@ -126,6 +127,28 @@ def test_a_used_strategy_is_not_used_again(example: Any) -> None:
     again.start(nodes(example.client.app), arrays, num_rounds=1)
     with pytest.raises(UnfedError, match="new strategy on every call"):
         again.start(nodes(example.client.app), arrays, num_rounds=1)
+
+
+def test_a_strategy_of_flowers_older_api_is_told_where_to_go(example: Any) -> None:
+    older: Any = importlib.import_module("flwr.server.strategy").FedAvg
+    grid = nodes(example.client.app)
+    with pytest.raises(UnfedError, match=r"flwr.server.strategy.*FedAvg, which is no strategy of flwr.serverapp; take"):
+        Unlearn(older, None, [LEAVER]).start(grid, trained(example, 1), num_rounds=1)
+    assert grid.sent == []
+
+
+def test_arrays_of_another_model_or_of_a_spoilt_one_are_refused_before_anybody_is_asked(example: Any) -> None:
+    own = ArrayRecord(example.task.Net().state_dict()).to_torch_state_dict()
+    wider = {**own, "5.bias": torch.zeros(11)}
+    spoilt = {**own, "5.bias": torch.full((10,), float("nan"))}
+    for arrays, said in (
+        (wider, r"have '5.bias' with the shape \(11,\), the model has it with \(10,\)"),
+        (spoilt, r"have NaN or infinite values in '5.bias'"),
+    ):
+        grid = nodes(example.client.app)
+        with pytest.raises(UnfedError, match=said):
+            Unlearn(FedAvg, negate(example.task.Net()), node_with(partition_id=0)).start(grid, ArrayRecord(arrays))
+        assert grid.sent == []
 
 
 def test_without_a_perturbation_a_saved_round_is_gone_on_with(example: Any) -> None:
@@ -433,6 +456,19 @@ def test_the_log_names_who_was_found(example: Any, caplog: pytest.LogCaptureFixt
 
 
 # --- what is wrapped --------------------------------------------------------------------------------------------------
+
+
+def test_the_log_says_what_is_perturbed_and_how_much_of_the_model_that_is(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("flwr").propagate = True
+    rows = torch.nn.ModuleDict({"colour": torch.nn.Embedding(3, 2), "shape": torch.nn.Embedding(5, 2)})
+    arrays = ArrayRecord(rows.state_dict())
+    for layers, said in (
+        (["first"], "colour.weight: 6 of 16"),
+        (["embedding"], "colour.weight and shape.weight: 16 of 16"),
+    ):
+        with caplog.at_level("INFO", "flwr"):
+            Unlearn(FedAvg, negate(rows, layers), node_with(partition_id=0)).start(foreign_grid(), arrays, num_rounds=1)
+        assert f"unfed: the perturbation changes {said} numbers" in caplog.text
 
 
 def test_a_strategy_with_its_own_start_is_refused(example: Any) -> None:

@@ -116,6 +116,8 @@ def test_a_part_of_a_data_set_that_is_dealt_to_fewer_nodes_is_not_taken_for_the_
     assert list(subset.get_node_ids()) == [1001, 1002, 1003], "some of the leaver's rows may be its"
     with pytest.raises(UnfedError, match="num_partitions says of how many parts partition_id is one"):
         node_with(client="north", num_partitions=4)
+    with pytest.raises(UnfedError, match="There is no partition 4 of 4: they are 0 to 3"):
+        node_with(partition_id=4, num_partitions=4)  # gone=True would take it for somebody who is not there any more
 
 
 # --- who is who, at every moment --------------------------------------------------------------------------------------

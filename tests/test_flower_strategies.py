@@ -122,9 +122,12 @@ class Trainer(NumPyClient):
 PAGE = (Path(__file__).parent.parent / "docs" / "flower.md").read_text(encoding="utf-8")
 
 
-def follow(recipe: str, grid: InProcessGrid) -> dict[str, Any]:
-    """Do what a recipe of the page says, in a server app that has a trained model."""
+def follow(recipe: str, grid: InProcessGrid, *instead: str) -> dict[str, Any]:
+    """Do what a recipe of the page says, or this in the place of that, in a server app that has a trained model."""
     (text,) = re.findall(rf"<!-- recipe: {recipe} -->\n```python\n(.*?)```", PAGE, re.S)
+    if instead:
+        assert instead[0] in text
+        text = text.replace(*instead)
     torch.manual_seed(0)
     own = {"grid": grid, "context": Context(1, 1, {}, RecordDict(), {}), "trained": dict(Net().state_dict())}
     known: dict[str, Any] = {**own, "Net": Net, "ArrayRecord": ArrayRecord, "STAYING": STAYING, "ROUNDS": ROUNDS}
@@ -147,3 +150,12 @@ def test_the_pages_recipe_for_secure_aggregation_asks_the_leaver_to_train_zero_t
     stages = 4  # of every round: set up, share keys, collect masked vectors, unmask
     for node in range(LEAVER + 1, LEAVER + NODES):
         assert asked(grid, node) == {"query": 1, "train": stages * ROUNDS, "evaluate": ROUNDS}
+
+
+def test_the_same_recipe_serves_any_strategy_of_the_older_api() -> None:
+    assert "without SecAgg+ it is `DefaultWorkflow()`" in PAGE
+    secure = "DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(num_shares=STAYING, reconstruction_threshold=2))"
+    grid = later_run(ClientApp(lambda context: Trainer(*rows(context)).to_client(), mods=[introduce_mod]), Separate)
+    follow("secure aggregation", grid, secure, "DefaultWorkflow()")
+    assert asked(grid, LEAVER) == {"query": 1}
+    assert asked(grid, LEAVER + 1) == {"query": 1, "train": ROUNDS, "evaluate": ROUNDS}

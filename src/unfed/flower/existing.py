@@ -19,6 +19,7 @@ arrays are kept (`strategy.arrays`, and in a file if `keep` names one, from whic
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -32,7 +33,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from unfed import storage
 from unfed.engines.base import Refusal
-from unfed.errors import Refused, UnfedError
+from unfed.errors import Refused, UnfedError, listed
 from unfed.flower.earlier import turned
 from unfed.flower.evidence import Enough, Evidence
 from unfed.flower.judging import Judge, check_forgets, minimum
@@ -40,7 +41,7 @@ from unfed.flower.leaving import Exclude
 from unfed.flower.negating import Perturb
 from unfed.flower.probes import Probes
 from unfed.flower.subset import SubsetGrid
-from unfed.flower.wire import differing, digest, from_arrays
+from unfed.flower.wire import differing, digest, from_arrays, whole
 from unfed.flower.worth import Worth
 from unfed.remote.replies import said
 
@@ -110,8 +111,11 @@ class Unlearn(Strategy):
         inner = self._built()
         if self._evidence is not None and isinstance(self._evidence.undo, Probes):
             self._evidence.undo.check(from_arrays(initial_arrays))
-        begun, perturbed = digest(initial_arrays), self._perturbed(initial_arrays)
+        begun, perturbed = digest(initial_arrays), self._perturbed(whole(initial_arrays))
         changed = differing(initial_arrays, perturbed)
+        sizes, names = {name: math.prod(array.shape) for name, array in perturbed.items()}, listed(changed, "and")
+        counts = sum(sizes[name] for name in changed), sum(sizes.values())
+        log.info("unfed: the perturbation changes %s: %d of %d numbers", names or "nothing", *counts)
         self._turns = bool(changed) and not differing(initial_arrays, self._perturbed(perturbed))
         self._turned = turned(self._deny, begun, changed if self._turns else ())
         subset = SubsetGrid(grid, self._exclude, self._gone, minimum(inner), self._wait, self._deny)
@@ -239,7 +243,12 @@ class Unlearn(Strategy):
 
     def _built(self) -> Strategy:
         inner = self._factory()
-        if not isinstance(inner, Strategy) or inner is self._inner:
+        if not isinstance(inner, Strategy):
+            raise UnfedError(
+                f"strategy_factory returned {type(inner).__module__}.{type(inner).__name__}, which is no strategy of"
+                " flwr.serverapp; take that one's namesake there, or run Flower's older API over a SubsetGrid."
+            )
+        if inner is self._inner:
             raise UnfedError(
                 "strategy_factory must return a new strategy on every call; a used one carries the leaver in its"
                 " momentum."

@@ -98,6 +98,11 @@ def node_with(timeout: float = 300.0, num_partitions: int | None = None, **confi
         raise UnfedError(f"node_with takes {', '.join(k.replace('-', '_') for k in KEYS)}, not {odd or 'nothing'}.")
     if num_partitions is not None and "partition-id" not in wanted:
         raise UnfedError("num_partitions says of how many parts partition_id is one; name that too.")
+    if num_partitions is not None and wanted["partition-id"] not in map(str, range(num_partitions)):
+        raise UnfedError(
+            f"There is no partition {said(wanted['partition-id'], 20)} of {num_partitions}: they are 0 to"
+            f" {num_partitions - 1}; name another."
+        )
     roll = Roll(timeout)
 
     def doubt(node: int) -> str | None:

@@ -45,6 +45,12 @@ def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_
                 f"The arrays have no {missing[0]!r}, so they are not of this model; give negate the right one, or name"
                 f" the arrays to negate: negate_arrays({next(iter(arrays), '0')!r})."
             )
+        odd = next((name for name in own if arrays[keys[name]].shape != own[name].shape), None)
+        if odd is not None:
+            raise UnfedError(
+                f"The arrays have {odd!r} with the shape {tuple(arrays[keys[odd]].shape)}, the model has it with"
+                f" {tuple(own[odd].shape)}; give negate the model that the clients train, or read its own arrays."
+            )
         new = negated({name: arrays[keys[name]] for name in own}, chosen)
         out = dict(arrays)
         for name, value in new.items():

@@ -71,6 +71,16 @@ def from_arrays(record: ArrayRecord) -> Params:
     return unpacked(packed(record))
 
 
+def whole(arrays: ArrayRecord) -> ArrayRecord:
+    """The same arrays, if a model can be gone on with from them."""
+    for name, tensor in from_arrays(arrays).items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise UnfedError(
+                f"The arrays have NaN or infinite values in {name!r}; begin with those of an earlier round."
+            )
+    return arrays
+
+
 def digest(arrays: ArrayRecord) -> str:
     """SHA-256 of the arrays with their names, types and shapes, in their order."""
     found = hashlib.sha256()
