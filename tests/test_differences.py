@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -254,7 +255,7 @@ def test_the_seconds_of_a_block_are_those_of_the_page() -> None:
     assert f"| together | {by_hand:.0f} |" in made
 
 
-@pytest.mark.parametrize("table, kept", [("1", "86392d2baa10"), ("5", "6326c8c55c55")])
+@pytest.mark.parametrize("table, kept", [("1", "86392d2baa10"), ("3", "7f79d99d33a5"), ("5", "6326c8c55c55")])
 def test_the_gaps_of_vit_on_the_page_are_the_papers_and_those_that_were_kept(table: str, kept: str) -> None:
     results = differences_kept.PAGE.parents[2] / "results"
     ours = {
@@ -263,9 +264,31 @@ def test_the_gaps_of_vit_on_the_page_are_the_papers_and_those_that_were_kept(tab
     }
     paper = {row["method"]: row["avg_gap"] for row in published(f"T{table}") if row["model"] == "ViT"}
     page = differences.PAGE.read_text(encoding="utf-8")
-    assert f"| Table {table}, paper | {paper['NoT']} | {paper['FT']} | | {paper['MoDE']} | {paper['FCU']} |" in page
-    told = [f"{ours[name]:.2f}" if name in ours else "not run" for name in ("not", "ft", "sealed", "mode", "fcu")]
-    assert f"| Table {table}, ours | {' | '.join(told)} |" in page
+    printed = [paper["NoT"], paper["FT"], "", paper["MoDE"], paper.get("FCU", "")]
+    assert "| ".join([f"| Table {table}, paper ", *(f"{gap} " if gap else "" for gap in printed), ""]).strip() in page
+    absent = "not run" if "FCU" in paper else ""
+    told = [f"{ours[name]:.2f}" if name in ours else absent for name in ("not", "ft", "sealed", "mode", "fcu")]
+    assert "| ".join([f"| Table {table}, ours ", *(f"{gap} " if gap else "" for gap in told), ""]).strip() in page
+
+
+def test_what_the_page_says_of_vit_and_a_class_is_what_was_kept() -> None:
+    page, folder = after("ViT on Caltech-101"), differences_kept.PAGE.parents[2] / "results"
+    kept = record.read(folder / "caltech101-vit-7f79d99d33a5.json")
+    rows = {row.method: row for row in rules.rows(kept.lines(), "best-gap")}
+    paper = {row["method"]: row for row in published("T3")}
+    forget, mia = ({name: float(row.metrics[one].mean) for name, row in rows.items()} for one in ("forget", "mia"))
+    assert f"θ* is right on {forget['before']:.1f} % of its rows, NoT after 60 rounds on {forget['not']:.1f}" in page
+    assert f"(the paper prints {paper['NoT']['forget']}), Sealed and MoDE on none" in page
+    assert (
+        forget["sealed"] == forget["mode"] == 0 and f"FT on {forget['ft']:.1f} (paper {paper['FT']['forget']})" in page
+    )
+    retain, forgot, test, told = (rows["not"].gaps[name].mean for name in ("retain", "forget", "test", "mia"))
+    assert f"{told:.1f} points away, Retain, Forget and Test {retain:.2f}, {forgot:.2f} and {test:.2f}" in page
+    assert f"in {mia['retrain']:.1f} % of all cases, by NoT's in {mia['not']:.1f}" in page
+    assert f"it is {float(paper['Retrain']['mia']):.1f} and {float(paper['NoT']['mia']):.1f}" in page
+    parts = [float(paper["NoT"][f"{name}_delta"]) for name in ("retain", "forget", "test", "mia")]
+    assert f"({parts[-1]} of {sum(parts):.2f} points)" in page
+    assert f"is at {mia['mode']:.1f} and has its distance in Retain ({rows['mode'].gaps['retain'].mean:.2f})" in page
 
 
 def after(heading: str) -> str:
@@ -361,8 +384,36 @@ def test_what_the_page_says_of_single_changes_is_what_was_tried() -> None:
     assert f"{same['pad-crop 4']:.1f} points more Test" in said and test["pad-crop 4"] < 0
     more = f"{test['no validation rows']:.1f} more Test at no other price, and {same['no validation rows']:.1f} at the"
     assert more in said
-    assert all(abs(same[name]) < 0.2 for name in ("weight decay 5e-3", "momentum kept between rounds"))
-    assert all(-2.5 < same[name] < -1.5 for name in ("no dropout", "no flip"))
+    lower = ("no dropout", "no flip")
+    assert all(-2.5 < same[name] < -1.5 for name in lower)
+    assert all(abs(own) < 0.2 for name, own in same.items() if name not in (*lower, "pad-crop 4", "no validation rows"))
+    assert set(same) == set(differences.VARIANTS)
+
+
+def test_what_the_page_says_of_long_retrains_is_what_was_tried() -> None:
+    said = after("One change at a time")
+    (path,) = (differences_kept.PAGE.parents[2] / "benchmarks" / "records").glob("*-differences-long-cuda.jsonl")
+    long = {row["variant"]: {one["round"]: one for one in row["curve"]} for row in map(json.loads, path.open())}
+    names, paper = ("retain", "forget", "test"), differences.PAPER
+    crops, all_rows, half = long["pad-crop 4"][2000], long["no validation rows"][2000], long["as the preset"][2000]
+    assert f"Retain {crops['retain']:.2f}, {paper['retain'] - crops['retain']:.2f} below the printed value" in said
+    assert f"with Test {crops['test']:.2f}" in said
+    assert "end at {:.2f}, {:.2f} and {:.2f}:".format(*(all_rows[name] for name in names)) in said
+    near, far = ([abs(one[name] - paper[name]) for name in names] for one in (all_rows, half))
+    assert (
+        "{:.2f}, {:.2f} and {:.2f} away".format(*near) in said and "are {:.2f}, {:.2f} and {:.2f}.".format(*far) in said
+    )
+    made_of, end = after("What each gap is made of"), long["as the preset"][4000]
+    assert f"Test {half['test']:.2f} after 2,000 rounds and {end['test']:.2f} after 4,000" in made_of
+    assert f"(Retain {half['retain']:.2f} and {end['retain']:.2f})" in made_of
+    (kept,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-cnn-434b*.json")
+    jobs = record.read(kept).jobs
+    test = {
+        name: fmean(own["test"][-1] for job, own in jobs.items() if job.endswith(f"/{name}"))
+        for name in ("train", "retrain", "not")
+    }
+    assert f"(its Test is {test['train']:.2f},\nRetrain's {test['retrain']:.2f})" in made_of
+    assert f"after its last round is {test['not']:.2f}" in made_of
 
 
 def test_the_reading_of_federaser_that_was_run_is_what_the_page_says() -> None:
