@@ -143,7 +143,7 @@ def test_a_run_of_another_config_or_edition_in_the_place_of_the_own_is_refused(
     one, other = sorted((tmp_path / "runs").iterdir())
     page = (tmp_path / "paper.html").read_bytes()
     monkeypatch.setitem(revisions.METHODS, "retrain", 99)
-    with pytest.raises(UnfedError, match="retrain revised since .* was made; move it away"):
+    with pytest.raises(UnfedError, match="`retrain` revised since .* was made; move it away"):
         paper("table-3", "--out", str(tmp_path), "-q", *sets)
     monkeypatch.undo()
     shutil.rmtree(one)

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from unfed import plugins
+from unfed.errors import UnfedError
 from unfed.methods import State
 from unfed.paper import analyses, record
 from unfed.paper.items import Spec
 from unfed.paper.items import items as paper_items
 from unfed.paper.views import VIEWS
 from unfed.paper.views.models import LONG
+from unfed.runs import revisions
 from unfed.runs.config import Config
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import Watch
@@ -31,6 +33,7 @@ from unfed.runs.world import World
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import paper_blocks
+import paper_together
 import reproduction
 from paper_blocks import Block, Script
 
@@ -297,6 +300,42 @@ def test_on_another_machine_only_what_was_not_kept_is_run(
     assert run(tiny, "tiny-class", out="elsewhere") == 0
     assert unlearnt == ["not"] and "not" in labels(tiny)
     assert "tiny-class: not; about" in capsys.readouterr().out
+
+
+def test_a_method_that_was_revised_is_left_to_run_and_no_other_is(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(tiny, "tiny-class") == 0
+    monkeypatch.setitem(revisions.METHODS, "not", 99)
+    capsys.readouterr()
+    reproduction.told(["blocks", "--results", str(tiny / "kept")])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("tiny-class "))
+    assert " left: not (0 minutes) " in line
+    assert run(tiny, "tiny-class") == 2, "what is finished there was made by the earlier one"
+    said = capsys.readouterr().err
+    assert f"`not` revised since {tiny / 'runs' / 'tiny-class'} was made; move it away, or give --out a new" in said
+    assert run(tiny, "tiny-class", out="elsewhere") == 0
+    assert "tiny-class: nothing is missing" in capsys.readouterr().out
+    (kept,) = record.all_in(tiny / "kept")
+    by_label = {job.rpartition("/")[2]: about["revisions"] for about in kept.made for job in about["jobs"]}
+    assert by_label["not"]["not"] == 99 and by_label["retrain"]["not"] == 1, "Retrain's row is the one that was there"
+    assert record.current(kept) == kept
+
+
+def test_side_by_side_a_folder_of_a_method_that_was_revised_is_refused(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config.preset("digits-cnn", ["seed=0", 'methods.run=["not","ft"]'])
+    own = {label: Config.preset("digits-cnn", ["seed=0", f'methods.run=["{label}"]']) for label in ("not", "ft")}
+    for label in own:
+        Run.create(own[label], tiny / "runs" / label)
+    base = Run.create(config, tiny / "runs" / "train")
+    monkeypatch.setitem(revisions.METHODS, "not", 99)
+    world = base.world(0)
+    assert paper_together._opened(config, tiny / "runs" / "train").config == config, "θ* does not depend on it"
+    assert paper_together._opened(own["ft"], tiny / "runs" / "ft", world).labels == ["ft"]
+    with pytest.raises(UnfedError, match="`not` revised since .*/runs/not was made"):
+        paper_together._opened(own["not"], tiny / "runs" / "not", world)
 
 
 def test_for_an_analysis_that_is_left_only_the_methods_it_takes_are_run_again(

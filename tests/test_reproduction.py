@@ -107,18 +107,123 @@ def test_a_method_of_ours_with_other_hyperparameters_is_another_config(first: Ru
     assert record.merged(found, more).config["methods"]["conv2"]["use"] == "not", "a label that was added is told"
 
 
-def test_results_of_an_earlier_revision_are_not_shown(
+def as_the_papers(run: Run, item: str, *more: str) -> record.Kept:
+    """A run under the name of the paper's own on CIFAR-10, with further methods that are copies of its NoT."""
+    spec = next(s for s in paper_items()[item].runs["paper"] if s.preset == "cifar10-cnn")
+    kept = record.kept(run, "abc")
+    own = kept.jobs["0/client-0-leaves/not"]
+    jobs = {**kept.jobs, **{f"0/client-0-leaves/{label}": own for label in more}}
+    made = ({**kept.made[0], "jobs": sorted(jobs), "revisions": kept.made[0]["revisions"] | revisions.of(more)},)
+    return replace(kept, preset=spec.preset, config=spec.config().to_json(), made=made, jobs=jobs)
+
+
+def item_of(text: str, heading: str) -> str:
+    return text.partition(f"## {heading}:")[2].partition("\n## ")[0]
+
+
+def test_of_a_method_that_was_revised_the_rows_are_left_out_and_no_others(
     first: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = record.kept(first, "abc")
-    assert record.outdated(found) == []
-    monkeypatch.setitem(revisions.METHODS, "ft", 99)
-    assert record.outdated(found) == [], "it is not in there"
-    monkeypatch.setitem(revisions.METHODS, "not", 99)
-    (sentence,) = record.outdated(found)
-    assert "not revised since" in sentence and "run it again" in sentence
+    found = as_the_papers(first, "table-1", "fcu", "sealed")
     record.write(found, tmp_path)
-    assert sentence in reproduction.page(tmp_path)[0]
+    before = reproduction.page(tmp_path)[0]
+    assert record.outdated(found) == [] and record.current(found) == found
+    monkeypatch.setitem(revisions.METHODS, "ft", 99)
+    assert record.outdated(found) == [] and reproduction.page(tmp_path)[0] == before, "it is not in there"
+    monkeypatch.setitem(revisions.METHODS, "not", 99)
+    monkeypatch.setitem(revisions.METHODS, "sealed", 99)
+    (sentence,) = record.outdated(found)
+    when = found.made[0]["created"]
+    assert sentence == (
+        f"cifar10-cnn (client-0-leaves, 2000 + 2000 rounds): `not`, `sealed` revised since {when}; the rows of `not`,"
+        " `sealed` are left out until it is run again."
+    )
+    text = reproduction.page(tmp_path)[0]
+    assert f"- {sentence}\n" in text
+    table, then = item_of(text, "Table 1"), item_of(before, "Table 1")
+    of_fcu = [line for line in then.splitlines() if line.startswith("| CIFAR-10, CNN | FCU |")]
+    assert len(of_fcu) == 3 and all(line in table for line in of_fcu), "its row, its verdicts, its gaps"
+    assert "| CIFAR-10, CNN | NoT | 91.69 | 83.86 |" in table.partition("where we have nothing yet")[2]
+    assert "| CIFAR-10, CNN | NoT |" not in table.partition("where we have nothing yet")[0]
+    assert "| Sealed |" in then and "| Sealed |" not in table
+    # θ*, NoT and Sealed of 2,000 rounds of 0.05 s
+    assert " Outdated, to be run again: not, sealed (seed 0, about 5 GPU minutes); θ* included." in table
+    assert "outdated" not in before.lower()
+
+
+def test_with_a_retrain_that_was_revised_go_the_gaps_and_what_is_read_from_them(
+    first: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for item, more in (("table-1", ("ft",)), ("figure-4", ("ft", "conv2", "head"))):
+        record.write(as_the_papers(first, item, *more), tmp_path / item)
+    then = item_of(reproduction.page(tmp_path / "table-1")[0], "Table 1")
+    drawn = reproduction.page(tmp_path / "figure-4")[1]
+    assert "~ |" in then and "figure-4-1.svg" in drawn
+    monkeypatch.setitem(revisions.METHODS, "retrain", 99)
+    text = reproduction.page(tmp_path / "table-1")[0]
+    assert "the rows of `retrain` and all gaps to Retrain are left out until it is run again." in text
+    table = item_of(text, "Table 1")
+    (row,) = (line for line in table.splitlines() if line.startswith("| CIFAR-10, CNN | NoT |") and "Δ" in line)
+    own = next(line for line in then.splitlines() if line.startswith("| CIFAR-10, CNN | NoT |"))
+    assert row.split(" | ")[2].split()[0] == own.split(" | ")[2].split()[0] and row.count("(Δ not measured)") == 4
+    (beside,) = (line for line in table.splitlines() if line.startswith("| CIFAR-10, CNN | NoT | 91.69 ± 0.02 "))
+    assert "~ |" not in beside and "≠ |" not in beside, "which side of Retrain it stands on is not known"
+    assert "| 0.53 \\| — |" in beside, "the paper's own share of Retrain's bytes is"
+    assert "Outdated, to be run again: retrain (seed 0, about 3 GPU minutes); θ* included." in table
+    text, drawn = reproduction.page(tmp_path / "figure-4")
+    assert "- CIFAR-10, CNN: not shown." in (said := item_of(text, "Figure 4"))
+    assert "Outdated, to be run again: retrain (seed 0, about 3 GPU minutes)" in said and "Not run: CIFAR" not in said
+    assert not any(name.startswith("figure-4") for name in drawn)
+
+
+def test_a_curve_stays_where_another_was_revised(first: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the labels that stand for a method are outdated with it."""
+    record.write(as_the_papers(first, "figure-4", "ft", "conv2", "head"), tmp_path)
+    monkeypatch.setitem(revisions.METHODS, "not", 99)
+    text, drawn = reproduction.page(tmp_path)
+    said = item_of(text, "Figure 4")
+    assert "figure-4-1.svg" in drawn and "| CIFAR-10, CNN | FT |" in said and "| NoT |" not in said
+    assert "Outdated, to be run again: not, conv2, head (seed 0, about 7 GPU minutes); θ* included." in said
+
+
+def test_a_revised_engine_or_evaluator_outdates_everything_that_was_made_before(
+    first: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = as_the_papers(first, "table-1", "ft")
+    record.write(old, tmp_path)
+    for name in ("ENGINE", "EVALUATOR"):
+        with monkeypatch.context() as patched:
+            patched.setattr(revisions, name, 99)
+            assert record.current(old).jobs == {} and record.current(old).made == ()
+            text = reproduction.page(tmp_path)[0]
+            since = f"`{name.lower()}` revised since {old.made[0]['created']}"
+            assert f"{since}; everything that was made before is left out until it is run again." in text
+            table = item_of(text, "Table 1")
+            assert "| CIFAR-10, CNN | Retrain | 9" not in table.partition("What the paper reports")[0]
+            assert "- CIFAR-10, CNN: not shown. Not run: federaser, fukd, pgd, mode, fcu (seed 0," in table
+            assert "Outdated, to be run again: retrain, ft, not (seed 0, about 7 GPU minutes)" in table
+    monkeypatch.setattr(revisions, "ENGINE", 99)
+    again = {job: columns for job, columns in old.jobs.items() if not job.endswith("/ft")}
+    made = {**old.made[0], "jobs": sorted(again), "revisions": {**old.made[0]["revisions"], "engine": 99}}
+    record.write(replace(old, made=(made,), jobs=again), tmp_path)
+    table = item_of(reproduction.page(tmp_path)[0], "Table 1")
+    assert "| CIFAR-10, CNN | NoT |" in table and "Outdated, to be run again: ft (seed 0," in table, "one after another"
+
+
+def test_a_gap_is_taken_in_the_seeds_whose_retrain_counts(
+    first: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = as_the_papers(first, "figure-4", "ft", "conv2", "head")
+    other = {f"1{job[1:]}": columns for job, columns in kept.jobs.items()}
+    revised = {**kept.made[0]["revisions"], "retrain": 99}
+    made = (*kept.made, {**kept.made[0], "jobs": sorted(other), "revisions": revised})
+    record.write(replace(kept, made=made, jobs={**kept.jobs, **other}), tmp_path)
+    monkeypatch.setitem(revisions.METHODS, "retrain", 99)
+    said = item_of(reproduction.page(tmp_path)[0], "Figure 4")
+    assert "CIFAR-10, CNN: seeds 0, 1 (retrain: 1);" in said and "retrain (seed 0, about" in said
+    assert "<svg" in reproduction.figure(record.current(record.all_in(tmp_path)[0]))
+    with pytest.raises(UnfedError, match="no Retrain that counts"):
+        reproduction.figure(record.current(kept))
 
 
 def test_what_had_no_revision_yet_was_the_first_one(first: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +233,7 @@ def test_what_had_no_revision_yet_was_the_first_one(first: Run, monkeypatch: pyt
     earlier = replace(found, made=({**found.made[0], "revisions": before},))
     assert record.outdated(earlier) == []
     monkeypatch.setitem(revisions.METHODS, "not", 2)
-    assert "not revised since" in " ".join(record.outdated(earlier))
+    assert "`not` revised since" in " ".join(record.outdated(earlier))
 
 
 def test_a_label_is_outdated_with_the_method_that_it_stands_for(first: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +243,8 @@ def test_a_label_is_outdated_with_the_method_that_it_stands_for(first: Run, monk
     renamed = replace(found, jobs=jobs, config=config, made=({**found.made[0], "jobs": sorted(jobs)},))
     assert record.outdated(renamed) == []
     monkeypatch.setitem(revisions.METHODS, "not", 99)
-    assert "not revised since" in " ".join(record.outdated(renamed))
+    assert "`not` revised since" in " ".join(record.outdated(renamed))
+    assert {job.rpartition("/")[2] for job in record.current(renamed).jobs} == {"train", "before", "retrain"}
 
 
 def test_what_was_recovered_to_the_last_row_is_recovered_when_it_was_kept(first: Run, tmp_path: Path) -> None:
@@ -315,7 +421,7 @@ def test_a_result_stays_on_the_page_when_a_later_version_adds_a_key(first: Run, 
 
 def test_every_kept_result_stands_on_the_page() -> None:
     text = reproduction.PAGE.read_text(encoding="utf-8")
-    for found in record.all_in(reproduction.RESULTS):
+    for found in map(record.current, record.all_in(reproduction.RESULTS)):
         assert all(about["commit"][:7] in text for about in found.made), f"{found.preset} is not shown"
 
 
@@ -393,7 +499,7 @@ def test_a_kept_analysis_shows_what_the_run_would(analysed: Run, table_7: analys
     assert again.made["commit"] == "abcdef1234" and again.made["hardware"] and again.made["revisions"]["engine"]
     assert again.made["revisions"]["bound"] == revisions.ANALYSES["bound"] and analyses.outdated(again) == ""
     later = {**again.made, "revisions": {**again.made["revisions"], "bound": 99}}
-    assert "bound revised since" in analyses.outdated(replace(again, made=later)), "another estimator, other numbers"
+    assert "`bound` revised since" in analyses.outdated(replace(again, made=later)), "another estimator, other numbers"
     shown = analyses.shown(item, {spec.name: again})
     assert markdown(shown) == markdown(VIEWS["bound"].make(item, {spec: analysed}))
     assert analyses.all_in(tmp_path) == [again] and record.all_in(tmp_path) == []
@@ -440,7 +546,9 @@ def test_the_page_shows_a_kept_analysis_with_its_figure_and_says_what_differs(
         replace(kept, preset="cifar10-cnn", config=wanted, made={**kept.made, "revisions": revised}), tmp_path
     )
     text, drawn = reproduction.page(tmp_path)
-    assert "figure-3 of cifar10-cnn: not revised since" in text and not drawn
+    assert "figure-3 of cifar10-cnn: `not` revised since" in text and not drawn
+    # θ* of 7 rounds, the run's seven methods of 2,000 of 0.05 s
+    assert "- CIFAR-10, CNN: outdated, to be run again (about 12 GPU minutes)." in item_of(text, "Figure 3")
 
 
 def test_what_cannot_be_analysed_is_said(first: Run, tmp_path: Path) -> None:

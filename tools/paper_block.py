@@ -15,6 +15,7 @@ from typing import NamedTuple
 from unfed.cli.options import watched_until
 from unfed.errors import UnfedError
 from unfed.paper import record
+from unfed.paper.making import refuse_revised
 from unfed.runs.config import Config
 from unfed.runs.description import now
 from unfed.runs.progress import OutOfTime, QuietWatch
@@ -65,8 +66,9 @@ def block(run: Run, results: Path, commit: str, moment: float | None, labels: Se
     A method that fails is said, and the others go on: what a machine is lent for once must not be lost with it. Exits
     with 1 where one failed, with 130 where the time is spent.
     """
-    failed = 0
-    for label in run.labels if labels is None else labels:
+    failed, labels = 0, run.labels if labels is None else labels
+    refuse_revised(run, labels)
+    for label in labels:
         run.only, started = frozenset({label}), time.monotonic()
         ended = outcome_of(run, moment)
         run.only = None

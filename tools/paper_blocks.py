@@ -96,7 +96,7 @@ class Block:
         _data_there(self.config.data.name, self.config.data.root)
 
     def left(self, results: Path, records: Path) -> list[str]:
-        """Methods and analyses that the results do not have."""
+        """Methods and analyses that the results do not have, or that were revised since."""
         return [*self._methods_left(results), *self._analyses_left(results)]
 
     def seconds(self, left: Sequence[str]) -> float:
@@ -151,8 +151,8 @@ class Block:
         there = {
             job
             for kept in record.all_in(results)
-            if self._same(kept.preset, kept.config) and not record.outdated(kept)
-            for job in kept.jobs
+            if self._same(kept.preset, kept.config)
+            for job in record.current(kept).jobs
         }
         wanted = [f"{seed}/{request}" for seed in self.config.seed_list for request in self.config.request_ids()]
         return [label for label in self.methods if any(f"{where}/{label}" not in there for where in wanted)]

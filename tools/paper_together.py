@@ -26,6 +26,7 @@ from unfed.data import ClientData
 from unfed.engines import Batched, Engine
 from unfed.engines.side_by_side import SideBySide, Table
 from unfed.errors import UnfedError, nearest
+from unfed.paper.making import refuse_revised
 from unfed.runs.config import Config
 from unfed.runs.description import now
 from unfed.runs.run import Run
@@ -139,4 +140,5 @@ def _opened(config: Config, folder: Path, world: World | None = None) -> Run:
         raise UnfedError(f"{folder} holds a run of another config; give --out a new folder.")
     if own is not None:
         run.use(own)
+    refuse_revised(run, () if own is None else config.methods.run)  # without a world it trains θ* alone
     return run

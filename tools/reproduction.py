@@ -40,7 +40,6 @@ from unfed.cli.options import moment_of
 from unfed.errors import UnfedError
 from unfed.measures.columns import GAP_METRICS
 from unfed.measures.trajectory import Line
-from unfed.methods import METHODS
 from unfed.paper import analyses, record
 from unfed.paper.items import Item, Spec, chosen, items
 from unfed.paper.making import markdown
@@ -49,11 +48,13 @@ from unfed.paper.views import VIEWS, results
 from unfed.paper.views.base import Section
 from unfed.report import rules
 from unfed.report.drawing import DASHES
+from unfed.report.tables import name_of
 from unfed.runs.config import Config
 from unfed.runs.description import plain_facts
 from unfed.runs.run import Run
 
 OURS = "sealed"  # stands beside the paper's methods wherever it was run with them
+OUTDATED = "outdated, to be run again"
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE, FIGURE = ROOT / "results", ROOT / "docs" / "reproduction.md", ROOT / "docs" / "reproduction.svg"
 DRAWN = ROOT / "docs" / "reproduction"
@@ -143,7 +144,7 @@ def main(arguments: Sequence[str]) -> int:
             print(analyses.write(kept, options.results), flush=True)
         return 0
     if options.part == "figure":
-        FIGURE.write_text(figure(record.read(options.result)), encoding="utf-8")
+        FIGURE.write_text(figure(record.current(record.read(options.result))), encoding="utf-8")
         return 0
     if not (record.all_in(options.results) or analyses.all_in(options.results)):
         raise UnfedError(f"Nothing was kept in {options.results}; the page stays as it is. Give the folder of results.")
@@ -206,8 +207,6 @@ def page(folder: Path) -> tuple[str, dict[str, str]]:
     kept, looked = record.all_in(folder), analyses.all_in(folder)
     stale = [sentence for one in kept for sentence in record.outdated(one)]
     stale += [sentence for one in looked if (sentence := analyses.outdated(one))]
-    kept = [one for one in kept if not record.outdated(one)]
-    looked = [one for one in looked if not analyses.outdated(one)]
     parts, drawn = [HEAD, *(f"- {sentence}" for sentence in stale)], dict[str, str]()
     for item in items().values():
         analysed = VIEWS[item.view].analysis is not None
@@ -216,17 +215,21 @@ def page(folder: Path) -> tuple[str, dict[str, str]]:
 
 
 class Found(NamedTuple):
-    """What an item became, where its numbers come from, which of its runs are not there, and which were cut short."""
+    """What an item became, where its numbers come from, which of its runs are not there, and which were cut short.
+
+    Of runs that are there and no longer count, it has a sentence.
+    """
 
     made: Section | None
     said: Sequence[str]
     absent: Sequence[Spec]
     cut: Sequence[str]
+    old: Sequence[str]
 
 
 def section(item: Item, found: Found, drawn: dict[str, str]) -> Iterator[str]:
     """One item: what was run of it, and what was not; its pictures are put into `drawn`."""
-    made, said, absent, cut = found
+    made, said, absent, cut, old = found
     yield f"## {item.heading}: {item.title}\n"
     if made is not None:
         yield from (f"{sentence}\n" for sentence in cut)  # before the first number that it is about
@@ -238,6 +241,8 @@ def section(item: Item, found: Found, drawn: dict[str, str]) -> Iterator[str]:
             drawn[name] = "\n".join(line.rstrip() for line in picture.file().splitlines()) + "\n"
             yield f"![{item.heading}, {picture.title}]({DRAWN.name}/{name})\n"
         yield "\n".join(f"- {sentence}" for sentence in said) + "\n"
+    if old:
+        yield "\n".join(f"- {sentence}" for sentence in old) + "\n"
     if absent:
         yield missing(item, absent) + "\n"
 
@@ -245,10 +250,15 @@ def section(item: Item, found: Found, drawn: dict[str, str]) -> Iterator[str]:
 def of_analyses(item: Item, looked: Sequence[analyses.Kept]) -> Found:
     """An item that takes models, from what was measured on them."""
     there, said, absent, apart = dict[str, analyses.Kept](), list[str](), list[Spec](), dict[str, list[str]]()
+    current, old = [one for one in looked if not analyses.outdated(one)], list[str]()
     for spec in item.runs["paper"]:
-        near = analyses.fitting(looked, item, spec)
+        near = analyses.fitting(current, item, spec)
         if near is None:
-            absent.append(spec)
+            if earlier := analyses.fitting(looked, item, spec):
+                own = as_long(spec, earlier[0].config)
+                old.append(f"{spec.name}: {OUTDATED} (about {priced(own, own.methods.run):,.0f} GPU minutes).")
+            else:
+                absent.append(spec)
             continue
         there[spec.name], different = near
         made = there[spec.name].made
@@ -256,29 +266,33 @@ def of_analyses(item: Item, looked: Sequence[analyses.Kept]) -> Found:
         told = f"{spec.name}: seed {made['seed']}; {made['hardware']}, {when}."
         said.append(told + (f" Differs from the item: {'; '.join(different)}." if different else ""))
         apart[spec.name] = different
-    return Found(analyses.shown(item, there) if there else None, said, absent, [*cut_short(apart)])
+    return Found(analyses.shown(item, there) if there else None, said, absent, [*cut_short(apart)], old)
 
 
 def of_results(item: Item, kept: Sequence[record.Kept]) -> Found:
     """An item that takes lines, from those that were kept."""
     there, within = dict[str, list[Line]](), dict[str, float]()
-    said, absent, apart = list[str](), list[Spec](), dict[str, list[str]]()
+    said, absent, apart, old = list[str](), list[Spec](), dict[str, list[str]](), list[str]()
     fitting = {spec: record.fitting(kept, spec.preset, spec.config().to_json()) for spec in item.runs["paper"]}
-    near = {spec: [pair for pair in found if _begun(pair[0], spec)] for spec, found in fitting.items()}
-    if item.view not in ("results", "bars"):  # a curve is missed in a picture; a row or a bar that is not there is said
-        near = {spec: [pair for pair in found if _complete(pair[0], spec)] for spec, found in near.items()}
+    run = {spec: [pair for pair in found if _begun(pair[0], spec)] for spec, found in fitting.items()}
+    drawn = item.view not in ("results", "bars")
+    if drawn:  # a curve is missed in a picture; a row or a bar that is not there is said
+        run = {spec: [pair for pair in found if _complete(pair[0], spec)] for spec, found in run.items()}
+    near = {spec: [pair for pair in found if _counts(pair[0], spec, drawn)] for spec, found in run.items()}
     if item.view == "ratios":
         near = _alike(near)
     for spec, found in near.items():
         if not found:
-            absent.append(spec)
+            outdated = [one for one, _ in run[spec] if not _counts(one, spec, drawn)]
+            old += [f"{spec.name}: not shown.{left_out(spec, one)}" for one in outdated[:1]]
+            absent += [] if outdated else [spec]
             continue
         one, different = found[0]
-        there[spec.name] = _chosen(one, spec)
+        there[spec.name] = _chosen(record.current(one), spec)
         within[spec.name] = Config.kept(one.config).evaluation.recovered_within
         said.append(about(spec, one, different, there[spec.name]))
         apart[spec.name] = different
-    return Found(_section(item, there, within) if there else None, said, absent, [*cut_short(apart)])
+    return Found(_section(item, there, within) if there else None, said, absent, [*cut_short(apart)], old)
 
 
 def _section(item: Item, there: Mapping[str, list[Line]], within: Mapping[str, float]) -> Section:
@@ -321,6 +335,12 @@ def _begun(kept: record.Kept, spec: Spec) -> bool:
     return bool({*spec.config().methods.run} & {job.rpartition("/")[2] for job in kept.jobs} - {"retrain"})
 
 
+def _counts(kept: record.Kept, spec: Spec, drawn: bool) -> bool:
+    """Whether what was not revised since can be shown; what is drawn are gaps to Retrain, or shares of its costs."""
+    now = record.current(kept)
+    return _begun(now, spec) and (not drawn or bool(_of(now, "retrain")))
+
+
 def _complete(kept: record.Kept, spec: Spec) -> bool:
     """Whether every method that the item shows is there."""
     return {*spec.config().methods.run} <= {job.rpartition("/")[2] for job in kept.jobs}
@@ -334,15 +354,15 @@ def _chosen(kept: record.Kept, spec: Spec) -> list[Line]:
 
 def about(spec: Spec, kept: record.Kept, different: Sequence[str], lines: Sequence[Line]) -> str:
     """Where a block's numbers come from, in one sentence."""
-    methods = {line["method"] for line in lines}
-    made = [one for one in kept.made if any(job.rpartition("/")[2] in methods for job in one["jobs"])]
+    methods, now = {line["method"] for line in lines}, record.current(kept)
+    made = [one for one in now.made if any(job.rpartition("/")[2] in methods for job in one["jobs"])]
     where = " or ".join(sorted({one["hardware"] for one in made}))
     when = ", ".join(sorted({one["created"][:10] for one in made}))
     commits = ", ".join(sorted({one["commit"][:7] for one in made}))
-    told = f"{spec.name}: {_named(kept.seeds)}{fewer(kept, sorted(methods))}; {where}, {when}, commit {commits}."
+    told = f"{spec.name}: {_named(now.seeds)}{fewer(now, sorted(methods))}; {where}, {when}, commit {commits}."
     told += f" Differs from the item: {'; '.join(different)}." if different else ""
-    told += _trained_again(kept)
-    return f"{told} {took(kept, methods)}{left_out(spec, kept)}"
+    told += _trained_again(now)
+    return f"{told} {took(now, methods)}{left_out(spec, kept)}"
 
 
 def _trained_again(kept: record.Kept) -> str:
@@ -395,27 +415,44 @@ def spent(jobs: Mapping[str, float], beside: Mapping[str, tuple[str, ...]]) -> t
 
 
 def left_out(spec: Spec, kept: record.Kept) -> str:
-    """What the item asks for and these results do not have, method by method and seed by seed, with its price."""
-    config = spec.config()
-    jobs = {(job.partition("/")[0], job.rpartition("/")[2]) for job in kept.jobs}
-    gone = {seed: [m for m in config.methods.run if (str(seed), m) not in jobs] for seed in kept.seeds}
-    alike: dict[str, list[int]] = {}
-    for seed, labels in gone.items():
-        alike.setdefault(", ".join(labels), []).append(seed)
+    """What the item asks for and these results do not have, method by method and seed by seed, with its price.
+
+    What they have and no longer counts comes after what they never had.
+    """
+    config, own = spec.config(), as_long(spec, kept.config)
+    run, current = _pairs(kept), _pairs(record.current(kept))
+    gone = {seed: [m for m in config.methods.run if (seed, m) not in run] for seed in kept.seeds}
+    old = {seed: [m for m in (*config.methods.run, OURS) if (seed, m) in run - current] for seed in kept.seeds}
     absent = [seed for seed in config.seed_list if seed not in gone]
-    said = Config.kept(kept.config)
-    own = spec.config([f"training.rounds={said.training.rounds}", f"unlearning.rounds={said.unlearning.rounds}"])
-    told = [
-        f"{labels} ({_named(seeds)}, about {len(seeds) * priced(own, labels.split(', ')):,.0f} GPU minutes)"
-        for labels, seeds in alike.items()
-        if labels
-    ]
+    told = [*_priced_alike(own, gone)]
     if absent:
         told.append(
             f"everything of {_named(absent)} (about {len(absent) * priced(own, own.methods.run):,.0f} GPU minutes)"
         )
+    parts = {"Not run": told, OUTDATED.capitalize(): [*_priced_alike(own, old)]}
     whole = "" if own == config else f" All of it in the item's own rounds: about {price(spec):,.0f} GPU minutes."
-    return (f" Not run: {'; '.join(told)}; θ* included." if told else "") + whole
+    return "".join(f" {word}: {'; '.join(one)}; θ* included." for word, one in parts.items() if one) + whole
+
+
+def as_long(spec: Spec, config: Mapping[str, Any]) -> Config:
+    """What an item asks for, in the rounds of a kept config."""
+    said = Config.kept(config)
+    return spec.config([f"training.rounds={said.training.rounds}", f"unlearning.rounds={said.unlearning.rounds}"])
+
+
+def _pairs(kept: record.Kept) -> set[tuple[int, str]]:
+    return {(int(job.partition("/")[0]), job.rpartition("/")[2]) for job in kept.jobs}
+
+
+def _priced_alike(own: Config, labels: Mapping[int, Sequence[str]]) -> Iterator[str]:
+    """Methods by seed, those of seeds that have the same ones together, each with its price."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for seed, some in labels.items():
+        alike.setdefault(tuple(some), []).append(seed)
+    for some, seeds in alike.items():
+        if some:
+            minutes = len(seeds) * priced(own, some)
+            yield f"{', '.join(some)} ({_named(seeds)}, about {minutes:,.0f} GPU minutes)"
 
 
 def _named(seeds: Sequence[int]) -> str:
@@ -424,6 +461,8 @@ def _named(seeds: Sequence[int]) -> str:
 
 def figure(kept: record.Kept) -> str:
     """Average gap to Retrain after each evaluated round, the mean over a method's seeds, as SVG."""
+    if not _of(kept, "retrain"):
+        raise UnfedError("These results have no Retrain that counts, to which gaps could be taken; run it again.")
     by_method = next(iter(rules.trajectories(kept.lines()).values()))
     ends = {seed: rules.reference_line(lines) for seed, lines in by_method["retrain"].items()}
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "reproduction", "font.size": 10}):
@@ -433,17 +472,18 @@ def figure(kept: record.Kept) -> str:
         methods = sorted(set(by_method) - {"retrain", "before", "train"}, key=lambda name: (name != "not", name))
         for number, method in enumerate(methods):
             gaps: dict[int, list[float]] = {}
-            for seed, lines in by_method[method].items():
+            own = {seed: lines for seed, lines in by_method[method].items() if seed in ends}
+            for seed, lines in own.items():
                 for line in rules.results(lines):
                     known = [(line[m], ends[seed][m]) for m in GAP_METRICS]
                     gaps.setdefault(line["round"], []).append(sum(abs(a - b) for a, b in known) / len(known))
-            rounds = sorted(r for r, found in gaps.items() if len(found) == len(by_method[method]))
+            rounds = sorted(r for r, found in gaps.items() if len(found) == len(own))
             means = [sum(gaps[r]) / len(gaps[r]) for r in rounds]
             style: dict[str, Any] = {"linewidth": 2.6 if method in ("not", OURS) else 1.3}
             dash = DASHES[number % len(DASHES)]  # colour is never the only difference
             style |= {"color": light_colour(number), "linestyle": "-" if dash is None else (0, dash)}
             style |= {"marker": "o", "clip_on": False} if len(rounds) == 1 else {}  # evaluated at its end only
-            axes.plot(rounds, means, label=METHODS[method].title, **style)
+            axes.plot(rounds, means, label=name_of(method), **style)
         drawn.legend(loc="outside lower center", ncols=len(methods), frameon=False, columnspacing=1.2, handlelength=2.2)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.3)

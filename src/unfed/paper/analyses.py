@@ -143,8 +143,8 @@ def outdated(found: Kept) -> str:
     """What has been revised since, in a sentence; empty if nothing was."""
     now = revisions.of(revisions.METHODS) | revisions.ANALYSES
     old = [name for name, number in found.made["revisions"].items() if now.get(name) != number]
-    said = f"{found.item} of {found.preset}: {listed(old)} revised since {found.made['created']}; analyse a new run."
-    return said if old else ""
+    what, since = f"{found.item} of {found.preset}", found.made["created"]
+    return f"{what}: {revisions.told(old)} revised since {since}; analyse a new run." if old else ""
 
 
 def fitting(found: Sequence[Kept], item: Item, spec: Spec) -> tuple[Kept, list[str]] | None:

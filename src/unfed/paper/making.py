@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from unfed import storage
-from unfed.errors import UnfedError, listed
+from unfed.errors import UnfedError
 from unfed.paper import views
 from unfed.paper.items import Item, Spec
 from unfed.paper.items import items as all_items
@@ -89,13 +89,17 @@ def _opened(folder: Path, one: Shared) -> Run:
     run = Run.open(_place(folder, one), one.methods)
     if run.config != one.config:
         raise UnfedError(f"{run.folder.path} holds a run of another config; move it away, or give --out a new folder.")
-    current = revisions.of(one.config.methods.name_of(label) for label in one.methods)
-    then = run.info().get("revisions", {})
-    if old := [name for name, number in current.items() if then.get(name, revisions.FIRST) != number]:
-        raise UnfedError(
-            f"{listed(old)} revised since {run.folder.path} was made; move it away, or give --out a new folder."
-        )
+    refuse_revised(run, one.methods)
     return run
+
+
+def refuse_revised(run: Run, labels: Iterable[str]) -> None:
+    """Raise if a run was made before the engine, the evaluator or one of these methods was revised."""
+    used = [run.config.methods.name_of(label) for label in labels]
+    if old := revisions.raised(run.info().get("revisions", {}), used):
+        raise UnfedError(
+            f"{revisions.told(old)} revised since {run.folder.path} was made; move it away, or give --out a new folder."
+        )
 
 
 def _take_trained(run: Run, scale: str, folder: Path, sets: Sequence[str], told: Told) -> None:

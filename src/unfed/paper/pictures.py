@@ -146,6 +146,9 @@ def groups(
 
     Where they are `rooted`, small values are seen beside large ones, as in `curves`.
     """
+    title = up[0].upper() + up[1:]
+    if not series:
+        return Picture(title, None, f"not measured: {up} of nobody at every {across}")
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.2, 3.0), layout="constrained")
         axes = figure.add_subplot()
@@ -173,7 +176,7 @@ def groups(
         told = "; ".join(
             f"{name} " + ", ".join(f"{place} {value:.3g}" for place, value in points) for name, points in series.items()
         )
-        return Picture(up[0].upper() + up[1:], svg_text(figure, _id(item, across, up), f"{up} by {across}", told + "."))
+        return Picture(title, svg_text(figure, _id(item, across, up), f"{up} by {across}", told + "."))
 
 
 def bars(rows: Sequence[Row], title: str, *, item: str) -> Picture:

@@ -4,8 +4,9 @@
 
 KEY is a digest of the config without the seeds and the list of methods. Repetitions and methods that were run apart
 come together in one file, and nothing else does: a run belongs to the file whose config differs in nothing that changes
-a number, a key that was added since being at its default. A result of another config, or one whose engine, evaluator or
-method has been revised since, is refused by name. Tables are made of the kept lines as of a run's own.
+a number, a key that was added since being at its default. A method that has been revised since is outdated, and of a
+run whose engine or evaluator has been, everything is: `current` leaves that out, `outdated` says it. Tables are made of
+the kept lines as of a run's own.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from unfed import storage
-from unfed.errors import UnfedError, listed
+from unfed.errors import UnfedError
 from unfed.measures.trajectory import Line, job_of
 from unfed.methods import METHODS
 from unfed.model.digest import fingerprint
@@ -39,6 +40,8 @@ UNTOLD = {"methods": ("run",), "evaluation": ("samples", "batch"), "engine": ("n
 """Keys of a table that change no number beyond rounding."""
 ESSENTIAL = ("data", "partition", "model", "poison", "request", "setting")
 """Keys that make an experiment the one it is."""
+WHOLE = ("engine", "evaluator")
+"""Whose revisions every number depends on."""
 
 
 @dataclass(frozen=True)
@@ -177,24 +180,40 @@ def write(found: Kept, folder: Path) -> Path:
 
 
 def read(path: Path) -> Kept:
-    """A file of kept results, if this version can read it and its numbers still count."""
+    """A file of kept results, if this version can read it."""
     shape = {"made": kept_files.are_made, "jobs": kept_files.are_jobs((*COLUMNS, "model"))}
     raw = kept_files.fields_of(path, "kept results", shape)
     return Kept(raw["preset"], raw["config"], tuple(raw["made"]), raw["jobs"])
 
 
+def current(found: Kept) -> Kept:
+    """What of it still counts: the jobs whose engine, evaluator and method were not revised since."""
+    old = {job for about in found.made for job in about["jobs"] if _raised(found, about, job)}
+    made = [{**about, "jobs": [job for job in about["jobs"] if job not in old]} for about in found.made]
+    left = {job: columns for job, columns in found.jobs.items() if job not in old}
+    return replace(found, made=tuple(about for about in made if about["jobs"]), jobs=left)
+
+
 def outdated(found: Kept) -> list[str]:
-    """What has been revised since these results were made, in sentences."""
-    now = revisions.of(revisions.METHODS)
-    said = []
-    for about in found.made:
-        used = {name for job in about["jobs"] for name in _names(found, job.rpartition("/")[2])}
-        then = {**{name: revisions.FIRST for name in sorted(used) if name in now}, **about["revisions"]}
-        old = [name for name, number in then.items() if now.get(name) != number]
-        old = [name for name in old if name in ("engine", "evaluator") or name in used]
-        if old:
-            said.append(f"{found.preset}: {listed(old)} revised since {about['created']}; run it again.")
-    return said
+    """What has been revised since these results were made, in a sentence; none if nothing was."""
+    old = {job: (_raised(found, about, job), about["created"]) for about in found.made for job in about["jobs"]}
+    old = {job: told for job, told in old.items() if told[0]}
+    if not old:
+        return []
+    names, since = sorted({name for own, _ in old.values() for name in own}), max(when for _, when in old.values())
+    labels = sorted({job.rpartition("/")[2] for job in old})
+    gaps = " and all gaps to Retrain" if "retrain" in labels else ""
+    out = f"the rows of {revisions.told(labels)}{gaps} are left out"
+    if {*names} & {*WHOLE}:
+        out = "everything that was made before is left out"
+    config = Config.kept(found.config)
+    what = f"{', '.join(config.request_ids())}, {config.training.rounds} + {config.unlearning.rounds} rounds"
+    return [f"{found.preset} ({what}): {revisions.told(names)} revised since {since}; {out} until it is run again."]
+
+
+def _raised(found: Kept, about: Mapping[str, Any], job: str) -> list[str]:
+    """What a job depends on and has been revised since its run was made."""
+    return revisions.raised(about["revisions"], _names(found, job.rpartition("/")[2]))
 
 
 def _names(found: Kept, label: str) -> tuple[str, ...]:

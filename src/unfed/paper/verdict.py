@@ -51,7 +51,7 @@ class Cell:
         there, here = _text(self.paper), _text(self.ours)
         if self.difference is None:
             return f"{there} | {here}"
-        return f"{there} | {here} ({self.difference:+.2f}) {MARKS[self.word]}"
+        return f"{there} | {here} ({self.difference:+.2f}) {MARKS[self.word]}".rstrip()
 
 
 def printed(row: Mapping[str, str], metric: str) -> Spread:

@@ -1,14 +1,14 @@
 """Which edition of the numbers a run was made by.
 
 A number here is raised when a change of code changes what comes out of a run with the same config and seed. Results
-that were kept carry the numbers they were made by, and those of an earlier edition are not shown; the version and the
-commit are shown, not compared. A test holds every number to the digest of a small run (`tests/test_revisions.py`), so
-that none is forgotten.
+that were kept carry the numbers they were made by, and what is of an earlier edition is not shown: a method's own rows,
+or everything where it is the engine or the evaluator. The version and the commit are shown, not compared. A test holds
+every number to the digest of a small run (`tests/test_revisions.py`), so that none is forgotten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 ENGINE = 1
 """Data, partition, batches, steps, averaging."""
@@ -30,3 +30,13 @@ FIRST = 1
 def of(methods: Iterable[str]) -> dict[str, int]:
     """The revisions that a run with these methods depends on; a method that is not ours has none."""
     return {"engine": ENGINE, "evaluator": EVALUATOR} | {name: METHODS[name] for name in methods if name in METHODS}
+
+
+def raised(then: Mapping[str, int], methods: Iterable[str]) -> list[str]:
+    """What these methods depend on and has another revision than in `then`."""
+    return [name for name, number in of(methods).items() if then.get(name, FIRST) != number]
+
+
+def told(names: Iterable[str]) -> str:
+    """As a sentence names them: "not revised" would read as the opposite."""
+    return ", ".join(f"`{name}`" for name in names)

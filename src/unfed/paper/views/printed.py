@@ -6,6 +6,7 @@ There is one merged table per item, with a verdict in every cell.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from unfed.measures.columns import COLUMNS, GAP_METRICS
@@ -52,8 +53,8 @@ def merged(item: Item, rows: Sequence[Row]) -> tuple[Grid, dict[str, Any]] | Non
 
     Costs are given as ratios to Retrain's and in the paper's units.
     """
-    ours = _by_name(rows)
-    found = [row for row in _published(item) if (where(row), row["method"]) in ours]
+    ours, every = _by_name(rows), _published(item)
+    found = [row for row in every if (where(row), row["method"]) in ours]
     if not found:
         return None
     header = [
@@ -69,8 +70,8 @@ def merged(item: Item, rows: Sequence[Row]) -> tuple[Grid, dict[str, Any]] | Non
     body, data = [], dict[str, Any]()
     for there in found:
         key = (where(there), there["method"])
-        cells, own = cells_of(there, found, ours), ours[key]
-        ratios = [_ratios(there, found, own, ours, cost) for cost in ("comm_bytes", "flops")]
+        cells, own = cells_of(there, every, ours), ours[key]
+        ratios = [_ratios(there, every, own, ours, cost) for cost in ("comm_bytes", "flops")]
         line = [*key, *(str(cell) for cell in cells.values()), _gaps(there, own), *ratios]
         body.append((*line, *(_in_its_units(there, own) if in_units else ())))
         data[f"{key[0]}, {key[1]}"] = {
@@ -86,17 +87,20 @@ def merged(item: Item, rows: Sequence[Row]) -> tuple[Grid, dict[str, Any]] | Non
 
 
 def cells_of(
-    there: Mapping[str, str], found: Sequence[Mapping[str, str]], ours: Mapping[Key, Row]
+    there: Mapping[str, str], every: Sequence[Mapping[str, str]], ours: Mapping[Key, Row]
 ) -> dict[str, verdict.Cell]:
-    """The four metrics of one row, judged."""
+    """The four metrics of one row, judged; `every` are the table's rows as the paper prints them."""
     run = where(there)
-    goal = next((row for row in found if where(row) == run and row["method"] == "Retrain"), None)
+    goal = next((row for row in every if where(row) == run and row["method"] == "Retrain"), None)
     our_goal = ours.get((run, "Retrain"))
     cells = {}
     for metric in GAP_METRICS:
         both = (verdict.printed(there, metric), ours[run, there["method"]].metrics[metric])
-        if goal is None or our_goal is None or there["method"] == "Retrain":
+        if there["method"] == "Retrain":
             cells[metric] = verdict.cell(*both)
+        elif goal is None or our_goal is None:  # without a Retrain of ours it may still be the same direction
+            near = verdict.cell(*both)
+            cells[metric] = near if near.word == "within" else replace(near, word="not compared")
         else:
             cells[metric] = verdict.cell(*both, verdict.printed(goal, metric), our_goal.metrics[metric])
     return cells
@@ -145,10 +149,10 @@ def _gaps(there: Mapping[str, str], own: Row) -> str:
 
 
 def _ratios(
-    there: Mapping[str, str], found: Sequence[Mapping[str, str]], own: Row, ours: Mapping[Key, Row], cost: str
+    there: Mapping[str, str], every: Sequence[Mapping[str, str]], own: Row, ours: Mapping[Key, Row], cost: str
 ) -> str:
     run = where(there)
-    goal = next((row for row in found if where(row) == run and row["method"] == "Retrain"), None)
+    goal = next((row for row in every if where(row) == run and row["method"] == "Retrain"), None)
     printed = f"{float(there[cost]) / float(goal[cost]):.2f}" if goal and there[cost] and goal[cost] else tables.DASH
     reference = ours.get((run, "Retrain"))
     spent, whole = own.costs[cost].mean, None if reference is None else reference.costs[cost].mean

@@ -211,11 +211,10 @@ def gaps_by_round(trajectory: Sequence[Line]) -> dict[str, list[tuple[float, flo
         if label in ("retrain", "before"):
             continue
         by_round: dict[int, list[float]] = {}
-        for seed, lines in by_seed.items():
-            for line in lines:
-                gap = average_gap(line, goal[seed])
-                if is_measured(gap):
-                    by_round.setdefault(int(line["round"]), []).append(gap)
+        for seed, line in ((seed, line) for seed, lines in by_seed.items() if seed in goal for line in lines):
+            gap = average_gap(line, goal[seed])
+            if is_measured(gap):
+                by_round.setdefault(int(line["round"]), []).append(gap)
         found[label] = [(t, *_spread(values)) for t, values in sorted(by_round.items())]
     return found
 
