@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from unfed import storage
 from unfed.cli.main import app, main
 from unfed.runs.run import Run
+from worlds import rounds_take
 
 SMALL = """
 name = "small"
@@ -466,9 +467,19 @@ def test_status_of_a_running_run(here: Path, unfed: Callable[..., Any]) -> None:
     assert "interrupted" in out and "unfed resume runs/small" in out
 
 
-def test_a_run_stops_when_its_budget_is_spent_and_is_resumed(tmp_path: Path) -> None:
-    arguments = ["run", "demo", "--out", str(tmp_path / "run"), "-q", "--set", "training.rounds=2", "--budget", "0s"]
-    stopped = CliRunner().invoke(app, [*arguments, "--set", "unlearning.rounds=1"])
+def test_a_run_stops_after_the_round_in_which_its_budget_is_spent_and_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no save is due for days, and where a tracker or a display stands before the clock."""
+    rounds_take(40, monkeypatch)
+    sets = ["training.rounds=3", "unlearning.rounds=1", "checkpoint.rounds=1000", "checkpoint.seconds=1000000"]
+    arguments = ["run", "demo", *(part for one in sets for part in ("--set", one)), "--methods", "not"]
+    stopped = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "run"), "--budget", "1h"])
     assert stopped.exit_code == 130
     assert f"The budget is spent. Nothing is lost: go on with `unfed resume {tmp_path / 'run'}`." in stopped.stderr
-    assert CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "-q", "--budget", "1h"]).exit_code == 0
+    run = Run.open(tmp_path / "run")
+    assert (run.folder.numbers(run.training_job(0)) or {})["round"] == 2, "the hour is up in the second round"
+    assert CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "-q", "--budget", "9h"]).exit_code == 0
+    assert CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "whole"), "-q"]).exit_code == 0
+    ends = [Run.open(tmp_path / name).model(method="not") for name in ("run", "whole")]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

@@ -30,9 +30,10 @@ from unfed.paper.views.models import fresh_with_head
 from unfed.paper.views.results import gaps_by_round, gaps_of, ratios_of
 from unfed.report.rules import Row, rows
 from unfed.runs import revisions
+from unfed.runs.folder import Job
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
-from worlds import Small
+from worlds import Small, rounds_take
 
 TABLES = [f"table-{n}" for n in range(1, 9)]
 FIGURES = [f"figure-{n}" for n in (1, 3, 4, 5, 6, 7, 8)]  # figure 2 is a drawing of the method
@@ -363,11 +364,18 @@ def test_a_fresh_transformer_has_a_zero_head_and_is_analysed_all_the_same(tmp_pa
     assert "for Retrain's start and the twins it is drawn by nn.Linear" in (tmp_path / "figure-3.md").read_text()
 
 
-def test_a_spent_budget_stops_at_a_save_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_a_spent_budget_stops_after_its_round_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = ["table-3", "-o", str(tmp_path), "--quiet", "--set", 'methods.run=["retrain","not"]']
-    stopped = paper(*arguments, "--budget", "0s")
-    assert stopped.exit_code == 130 and "The budget of 0s is spent." in stopped.stderr
-    assert not (tmp_path / "paper.html").exists() and list(tmp_path.glob("runs/*/state/0/train*"))
+    arguments += ["--set", "checkpoint.rounds=1000", "--set", "checkpoint.seconds=1000000"]
+    with monkeypatch.context() as patched:
+        rounds_take(40, patched)
+        stopped = paper(*arguments, "--budget", "30m")
+    assert stopped.exit_code == 130 and "The budget of 30m is spent." in stopped.stderr
+    assert not (tmp_path / "paper.html").exists()
+    stood = [Run.open(path).folder.numbers(Job(0, None, "train")) for path in tmp_path.glob("runs/*")]
+    assert [numbers["round"] for numbers in stood if numbers] == [1], "half an hour is up in the first of two rounds"
     assert paper(*arguments).exit_code == 0
     assert (tmp_path / "paper.html").exists()
 

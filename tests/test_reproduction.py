@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +34,8 @@ from unfed.report import rows
 from unfed.report.tables import name_of
 from unfed.runs import revisions
 from unfed.runs.config import Config
+from unfed.runs.folder import Job
+from unfed.runs.job import JobRunner
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 
@@ -811,6 +815,48 @@ def test_side_by_side_a_method_that_fails_or_runs_out_of_time_costs_no_other(
     assert {job.rpartition("/")[2] for job in kept.jobs} == {"train", "before", "retrain", "not"}
     with pytest.raises(UnfedError, match="one seed"):
         run_block(tmp_path / "two", tmp_path, *methods, "--set", "seed=[0,1]")
+
+
+def test_side_by_side_all_stop_after_the_same_round_and_go_on_to_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The time is up between the first method's end of a round and the second's: all take one round more."""
+    widths, minutes = list[int](), [0]
+    stacked, evaluated = Batched.train_together, JobRunner._evaluate
+
+    def seen(self: Batched, visits: Sequence[Visit]) -> list[list[Block]]:
+        widths.append(len(visits))
+        return stacked(self, visits)
+
+    def slowly(self: JobRunner, *asked: Any) -> Any:
+        minutes[0] += 10
+        return evaluated(self, *asked)
+
+    rare = ["--set", "checkpoint.rounds=1000", "--set", "checkpoint.seconds=1000000"]
+    methods = ["--methods", "retrain,not,ft", "--together", "--set", "unlearning.rounds=3", *rare]
+    assert run_block(tmp_path / "whole", tmp_path / "a", *methods) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(Batched, "train_together", seen)
+        patched.setattr(JobRunner, "_evaluate", slowly)
+        for module in ("unfed.cli.options", "paper_together"):
+            patched.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: 60 * minutes[0]))
+        # 30 minutes for θ* with rounds 0, 1 and 2, then 30 for three beginnings, then 10 for every end of a round
+        assert run_block(tmp_path / "run", tmp_path / "b", *methods, "--budget", "75m") == 130
+        assert widths == [3, 3], "nobody is left to take a round in a stack that must be compiled for it"
+        for label in ("retrain", "not", "ft"):
+            folder = Run.open(tmp_path / "run" / label).folder
+            assert (folder.numbers(Job(0, "client-0-leaves", label)) or {})["round"] == 2
+        minutes[0] = 0
+        assert run_block(tmp_path / "early", tmp_path / "c", *methods, "--budget", "45m") == 130
+        assert "the budget is spent; the same command goes on" in capsys.readouterr().out.splitlines()[-1]
+        assert widths == [3, 3], "no stack is begun for a budget that the beginnings have spent"
+        assert not list((tmp_path / "early" / "ft" / "state").glob("*/*/ft*")), "nor is another beginning"
+    for place, results in (("run", "b"), ("early", "c")):
+        assert run_block(tmp_path / place, tmp_path / results, *methods) == 0
+        (one,), (other,) = record.all_in(tmp_path / "a"), record.all_in(tmp_path / results)
+        for job, columns in one.jobs.items():
+            for metric in ("round", "retain", "forget", "test", "mia", "comm_bytes", "flops"):
+                assert other.jobs[job][metric] == columns[metric], (job, metric)
 
 
 def test_a_block_without_a_trained_model_is_no_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

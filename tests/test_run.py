@@ -16,7 +16,7 @@ from unfed.errors import Refused, UnfedError
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.runs.folder import Job
-from unfed.runs.progress import QuietWatch
+from unfed.runs.progress import Deadline, OutOfTime, QuietWatch
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
@@ -104,6 +104,48 @@ def test_a_resumed_not_is_not_negated_twice(small: Small, tmp_path: Path, monkey
     assert torch.equal(saved.params["conv1.weight"], -trained["conv1.weight"])
     Run.open(folder).execute()
     assert calls == [1]
+
+
+class Counting(QuietWatch):
+    """Notes the states that a process reaches."""
+
+    def __init__(self) -> None:
+        self.states: list[tuple[str, int]] = []
+
+    def reached(self, job: Job, state: State, asked: object) -> None:
+        self.states.append((job.label, state.round))
+
+    def any(self) -> bool:
+        return bool(self.states)
+
+
+@pytest.mark.parametrize("methods", ["'not', 'sealed'", *slow("'federaser', 'fcu'", "'mode', 'pgd'")])
+def test_a_run_whose_time_is_up_in_every_round_ends_each_and_comes_to_the_same_bytes(
+    small: Small, tmp_path: Path, methods: str
+) -> None:
+    """No save is due in any of them: the watch has it made, and nothing is done beyond it."""
+    little = ("training.batch=256", "evaluation.attack=false", "data.test_size=60", "data.train_size=240")
+    rare = ("checkpoint.rounds=1000", "checkpoint.seconds=100000", "training.rounds=3", "unlearning.rounds=3")
+    config = small(*rare, "evaluation.every=2", f"methods.run=[{methods}]", *little)
+    whole, seen = Run.create(config, tmp_path / "whole"), Counting()
+    whole.execute(seen)
+    Run.create(config, tmp_path / "run", whole.world(0))
+    reached: list[tuple[str, int]] = []
+    for _ in range(100):
+        run, now = Run.open(tmp_path / "run"), Counting()
+        run.use(whole.world(0))
+        try:
+            run.execute(Deadline(now, now.any))
+        except OutOfTime:
+            reached += now.states
+            assert len(now.states) == 1, "it stops where it was when the time was up"
+            (label, round) = now.states[0]
+            numbers = run.folder.numbers(Job(0, None if label == "train" else "r1", label))
+            assert numbers is not None and numbers["round"] == round
+        else:
+            break
+    assert reached == seen.states, "and no round is done twice"
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("wanted", [None, 2])

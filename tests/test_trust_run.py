@@ -36,6 +36,7 @@ from unfed.trust.intake import Handling
 from unfed.trust.log import LOG
 from unfed.trust.request import NotBelieved, Opening
 from unfed.trust.verdict import verdict
+from worlds import rounds_take
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -269,6 +270,24 @@ def test_a_job_that_repeats_a_round_after_a_crash_logs_it_once(home: Path) -> No
     rounds = [leaf["round"] for leaf in leaves if leaf["type"] == "round" and leaf["method"] == "not"]
     assert rounds == [0, 1, 2]
     assert faults_of(home / "run") == []
+
+
+def test_with_a_budget_every_round_is_logged_once_and_saved_when_the_time_is_up(
+    tmp_path: Path, unfed: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds_take(40, monkeypatch)
+    keys.new(tmp_path / "operator")
+    sets = ("training.rounds=3", "unlearning.rounds=1", "checkpoint.rounds=1000", "checkpoint.seconds=1000000")
+    words = ["run", "demo", "--out", tmp_path / "run", "-q", "--methods", "not", "--budget", "1h"]
+    words += [part for one in sets for part in ("--set", one)]
+    assert unfed(*words, "--operator", tmp_path / "operator.key")[0] == 130
+    run = Run.open(tmp_path / "run")
+    assert (run.folder.numbers(run.training_job(0)) or {})["round"] == 2
+    assert unfed("resume", tmp_path / "run", "-q", "--budget", "9h")[0] == 0
+    leaves = TrustFolder(tmp_path / "run").log.leaves
+    rounds = [(leaf["method"], leaf["round"]) for leaf in leaves if leaf["type"] == "round"]
+    assert rounds == [("train", 0), ("train", 1), ("train", 2), ("train", 3), ("not", 0), ("not", 1)]
+    assert faults_of(tmp_path / "run") == []
 
 
 def test_a_model_that_was_made_beside_the_log_is_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

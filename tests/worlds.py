@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from unfed.measures.undo import Budget, Effort, Grid
 from unfed.methods import Method, State
 from unfed.model.params import Params
 from unfed.runs.config import Config
+from unfed.runs.job import JobRunner
 from unfed.runs.world import Residents, World
 
 Small = Callable[..., Config]
@@ -141,3 +143,15 @@ def noting(
         return function(*args, **named)
 
     return noted
+
+
+def rounds_take(minutes: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as a budget is concerned, every round takes so long and all else takes no time."""
+    passed, plain = [0.0], JobRunner._round
+
+    def slowly(self: JobRunner, *asked: Any) -> State:
+        passed[0] += 60 * minutes
+        return plain(self, *asked)
+
+    monkeypatch.setattr(JobRunner, "_round", slowly)
+    monkeypatch.setattr("unfed.cli.options.time", SimpleNamespace(monotonic=lambda: passed[0]))

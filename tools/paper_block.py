@@ -18,7 +18,7 @@ from unfed.paper import record
 from unfed.paper.making import refuse_revised
 from unfed.runs.config import Config
 from unfed.runs.description import now
-from unfed.runs.progress import OutOfTime, QuietWatch
+from unfed.runs.progress import OutOfTime, QuietWatch, Watch
 from unfed.runs.run import Run
 from unfed.runs.same_training import take_training
 
@@ -41,10 +41,10 @@ class Ended(NamedTuple):
     code: int
 
 
-def outcome_of(run: Run, moment: float | None) -> Ended:
-    """Do what is left of a run, until a moment; what fails is an outcome, unless it is θ* that fails."""
+def outcome_of(run: Run, watch: Watch) -> Ended:
+    """Do what is left of a run, or as much as the watch has time for; what fails is an outcome, unless θ* fails."""
     try:
-        run.execute(watched_until(QuietWatch(), moment))
+        run.execute(watch)
     except OutOfTime:
         return Ended("the budget is spent; the same command goes on", 130)
     except Exception as error:
@@ -70,7 +70,7 @@ def block(run: Run, results: Path, commit: str, moment: float | None, labels: Se
     refuse_revised(run, labels)
     for label in labels:
         run.only, started = frozenset({label}), time.monotonic()
-        ended = outcome_of(run, moment)
+        ended = outcome_of(run, watched_until(QuietWatch(), moment))
         run.only = None
         print(f"{now()} {label}: {ended.said}, {time.monotonic() - started:.0f} s", flush=True)
         kept_so_far(run, results, commit)

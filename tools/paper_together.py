@@ -16,12 +16,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
 from paper_block import outcome_of
 
+from unfed.cli.options import watched_until
 from unfed.data import ClientData
 from unfed.engines import Batched, Engine
 from unfed.engines.side_by_side import SideBySide, Table
@@ -29,6 +30,7 @@ from unfed.errors import UnfedError, nearest
 from unfed.paper.making import refuse_revised
 from unfed.runs.config import Config
 from unfed.runs.description import now
+from unfed.runs.progress import Deadline, QuietWatch, Watch
 from unfed.runs.run import Run
 from unfed.runs.same_training import take_results, take_training
 from unfed.runs.world import World, local_engine, process_as_before
@@ -78,11 +80,12 @@ def together(
             " --together out."
         )
     base.only = frozenset()
-    ended = outcome_of(base, moment)
+    ended = outcome_of(base, watched_until(QuietWatch(), moment))
     print(f"{now()} θ*: {ended.said}", flush=True)
     if ended.code:
         return ended.code
-    table = Table(world.device)
+    table, at_once = Table(world.device), Deadline(QuietWatch(), lambda: True)
+    spent = (lambda: False) if moment is None else (lambda: time.monotonic() >= moment)
     shared, codes = replace(world, engines=SharedEngines(table)), dict[str, int]()
 
     def opened(label: str, own: World) -> Run:
@@ -92,9 +95,9 @@ def together(
             raise UnfedError(f"{run.folder.path} does not take over what {base.folder.path} has trained; remove it.")
         return run
 
-    def work(label: str, run: Run, until: float | None = moment, beside: Sequence[str] = ()) -> int:
-        started, ended = time.monotonic(), outcome_of(run, until)
-        if ended.code != 130 or until == moment:
+    def work(label: str, run: Run, watch: Watch, beside: Sequence[str] = ()) -> int:
+        started, ended = time.monotonic(), outcome_of(run, watch)
+        if ended.code != 130 or watch is not at_once:
             print(f"{now()} {label}: {ended.said}, {time.monotonic() - started:.0f} s", flush=True)
             keep(run, beside=beside)
         codes[label] = ended.code
@@ -105,17 +108,35 @@ def together(
         runs = {label: opened(label, shared) for label in configs if label not in alone}
         # Beginnings differ; once all stand before round 1, their rounds go in step, and one width is compiled.
         new = [label for label, run in runs.items() if not _begun(run)]
-        failed = [label for label in new if work(label, runs[label], until=0.0) == 1]
+        failed = [label for label in new if not spent() and work(label, runs[label], at_once) == 1]
+        if spent():  # a beginning may take minutes
+            print(f"{now()} the budget is spent; the same command goes on", flush=True)
+            return 130
         stacked = [label for label in runs if label not in failed]
         try:
-            table.run([partial(work, label, runs[label], beside=stacked) for label in stacked])
+            in_step = QuietWatch() if moment is None else Deadline(QuietWatch(), passed_in_step(table, moment))
+            table.run([partial(work, label, runs[label], in_step, stacked) for label in stacked])
         except Exception as error:
             print(f"{now()} the stack: failed: {type(error).__name__}: {error}; one by one", flush=True)
             alone, codes = {*alone, *stacked}, {label: codes[label] for label in failed}
     for label in configs:
         if label in alone and 130 not in codes.values():
-            work(label, opened(label, world))
+            work(label, opened(label, world), watched_until(QuietWatch(), moment))
     return max(codes.values(), default=0)
+
+
+def passed_in_step(table: Table, moment: float) -> Callable[[], bool]:
+    """Whether a moment has passed, decided once for all who were answered together.
+
+    They end their rounds one after another; the first to stop by the clock would leave a narrower stack to the others,
+    which must be compiled for the one round that they are ahead.
+    """
+
+    @lru_cache(1)
+    def decided(turn: int) -> bool:
+        return time.monotonic() >= moment
+
+    return lambda: decided(table.turns)
 
 
 def gathered(out: Path, labels: Collection[str]) -> Run:

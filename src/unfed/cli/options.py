@@ -32,7 +32,8 @@ ConfigArgument = Annotated[
 Methods = Annotated[str | None, typer.Option(help="Other methods than the config's, with commas: `not,ft,retrain`.")]
 Seed = Annotated[int | None, typer.Option(help="Which repetition, where a run has several.")]
 Budget = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Stop at the first save after this long: `90s`, `9m`, `1.5h`.")
+    str | None,
+    typer.Option(metavar="TIME", help="When this time is up, end the round, save, stop: `90s`, `9m`, `1.5h`."),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 Sets = Annotated[list[str], typer.Option("--set", help="Change a config key: `--set training.rounds=20`. Repeatable.")]
@@ -94,8 +95,8 @@ def with_device(sets: list[str], device: str | None) -> list[str]:
 
 
 def watched_until(watch: Watch, moment: float | None) -> Watch:
-    """The same watch, which stops the work at the first save after a moment, if there is one."""
-    return watch if moment is None else Deadline(watch, moment)
+    """The same watch, which has the work saved and stopped after the round in which a moment passes."""
+    return watch if moment is None else Deadline(watch, lambda: time.monotonic() >= moment)
 
 
 def moment_of(budget: str | None) -> float | None:

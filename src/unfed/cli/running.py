@@ -174,12 +174,12 @@ def _work(
         resumable(run),
         shown(run, stdout, as_json or quiet) as display,
         closing(tracked(run, track, display)) as followed,
-        logged(run, followed) as watch,
+        logged(run, watched_until(followed, moment)) as watch,
     ):
         if not (as_json or quiet):
             stdout.print(_headline(run), soft_wrap=True)
         try:
-            run.execute(watched_until(watch, moment))
+            run.execute(watch)
         except Refused:
             if run.folder.requests():  # what became of them is on record, and the report must say so
                 write_report(run)

@@ -34,6 +34,8 @@ class Table:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._here = threading.local()
+        self.turns = 0
+        """How often who waited was answered."""
         self._cuda: int | None = None
         if device is not None and device.type == "cuda":
             # "cuda" is the device that is current here; every thread begins with the first one.
@@ -52,7 +54,9 @@ class Table:
                 seat.go_on([])
             while (waiting := [s for s in seats if s.asked is not None]) and all(s.error is None for s in seats):
                 turn = _out_of_step(waiting) or waiting
-                for seat, blocks in zip(turn, _answers([s.asked for s in turn if s.asked]), strict=True):
+                answers = _answers([s.asked for s in turn if s.asked])
+                self.turns += 1
+                for seat, blocks in zip(turn, answers, strict=True):
                     seat.go_on(blocks)
         finally:
             for seat in seats:

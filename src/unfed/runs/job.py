@@ -5,10 +5,10 @@
        └── yes ─► go on:  round ─► evaluate if due ─► save if due ─► … ─► done or T rounds ─► save, write the model
 
 The original training is the job of Retrain on an empty scope. A state is saved after `begin`, at the end, and in
-between as the config says; it holds the tensors, the ledger and the length of the trajectory, so a job killed at any
-moment goes on from its last save and writes the same bytes again. A resumed NoT is therefore never negated twice:
-`begin` is not called once a state is there. What a sealed method left after `begin` is overwritten after its first
-round, whatever the config says.
+between as the config says, or a watch wants; it holds the tensors, the ledger and the length of the trajectory, so a
+job killed at any moment goes on from its last save and writes the same bytes again. A resumed NoT is therefore never
+negated twice: `begin` is not called once a state is there. What a sealed method left after `begin` is overwritten after
+its first round, whatever the config says.
 
 A request that is asked again goes on from its state too, unless another model is in force by then or other rows are
 out: then its state began at what counts no more, and the job begins anew.
@@ -282,7 +282,7 @@ class JobRunner:
         if self.method.seals and self._saved_round == 0:
             return True  # the perturbed model must not lie beside the old one any longer
         rounds, seconds = state.round - self._saved_round, time.monotonic() - self._saved_at
-        return self.world.config.checkpoint.due(rounds, seconds)
+        return self.world.config.checkpoint.due(rounds, seconds) or self.watch.wants_save(self.job)
 
     # --- what is written ------------------------------------------------------------------------------------------
 

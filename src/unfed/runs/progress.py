@@ -1,13 +1,13 @@
 """Looking on while a run works: a progress display, a heartbeat for `unfed status`, or nobody.
 
 A watch is told when a job begins, of each model that it reaches, after each of its rounds and saves, and when it ends;
-who wants to know what clients are asked gives an observer. It can change nothing.
+who wants to know what clients are asked gives an observer. It can change nothing but when a state is saved.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from unfed.engines.observed import Observer
@@ -34,6 +34,9 @@ class Watch(Protocol):
         That may be while the next round is at work, but before anything of that one is told.
         """
 
+    def wants_save(self, job: Job) -> bool:
+        """Whether the state is to be saved whatever the config says; asked after each round but the last."""
+
     def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
         """This state lies in the folder, with these histories."""
 
@@ -57,6 +60,10 @@ class QuietWatch:
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
         """Nothing."""
 
+    def wants_save(self, job: Job) -> bool:
+        """As the config says."""
+        return False
+
     def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
         """Nothing."""
 
@@ -64,16 +71,12 @@ class QuietWatch:
         """Nothing."""
 
 
-class OutOfTime(KeyboardInterrupt):
-    """The time that a command was given is spent; like an interruption, but just after a save."""
+class PassingWatch:
+    """Stands before another watch and passes everything on; who wants to do more derives from it."""
 
-
-class Deadline(QuietWatch):
-    """Passes everything on, and stops the work at the first save after a moment has passed."""
-
-    def __init__(self, watch: Watch, moment: float) -> None:
-        """`moment` is read on the monotonic clock."""
-        self._watch, self._moment = watch, moment
+    def __init__(self, watch: Watch) -> None:
+        """`watch` is who is told."""
+        self._watch = watch
 
     def observer(self, job: Job) -> Observer | None:
         """Whoever the other one lends."""
@@ -91,15 +94,40 @@ class Deadline(QuietWatch):
         """As the other one is told."""
         self._watch.goes_on(job, round, rounds, line)
 
+    def wants_save(self, job: Job) -> bool:
+        """As the other one says."""
+        return self._watch.wants_save(job)
+
     def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
-        """As the other one is told; then the time is looked at."""
+        """As the other one is told."""
         self._watch.saved(job, state, histories)
-        if time.monotonic() >= self._moment:
-            raise OutOfTime
 
     def ends(self, job: Job, outcome: str) -> None:
         """As the other one is told."""
         self._watch.ends(job, outcome)
+
+
+class OutOfTime(KeyboardInterrupt):
+    """The time that a command was given is spent; like an interruption, but just after a save."""
+
+
+class Deadline(PassingWatch):
+    """Has the work saved after the round in which a moment passes, and stops it there."""
+
+    def __init__(self, watch: Watch, passed: Callable[[], bool]) -> None:
+        """`passed` says whether it has."""
+        super().__init__(watch)
+        self._passed = passed
+
+    def wants_save(self, job: Job) -> bool:
+        """As the other one says; at once, when the moment has passed."""
+        return self._passed() or self._watch.wants_save(job)
+
+    def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
+        """As the other one is told; then the time is looked at."""
+        self._watch.saved(job, state, histories)
+        if self._passed():
+            raise OutOfTime
 
 
 class Clock:
@@ -139,39 +167,30 @@ class Clock:
         return self.left * (time.monotonic() - self._began) / self._counted
 
 
-class Heartbeat:
+class Heartbeat(PassingWatch):
     """Tells the folder, once a second, where the work is, and passes everything on."""
 
     def __init__(self, folder: RunFolder, jobs: Sequence[tuple[Job, int]], watch: Watch) -> None:
-        self._folder, self._watch = folder, watch
-        self._clock = Clock(jobs)
+        super().__init__(watch)
+        self._folder, self._clock = folder, Clock(jobs)
         for job, _ in jobs:
             if folder.finished(job):
                 self._clock.ended(job)
         self._last = 0.0
 
-    def observer(self, job: Job) -> Observer | None:
-        return self._watch.observer(job)
-
     def begins(self, job: Job, round: int, rounds: int) -> None:
         self._clock.at(job, round, rounds, counted=False)
         self._beat(job, round, rounds, force=True)
-        self._watch.begins(job, round, rounds)
-
-    def reached(self, job: Job, state: State, asked: Collection[str]) -> None:
-        self._watch.reached(job, state, asked)
+        super().begins(job, round, rounds)
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
         self._clock.at(job, round, rounds, counted=True)
         self._beat(job, round, rounds)
-        self._watch.goes_on(job, round, rounds, line)
-
-    def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
-        self._watch.saved(job, state, histories)
+        super().goes_on(job, round, rounds, line)
 
     def ends(self, job: Job, outcome: str) -> None:
         self._clock.ended(job)
-        self._watch.ends(job, outcome)
+        super().ends(job, outcome)
 
     def _beat(self, job: Job, round: int, rounds: int, force: bool = False) -> None:
         if force or time.monotonic() - self._last >= 1.0:

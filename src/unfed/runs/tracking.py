@@ -15,13 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unfed.engines.observed import Observer
 from unfed.errors import UnfedError, UnfedWarning, extra, listed, nearest
-from unfed.federation.history import History
-from unfed.federation.state import State
 from unfed.measures import columns
 from unfed.runs.folder import Job
-from unfed.runs.progress import QuietWatch, Watch
+from unfed.runs.progress import PassingWatch, QuietWatch, Watch
 from unfed.runs.run import Run
 from unfed.values import is_measured
 
@@ -189,33 +186,18 @@ def tracked(run: Run, names: Sequence[str], watch: Watch | None = None, folder: 
     return Several(watch or QuietWatch(), [TRACKERS[name](run, Path(folder)) for name in dict.fromkeys(names)])
 
 
-class Several(QuietWatch):
-    """One watch before others: who listens to engines is the first one's business."""
+class Several(PassingWatch):
+    """Trackers before another watch, who are told of rounds alone."""
 
-    def __init__(self, first: Watch, trackers: Sequence[Tracker]) -> None:
-        self._first, self._trackers = first, trackers
-
-    def observer(self, job: Job) -> Observer | None:
-        """Whoever the first one lends."""
-        return self._first.observer(job)
-
-    def begins(self, job: Job, round: int, rounds: int) -> None:
-        """As the first one is told."""
-        self._first.begins(job, round, rounds)
+    def __init__(self, watch: Watch, trackers: Sequence[Tracker]) -> None:
+        super().__init__(watch)
+        self._trackers = trackers
 
     def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
         """All are told."""
-        self._first.goes_on(job, round, rounds, line)
+        super().goes_on(job, round, rounds, line)
         for tracker in self._trackers:
             tracker.goes_on(job, round, rounds, line)
-
-    def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
-        """As the first one is told."""
-        self._first.saved(job, state, histories)
-
-    def ends(self, job: Job, outcome: str) -> None:
-        """As the first one is told."""
-        self._first.ends(job, outcome)
 
     def close(self) -> None:
         """The run is over, or was stopped."""

@@ -18,7 +18,7 @@ from unfed.federation.history import History
 from unfed.federation.state import State
 from unfed.model.digest import digests, fingerprint
 from unfed.runs.folder import Job
-from unfed.runs.progress import QuietWatch, Watch
+from unfed.runs.progress import PassingWatch, QuietWatch, Watch
 from unfed.runs.requests import now
 from unfed.runs.run import Run
 from unfed.trust import story
@@ -26,11 +26,12 @@ from unfed.trust.folder import TrustFolder
 from unfed.trust.participation import ROUND
 
 
-class LoggedWatch(QuietWatch):
+class LoggedWatch(PassingWatch):
     """Passes everything on, and logs it."""
 
     def __init__(self, run: Run, trust: TrustFolder, watch: Watch) -> None:
-        self._run, self._trust, self._watch = run, trust, watch
+        super().__init__(watch)
+        self._run, self._trust = run, trust
         self._rounds: dict[tuple[Any, ...], Mapping[str, Any]] = {}
         for leaf in trust.log.leaves:
             if leaf["type"] == ROUND:
@@ -43,11 +44,7 @@ class LoggedWatch(QuietWatch):
     def observer(self, job: Job) -> Observer | None:
         """Whoever the other one lends. What was asked for is entered before the method begins."""
         story.enter(self._run.folder, self._trust)
-        return self._watch.observer(job)
-
-    def begins(self, job: Job, round: int, rounds: int) -> None:
-        """As the other one is told."""
-        self._watch.begins(job, round, rounds)
+        return super().observer(job)
 
     def reached(self, job: Job, state: State, asked: Collection[str]) -> None:
         """A model, and who was asked to train for it."""
@@ -60,20 +57,12 @@ class LoggedWatch(QuietWatch):
             leaf = {"type": ROUND, "at": now(), **told}
             trust.log.append(leaf)
             self._rounds[_where(leaf)] = leaf
-        self._watch.reached(job, state, asked)
-
-    def goes_on(self, job: Job, round: int, rounds: int, line: Mapping[str, Any] | None) -> None:
-        """As the other one is told."""
-        self._watch.goes_on(job, round, rounds, line)
+        super().reached(job, state, asked)
 
     def saved(self, job: Job, state: State, histories: Mapping[str, History]) -> None:
         """What is saved is signed for."""
         self._trust.log.sign(self._trust.key)
-        self._watch.saved(job, state, histories)
-
-    def ends(self, job: Job, outcome: str) -> None:
-        """As the other one is told."""
-        self._watch.ends(job, outcome)
+        super().saved(job, state, histories)
 
 
 @contextmanager
