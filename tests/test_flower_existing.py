@@ -121,12 +121,13 @@ def test_who_is_connected_is_asked_as_often_for_many_nodes_as_for_few(example: A
     assert questions(9) == questions(4)  # each is a request to the SuperLink
 
 
-def test_a_used_strategy_is_not_used_again(example: Any) -> None:
-    used, arrays = FedAvgM(server_momentum=0.9), trained(example, 1)
-    again = Unlearn(lambda: used, None, [LEAVER])
-    again.start(nodes(example.client.app), arrays, num_rounds=1)
-    with pytest.raises(UnfedError, match="new strategy on every call"):
-        again.start(nodes(example.client.app), arrays, num_rounds=1)
+def test_a_strategy_that_may_have_been_used_is_refused_before_anybody_is_asked(example: Any) -> None:
+    used: Any = FedAvgM(server_momentum=0.9)
+    grid, arrays = nodes(example.client.app), used.start(nodes(example.client.app), trained(example, 1), 1).arrays
+    for factory in (lambda: used, used):
+        with pytest.raises(UnfedError, match=r"new strategy on every call, as lambda: FedAvgM\(…\) does"):
+            Unlearn(factory, None, [LEAVER]).start(grid, arrays, num_rounds=1)
+    assert grid.sent == []
 
 
 def test_a_strategy_of_flowers_older_api_is_told_where_to_go(example: Any) -> None:

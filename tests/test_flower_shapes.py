@@ -283,6 +283,23 @@ def halving(value: float = 1.0) -> ClientApp:
     return app
 
 
+def growing() -> ClientApp:
+    """Clients add one to every number, and evaluate as those that only echo do."""
+    app, echo = introduce(ClientApp()), echoing()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        sent = message.content.array_records["arrays"].to_torch_state_dict()
+        arrays = ArrayRecord({name: tensor + 1 for name, tensor in sent.items()})
+        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 2})}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return echo(message, context)
+
+    return app
+
+
 def test_replies_of_a_form_of_its_own_go_to_a_strategy_that_aggregates_by_itself() -> None:
     strategy = unlearn(lambda: Halves(fraction_evaluate=0))
     result = strategy.start(foreign_grid(app=halving(0.5)), ARRAYS, num_rounds=1)
@@ -444,6 +461,22 @@ def test_after_a_round_that_changed_nothing_the_rounds_keep_their_numbers(tmp_pa
     assert kept(tmp_path / "e").get("abandoned", []) == []
 
 
+def test_a_page_says_which_rounds_changed_nothing(tmp_path: Path) -> None:
+    grid = foreign_grid(app=growing())
+
+    def fails_in_round_two(message: Message, reply: Message) -> Message:
+        training = message.metadata.message_type == "train"
+        return Message(Error(2, "a bad day"), reply_to=message) if training and len(trainings()) > 3 else reply
+
+    def trainings() -> list[Message]:
+        return [message for message in grid.sent if message.metadata.message_type == "train"]
+
+    grid.tamper = dict.fromkeys((1001, 1002, 1003), fails_in_round_two)
+    unlearn(evidence=tmp_path).start(grid, ARRAYS, num_rounds=2)
+    page = foreign_page(kept(tmp_path), "a page")
+    assert '<th scope="row">1</th>' in page and '<th scope="row">2, changed nothing</th>' in page
+
+
 def test_evidence_that_knows_one_of_two_by_no_name_is_no_whole_deny_list(tmp_path: Path) -> None:
     strategy = Unlearn(FedAvg, negate_arrays("w"), [node_with(partition_id=0), 1003], wait=0, evidence=tmp_path)
     strategy.start(foreign_grid(), ARRAYS, num_rounds=1)
@@ -472,18 +505,8 @@ def test_a_page_says_that_nobody_was_asked_of_the_last_model(tmp_path: Path) -> 
         ) -> Iterable[Message]:
             return super().configure_evaluate(server_round, arrays, config, grid) if server_round < 2 else []
 
-    def grown(message: Message, reply: Message) -> Message:
-        if message.metadata.message_type != "train":
-            return reply
-        old = reply.content.array_records["arrays"]["w"].numpy()
-        metrics = MetricRecord({"num-examples": 2})
-        return Message(
-            RecordDict({"arrays": ArrayRecord({"w": torch.tensor(old + 1)}), "metrics": metrics}), reply_to=message
-        )
-
-    for tamper, said in ((grown, True), (lambda message, reply: reply, False)):
-        grid, folder = foreign_grid(), tmp_path / str(said)
-        grid.tamper = dict.fromkeys((1001, 1002, 1003), tamper)
-        unlearn(Rarely, evidence=folder).start(grid, ARRAYS, num_rounds=2)
+    for app, said in ((growing(), True), (echoing(), False)):
+        folder = tmp_path / str(said)
+        unlearn(Rarely, evidence=folder).start(foreign_grid(app=app), ARRAYS, num_rounds=2)
         page = foreign_page(kept(folder), "a page")
         assert (">the clients that stay, after round 1; nobody was asked of the last model<" in page) == said

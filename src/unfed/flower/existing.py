@@ -242,16 +242,17 @@ class Unlearn(Strategy):
         evidence.undone(asked=asked, evaluate=said, server=worth.to_the_server(back), leaver=answers)
 
     def _built(self) -> Strategy:
-        inner = self._factory()
+        make = self._factory if callable(self._factory) else lambda: self._factory
+        inner: Any = make()
         if not isinstance(inner, Strategy):
             raise UnfedError(
                 f"strategy_factory returned {type(inner).__module__}.{type(inner).__name__}, which is no strategy of"
                 " flwr.serverapp; take that one's namesake there, or run Flower's older API over a SubsetGrid."
             )
-        if inner is self._inner:
+        if inner is make():
             raise UnfedError(
-                "strategy_factory must return a new strategy on every call; a used one carries the leaver in its"
-                " momentum."
+                f"strategy_factory must make a new strategy on every call, as lambda: {type(inner).__name__}(…) does; a"
+                " used one carries the leaver in its momentum."
             )
         if type(inner).start is not Strategy.start:
             raise UnfedError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from unfed.report.html import page
@@ -35,7 +36,9 @@ def foreign_page(kept: Mapping[str, Any], title: str) -> str:
         measured=_measured(kept),
         arrays=kept["arrays"],
         metrics=_metrics(kept),
-        asked=[{"round": line["round"], **_asked(line)} for line in rounds],
+        asked=[
+            {"round": f"{line['round']}{same}", **_asked(line)} for line, same in zip(rounds, _idle(kept), strict=True)
+        ],
         refused=[one for line in rounds for one in line["refused"]],
         broken=[{"round": f"{line['round']}, broken off", **_asked(line)} for line in broken],
         missing=_forgotten_rows(kept) | MISSING | _not_undone(kept) | failed,
@@ -72,6 +75,12 @@ def _not_undone(kept: Mapping[str, Any]) -> dict[str, str]:
     """Why nobody tried to take the perturbation back; nothing where somebody did."""
     tried = kept.get("undo", {"reason": "nobody took the perturbation back to see (undo=True of the evidence does)"})
     return {"Undoing": not_measured(tried["reason"])} if "reason" in tried else {}
+
+
+def _idle(kept: Mapping[str, Any]) -> list[str]:
+    """Of each round whether it changed nothing: what is not heard, or refused, trains no model."""
+    models = [kept["arrays"]["perturbed"], *(line["arrays"] for line in kept["rounds"])]
+    return [", changed nothing" if new == old else "" for old, new in pairwise(models)]
 
 
 def _asked(line: Mapping[str, Any]) -> dict[str, str]:
