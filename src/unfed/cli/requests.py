@@ -23,18 +23,21 @@ from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumab
 from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError, members
 from unfed.measures import trajectory
-from unfed.methods import Retrain
+from unfed.methods import NoT, Retrain
+from unfed.methods.sealed import Sealed
 from unfed.report import wording
 from unfed.report.words import again_words, gate_words, left_before
-from unfed.runs.affected import ending
+from unfed.runs.affected import ending, lasting_method
+from unfed.runs.folder import Job
 from unfed.runs.in_force import in_force
 from unfed.runs.onlooker import logged, request_name
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.requests import now
 from unfed.runs.run import Run
-from unfed.runs.turning_back import inverse_of
+from unfed.runs.turning_back import MINUS, inverse_by, inverse_of
 
 stdout = Console(highlight=False)
+stderr = Console(stderr=True, highlight=False)
 
 
 def forget(
@@ -43,7 +46,8 @@ def forget(
     classes: Annotated[list[int], typer.Option("--class", help="A class to forget. Repeatable.")] = [],  # noqa: B006
     samples: Annotated[Path | None, typer.Option(help="A CSV file `client,position` of single samples.")] = None,
     method: Annotated[
-        str | None, typer.Option(help="Which method; see `unfed methods`. Default: not, or as last time.")
+        str | None,
+        typer.Option(help="See `unfed methods`. Default: not, which can be undone, or as last time."),
     ] = None,
     deleted: Annotated[bool, typer.Option("--deleted", help="The data is gone: ask nobody to train on it.")] = False,
     until: Annotated[
@@ -104,12 +108,14 @@ def forget(
         _refuse_unclear(count, name, opening)
     elif count or name or deleted or expires:
         raise UnfedError("A signed request says itself what to forget; leave the other ways to say it out.")
-    opened = Run.open(run)
+    opened, loud = Run.open(run), not (as_json or quiet)
     _known_clients(client, [str(one) for one in opened.description.get("clients") or ()])
     if signed is not None:
         asked = replace(_how(RequestOptions(), within, layers, sets, max_drop, accept), together=together)
+        if method is None and loud:
+            _warn_of_default(opened, asked, ["--request", signed, *(["--opening", opening] if opening else [])])
         name, sentence = received(opened, signed, opening, (method or "not", until or "recovered", seed, asked))
-        if not (as_json or quiet):
+        if loud:
             stdout.print(escape(sentence), soft_wrap=True)
     name = name or request_name(opened.folder, given)
     known = opened.queue.find(name)
@@ -121,9 +127,13 @@ def forget(
         )
     else:
         request = known.request
+    how = _how(known.how if known else RequestOptions(), within, layers, sets, max_drop, accept)
+    if method is None and known is None and loud:
+        words: list[object] = [word for one in client for word in ("--client", one)]
+        words += [word for one in classes for word in ("--class", one)] + (["--samples", samples] if samples else [])
+        _warn_of_default(opened, how, words + ([] if seed is None else ["--seed", seed]))
     method = method or (known.method if known else "not")
     until = until or (known.until if known else "recovered")
-    how = _how(known.how if known else RequestOptions(), within, layers, sets, max_drop, accept)
     how = replace(how, together=together or (known is not None and known.how.together))
     if wait:
         with entered(opened.folder):
@@ -137,12 +147,29 @@ def forget(
         write_report(opened)
         raise
     _tell_outcome(opened, outcome.status, request.id, as_json, quiet)
-    if together and outcome.status == "done" and len(outcome.entry.together) < 2 and not (as_json or quiet):
+    if together and outcome.status == "done" and len(outcome.entry.together) < 2 and loud:
         stdout.print(
             "Nobody else waited to share its recovery: --wait files a request without serving it, and then"
             f" `{escape(opened.command('resume'))}` takes up together what waits.",
             soft_wrap=True,
         )
+
+
+def _warn_of_default(run: Run, how: RequestOptions, words: list[object]) -> None:
+    """Say before anything is done that NoT, which nobody chose, does not last, and what does."""
+    label = NoT.name
+    inverse = inverse_by(run.folder, how.on(run.config, label), Job(run.config.seed_list[0], None, label))
+    if inverse is None:
+        return
+    other = lasting_method(run)
+    lasts = "does, where it was measured" if other == Sealed.name else "does"
+    again = f", and so would a second {NoT.title}" if inverse == MINUS else ""
+    stderr.print(
+        f"[bold yellow]note:[/bold yellow] no --method was given, so it is {NoT.title}, which does not last: {inverse}"
+        f" brings back what leaves{again};"
+        f" `{escape(run.command('forget', *words, '--method', other))}` {lasts}.",
+        soft_wrap=True,
+    )
 
 
 def _refuse_unclear(ways: int, name: str | None, opening: Path | None) -> None:

@@ -120,8 +120,7 @@ def _end(run: Record, seen: _Seen) -> str:
 def ending(run: Record, entry: Entry) -> str:
     """The command that ends the way back to what a request took out.
 
-    It is a request of its own by a method that lasts; recorded history would tell Sealed's draw. Empty for a list of
-    rows, and where no request can be filed here.
+    It is a request of its own by a method that lasts. Empty for a list of rows, and where no request can be filed here.
     """
     asked = entry.request
     whom = [word for name in asked.clients for word in ("--client", name)]
@@ -129,16 +128,19 @@ def ending(run: Record, entry: Entry) -> str:
     if not whom or elsewhere(run.description) or run.description.get("call"):
         return ""
     seed = ["--seed", entry.seed] if len(run.config.seed_list) > 1 else []
-    method = "retrain" if _recorded(run) else "sealed"
-    return run.command("forget", *whom, *seed, "--method", method, "--id", f"{asked.id}-lasts")
+    return run.command("forget", *whom, *seed, "--method", lasting_method(run), "--id", f"{asked.id}-lasts")
 
 
-def _recorded(run: Record) -> bool:
-    """Whether a history was recorded, without building a method."""
+def lasting_method(run: Record) -> str:
+    """The method that leaves no way back in a run, without building one.
+
+    It is Retrain where a history was recorded, which would tell Sealed's draw.
+    """
     compared = [METHODS.get(run.config.methods.name_of(label)) for label in run.config.methods.run]
-    return bool(run.config.training.record) or any(
+    recorded = bool(run.config.training.record) or any(
         kind is not None and "history" in kind.needs for kind in compared if run.config.request
     )
+    return "retrain" if recorded else "sealed"
 
 
 def _ways_back(run: Record, seen: _Seen) -> dict[Job, tuple[str, str]]:

@@ -27,13 +27,13 @@ def inverse_of(folder: RunFolder, config: Config, entry: Entry) -> str | None:
 def inverse_by(folder: RunFolder, config: Config, job: Job) -> str | None:
     """The same of a method as a config has it."""
     if config.methods.name_of(job.label) != NoT.name:
-        return _MINUS if negated_by(folder, job) else None
+        return MINUS if negated_by(folder, job) else None
     perturbation = str(config.methods.said(job.label, "perturbation", NoT.perturbation))
     if perturbation in REDRAWN:
         return f"the same draw of {perturbation!r}, which follows from the run's seed and the request's name"
     if perturbation not in INVERSES:
         return None
-    return _MINUS if perturbation == "negate" else f"the inverse of {perturbation!r}"
+    return MINUS if perturbation == "negate" else f"the inverse of {perturbation!r}"
 
 
 def negated_by(folder: RunFolder, job: Job) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def turned_back(folder: RunFolder, config: Config, line: Sequence[Entry]) -> Ite
         yield entry
 
 
-_MINUS = "one minus sign"
+MINUS = "one minus sign"
 
 
 def _job(entry: Entry) -> Job:
