@@ -219,6 +219,14 @@ def test_the_server_needs_no_data_of_its_own(tmp_path: Path) -> None:
     assert isinstance(run.lines()[-1]["forget"], float)
 
 
+def test_where_the_servers_data_fits_no_node_the_sentence_says_whose_it_is(tmp_path: Path) -> None:
+    own = {"loader": "test_flower_engine:three_images", "side": 12, "device": "cpu"}
+    grid = InProcessGrid({"client": f"site-{k}", **own} for k in range(4))
+    with pytest.raises(Refused, match=r"shape \(1, 12, 12\), the federation's \(1, 8, 8\)\); .* say server-data=false"):
+        serve(grid, values(tmp_path / "run", mode="train"))
+    assert not (tmp_path / "run").exists()
+
+
 # --- crashes ----------------------------------------------------------------------------------------------------------
 
 

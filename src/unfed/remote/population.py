@@ -113,7 +113,8 @@ def meet(
     refused |= {name: reason for name, reason in misfits.items() if reason}
     if told and all(name in refused for name in told):
         name, reason = next(iter(refused.items()))
-        raise Refused(f"No node fits this federation (client {name}: {reason}); mend the nodes' data.")
+        or_else = "" if own is None else ", or say server-data=false: so far the server's own data set says what fits"
+        raise Refused(f"No node fits this federation (client {name}: {reason}); mend the nodes' data{or_else}.")
     return Meeting(order, held, refused, met, shape, classes)
 
 
