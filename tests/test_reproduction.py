@@ -634,6 +634,24 @@ def test_two_trainings_of_one_seed_are_said_with_the_points_between_them(first: 
     assert reproduction._trained_again(last) == "", "everything was run again from one θ*"
 
 
+def test_a_model_that_another_item_trained_too_is_compared_with_it(first: Run) -> None:
+    """A client leaves in one result, a class in the other: one θ*, if the settings of training are the same."""
+    kept = record.kept(first, "abc")
+    (about,) = kept.made
+    train = kept.jobs["0/None/train"]
+    jobs = {"0/None/train": {**train, "test": [value - 0.5 for value in train["test"]]}}
+    made = {**about, "created": "2099-01-01T00:00:00Z", "jobs": sorted(jobs), "trained": {"0": "other"}}
+    config = {**kept.config, "request": [{"id": "class-0", "classes": [0]}]}
+    later = replace(kept, config=config, made=(made,), jobs=jobs)
+    said = reproduction._trained_elsewhere(later, [kept, later])
+    assert f"as for `results/{kept.preset}-{kept.key}.json` and is not the same, at most 0.50 points" in said
+    assert reproduction._trained_elsewhere(kept, [kept, later]) == "", "it is said of the later one"
+    same = replace(later, made=({**made, "trained": about["trained"]},))
+    untold = replace(later, made=({name: value for name, value in made.items() if name != "trained"},))
+    otherwise = replace(later, config={**config, "training": {**config["training"], "lr": 0.5}})
+    assert [reproduction._trained_elsewhere(one, [kept]) for one in (same, untold, otherwise)] == ["", "", ""]
+
+
 def test_shares_of_clients_are_compared_after_equally_many_rounds(first: Run, tmp_path: Path) -> None:
     """Ten percent was run at two lengths, fifty and ninety at the shorter one: that is the one that is shown."""
     item, kept = paper_items()["figure-6"], record.kept(first, "abc")

@@ -290,7 +290,7 @@ def of_results(item: Item, kept: Sequence[record.Kept]) -> Found:
         one, different = found[0]
         there[spec.name] = _chosen(record.current(one), spec)
         within[spec.name] = Config.kept(one.config).evaluation.recovered_within
-        said.append(about(spec, one, different, there[spec.name]))
+        said.append(about(spec, one, different, there[spec.name]) + _trained_elsewhere(one, kept))
         apart[spec.name] = different
     return Found(_section(item, there, within) if there else None, said, absent, [*cut_short(apart)], old)
 
@@ -380,6 +380,15 @@ def _trained_again(kept: record.Kept) -> str:
             f" θ* of seed {seed} was trained more than once and is not the same ({who} began at different ones{apart})."
         )
     return told
+
+
+def _trained_elsewhere(found: record.Kept, kept: Sequence[record.Kept]) -> str:
+    """Where θ* is that of an earlier result trained again, and not the same: a large one is not carried from there."""
+    return "".join(
+        f" θ* of seed {seed} was trained again as for `results/{other.preset}-{other.key}.json` and is not the same, at"
+        f" most {points:.2f} points of accuracy apart at the evaluated rounds."
+        for seed, other, points in record.trained_elsewhere(found, kept)
+    )
 
 
 def took(kept: record.Kept, methods: Collection[str]) -> str:

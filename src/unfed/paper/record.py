@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,7 @@ from unfed.methods import METHODS
 from unfed.model.digest import fingerprint
 from unfed.paper import kept_files
 from unfed.paper.kept_files import SCHEMA
-from unfed.runs import config_differences, revisions
+from unfed.runs import config_differences, revisions, same_training
 from unfed.runs.config import Config
 from unfed.runs.folder import digests_at
 from unfed.runs.run import Run
@@ -72,11 +72,16 @@ class Kept:
 
 def key_of(config: Mapping[str, Any]) -> str:
     """The digest of what a result depends on, but for its seed and its method."""
+    return hashlib.sha256(json.dumps(_telling(config), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _telling(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config without what changes no number."""
     said = Config.kept(config).to_json()
     rest = {name: value for name, value in said.items() if name not in ASIDE}
     for table, names in UNTOLD.items():
         rest[table] = {name: value for name, value in rest.get(table, {}).items() if name not in names}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:12]
+    return rest
 
 
 def kept(run: Run, commit: str, beside: Sequence[str] = ()) -> Kept:
@@ -119,6 +124,34 @@ def retrained_otherwise(found: Kept) -> dict[str, float | None]:
             points[seed] = max(most, points.get(seed) or 0.0)
     points |= {seed: None for seed, own in seen.items() if len(own) > 1 and seed not in points}
     return {seed: most for seed, most in sorted(points.items()) if len(_thetas(found, seed)) > 1}
+
+
+def trained_elsewhere(found: Kept, others: Iterable[Kept]) -> Iterator[tuple[str, Kept, float]]:
+    """The seeds whose θ* an earlier result has from the same settings, with another fingerprint.
+
+    Each with that result, and the most points by which an accuracy of θ* differs.
+    """
+    for other in others:
+        if _since(other) >= _since(found) or _trains(other.config) != _trains(found.config):
+            continue
+        for seed in map(str, found.seeds):
+            job, (mine, theirs) = f"{seed}/None/train", (_fingerprints(one, seed) for one in (found, other))
+            if mine and theirs and not mine & theirs and job in found.jobs and job in other.jobs:
+                yield seed, other, _most_apart(other.jobs[job], found.jobs[job])
+
+
+def _fingerprints(found: Kept, seed: str) -> set[str]:
+    return {about["trained"][seed] for about in found.made if seed in about.get("trained", {})}
+
+
+def _since(found: Kept) -> str:
+    return min(str(about["created"]) for about in found.made)
+
+
+def _trains(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What θ* depends on, but for its seed."""
+    said = _telling(config)
+    return {name: value for name, value in said.items() if name not in same_training.ASIDE}
 
 
 def _thetas(found: Kept, seed: str) -> set[str]:
