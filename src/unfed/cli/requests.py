@@ -21,6 +21,8 @@ from unfed.cli.display import percent, shown
 from unfed.cli.logged import entered, received
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
 from unfed.data import Request, SampleList
+from unfed.data.sample_list import Samples
+from unfed.data.scope import held
 from unfed.errors import Refused, UnfedError, members
 from unfed.measures import trajectory
 from unfed.methods import NoT, Retrain
@@ -28,6 +30,7 @@ from unfed.methods.sealed import Sealed
 from unfed.report import wording
 from unfed.report.words import again_words, gate_words, left_before
 from unfed.runs.affected import ending, lasting_method
+from unfed.runs.elsewhere import elsewhere
 from unfed.runs.folder import Job
 from unfed.runs.in_force import in_force
 from unfed.runs.onlooker import logged, request_name
@@ -44,7 +47,7 @@ def forget(
     run: RunArgument,
     client: Annotated[list[str], typer.Option(help="A client that leaves. Repeatable.")] = [],  # noqa: B006
     classes: Annotated[list[int], typer.Option("--class", help="A class to forget. Repeatable.")] = [],  # noqa: B006
-    samples: Annotated[Path | None, typer.Option(help="A CSV file `client,position` of single samples.")] = None,
+    samples: Annotated[Path | None, typer.Option(help="A CSV file of samples: `row`, or `client,position`.")] = None,
     method: Annotated[
         str | None,
         typer.Option(help="See `unfed methods`. Default: not, which can be undone, or as last time."),
@@ -101,8 +104,7 @@ def forget(
     The same id twice is served once; a request that was denied is tried again. Exit code 3 if this one is denied.
     """
     read = SampleList.read(samples) if samples else None
-    listed, digest = (read.samples, read.sha256) if read else ((), None)
-    given = {"clients": client, "classes": classes, "samples": listed}
+    given: dict[str, Any] = {"clients": client, "classes": classes, "samples": read and (read.rows or read.samples)}
     count = sum(bool(value) for value in given.values())
     if signed is None:
         _refuse_unclear(count, name, opening)
@@ -110,6 +112,7 @@ def forget(
         raise UnfedError("A signed request says itself what to forget; leave the other ways to say it out.")
     opened, loud = Run.open(run), not (as_json or quiet)
     _known_clients(client, [str(one) for one in opened.description.get("clients") or ()])
+    listed = given["samples"] = () if read is None else _looked_up(opened, read, seed)
     if signed is not None:
         asked = replace(_how(RequestOptions(), within, layers, sets, max_drop, accept), together=together)
         if method is None and loud:
@@ -120,6 +123,7 @@ def forget(
     name = name or request_name(opened.folder, given)
     known = opened.queue.find(name)
     if count:
+        digest = None if read is None else read.sha256
         request = Request(name, tuple(client), tuple(classes), listed, deleted=deleted, listed=digest)
     elif known is None:
         raise UnfedError(
@@ -191,6 +195,29 @@ def _known_clients(asked: list[str], there: list[str]) -> None:
                 f"--client takes one client; for several say {' '.join(f'--client {part}' for part in parts)}."
             )
         raise UnfedError(f"This run has no client {one!r}; it has {members(there)}.")
+
+
+def _looked_up(opened: Run, read: SampleList, seed: int | None) -> Samples:
+    """Client and position of each sample of a list; a row of the data set is looked up by its number."""
+    central = opened.config.setting == "central"
+    if not (read.rows or central):
+        return read.samples
+    if elsewhere(opened.description):
+        raise UnfedError(
+            "The clients of this run are elsewhere and number their rows themselves; list client,position."
+        )
+    world = opened.world(opened.one_seed(seed))
+    if read.rows and not world.dataset.in_order:
+        raise UnfedError(
+            "This run drew its training rows from the data set itself (data.test_size, data.train_size, or no test part"
+            " of its own), so their numbers are not the data set's; list client,position, or return (train, test)."
+        )
+    if not read.rows and world.dataset.in_order:
+        raise UnfedError(
+            f"One place holds all data here, in an order that was drawn, so {read.source} would name other samples than"
+            " it seems to; give it the header row, and one row of the training set, from 0 on, a line."
+        )
+    return held(world.population.clients, read.rows) if read.rows else read.samples
 
 
 def _how(

@@ -52,6 +52,8 @@ class Dataset:
     """To which group each training row belongs, where the data set says so."""
     groups: tuple[str, ...] = ()
     """The names of the groups."""
+    in_order: bool = True
+    """Whether training rows have the numbers that whoever gave the data knows: none was held out or left away."""
 
     def thinned(self, rows: int, seed: int) -> Dataset:
         """The same with so many training rows, drawn by the seed."""
@@ -60,7 +62,7 @@ class Dataset:
             raise UnfedError(f"data.train_size asks for {rows} training rows, and {self.name!r} {many}; leave it out.")
         kept = rng.order(rng.as_key(rng.key(seed, "train size")), len(self.train))[:rows].sort().values
         owners = None if self.owners is None else self.owners[kept]
-        return replace(self, train=self.train.some(kept), owners=owners)
+        return replace(self, train=self.train.some(kept), owners=owners, in_order=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +124,8 @@ def load(
     def source(images: Tensor, labels: Tensor) -> TensorSource:
         return TensorSource(images.to(device), labels, classes=len(raw.classes), transform=chosen, dtype=dtype)
 
-    return Dataset(name, source(x, y), source(test_x, test_y), raw.classes, owners, raw.groups)
+    as_given = raw.test is not None and test_size is None
+    return Dataset(name, source(x, y), source(test_x, test_y), raw.classes, owners, raw.groups, as_given)
 
 
 def _changed(own: Transform, changes: Mapping[str, Any]) -> Transform:

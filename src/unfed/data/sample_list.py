@@ -1,10 +1,13 @@
 """A list of single samples.
 
-It is a CSV file with the header `client,position`, read once and kept as it was.
+It is a CSV file with the header `client,position`, or `row`, read once and kept as it was.
 
-    client,position
-    clinic-3,17
-    clinic-3,42
+    client,position           row
+    clinic-3,17               1052
+    clinic-3,42               703
+
+A position counts in the client's own order, which is drawn where a data set is dealt to clients; a row is the number
+that the training set itself gives.
 
 What a list says is its text. The text is kept with its SHA-256 (what `sha256sum` says of the file), so that a request
 means the same rows after the file is gone or was replaced.
@@ -27,6 +30,8 @@ Samples = tuple[tuple[str, int], ...]
 MOST_BYTES = 64 * 2**20
 MOST_ROWS = 1_000_000
 _DIGITS = 15  # more than any client holds rows
+_HEADERS = (["client", "position"], ["row"])
+_NOBODY = ""  # whose a row is that is named by its number; no client is called so
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,18 @@ class SampleList:
     @property
     def samples(self) -> Samples:
         """(client, position) of every line; a mistake is named with its line."""
+        if self.rows:
+            raise UnfedError(
+                f"The sample list {self.source} names rows of the data set, which `unfed forget` of a run whose data"
+                " lies here can look up, and nobody else; write client,position."
+            )
         return _parsed(self.text, self.source)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The rows of the training set, where the list names these, and else none."""
+        found = _parsed(self.text, self.source)
+        return tuple(row for _, row in found) if found[0][0] == _NOBODY else ()
 
 
 def read_samples(path: str | Path) -> Samples:
@@ -78,13 +94,14 @@ def _parsed(text: str, path: str) -> Samples:
         raise _unreadable(path, error) from error
     if not numbered:
         raise UnfedError(f"The sample list {path} is empty; write the header client,position and one line per sample.")
-    if numbered[0][1] != ["client", "position"]:
-        raise UnfedError(f"Line {numbered[0][0]} of {path} must be the header client,position; add it.")
+    header = numbered[0][1]
+    if header not in _HEADERS:
+        raise UnfedError(f"Line {numbered[0][0]} of {path} must be the header client,position, or row; add it.")
     if len(numbered) == 1:
         raise UnfedError(f"The sample list {path} has a header and no sample; add one line per sample.")
     first: dict[tuple[str, int], int] = {}
     for line, cells in numbered[1:]:
-        sample = _read_line(path, line, cells)
+        sample = _read_line(path, line, cells, header)
         if sample in first:
             raise UnfedError(f"Line {line} of {path} repeats line {first[sample]}; remove one of them.")
         first[sample] = line
@@ -104,9 +121,13 @@ def _numbered(text: str, path: str) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, [cell.strip() for cell in line]
 
 
-def _read_line(path: str, line: int, cells: list[str]) -> tuple[str, int]:
-    if len(cells) != 2 or not cells[0]:
-        raise UnfedError(f"Line {line} of {path} must hold a client and a position, not {','.join(cells)[:100]!r}.")
-    if not (cells[1].isascii() and cells[1].isdigit() and len(cells[1]) <= _DIGITS):
-        raise UnfedError(f"Line {line} of {path} has the position {cells[1][:100]!r}; it must be an integer from 0 on.")
-    return cells[0], int(cells[1])
+def _read_line(path: str, line: int, cells: list[str], header: list[str]) -> tuple[str, int]:
+    if len(cells) != len(header) or not cells[0]:
+        what = " and ".join(f"a {name}" for name in header)
+        raise UnfedError(f"Line {line} of {path} must hold {what}, not {','.join(cells)[:100]!r}.")
+    number = cells[-1]
+    if not (number.isascii() and number.isdigit() and len(number) <= _DIGITS):
+        raise UnfedError(
+            f"Line {line} of {path} has the {header[-1]} {number[:100]!r}; it must be an integer from 0 on."
+        )
+    return cells[0] if len(cells) == 2 else _NOBODY, int(number)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from unfed import rng
 from unfed.data.partition import portion
+from unfed.data.sample_list import Samples
 from unfed.data.source import Source
 from unfed.errors import UnfedError, listed, members, nearest
 
@@ -207,6 +208,18 @@ def mark(clients: Sequence[ClientData], requests: Sequence[Request], seed: int) 
             " ask for less."
         )
     return tuple(marked)
+
+
+def held(clients: Sequence[ClientData], rows: Sequence[int]) -> Samples:
+    """Who holds these rows of the training set, and at which position of its own."""
+    places = {row: (client.name, place) for client in clients for place, row in enumerate(client.rows.tolist())}
+    for row in rows:
+        if row not in places:
+            raise UnfedError(
+                f"No client of this run holds row {row}; rows are those of the training set, from 0 on, and its clients"
+                f" hold {len(places)} of them."
+            )
+    return tuple(places[row] for row in rows)
 
 
 def own_marks(client: ClientData, requests: Sequence[Request], seed: int) -> Tensor:
