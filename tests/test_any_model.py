@@ -382,6 +382,16 @@ def test_a_model_with_fewer_outputs_than_classes_is_refused_before_it_trains(
     assert gives in said and "10 classes" in said and not (tmp_path / "run").exists()
 
 
+def frozen(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes)).requires_grad_(False)
+
+
+def test_a_model_of_which_nothing_trains_is_refused_in_a_run_too(tmp_path: Path) -> None:
+    with unfed.allow_code(), pytest.raises(UnfedError, match="No parameter of the model can be trained"):
+        unfed.Run.create(Config.preset("demo", ["model.name='test_any_model:frozen'"]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_layer_without_a_shape_is_named() -> None:
     with pytest.raises(UnfedError, match=r"'1\.weight' has no shape yet.*call the model once"):
         unfed.unlearn(nn.Sequential(nn.Flatten(), nn.LazyLinear(2)), retain=(SIZES, Y), forget=(SIZES[:3] + 9, Y[:3]))

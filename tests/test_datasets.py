@@ -176,3 +176,13 @@ def test_a_factory_that_breaks_the_rules_is_refused(
 def test_a_name_that_leads_nowhere_is_refused(name: str, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UnfedError, match=sentence):
         load(name, **options)
+
+
+def test_names_in_the_place_of_class_numbers_are_refused_with_what_numbers_them(
+    factory: Callable[[Any], str],
+) -> None:
+    x, names = np.zeros((4, 3), np.float32), np.array(["cat", "dog", "dog", "cat"])
+    with pytest.raises(UnfedError, match=r"Labels must be numbers, not an array of <U3; .*return_inverse"):
+        load(factory(lambda: ((x, names), (x, names))))
+    numbers = np.unique(names, return_inverse=True)[1]
+    assert load(factory(lambda: ((x, numbers), (x, numbers)))).train.labels.tolist() == [0, 1, 1, 0]

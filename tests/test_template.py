@@ -167,6 +167,46 @@ def test_padded_rows_do_not_touch_batch_statistics(shape: Any, momentum: float |
     assert int(params["0.num_batches_tracked"]) == 1
 
 
+def test_batchnorm_that_averages_over_all_batches_is_the_same_in_a_stack() -> None:
+    template = Template(net(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=None)), (6,)).to("cpu", torch.float64)
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+
+    def step(params: dict[str, Tensor], rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        own = dict(params)
+        return template.bind(own, key=KEY)(rows), {n: own[n] for n in template.state}
+
+    stacked = {n: torch.stack([t, t]) for n, t in template.like.items()}
+    out, state = torch.vmap(step)({n: t.clone() for n, t in stacked.items()}, x)
+    for client in range(2):
+        params = {n: t.clone() for n, t in template.like.items()}
+        alone = template.bind(params, key=KEY)(x[client])
+        truth = copy.deepcopy(template.module).train()
+        assert torch.allclose(out[client], alone) and torch.allclose(alone, truth(x[client]))
+        assert torch.allclose(state["1.running_var"][client], truth.get_buffer("1.running_var"))
+
+
+def test_a_layer_that_is_made_in_the_first_call_is_refused() -> None:
+    class Late(nn.Module):
+        """A head that is as wide as what comes to it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(6, 4)
+            self.head: nn.Linear | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.body(x)
+            if self.head is None:
+                self.head = nn.Linear(x.shape[1], 2)
+            return self.head.forward(x)
+
+    with pytest.raises(UnfedError, match=r"makes 'head\.weight' only when it is first called, .* neither trained"):
+        Template(Late(), (6,))
+    called = Late()
+    called(torch.zeros(2, 6))
+    assert "head.weight" in Template(called, (6,)).trainable
+
+
 def test_weighted_batchnorm_without_weights_is_pytorchs_own() -> None:
     layer = nn.BatchNorm2d(3)
     x = torch.randn(4, 3, 2, 2)

@@ -55,8 +55,6 @@ def own_world(config: Config, given: Given) -> World:
         raise UnfedError(f"test rows have the shape {list(test.shape)}, training rows {list(train.shape)}.")
     rows = torch.arange(len(train))
     template = template_of(config, given.model, train.shape, device, train.inputs)
-    if not template.trainable:
-        raise UnfedError("No parameter of the model can be trained; set requires_grad on those that should move.")
     params = cast(params_of(given.model), dtype, device)
     check_like(params, template.like, "The model")  # finds NaN and infinity
     flops = forward_flops(template)

@@ -337,6 +337,12 @@ def _as_tensors(part: Any) -> Pair | None:
         return None
     if not all(isinstance(value, (Tensor, np.ndarray)) for value in part):
         return None
+    for what, value in zip(("Samples", "Labels"), part, strict=True):
+        if isinstance(value, np.ndarray) and value.dtype.kind not in "biuf":
+            raise UnfedError(
+                f"{what} must be numbers, not an array of {value.dtype}; of names,"
+                " numpy.unique(names, return_inverse=True)[1] makes class numbers from 0 on."
+            )
     return torch.as_tensor(part[0]), torch.as_tensor(part[1])
 
 

@@ -200,9 +200,15 @@ class Template:
         """A forward pass in train mode over rows of nothing, and what was seen of dropout in it."""
         zero = torch.zeros((), dtype=torch.int64, device=self.device)
         tensors = {n: t.clone() for n, t in self.like.items()} | {f"{n}.key": zero for n in self._keys}
-        seen = FunctionalDropout(zero)
+        seen, known = FunctionalDropout(zero), {name for name, _ in self._trainer.named_parameters()}
         with seen:
             out = functional_call(self._trainer, tensors, *self._arguments(self.blank(2)))
+        grown = next((name for name, _ in self._trainer.named_parameters() if name not in known), None)
+        if grown is not None:
+            raise UnfedError(
+                f"The model makes {grown!r} only when it is first called, so it would be neither trained nor saved;"
+                " make it in __init__, or call the model once on a batch before it is handed over."
+            )
         self.gives = tuple(logits_in(out).shape[1:])
         return seen
 

@@ -161,7 +161,8 @@ class WeightedBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         per_channel = input.numel() // input.shape[1]
-        if not self.training or (self.rows.numel() == 0 and per_channel > 1):
+        # PyTorch's own reads its count of batches as a number where momentum is None, which no stack can.
+        if not self.training or (self.rows.numel() == 0 and per_channel > 1 and self.momentum is not None):
             return super().forward(input)
         rows = self.rows if self.rows.numel() else input.new_ones(input.shape[0])
         axes = [axis for axis in range(input.dim()) if axis != 1]

@@ -177,6 +177,8 @@ def template_of(
 ) -> Template:
     """A model as a config computes it: on this device, in its precision, wherever it is trained."""
     template = Template(module, shape, inputs).to(device, DTYPES[config.engine.precision])
+    if not template.trainable:
+        raise UnfedError("No parameter of the model can be trained; set requires_grad on those that should move.")
     template.autocast = HALVES.get(config.engine.precision)
     return template
 
