@@ -34,7 +34,7 @@ from unfed.measures.undo import flip as flip_of
 from unfed.measures.undo import realign as realign_of
 from unfed.measures.undo import relearn as relearn_of
 from unfed.measures.undo.difference import histogram, variation
-from unfed.measures.undo.fitting import batches, one_by_one, stacked
+from unfed.measures.undo.fitting import batches, fit, one_by_one, stacked
 from unfed.measures.undo.flip import flipped
 from unfed.measures.undo.measure import perturbed_before
 from unfed.measures.undo.mixing import beginnings, mixed, orthogonality, unmixing
@@ -164,6 +164,16 @@ def test_a_stack_of_fits_equals_the_fits_one_by_one(module: type[nn.Module], rul
         for a, b in zip(some, others, strict=True):
             for name in a:
                 torch.testing.assert_close(a[name], b[name], rtol=1e-9, atol=1e-12)
+
+
+def test_fits_of_fewer_rows_than_a_batch_holds_are_made_though_no_two_have_the_same_number() -> None:
+    here, theta = scene(), fresh(1)
+    tasks = [Task(theta, {"first.weight": theta["first.weight"]}, torch.arange(k)) for k in (20, 19)]
+    pool, budget = here.retain.tensors(), Budget(stops=(2,), batch=64)
+    ((_, found),) = fit(Problem(here.template, stack=True), tasks, pool, budget)
+    ((_, wanted),) = one_by_one(Problem(here.template), tasks, pool, budget)
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a["first.weight"], b["first.weight"])
 
 
 def test_stacked_mixing_equals_mixing_one_by_one() -> None:

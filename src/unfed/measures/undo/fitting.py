@@ -82,7 +82,8 @@ class Problem:
 def fit(problem: Problem, tasks: Sequence[Task], pool: Pool, budget: Budget) -> Looks:
     """(steps, the models of all tasks) at every stop, by whichever way suits the network."""
     numbers = len(tasks) * sum(t.numel() for t in tasks[0].start.values())
-    way = stacked if problem.stack and len(tasks) > 1 and numbers <= STACKED_NUMBERS else one_by_one
+    alike = len({min(budget.batch, len(task.rows)) for task in tasks}) == 1  # fewer rows than a batch: all of them
+    way = stacked if problem.stack and len(tasks) > 1 and alike and numbers <= STACKED_NUMBERS else one_by_one
     return way(problem, tasks, pool, budget)
 
 
