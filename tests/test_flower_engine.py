@@ -205,7 +205,7 @@ def test_fcus_random_model_travels_as_a_seed(holds: str, config: Config) -> None
 def test_what_was_counted_for_a_model_is_not_asked_again(config: Config, local: World) -> None:
     grid = grid_of(config, allow="")
     world = flower_world(config, grid, local=local)
-    params = local.fresh(1)
+    params = local.fresh(3)
     first = world.evaluator([])(params).numbers
     asked = len(grid.sent)
     after = world.evaluator([LEAVES])  # concerns client 0 alone: what the others count is known
@@ -293,6 +293,14 @@ def test_other_clients_names_and_server_paths_do_not_travel(config: Config) -> N
     assert own_part([LEAVES, Request("r2", classes=(1,))], "1") == (Request("r2", classes=(1,)),)
     assert own_part([Request("r", clients=("0", "1"))], "1") == (Request("r", clients=("1",)),)
     assert "root" not in describe(Config.parse({"data": {"root": "/somewhere"}}), 0)
+
+
+def test_nodes_that_play_a_part_hold_what_train_size_leaves_and_data_of_ones_own_stays_whole(small: Small) -> None:
+    said = describe(small("data.train_size=100", "data.test_size=1000"), 0)
+    dealt = [node_data_of(said, {"partition-id": str(k)}, str(k)).data for k in range(4)]
+    assert sum(len(client.rows) for client in dealt) == 100
+    own = node_data_of(said, {"client": "east", "data": "digits"}, "east").data
+    assert len(own.rows) == 1797 - 1000
 
 
 def test_marking_is_idempotent_and_survives_a_restart(config: Config, local: World) -> None:

@@ -36,7 +36,7 @@ Node = Mapping[str, Any]
 """A node config: what the one who runs a node wrote."""
 
 
-DATA = ("name", "test_size", "flip", "pad_crop", "resize", "crop")
+DATA = ("name", "train_size", "test_size", "flip", "pad_crop", "resize", "crop")
 KEYS: Mapping[str, Sequence[str]] = {"data": DATA, "model": ("name", "options"), "engine": ("precision",)}
 WHOLE = ("partition", "poison", "seeds")
 """The keys of an experiment that a node must know: some of these tables, and all of those. No method is among them."""
@@ -133,7 +133,7 @@ def _node_data(text: str, key: tuple[tuple[str, str], ...], client: str) -> Node
         data = replace(_partition(dealt.clients, node), name=client)
         _check(data.source, facts)
         return NodeData(data, dealt.seeds, lambda: dealt.template, dealt.network.fresh)
-    config = _config(facts, node.get("data-root"), device)
+    config = _config(facts, node.get("data-root"), device, train_size=None)  # what lies here is taken whole
     seeds, where = Seeds.of(config, facts["seed"]), pick_device(device)
     source = _own_source(config, node, seeds, where)
     _check(source, facts)
@@ -178,9 +178,9 @@ def _dealt(text: str, root: str | None, device: str) -> _Dealt:
     return _Dealt(deal(config, seeds, dataset).clients, seeds, network, network.template())
 
 
-def _config(facts: Mapping[str, Any], root: str | None, device: str) -> Config:
+def _config(facts: Mapping[str, Any], root: str | None, device: str, **own: Any) -> Config:
     parts = dict(facts["config"])
-    parts["data"] = {**parts["data"], "root": root}
+    parts["data"] = {**parts["data"], "root": root, **own}
     parts["engine"] = {**parts["engine"], "name": "sequential"}
     return Config.kept({**parts, "seed": facts["seed"], "device": device})
 
