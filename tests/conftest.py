@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import gc
 import os
 import random
@@ -16,9 +18,13 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU; Triton
 import numpy
 import pytest
 import torch
+import typer.main
 from hypothesis import HealthCheck, settings
+from matplotlib.artist import Artist
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.ticker import ScalarFormatter
 
 import unfed
 from apart import (  # noqa: F401 (hooks: pytest finds them here)
@@ -28,7 +34,7 @@ from apart import (  # noqa: F401 (hooks: pytest finds them here)
     pytest_sessionfinish,
 )
 from unfed import plugins, rng
-from unfed.data import ClientData, TensorSource
+from unfed.data import ClientData, TensorSource, datasets
 from unfed.methods import sealed
 from unfed.report.picture import HEADING
 from unfed.runs.config import Config
@@ -40,6 +46,17 @@ PATHS = [str(Path(unfed.__file__).parents[1]), os.environ.get("PYTHONPATH")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, PATHS))
 # No test cuts the power, so none waits for the disk; a descriptor that is not open still fails.
 os.fsync = cast(Any, os.fstat)
+# A process reads the digits and the commands once, tests a thousand times: what was read is kept.
+typer.main.get_command = functools.cache(typer.main.get_command)
+read_digits = functools.cache(datasets.DATASETS["digits"])
+
+
+def digits(root: Path | None) -> datasets.Raw:
+    """The data set in tensors of a test's own."""
+    return copy.deepcopy(read_digits(root))
+
+
+datasets.DATASETS["digits"] = digits
 ORDER = os.environ.get("UNFED_TEST_ORDER")
 # Machines differ in speed, claims do not; in CI the examples are fixed, so that a red run can be repeated.
 settings.register_profile(
@@ -84,6 +101,7 @@ def repeatable_draws() -> Iterator[None]:
 
 SMALL = {
     "name": "small",
+    "data": {"train_size": 600, "test_size": 200},  # of 1,797: a third of the rows is a third of the time
     "partition": {"clients": 4},
     "model": {"name": "cnn-tiny"},
     "training": {"rounds": 3, "batch": 64, "lr": 0.02},
@@ -109,10 +127,19 @@ def figures_as_words(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 def words_of(figure: Figure, name: str) -> str:
     """A figure as its words, without the heading and the legend that a page leaves out."""
-    framing = {text for legend in figure.legends for text in legend.findobj(Text)}
-    own = [text for text in figure.findobj(Text) if text not in framing and text.get_gid() != HEADING]
+    framing = {text for legend in figure.legends for text in texts_in(legend)}
+    own = [text for text in texts_in(figure) if text not in framing and text.get_gid() != HEADING]
     said = "".join(f"<text>{escape(text.get_text())}</text>" for text in own)
     return f'<svg viewBox="0 0 1 1">{said}</svg>'
+
+
+def texts_in(artist: Artist) -> Iterator[Text]:
+    """Every text of a figure or a part; the numbers along an axis have none before it is drawn, and are not made."""
+    if isinstance(artist, Text):
+        yield artist
+    numbers = isinstance(artist, Axis) and isinstance(artist.get_major_formatter(), ScalarFormatter)
+    for part in [artist.label] if isinstance(artist, Axis) and numbers else artist.get_children():
+        yield from texts_in(part)
 
 
 @pytest.fixture
@@ -120,7 +147,8 @@ def small() -> Small:
     """Makes a small config with `key.path=value` changes."""
 
     def make(*sets: str) -> Config:
-        return Config.parse(SMALL, sets)
+        other = any(change.startswith("data.name=") for change in sets)  # another data set has its own sizes
+        return Config.parse({**SMALL, "data": {}} if other else SMALL, sets)
 
     return make
 

@@ -283,6 +283,7 @@ def test_a_centralised_optimiser_begins_with_the_request(method: str, tmp_path: 
     raw = {
         "name": "central",
         "setting": "central",
+        "data": {"train_size": 300, "test_size": 100},
         "model": {"name": "cnn-tiny"},
         "training": {"rounds": 1, "batch": 64, "momentum": 0.9},
         "unlearning": {"rounds": 1},

@@ -26,7 +26,7 @@ def config(**changes: Any) -> Config:
         "name": "small",
         "setting": "central",
         "device": "cpu",
-        "data": {"test_size": 1597},
+        "data": {"train_size": 200, "test_size": 200},
         "model": {"name": "cnn-tiny"},
         "training": {"rounds": 3, "batch": 32, "lr": 0.05, "keep_model": "best-test"},
         "unlearning": {"rounds": 2},

@@ -44,7 +44,7 @@ def mine(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     METHODS.pop("mine", None)
 
 
-FEW = ("data.test_size=1397",)
+FEW = ("data.train_size=400", "data.test_size=100")
 """400 images to learn from: what a method keeps to does not depend on how many there are."""
 
 

@@ -44,7 +44,7 @@ CLASS, SAMPLES = Request("c", classes=(3,)), Request("s", fraction=0.1)
 
 
 def make(*sets: Any) -> World:
-    return simulated(Config.parse(SMALL, (*EXACT, *sets)), 0)
+    return simulated(Config.parse(SMALL, ("data.train_size=960", *EXACT, *sets)), 0)
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from unfed.runs.gate import Check, Decision, Gate, NotPassed, is_forgotten, pass
 from unfed.runs.request_options import RequestOptions, Until
 from unfed.runs.run import Run
 from unfed.values import not_measured
+from worlds import ALL_DIGITS
 
 ENOUGH = ("training.rounds=8", "training.lr=0.05", "request=[]", "gate.max_drop=10.0", "unlearning.rounds=12")
 LEAVES = Request("leaves", clients=("1",))
@@ -32,7 +33,7 @@ LEAVES = Request("leaves", clients=("1",))
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gate") / "run"
-    Run.create(Config.parse(SMALL, ENOUGH), folder).execute()
+    Run.create(Config.parse(SMALL, (*ENOUGH, *ALL_DIGITS)), folder).execute()
     return folder
 
 

@@ -29,9 +29,10 @@ from unfed.runs.requests import Entry
 from unfed.runs.run import Run
 from unfed.runs.status import status
 from unfed.trust.findings import served as evidence_of
+from worlds import ALL_DIGITS
 
 SETS = ["training.rounds=2", "unlearning.rounds=1", "methods.run=[]", "engine.name=sequential", "gate.max_drop=100"]
-SETS += ["evaluation.attack=false", "methods.ga.federated=true"]
+SETS += ["evaluation.attack=false", "methods.ga.federated=true", *ALL_DIGITS]
 CLIENT = Request("client-3", clients=("3",))
 
 

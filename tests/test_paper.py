@@ -214,7 +214,8 @@ def test_without_retrain_there_is_no_gap() -> None:
 
 # --- through the command line -----------------------------------------------------------------------------------------
 
-SMALL = ["seed=0", "training.rounds=2", "unlearning.rounds=2", "data.test_size=1497", "evaluation.every=1"]
+SMALL = ["seed=0", "training.rounds=2", "unlearning.rounds=2", "evaluation.every=1"]
+SMALL += ["data.train_size=300", "data.test_size=200"]
 
 
 def paper(*arguments: str) -> Any:

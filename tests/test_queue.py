@@ -41,6 +41,8 @@ from unfed.runs.status import status
 from unfed.runs.world import World
 
 SETS = [
+    "data.train_size=600",
+    "data.test_size=200",
     "partition.clients=4",
     "model.name=cnn-tiny",
     "training.rounds=1",

@@ -42,7 +42,7 @@ from unfed.runs.run import Run
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 import reproduction
 
-SMALL = ["training.rounds=2", "unlearning.rounds=2", "evaluation.every=1", "data.test_size=1497"]
+SMALL = ["training.rounds=2", "unlearning.rounds=2", "evaluation.every=1", "data.train_size=300", "data.test_size=200"]
 
 
 def made(folder: Path, *sets: str) -> Run:

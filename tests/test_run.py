@@ -20,7 +20,7 @@ from unfed.runs.progress import Deadline, OutOfTime, QuietWatch
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
-from worlds import Small, noting, slow
+from worlds import ALL_DIGITS, Small, noting, slow
 
 
 def outcome(folder: Path) -> Any:
@@ -350,7 +350,7 @@ def test_not_recovered_is_refused_and_can_go_on(train: Callable[..., Run]) -> No
 
 def test_what_is_asked_again_is_judged_by_what_is_asked_for_now(train: Callable[..., Run]) -> None:
     """What was not near enough then is near enough now, and the other way round."""
-    trained, accepted = train("unlearning.rounds=1", "unlearning.lr=0.0"), {"by": "me", "at": "now"}
+    trained, accepted = train("unlearning.rounds=1", "unlearning.lr=0.0", *ALL_DIGITS), {"by": "me", "at": "now"}
     near, far = Request("near", clients=("3",)), Request("far", clients=("2",))
     with pytest.raises(Refused, match="is not recovered after 1 round"):
         trained.forget(near, "sealed", how=RequestOptions(within=0.0))
@@ -365,7 +365,7 @@ def test_what_is_asked_again_is_judged_by_what_is_asked_for_now(train: Callable[
 
 def test_a_goal_that_nobody_looked_at_is_not_reached(train: Callable[..., Run]) -> None:
     """Asked to forget at first and then to recover, a model came into force 43 points below the old one."""
-    trained = train("unlearning.rounds=1", "unlearning.lr=0.0", "training.lr=0.05")
+    trained = train("unlearning.rounds=1", "unlearning.lr=0.0", "training.lr=0.05", *ALL_DIGITS)
     leaves = Request("x", classes=(0,))
     with pytest.raises(Refused, match="does not pass the gate"):
         trained.forget(leaves, until="forgotten", how=RequestOptions(max_drop=0.0))

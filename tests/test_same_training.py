@@ -11,7 +11,7 @@ from unfed.runs.config import Config
 from unfed.runs.run import Run
 from unfed.runs.same_training import take_results, take_training
 
-SMALL = ["seed=[0]", "training.rounds=2", "unlearning.rounds=1", "data.test_size=1497"]
+SMALL = ["seed=[0]", "training.rounds=2", "unlearning.rounds=1", "data.train_size=300", "data.test_size=200"]
 CLASS = 'request={id="class-0", classes=[0]}'
 
 

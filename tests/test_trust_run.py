@@ -40,6 +40,7 @@ from worlds import rounds_take
 
 TINY: dict[str, Any] = {
     "name": "tiny",
+    "data": {"train_size": 300, "test_size": 100},
     "partition": {"clients": 3},
     "model": {"name": "cnn-tiny"},
     "training": {"rounds": 1, "batch": 256},

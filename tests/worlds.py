@@ -39,12 +39,16 @@ def slow(*cases: object) -> list[object]:
 LITTLE = Effort(rounds=1, batch=256, grid=Grid(rows=(20,), budget=Budget(stops=(2,)), singles=1, restarts=1))
 """A probe that measures everything, hardly."""
 LEAVES = Request("r1", clients=("0",))
+ALL_DIGITS = ("data.train_size=1437", "data.test_size=360")
+"""A small config learns from a third of the data set, unless a model that has learned something is in question."""
 
 
 def experiment(clients: int) -> dict[str, Any]:
     """A small experiment whose clients may be elsewhere: in float64, so that equality can be claimed."""
     return {
         "name": "small",
+        "data.train_size": 600,
+        "data.test_size": 200,
         "partition.clients": clients,
         "model.name": "cnn-tiny",
         "training.rounds": 2,
