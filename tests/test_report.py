@@ -371,6 +371,22 @@ def test_gap_against_cost_needs_two_methods_with_both() -> None:
 MANY = ("not", "ft", "pgd", "mode", "retrain")
 
 
+def test_a_method_that_seeds_do_not_tell_from_the_nearest_is_named_beside_it() -> None:
+    """Forget is 3 off Retrain's for NoT, 4 for MoDE, 30 for the others, give or take 2 over two seeds."""
+    off = {"not": 3.0, "mode": 4.0, "ft": 30.0, "pgd": 31.0, "retrain": 0.0}
+    lines: list[Any] = []
+    for seed in (0, 1):
+        for method, own in off.items():
+            forget = 40 + own + (0 if method == "retrain" else 4 * seed - 2)
+            last = {"retain": 90.0, "forget": forget, "test": 80.0, "mia": 50.0, "backdoor": 0.0}
+            lines.append({**fake_line(seed, "r1", method, 20, True), **last})
+    said = words(rows(lines, "last"))[0]
+    assert said.startswith(
+        "NoT came closest to Retrain, with an average gap of 0.75, which these seeds do not tell from"
+    )
+    assert "MoDE's;" in said and said.endswith("PGD stayed farthest away, with 7.75.")
+
+
 def test_many_methods_are_ranked_in_words_and_equal_values_share_a_place() -> None:
     found = rows(fake_run(methods=MANY)[1], "last")
     said = words(found)

@@ -8,6 +8,7 @@ import pytest
 
 from unfed.errors import UnfedError
 from unfed.methods import State
+from unfed.report import gallery, tables
 from unfed.report.rules import RULES, Row, rows, trajectories
 from unfed.runs.ending import Ending
 from unfed.runs.job_notes import JobNotes
@@ -231,3 +232,20 @@ def test_the_order_in_which_lines_were_written_does_not_matter() -> None:
 
 def test_nothing_evaluated_gives_no_rows() -> None:
     assert rows([]) == [] and rows([cast(Any, {**line("train", 1), "request": None})]) == []
+
+
+def test_gaps_that_cancel_between_seeds_are_told_seed_by_seed() -> None:
+    """NoT is 2 above Retrain in one seed and 2 below in the other, FT 1 above in both: the column puts NoT first."""
+    lines = []
+    for seed, off in ((0, 2.0), (1, -2.0)):
+        for method, apart in (("before", 9.0), ("retrain", 0.0), ("not", off), ("ft", 1.0)):
+            lines.append(line(method, 1, (80 + apart,) * 4, seed=seed, done=True))
+    found = rows(lines, "last")
+    assert only(found, "not").average_gap.mean == 0 and only(found, "ft").average_gap.mean == 1
+    told = tables.seed_by_seed(found)
+    assert told.endswith("The mean of the seeds' own average gaps: Before 9.00, NoT 2.00, FT 1.00.")
+    assert told in tables.markdown(found)
+    same = [one for one in found if one.method != "not"]
+    assert tables.seed_by_seed(same) == "", "where nothing cancels there is nothing to tell"
+    in_csv = {row["method"]: row["average_gap_seed_by_seed"] for row in gallery.records(found)}
+    assert in_csv == {"before": 9.0, "retrain": 0.0, "not": 2.0, "ft": 1.0}

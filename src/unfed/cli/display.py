@@ -153,6 +153,8 @@ def print_results(
         console.print(_table(content, [*names, *costs], "What it cost", False, notes))
     for number, note in enumerate(notes, 1):
         console.print(escape(f"({number}) {note}"))
+    if told := tables.seed_by_seed(rows):
+        console.print(escape(told), soft_wrap=True)
 
 
 _COSTS = (COLUMNS["comm_bytes"].title, COLUMNS["flops"].title, FEDERATED.units, CENTRAL.units)

@@ -69,6 +69,7 @@ def _record(row: Row) -> dict[str, Any]:
         if name in row.gaps:
             made |= _numbers(f"{name}_gap", row.gaps[name])
     made |= _numbers("average_gap", row.average_gap)
+    made["average_gap_seed_by_seed"] = None if row.seed_gap is None else row.seed_gap.mean
     for cost in COSTS:
         made |= _numbers(cost, row.costs[cost])
     return made

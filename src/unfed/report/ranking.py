@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from unfed.errors import listed
 from unfed.measures.metrics import Spread
 from unfed.report.rules import Row
-from unfed.report.tables import name_of
+from unfed.report.tables import is_best, name_of
 from unfed.report.wording import FEDERATED, Wording
 from unfed.values import is_measured
 
@@ -120,8 +121,11 @@ def words(found: Sequence[Row], setting: Wording = FEDERATED) -> list[str]:
     said = []
     gaps = _sorted(own, lambda row: row.average_gap, "{:.2f}".format)
     if len(gaps) > 1:
+        beside = [name_of(row.method) for row in own if is_best(row, found)]
+        beside = [name for name, value in gaps if name in beside and value != gaps[0][1]]
+        unsure = f", which these seeds do not tell from {listed(beside, 'or')}'s" if beside else ""
         said.append(
-            f"{_first(gaps)} came closest to Retrain, with an average gap of {gaps[0][1]};"
+            f"{_first(gaps)} came closest to Retrain, with an average gap of {gaps[0][1]}{unsure};"
             f" {gaps[-1][0]} stayed farthest away, with {gaps[-1][1]}."
         )
     for cost in setting.columns:

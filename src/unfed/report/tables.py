@@ -170,6 +170,7 @@ def notes(made: Table) -> list[str]:
         " leaves; none is marked as best."
         for name in _without_best(made.rows)
     ]
+    found += [told] if (told := seed_by_seed(made.rows)) else []
     for row in made.rows:
         who = name_of(row.method) + (f" ({row.request})" if several else "")
         if row.note:
@@ -219,10 +220,10 @@ def _metric_cells(row: Row, words: Wording) -> Iterator[Cell]:
 def _gap_cell(row: Row, rows: Sequence[Row]) -> Cell:
     if row.is_reference:
         return Cell("reference")
-    return _verdict_or(row, _spread_cell(row.average_gap, 2, best=_is_best(row, rows)))
+    return _verdict_or(row, _spread_cell(row.average_gap, 2, best=is_best(row, rows)))
 
 
-def _is_best(row: Row, rows: Sequence[Row]) -> bool:
+def is_best(row: Row, rows: Sequence[Row]) -> bool:
     """Whether a row has the smallest average gap of its request's methods, or is within its spread.
 
     The spread is two standard deviations of the difference: nobody is crowned for luck with seeds. One seed has none,
@@ -243,8 +244,27 @@ def _is_best(row: Row, rows: Sequence[Row]) -> bool:
 def _without_best(rows: Sequence[Row]) -> list[str]:
     """The requests (or runs) of which no method is nearer to Retrain than the model before."""
     rivals = [row for row in rows if not (row.is_reference or row.is_before) and is_measured(row.average_gap.mean)]
-    marked = {row.request for row in rivals if _is_best(row, rows)}
+    marked = {row.request for row in rivals if is_best(row, rows)}
     return [name for name in dict.fromkeys(row.request for row in rivals) if name not in marked]
+
+
+def seed_by_seed(rows: Sequence[Row]) -> str:
+    """How large the gaps are within the seeds, where that reads otherwise than between their means."""
+    own: dict[str, list[str]] = {}
+    cancelled = False
+    for row in rows:
+        gap, within = row.average_gap.mean, row.seed_gap.mean if row.seed_gap else ""
+        if row.is_reference or len(row.seeds) < 2 or not (is_measured(gap) and is_measured(within)):
+            continue
+        own.setdefault(row.request, []).append(f"{name_of(row.method)} {within:.2f}")
+        cancelled = cancelled or f"{gap:.2f}" != f"{within:.2f}"
+    several = len({row.request for row in rows}) > 1
+    told = "; ".join((f"{name}: " if several else "") + ", ".join(gaps) for name, gaps in own.items())
+    said = (
+        "A gap lies between the means over seeds, as in the paper, where seeds that err in opposite directions cancel;"
+        f" ± is the spread of each seed's own. The mean of the seeds' own average gaps: {told}."
+    )
+    return said if cancelled else ""
 
 
 def star(rows: Sequence[Row]) -> str:
