@@ -40,8 +40,6 @@ UNTOLD = {"methods": ("run",), "evaluation": ("samples", "batch"), "engine": ("n
 """Keys of a table that change no number beyond rounding."""
 ESSENTIAL = ("data", "partition", "model", "poison", "request", "setting")
 """Keys that make an experiment the one it is."""
-WHOLE = ("engine", "evaluator")
-"""Whose revisions every number depends on."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +235,7 @@ def outdated(found: Kept) -> list[str]:
     labels = sorted({job.rpartition("/")[2] for job in old})
     gaps = " and all gaps to Retrain" if "retrain" in labels else ""
     out = f"the rows of {revisions.told(labels)}{gaps} are left out"
-    if {*names} & {*WHOLE}:
+    if {*names} & {*same_training.TRAINERS}:  # every number depends on these
         out = "everything that was made before is left out"
     config = Config.kept(found.config)
     what = f"{', '.join(config.request_ids())}, {config.training.rounds} + {config.unlearning.rounds} rounds"
