@@ -165,7 +165,9 @@ def test_centralised_methods_are_off_inside_a_federation_until_switched_on(tmp_p
 @pytest.mark.parametrize("request_", [{"id": "class", "classes": [3]}, {"id": "rows", "samples": "rows.csv"}])
 def test_classes_and_given_samples_can_leave(tmp_path: Path, request_: dict[str, Any]) -> None:
     if "samples" in request_:
-        (tmp_path / "rows.csv").write_text("client,position\n" + "".join(f"0,{i}\n" for i in range(15)))
+        (holder,) = simulated(config(), 0).clients
+        assert holder.numbers is not None
+        (tmp_path / "rows.csv").write_text("row\n" + "".join(f"{row}\n" for row in holder.numbers[:15].tolist()))
         request_ = {**request_, "samples": str(tmp_path / "rows.csv")}
     run = Run.create(config(request=request_, methods={"run": ["not", "salun"]}), tmp_path / "run")
     run.execute()

@@ -21,8 +21,6 @@ from unfed.cli.display import percent, shown
 from unfed.cli.logged import entered, received
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
 from unfed.data import Request, SampleList
-from unfed.data.sample_list import Samples
-from unfed.data.scope import held
 from unfed.errors import Refused, UnfedError, members
 from unfed.measures import trajectory
 from unfed.methods import NoT, Retrain
@@ -30,7 +28,6 @@ from unfed.methods.sealed import Sealed
 from unfed.report import wording
 from unfed.report.words import again_words, gate_words, left_before
 from unfed.runs.affected import ending, lasting_method
-from unfed.runs.elsewhere import elsewhere
 from unfed.runs.folder import Job
 from unfed.runs.in_force import in_force
 from unfed.runs.onlooker import logged, request_name
@@ -104,7 +101,8 @@ def forget(
     The same id twice is served once; a request that was denied is tried again. Exit code 3 if this one is denied.
     """
     read = SampleList.read(samples) if samples else None
-    given: dict[str, Any] = {"clients": client, "classes": classes, "samples": read and (read.rows or read.samples)}
+    asked: dict[str, Any] = read.asked if read else {}
+    given = {"clients": client, "classes": classes, "samples": asked.get("rows") or asked.get("samples")}
     count = sum(bool(value) for value in given.values())
     if signed is None:
         _refuse_unclear(count, name, opening)
@@ -112,19 +110,17 @@ def forget(
         raise UnfedError("A signed request says itself what to forget; leave the other ways to say it out.")
     opened, loud = Run.open(run), not (as_json or quiet)
     _known_clients(client, [str(one) for one in opened.description.get("clients") or ()])
-    listed = given["samples"] = () if read is None else _looked_up(opened, read, seed)
     if signed is not None:
-        asked = replace(_how(RequestOptions(), within, layers, sets, max_drop, accept), together=together)
+        wanted = replace(_how(RequestOptions(), within, layers, sets, max_drop, accept), together=together)
         if method is None and loud:
-            _warn_of_default(opened, asked, ["--request", signed, *(["--opening", opening] if opening else [])])
-        name, sentence = received(opened, signed, opening, (method or "not", until or "recovered", seed, asked))
+            _warn_of_default(opened, wanted, ["--request", signed, *(["--opening", opening] if opening else [])])
+        name, sentence = received(opened, signed, opening, (method or "not", until or "recovered", seed, wanted))
         if loud:
             stdout.print(escape(sentence), soft_wrap=True)
     name = name or request_name(opened.folder, given)
     known = opened.queue.find(name)
     if count:
-        digest = None if read is None else read.sha256
-        request = Request(name, tuple(client), tuple(classes), listed, deleted=deleted, listed=digest)
+        request = Request(name, tuple(client), tuple(classes), deleted=deleted, **asked)
     elif known is None:
         raise UnfedError(
             f"This run has no request {name!r} to try again; say what to forget by --client, --class or --samples."
@@ -195,29 +191,6 @@ def _known_clients(asked: list[str], there: list[str]) -> None:
                 f"--client takes one client; for several say {' '.join(f'--client {part}' for part in parts)}."
             )
         raise UnfedError(f"This run has no client {one!r}; it has {members(there)}.")
-
-
-def _looked_up(opened: Run, read: SampleList, seed: int | None) -> Samples:
-    """Client and position of each sample of a list; a row of the data set is looked up by its number."""
-    central = opened.config.setting == "central"
-    if not (read.rows or central):
-        return read.samples
-    if elsewhere(opened.description):
-        raise UnfedError(
-            "The clients of this run are elsewhere and number their rows themselves; list client,position."
-        )
-    world = opened.world(opened.one_seed(seed))
-    if read.rows and not world.dataset.in_order:
-        raise UnfedError(
-            "This run drew its training rows from the data set itself (data.test_size, data.train_size, or no test part"
-            " of its own), so their numbers are not the data set's; list client,position, or return (train, test)."
-        )
-    if not read.rows and world.dataset.in_order:
-        raise UnfedError(
-            f"One place holds all data here, in an order that was drawn, so {read.source} would name other samples than"
-            " it seems to; give it the header row, and one row of the training set, from 0 on, a line."
-        )
-    return held(world.population.clients, read.rows) if read.rows else read.samples
 
 
 def _how(

@@ -52,8 +52,8 @@ class Dataset:
     """To which group each training row belongs, where the data set says so."""
     groups: tuple[str, ...] = ()
     """The names of the groups."""
-    in_order: bool = True
-    """Whether training rows have the numbers that whoever gave the data knows: none was held out or left away."""
+    drawn: Tensor | None = None
+    """The number that each training row has in the data as it was given, where some were held out or left away."""
 
     def thinned(self, rows: int, seed: int) -> Dataset:
         """The same with so many training rows, drawn by the seed."""
@@ -62,7 +62,11 @@ class Dataset:
             raise UnfedError(f"data.train_size asks for {rows} training rows, and {self.name!r} {many}; leave it out.")
         kept = rng.order(rng.as_key(rng.key(seed, "train size")), len(self.train))[:rows].sort().values
         owners = None if self.owners is None else self.owners[kept]
-        return replace(self, train=self.train.some(kept), owners=owners, in_order=False)
+        return replace(self, train=self.train.some(kept), owners=owners, drawn=self.numbers(kept))
+
+    def numbers(self, rows: Tensor) -> Tensor:
+        """The numbers that training rows have in the data as it was given, from 0 on."""
+        return rows if self.drawn is None else self.drawn[rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +115,7 @@ def load(
             f"There is no data set {name!r}; the names are {listed(DATASETS)}, and your own is"
             f" 'package.module:factory'.{nearest(name, DATASETS)}"
         )
-    (train, y), (test, test_y), owners = _split(raw, name, test_size, seed)
+    (train, y), (test, test_y), owners, drawn = _split(raw, name, test_size, seed)
     asked = transform if isinstance(transform, Transform) else _changed(raw.transform, transform or {})
     x, test_x = (part.decode(asked.resize) if isinstance(part, Files) else part for part in (train, test))
     if x.shape[1:] != test_x.shape[1:]:
@@ -124,8 +128,7 @@ def load(
     def source(images: Tensor, labels: Tensor) -> TensorSource:
         return TensorSource(images.to(device), labels, classes=len(raw.classes), transform=chosen, dtype=dtype)
 
-    as_given = raw.test is not None and test_size is None
-    return Dataset(name, source(x, y), source(test_x, test_y), raw.classes, owners, raw.groups, as_given)
+    return Dataset(name, source(x, y), source(test_x, test_y), raw.classes, owners, raw.groups, drawn)
 
 
 def _changed(own: Transform, changes: Mapping[str, Any]) -> Transform:
@@ -138,17 +141,17 @@ def _changed(own: Transform, changes: Mapping[str, Any]) -> Transform:
     return replace(own, **changes)
 
 
-def _split(raw: Raw, name: str, test_size: int | None, seed: int) -> tuple[Part, Part, Tensor | None]:
-    """(train, test, owners): the data set's own, or drawn by the seed from everything there is."""
+def _split(raw: Raw, name: str, test_size: int | None, seed: int) -> tuple[Part, Part, Tensor | None, Tensor | None]:
+    """(train, test, owners, which rows train): the data set's own, or drawn by the seed from all rows."""
     if test_size is None and raw.test is not None:
-        return raw.train, raw.test, raw.owners
+        return raw.train, raw.test, raw.owners, None
     held_out = raw.test_size if test_size is None else test_size
     x, y = raw.train if raw.test is None else _pooled(raw.train, raw.test)
     if held_out is None or not 0 < held_out < len(x):
         raise UnfedError(f"test_size must be between 1 and {len(x) - 1} for the data set {name!r}, not {held_out}.")
     order = rng.order(rng.as_key(rng.key(seed, "split")), len(x))
     test, train = order[:held_out].sort().values, order[held_out:].sort().values
-    return (x[train], y[train]), (x[test], y[test]), None if raw.owners is None else raw.owners[train]
+    return (x[train], y[train]), (x[test], y[test]), None if raw.owners is None else raw.owners[train], train
 
 
 def _pooled(one: Part, other: Part) -> Part:

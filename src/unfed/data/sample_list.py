@@ -6,8 +6,8 @@ It is a CSV file with the header `client,position`, or `row`, read once and kept
     clinic-3,17               1052
     clinic-3,42               703
 
-A position counts in the client's own order, which is drawn where a data set is dealt to clients; a row is the number
-that the training set itself gives.
+A position counts in the client's own order, which is drawn where a data set is dealt to clients, so a centralised run
+refuses it; a row is the number that the data set itself gives.
 
 What a list says is its text. The text is kept with its SHA-256 (what `sha256sum` says of the file), so that a request
 means the same rows after the file is gone or was replaced.
@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from unfed.errors import UnfedError
 
@@ -60,12 +61,21 @@ class SampleList:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
+    def asked(self) -> dict[str, Any]:
+        """What a request says that takes out the samples of this list."""
+        return (
+            {"rows": self.rows, "listed": self.sha256}
+            if self.rows
+            else {"samples": self.samples, "listed": self.sha256}
+        )
+
+    @property
     def samples(self) -> Samples:
         """(client, position) of every line; a mistake is named with its line."""
         if self.rows:
             raise UnfedError(
-                f"The sample list {self.source} names rows of the data set, which `unfed forget` of a run whose data"
-                " lies here can look up, and nobody else; write client,position."
+                f"The sample list {self.source} names rows of the data set, which a run whose data lies here can look"
+                " up, and nobody else; write client,position."
             )
         return _parsed(self.text, self.source)
 
@@ -79,6 +89,15 @@ class SampleList:
 def read_samples(path: str | Path) -> Samples:
     """The samples listed in a CSV file with the header `client,position`."""
     return SampleList.read(path).samples
+
+
+def drawn_order(what: str) -> UnfedError:
+    """Why positions name nothing that anybody knows where one place holds a whole data set."""
+    return UnfedError(
+        f"One place holds all data here, in an order that was drawn, so the positions in {what} would name other"
+        " samples than they seem to; name rows of the data set, from 0 on: a list with the header row, or"
+        " Request(id, rows=…)."
+    )
 
 
 def _unreadable(path: str | Path, error: Exception) -> UnfedError:

@@ -2,7 +2,8 @@
 
     request   client    D_u^k = D^k                            for the named clients
               class     D_u^k = {i : y_i^k ∈ classes}          for every client, by the label as the client holds it
-              instance  D_u^k = the named positions, or a random ⌊fraction · n_train⌋ of every client's training rows
+              instance  D_u^k = the named positions, the named rows of the data set, or a random ⌊fraction · n_train⌋
+                        of every client's training rows
 
     views     retain = train - D_u     forget = train ∩ D_u     all = train     val = val - D_u
 
@@ -21,7 +22,6 @@ from torch import Tensor
 
 from unfed import rng
 from unfed.data.partition import portion
-from unfed.data.sample_list import Samples
 from unfed.data.source import Source
 from unfed.errors import UnfedError, listed, members, nearest
 
@@ -43,13 +43,15 @@ class Request:
     """Whether its owners have deleted the data already: then nothing can be asked of it any more."""
     listed: str | None = field(default=None, compare=False)
     """SHA-256 of the file that listed its samples, where one did; what is asked for are the samples."""
+    rows: tuple[int, ...] = ()
+    """Single samples by their numbers in the data set as it was given, from 0 on, whoever holds them."""
     purged: bool = field(default=False, compare=False)
     """Whether a run has purged it: no value of a single row of it is written again. No part of what is asked for."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
             raise UnfedError("A request needs an id, a non-empty string; its random draws depend on it.")
-        given = [name for name in ("clients", "classes", "samples") if getattr(self, name)]
+        given = [name for name in ("clients", "classes", "samples", "rows") if getattr(self, name)]
         given += ["fraction"] if self.fraction is not None else []
         if len(given) != 1:
             what = f"gives {listed(given).replace(' or ', ' and ')}" if given else "names nothing to forget"
@@ -62,14 +64,20 @@ class Request:
         """The scope: client, class or instance."""
         return "client" if self.clients else "class" if self.classes else "instance"
 
+    @property
+    def named(self) -> int:
+        """How many single samples are named."""
+        return len(self.samples or self.rows)
+
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary: the id and the one thing that is asked for."""
         plain: dict[str, Any] = {"id": self.id} | ({"deleted": True} if self.deleted else {})
         if self.fraction is not None:
             return plain | {"fraction": self.fraction}
-        if self.samples:
+        if self.named:
             listed = {"listed": self.listed} if self.listed else {}
-            return plain | {"samples": [list(sample) for sample in self.samples]} | listed
+            own = {"samples": [list(one) for one in self.samples]} if self.samples else {"rows": list(self.rows)}
+            return plain | own | listed
         if self.clients:
             return plain | {"clients": list(self.clients)}
         return plain | {"classes": list(self.classes)}
@@ -91,6 +99,7 @@ class Request:
             fraction=_fraction(data.get("fraction")),
             deleted=_flag(data.get("deleted", False)),
             listed=_digest(data.get("listed")),
+            rows=tuple(_typed(data, "rows", _is_index, "row numbers from 0 on")),
         )
 
 
@@ -145,6 +154,8 @@ class ClientData:
     train: Tensor
     val: Tensor
     forget: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+    numbers: Tensor | None = None
+    """The numbers of its rows in the data set as it was given, where it was dealt one."""
     _views: dict[str, Tensor] = field(init=False, repr=False, default_factory=dict)
     """What was asked for already: a client is asked for the same view in every round."""
 
@@ -210,18 +221,6 @@ def mark(clients: Sequence[ClientData], requests: Sequence[Request], seed: int) 
     return tuple(marked)
 
 
-def held(clients: Sequence[ClientData], rows: Sequence[int]) -> Samples:
-    """Who holds these rows of the training set, and at which position of its own."""
-    places = {row: (client.name, place) for client in clients for place, row in enumerate(client.rows.tolist())}
-    for row in rows:
-        if row not in places:
-            raise UnfedError(
-                f"No client of this run holds row {row}; rows are those of the training set, from 0 on, and its clients"
-                f" hold {len(places)} of them."
-            )
-    return tuple(places[row] for row in rows)
-
-
 def own_marks(client: ClientData, requests: Sequence[Request], seed: int) -> Tensor:
     """The D_u of all requests as one client alone can tell: what it does not hold is no error here."""
     marks = torch.zeros_like(client.forget)
@@ -233,7 +232,7 @@ def own_marks(client: ClientData, requests: Sequence[Request], seed: int) -> Ten
             marks |= torch.isin(labels, torch.tensor(request.classes, device=labels.device))
         else:
             own = tuple(sample for sample in request.samples if sample[0] == client.name)
-            if own or (request.fraction is not None and len(client.train)):
+            if own or request.rows or (request.fraction is not None and len(client.train)):
                 mine = replace(request, samples=own)
                 marks |= _instance_scope([client], {client.name: 0}, mine, seed)[0]
     return marks
@@ -272,6 +271,8 @@ def _instance_scope(
 ) -> dict[int, Tensor]:
     if request.fraction is not None:
         return {k: _random_marks(c, request.id, request.fraction, seed) for k, c in enumerate(clients) if len(c.train)}
+    if request.rows:
+        return _numbered(clients, request)
     concerned: dict[int, list[int]] = {}
     for name, position in request.samples:
         k = _find(names, name, request)
@@ -282,6 +283,33 @@ def _instance_scope(
             )
         concerned.setdefault(k, []).append(position)
     return {k: _marks_at(clients[k], torch.tensor(positions)) for k, positions in concerned.items()}
+
+
+def _numbered(clients: Sequence[ClientData], request: Request) -> dict[int, Tensor]:
+    """The rows of a data set that a request names by their numbers, at whoever holds them."""
+    wanted, concerned, found = torch.tensor(request.rows), {}, set()
+    for k, client in enumerate(clients):
+        if client.numbers is None:
+            raise no_numbers(request)
+        marks = torch.isin(client.numbers, wanted)
+        found.update(client.numbers[marks].tolist())
+        if bool(marks.any()):
+            concerned[k] = marks.to(client.forget.device)
+    if missing := [row for row in request.rows if row not in found]:
+        raise UnfedError(
+            f"Request {request.id!r} names row {missing[0]}, which no client holds: rows are numbered from 0 on in the"
+            " data set as it was given, and those that are held out for testing, or left away, train nothing; take it"
+            " out of the list."
+        )
+    return concerned
+
+
+def no_numbers(request: Request) -> UnfedError:
+    """Why rows cannot be looked up at clients who keep their data with them."""
+    return UnfedError(
+        f"Request {request.id!r} names rows of a data set, and the clients of this run are elsewhere and number their"
+        " rows themselves; list client,position."
+    )
 
 
 _SCOPES = {"client": _client_scope, "class": _class_scope, "instance": _instance_scope}

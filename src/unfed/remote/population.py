@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from unfed.data import ClientData, Request
+from unfed.data.scope import no_numbers
 from unfed.errors import Refused, UnfedError
 from unfed.model.calling import Inputs
 from unfed.remote.messages import CENSUS, Ask, own_part
@@ -265,6 +266,8 @@ class Nodes:
     def _check_names(self, requests: Sequence[Request]) -> None:
         """A target that might hide among the others is a reason to stop; one that is simply gone is not."""
         for request in requests:
+            if request.rows:
+                raise no_numbers(request)
             for name in request.clients:
                 self.directory.check_target(name)
                 if name in self.directory.denied.names:

@@ -24,6 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from unfed import methods as all_methods
 from unfed import plugins
 from unfed.data import Request, SampleList
+from unfed.data.sample_list import drawn_order
 from unfed.errors import UnfedError, listed, nearest, typed
 from unfed.population import store
 from unfed.population.memorised import most_memorised
@@ -342,7 +343,10 @@ def _read_lists(values: dict[str, Any]) -> None:
         if not isinstance(request, dict):
             continue
         if isinstance(request.get("samples"), str | Path):
-            request["samples"] = _kept(SampleList.read(request["samples"]))
+            read = SampleList.read(request["samples"])
+            if values.get("setting") == "central" and not read.rows:
+                raise drawn_order(read.source)
+            request["samples"] = _kept(read)
         if request.get("select") == "memorised":
             request["samples"] = _kept(_memorised(request))
             for key in ("select", "population", "fraction"):

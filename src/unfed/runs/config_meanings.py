@@ -75,7 +75,7 @@ MEANINGS = {
     "request.id": "The request's name; its random draws depend on it. Default: request-1, request-2, …",
     "request.clients": "The clients that leave. Of clients, classes, samples and fraction give exactly one.",
     "request.classes": "The classes that must be forgotten, wherever they lie.",
-    "request.samples": "A CSV file `client,position` of single rows; positions count in an order that is drawn.",
+    "request.samples": "A CSV file of single rows: `row`, or `client,position`.",
     "request.fraction": "A random share of every client's rows.",
     "request.deleted": "The data is gone already: methods that would still ask for it are refused.",
     "request.select": "`memorised`: take, of a population's forgotten rows, those it had memorised most.",

@@ -218,13 +218,13 @@ class RequestConfig(Table):
         kept = self.samples.list if isinstance(self.samples, KeptList) else None
         if isinstance(self.samples, Path):  # only in run folders of layout 1
             kept = SampleList.read(self.samples)
-        samples, listed = (kept.samples, kept.sha256) if kept else ((), None)
-        return Request(self.name(number), self.clients, self.classes, samples, self.fraction, self.deleted, listed)
+        asked: dict[str, Any] = {"fraction": self.fraction, "deleted": self.deleted} | (kept.asked if kept else {})
+        return Request(self.name(number), self.clients, self.classes, **asked)
 
     def owners(self) -> set[str]:
         """Whose rows it names, as far as a run folder tells by itself; nobody where it does not."""
-        samples = self.samples.list.samples if isinstance(self.samples, KeptList) else ()
-        return {*self.clients, *(name for name, _ in samples)}
+        asked = self.samples.list.asked if isinstance(self.samples, KeptList) else {}
+        return {*self.clients, *(name for name, _ in asked.get("samples", ()))}
 
     def name(self, number: int) -> str:
         return self.id or f"request-{number}"

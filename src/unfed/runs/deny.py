@@ -66,7 +66,7 @@ def _of_run(folder: RunFolder, config: Config) -> dict[str, Any]:
     earlier = Config.kept(folder.description()["config"], str(folder.path / "run.json"))
     before = earlier.deny
     asked = [entry for entry in folder.requests() if entry.accepted]
-    unseen = next((entry.request.id for entry in asked if entry.request.samples and not entry.rows), None)
+    unseen = next((entry.request.id for entry in asked if entry.request.named and not entry.rows), None)
     if unseen is not None:
         raise UnfedError(
             f"Request {unseen!r} of {folder.path} took single samples out which nobody can recognise elsewhere: they"

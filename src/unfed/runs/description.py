@@ -190,7 +190,7 @@ def plain_request(request: Request) -> dict[str, Any]:
         "kind": request.kind,
         "clients": list(request.clients),
         "classes": list(request.classes),
-        "samples": len(request.samples),
+        "samples": request.named,
         "fraction": request.fraction,
         "forgotten_rows": None,
     }

@@ -145,7 +145,9 @@ def deal(config: Config, seeds: Seeds, dataset: Dataset, dealt: Partition | None
     if config.poison is not None:
         training = {str(k): rows[splits[k][0]] for k, rows in enumerate(dealt.rows)}
         source = poisoned(config.poison, source, training, seed)
-    clients = [ClientData(str(k), source, rows, *splits[k]) for k, rows in enumerate(dealt.rows)]
+    clients = [
+        ClientData(str(k), source, rows, *splits[k], numbers=dataset.numbers(rows)) for k, rows in enumerate(dealt.rows)
+    ]
     return Hand(keep_out(clients, config.deny.listed()), dealt.repaired)
 
 

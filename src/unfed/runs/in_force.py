@@ -101,11 +101,13 @@ def is_out(asked: RequestConfig, gone: Sequence[Request]) -> bool:
     """Whether served requests, under whatever ids, took out all that this one of the config names."""
     clients = {client for request in gone for client in request.clients}
     classes = {one for request in gone for one in request.classes}
-    samples = {sample for request in gone for sample in request.samples}
+    samples = {sample for request in gone for sample in (*request.samples, *request.rows)}
     if asked.clients or asked.classes:
         return clients.issuperset(asked.clients) and classes.issuperset(asked.classes)
-    kept = asked.samples.list.samples if isinstance(asked.samples, KeptList) else ()
-    return bool(kept) and all(sample in samples or sample[0] in clients for sample in kept)
+    kept = asked.samples.list if isinstance(asked.samples, KeptList) else None
+    if kept is None or kept.rows:
+        return kept is not None and samples.issuperset(kept.rows)
+    return all(sample in samples or sample[0] in clients for sample in kept.samples)
 
 
 def to_hand_out(run: Run, seed: int | None) -> InForce:

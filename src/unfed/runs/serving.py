@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from unfed.data import Request
+from unfed.data.sample_list import drawn_order
 from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed
 from unfed.measures.again import Again
 from unfed.model.params import Params
@@ -152,6 +153,8 @@ class Queue:
                     known = None if entry.described is None else {**entry.described, **served_by}
                     asked = replace(entry, request=request, method=method, until=until, seed=seed, described=known)
                     return self._asked_again(entry, replace(asked, expires=expires, how=how), entries)
+            if request.samples and world.central:
+                raise drawn_order(f"request {request.id!r}")
             accepted = [e for e in entries if e.accepted and e.seed == seed]
             at, number = now(), next_number(entries)
             entry = Entry(number, request, method, until, at, seed, changed=at, expires=expires, how=how)

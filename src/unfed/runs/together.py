@@ -72,6 +72,7 @@ def united(name: str, requests: Sequence[Request]) -> Request:
         tuple(dict.fromkeys(client for one in requests for client in one.clients)),
         tuple(dict.fromkeys(number for one in requests for number in one.classes)),
         tuple(dict.fromkeys(sample for one in requests for sample in one.samples)),
+        rows=tuple(dict.fromkeys(row for one in requests for row in one.rows)),
         deleted=requests[0].deleted,
     )
 
@@ -83,7 +84,8 @@ def alike(one: Entry, other: Entry) -> bool:
 
 def _asked(entry: Entry) -> tuple[Any, ...]:
     how, request = entry.how, entry.request
-    return entry.seed, entry.method, entry.until, dict(how.set), how.within, request.kind, request.deleted
+    kind = request.kind, bool(request.rows)
+    return entry.seed, entry.method, entry.until, dict(how.set), how.within, kind, request.deleted
 
 
 def may_share(one: Entry, other: Entry) -> bool:

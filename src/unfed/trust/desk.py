@@ -141,7 +141,7 @@ def _subject(entry: Entry) -> str:
         return "client " + ", ".join(request.clients)
     if request.kind == "class":
         return "class " + ", ".join(str(number) for number in request.classes)
-    return f"{len(request.samples)} samples" if request.samples else "a share of every client's samples"
+    return f"{request.named} samples" if request.named else "a share of every client's samples"
 
 
 def _without_rounds(leaves: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

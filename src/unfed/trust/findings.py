@@ -123,7 +123,7 @@ def _request(entry: Entry) -> dict[str, Any]:
         "kind": request.kind,
         "clients": list(request.clients),
         "classes": list(request.classes),
-        "samples": len(request.samples),
+        "samples": request.named,
         "fraction": request.fraction,
         "rows": described.get("forgotten_rows"),
         "asked": entry.created,
