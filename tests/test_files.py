@@ -235,7 +235,7 @@ def test_what_cannot_be_negated_is_refused_in_one_sentence_without_a_target(tmp_
         (source, tmp_path / "link.safetensors", ["first"], "same file"),
         (source, tmp_path / "x.safetensors", [], "Nothing was chosen"),
         (source, tmp_path / "no" / "x.safetensors", ["first"], "folder .* does not exist"),
-        (source, tmp_path, ["first"], "cannot be written"),
+        (source, tmp_path, ["first"], "is a folder, and no file is written in its place"),
         (source, tmp_path / "x.safetensors", ["conv1.wieght"], "Did you mean 'conv1.weight'"),
         (source, tmp_path / "x.safetensors", ["norm1.running_mean"], "is a buffer"),
         (integers, tmp_path / "x.safetensors", ["steps"], "stored as I64 and has no sign bit"),

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -60,6 +61,7 @@ def deliver(path: Path, data: bytes) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """An empty file to write to; it becomes `path` if the block succeeds, and vanishes if not."""
+    refuse_other(path, links=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with _claimed(temporary):
@@ -69,6 +71,20 @@ def replacing(path: Path) -> Iterator[Path]:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         raise
+
+
+def refuse_other(path: Path, links: bool = False) -> None:
+    """Refuse to put a file in the place of what is none: whoever is root would lose /dev/null by it.
+
+    With `links` a link is replaced that leads to a file, or nowhere; what it leads to is never touched.
+    """
+    try:
+        mode = os.stat(path, follow_symlinks=links).st_mode
+    except OSError:  # nothing is there, or whoever writes is told what is wrong
+        return
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else "a device or a pipe"
+        raise UnfedError(f"{path} is {what}, and no file is written in its place; name another file.")
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from unfed import storage
 from unfed.api import compare as write_comparison
 from unfed.api import compared, enter_comparison
 from unfed.cli.console import Console, echo
+from unfed.cli.options import plain_file
 from unfed.errors import UnfedError
 from unfed.report.rules import named
 
@@ -21,7 +22,8 @@ stdout = Console(highlight=False)
 def compare(
     runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN RUN …", help="Two run folders or more.")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Default: compare.html here; tables to stdout.")
+        Path | None,
+        typer.Option("--out", "-o", callback=plain_file, help="Default: compare.html here; tables to stdout."),
     ] = None,
     kind: Annotated[str, typer.Option("--format", help="html, md, latex or csv.")] = "html",
     rule: Annotated[str, typer.Option(help="best-gap, recovered or last.")] = "best-gap",

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from unfed import storage
 from unfed.cli.console import Console, echo
-from unfed.cli.options import AllowCode, Json, Quiet, RunArgument
+from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, plain_file
 from unfed.errors import UnfedError, typed
 from unfed.runs.folder import RunFolder
 from unfed.runs.handed_out import hand_out
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 stdout = Console(highlight=False)
 
-Page = Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write a page for the officer, to print.")]
+Page = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.html", callback=plain_file, help="Also write a page for the officer, to print."),
+]
 
 
 def say(sentence: str) -> None:
@@ -34,7 +37,7 @@ def say(sentence: str) -> None:
 
 def bundle(
     run: RunArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The evidence bundle.")],
+    out: Annotated[Path, typer.Option("--out", "-o", callback=plain_file, help="The evidence bundle.")],
     request: Annotated[
         str | None, typer.Option(metavar="ID", help="The request that was served; default: the only one.")
     ] = None,

@@ -12,7 +12,7 @@ from rich.markup import escape
 from unfed import storage
 from unfed.cli.console import Console
 from unfed.cli.logged import entered
-from unfed.cli.options import Json
+from unfed.cli.options import Json, plain_file
 from unfed.errors import UnfedError
 from unfed.model import files
 from unfed.runs.handed_out import hand_out
@@ -23,7 +23,7 @@ stdout = Console(highlight=False)
 
 LAYERS = ["first"]
 Layers = Annotated[list[str], typer.Option(help="first, a name, a glob, an index, NAME[a:b]. Repeatable.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Where the new file goes.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", callback=plain_file, help="Where the new file goes.")]
 
 
 def negate(
@@ -55,7 +55,7 @@ def negate(
 
 def convert(
     source: Annotated[Path, typer.Argument(metavar="MODEL.pt", help="A file that torch.save wrote.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The safetensors file to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", callback=plain_file, help="The safetensors file to write.")],
 ) -> None:
     """Turn a PyTorch state dict into safetensors. Loads with `weights_only=True` and nothing else."""
     files.convert_file(source, out)
@@ -64,7 +64,7 @@ def convert(
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as `runs/demo`.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The safetensors file to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", callback=plain_file, help="The safetensors file to write.")],
     method: Annotated[str | None, typer.Option(help="The model that this method left; `train` for θ*.")] = None,
     request: Annotated[str | None, typer.Option(help="Under this request, where there are several.")] = None,
     seed: Annotated[int | None, typer.Option(help="Which repetition, where a run has several.")] = None,

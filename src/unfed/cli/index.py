@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from unfed import storage
 from unfed.cli.console import Console
+from unfed.cli.options import plain_file
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.runs.folder import RunFolder
 from unfed.runs.handed_out import enter
@@ -30,7 +31,9 @@ DEPTH = 4
 
 def index(
     runs: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder with run folders in it.")] = Path("runs"),
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Default: FOLDER/index.html.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", callback=plain_file, help="Default: FOLDER/index.html.")
+    ] = None,
 ) -> None:
     """Write one static page of all runs and requests in a folder, with links to their reports."""
     from unfed.report.index import render  # jinja and drawing are slow to import

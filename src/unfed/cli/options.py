@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from unfed import plugins
+from unfed import plugins, storage
 from unfed.cli.console import Console
 from unfed.errors import UnfedError
 from unfed.methods import METHODS
@@ -55,6 +55,13 @@ AllowCode = Annotated[
     bool,
     typer.Option("--allow-code", callback=_allow, help="Run the code that the config or the run folder names."),
 ]
+
+
+def plain_file(value: Path | None) -> Path | None:
+    """A file that a command is to write, refused before any work where something else is there."""
+    if value is not None:
+        storage.refuse_other(value)
+    return value
 
 
 def read_config(name: str, sets: list[str]) -> Config:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from unfed import storage
 from unfed.api import results, write_report
 from unfed.cli.console import Console, echo
-from unfed.cli.options import RunArgument
+from unfed.cli.options import RunArgument, plain_file
 from unfed.errors import UnfedError, nearest
 from unfed.report import tables, wording
 from unfed.report.rules import named
@@ -53,6 +53,8 @@ def report(
             f"--format takes html, md, latex, csv, json, svg or pdf, not {kind!r}.{nearest(kind, FORMATS)}"
         )
     named(rule)
+    if kind not in FIGURES:
+        plain_file(out)
     if rounds and kind != "csv":
         raise UnfedError("--rounds belongs to --format csv; json holds every round already.")
     if (run / foreign.FILE).is_file():

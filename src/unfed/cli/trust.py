@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from unfed import storage
 from unfed.cli.console import Console, echo
-from unfed.cli.options import Json, RunArgument
+from unfed.cli.options import Json, RunArgument, plain_file
 from unfed.data import SampleList
 from unfed.errors import UnfedError
 from unfed.runs.folder import RunFolder
@@ -89,7 +89,7 @@ def keys_roster(
 def request_sign(
     key: Annotated[Path, typer.Option(metavar="FILE.key", help="Your private key.")],
     to: Annotated[Path, typer.Option(metavar="FILE.pub", help="The operator's public key: to whom it goes.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The signed request.")],
+    out: Annotated[Path, typer.Option("--out", "-o", callback=plain_file, help="The signed request.")],
     client: Annotated[str | None, typer.Option(help="You: the client that asks, and leaves as a whole.")] = None,
     classes: Annotated[list[int], typer.Option("--class", help="A class, by the operator's key only.")] = [],  # noqa: B006
     samples: Annotated[Path | None, typer.Option(help="A CSV file `client,position` of your own samples.")] = None,
@@ -159,7 +159,7 @@ def request_revoke(
     client: Annotated[str, typer.Option(help="You: the client that asked.")],
     key: Annotated[Path, typer.Option(metavar="FILE.key", help="Your private key.")],
     to: Annotated[Path, typer.Option(metavar="FILE.pub", help="The operator's public key: to whom it goes.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The signed revocation.")],
+    out: Annotated[Path, typer.Option("--out", "-o", callback=plain_file, help="The signed revocation.")],
 ) -> None:
     """Sign that a request is taken back; handed in, the request is let go unless it is fulfilled."""
     from unfed.trust import keys, revocation
@@ -214,7 +214,7 @@ def log_check(
 def log_prove(
     run: RunArgument,
     client: Annotated[str, typer.Option(help="Who took part in no round.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The proof.")],
+    out: Annotated[Path, typer.Option("--out", "-o", callback=plain_file, help="The proof.")],
     after: Annotated[int | None, typer.Option(help="After this leaf; default: that of the client's request.")] = None,
 ) -> None:
     """Write the proof that a client was asked to train in no round after a place in the log.
