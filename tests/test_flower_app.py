@@ -162,6 +162,28 @@ def test_rows_that_are_gone_already_are_refused_when_they_are_asked_for(tmp_path
         serve(grid, values(folder, mode="unlearn", request_id="again", min_nodes=3))
 
 
+@pytest.fixture(scope="module")
+def unlearned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that client 0 left by NoT; no test changes it."""
+    folder = tmp_path_factory.mktemp("unlearned") / "run"
+    serve(nodes(), values(folder, mode="train"))
+    return serve(nodes(), values(folder, mode="unlearn")).folder.path
+
+
+@pytest.mark.parametrize(
+    ("asked", "remedy"),
+    [
+        ({"forget_clients": "1"}, 'use methods="sealed", which has no way back, or methods="retrain".'),
+        ({"forget_clients": "1", "request_id": "client-0"}, "choose another with request-id."),
+        ({"forget_clients": "1", "methods": "sealed", "until": "soon"}, "until takes 'recovered', 'forgotten', both"),
+    ],
+)
+def test_a_refusal_names_keys_of_the_run_config(asked: dict[str, str], remedy: str, unlearned: Path) -> None:
+    with pytest.raises(UnfedError) as refusal:
+        serve(nodes(), values(unlearned, mode="unlearn", **asked))
+    assert remedy in str(refusal.value) and "--" not in str(refusal.value)
+
+
 def test_a_comparison_is_not_gone_on_from_for_nobody_left_in_it(tmp_path: Path) -> None:
     grid = nodes()
     serve(grid, values(tmp_path / "run"))

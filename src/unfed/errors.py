@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 
 class UnfedError(Exception):
@@ -71,6 +73,27 @@ def extra(name: str) -> str:
 def typed(*words: object) -> str:
     """A command of ours as one types it: a folder with a blank or a quote in its name is quoted."""
     return shlex.join(["unfed", *map(str, words)])
+
+
+_keys: ContextVar[Mapping[str, str] | None] = ContextVar("unfed keys", default=None)
+
+
+@contextmanager
+def in_a_run_config(keys: Mapping[str, str]) -> Iterator[None]:
+    """Inside it, options are keys of a run config; `keys` has those that are called otherwise there."""
+    token = _keys.set(keys)
+    try:
+        yield
+    finally:
+        _keys.reset(token)
+
+
+def option(name: str, value: str = "") -> str:
+    """An option as one types it: `--method sealed`, or `methods="sealed"` where a run config is read."""
+    keys = _keys.get()
+    if keys is None:
+        return f"--{name} {value}".rstrip()
+    return keys.get(name, name) + (f'="{value}"' if value else "")
 
 
 def counted(number: int, one: str) -> str:

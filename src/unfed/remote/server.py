@@ -21,10 +21,10 @@ from torch import Tensor
 
 from unfed import plugins
 from unfed.data import ClientData, DatasetSource, Request, TensorSource, Unlabelled
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, in_a_run_config
 from unfed.remote.node_data import describe
 from unfed.remote.nodes import Directory
-from unfed.remote.options import Options
+from unfed.remote.options import CALLED, Options
 from unfed.remote.population import KnownClients
 from unfed.remote.runs import Maker, adopt, begun, reopened, serve, settled
 from unfed.remote.transport import Messenger, Speech, Transport
@@ -48,7 +48,7 @@ def run(
     """Do what a run config asks for; `running` is called once there is a run folder to work in."""
     options = Options.of(values)
     remedy = "set allow-code=true in the run config if you trust it"
-    with plugins.allow_code() if options.allow_code else plugins.allow_only((), remedy):
+    with in_a_run_config(CALLED), plugins.allow_code() if options.allow_code else plugins.allow_only((), remedy):
         return _work(transport, options, speech or Speech(), running)
 
 

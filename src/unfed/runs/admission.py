@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from unfed.data import Request
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, option
 from unfed.methods import Method, NoT
 from unfed.runs import lineage
 from unfed.runs.config import Config
@@ -55,7 +55,8 @@ class Admission:
         if not said and (done := self._way_back(others, names)):
             if self._ends(method, seed, done):
                 return ()
-            said = f" Whoever has the model in force can turn back {done}; --method sealed or retrain ends that."
+            ends = f"{option('method', 'sealed')} or retrain ends that"
+            said = f" Whoever has the model in force can turn back {done}; {ends}."
         raise UnfedError(gone_already(request, by) + (said or " Nothing is left to do."))
 
     def _ends(self, method: Method, seed: int, done: str) -> bool:
@@ -95,7 +96,10 @@ class Admission:
         world, config = run.world(entry.seed), entry.how.on(run.config, entry.method)
         out = [*(e.request for e in accepted), entry.request]
         if "recovered" in goals and not self._held_out(world, out):
-            raise UnfedError("--until recovered cannot be judged here: no validation rows are held out; use --until N.")
+            raise UnfedError(
+                f"{option('until', 'recovered')} cannot be judged here: no validation rows are held out; use"
+                f" {option('until', 'N')}."
+            )
         if "forgotten" not in goals or not run.trained(entry.seed):
             return
         evaluator = world.evaluator(out)

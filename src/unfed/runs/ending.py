@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unfed.errors import NotRecovered, Refused
+from unfed.errors import NotRecovered, Refused, option
 from unfed.measures.metrics import recovered
 from unfed.measures.trajectory import Line
 from unfed.methods import State
@@ -60,9 +60,10 @@ class Ending:
     def missed(self, request: str | None, state: State, notes: JobNotes, outcome: str, before: Value) -> Refused:
         """The sentence for a job whose rounds did not suffice."""
         took = f"{state.round} round{'' if state.round == 1 else 's'}"
-        more = f"more rounds are given by --until {Until(self.until.goals, 2 * self.rounds).text}"
+        more = f"more rounds are given by {option('until', Until(self.until.goals, 2 * self.rounds).text)}"
         if state.done:
-            more = "its method has ended and takes no more rounds; --until N leaves the model to the gate"
+            leaves = f"{option('until', 'N')} leaves the model to the gate"
+            more = f"its method has ended and takes no more rounds; {leaves}"
         elif state.round < self.rounds:
             more = f"it stopped because nothing got better for {self.patience} rounds (unlearning.patience)"
         if outcome == "not forgotten":

@@ -20,7 +20,7 @@ from typing import Any
 
 from unfed import rng
 from unfed.data import Request
-from unfed.errors import Refused, UnfedError
+from unfed.errors import Refused, UnfedError, option
 from unfed.measures.again import Again
 from unfed.measures.camouflage import camouflage
 from unfed.measures.evaluator import Scorer
@@ -169,8 +169,8 @@ class Gate:
         for found in (self.watched(before, before), self.judged(before, before)):
             if is_forgotten(found) != "failed":
                 raise UnfedError(
-                    f"--until forgotten cannot be judged for request {self.request.id!r} ({told(found)}); use"
-                    " --until recovered or --until N."
+                    f"{option('until', 'forgotten')} cannot be judged for request {self.request.id!r} ({told(found)});"
+                    f" use {option('until', 'recovered')} or {option('until', 'N')}."
                 )
 
     def decide(self, evaluator: Scorer, before: Params, after: Params) -> Decision:

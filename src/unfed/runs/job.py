@@ -25,7 +25,7 @@ from typing import Any
 from unfed.data import ClientData, Request
 from unfed.engines.base import Engine
 from unfed.engines.observed import ObservedEngine, observed_clients
-from unfed.errors import Refused, UnfedError
+from unfed.errors import Refused, UnfedError, option
 from unfed.federation import algorithm
 from unfed.federation.history import History, Recorder
 from unfed.federation.schedule import Settings
@@ -110,7 +110,9 @@ class JobRunner:
         self.ending = Ending(Until.of(spec.until), spec.rounds, spec.patience, spec.within)
         self._known = self._evidence_before()
         if "recovered" in self.ending.until.goals and not is_measured(self.before):
-            raise UnfedError(f"--until recovered cannot be judged here ({self.before}); use --until N.")
+            raise UnfedError(
+                f"{option('until', 'recovered')} cannot be judged here ({self.before}); use {option('until', 'N')}."
+            )
 
     def _evidence_before(self) -> Evidence | None:
         """What the model that goes in shows of the request, where the job is to stop when that is gone."""

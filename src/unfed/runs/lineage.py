@@ -25,7 +25,7 @@ from typing import Literal
 from torch import nn
 
 from unfed.data import Request
-from unfed.errors import UnfedError, UnfedWarning, listed
+from unfed.errors import UnfedError, UnfedWarning, listed, option
 from unfed.federation.history import History, Recorder
 from unfed.measures.undo import INVERSES, REDRAWN
 from unfed.methods import Method, admit
@@ -105,7 +105,8 @@ def unbroken(config: Config, label: str, queue: Sequence[Entry]) -> None:
         names = listed(recorded, last="and")
         raise UnfedError(
             f"This run recorded history for {names}, from which the old model can be put together again, and beside it"
-            f" {method.title}'s draw is no secret; use --method retrain, or train again without training.record."
+            f" {method.title}'s draw is no secret; use {option('method', 'retrain')}, or train again without"
+            " training.record."
         )
 
 
@@ -119,8 +120,8 @@ def lasting(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Mod
         if back := method.undoes(module, [other for _, other in line[i:]]):
             raise UnfedError(
                 f"{title} would turn {listed(back).replace(' or ', ' and ')} back to what it was before request"
-                f" {line[i][0]!r}, and bring back what that request took out; use --method sealed, which has no way"
-                " back, or --method retrain."
+                f" {line[i][0]!r}, and bring back what that request took out; use"
+                f" {option('method', 'sealed')}, which has no way back, or {option('method', 'retrain')}."
             )
 
 
@@ -133,7 +134,7 @@ def warn_of_return(method: Method, makers: Sequence[tuple[str, Method]], module:
     if before and _invertible(method, module):
         warnings.warn(
             f"{method.title} on other layers does not turn back what request {before[-1]!r} took out, but whoever has"
-            " the published model can turn both back; --method sealed has no way back.",
+            f" the published model can turn both back; {option('method', 'sealed')} has no way back.",
             UnfedWarning,
             stacklevel=3,
         )
@@ -217,8 +218,8 @@ def not_purged(folder: RunFolder, label: str, method: Method, job: Job) -> None:
     buried, file = consistency.tombstones(folder.path), folder.state_file(job).relative_to(folder.path).as_posix()
     if grave := buried.get(f"{file}#{HISTORY}") or buried.get(file):
         raise UnfedError(
-            f"{method.title} needs history, but {consistency.sentence(folder.path, grave)}; use --method not, ft or"
-            " retrain."
+            f"{method.title} needs history, but {consistency.sentence(folder.path, grave)}; use"
+            f" {option('method', 'not')}, ft or retrain."
         )
 
 

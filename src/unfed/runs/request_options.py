@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, option
 from unfed.runs.config import Config, MethodsConfig
 from unfed.runs.config_sets import toml_value
 from unfed.values import is_measured
@@ -34,8 +34,8 @@ class Until:
         numbers = [w for w in named if w.isascii() and w.isdigit() and len(w) <= 9 and int(w) >= 1]
         if len(numbers) > 1 or not {*named} - {*numbers} <= {*GOALS}:
             raise UnfedError(
-                "--until takes 'recovered', 'forgotten', both with a comma between them, a number of rounds, or goals"
-                f" and the most rounds that they may take ('recovered,40'), not {text[:60]!r}."
+                f"{option('until')} takes 'recovered', 'forgotten', both with a comma between them, a number of rounds,"
+                f" or goals and the most rounds that they may take ('recovered,40'), not {text[:60]!r}."
             )
         goals = tuple(goal for goal in GOALS if goal in named)
         return Until(goals, int(numbers[0]) if numbers else None)

@@ -24,7 +24,7 @@ from typing import Any
 
 from unfed import plugins
 from unfed.data import Request
-from unfed.errors import Refused, UnfedError, UnfedWarning, listed
+from unfed.errors import Refused, UnfedError, UnfedWarning, listed, option
 from unfed.federation.history import Recorder
 from unfed.measures import trajectory
 from unfed.methods import Retrain, State
@@ -335,7 +335,7 @@ class Run(Record):
     ) -> tuple[Entry, bool]:
         """File a request and serve nothing: how it stands, and whether it was served before."""
         self.permit()
-        plugins.permit(self.config.methods.code([method], "--method"))
+        plugins.permit(self.config.methods.code([method], option("method")))
         known = self.queue.find(request.id)
         seed = known.seed if known is not None and seed is None else self.one_seed(seed)
         how = how or (known.how if known is not None else RequestOptions())

@@ -30,7 +30,7 @@ import torch
 
 from unfed.data import Request
 from unfed.data.sample_list import drawn_order
-from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed
+from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed, option
 from unfed.measures.again import Again
 from unfed.model.params import Params
 from unfed.runs import deny, lineage
@@ -132,7 +132,9 @@ class Queue:
         run = self._run
         check_id(request.id, "request id")
         if reserved(request.id):
-            raise UnfedError(f"The id {request.id!r} is kept for requests that share a job; choose another with --id.")
+            raise UnfedError(
+                f"The id {request.id!r} is kept for requests that share a job; choose another with {option('id')}."
+            )
         check_label(method)
         until = Until.of(until).text  # what it does not take is refused here
         config = how.on(run.config, method)
@@ -146,7 +148,9 @@ class Queue:
         if not run.trained(seed) and not self._folder.busy():
             raise UnfedError(f"The training of this run is not finished; first go on with {run.going_on}.")
         if request.id in run.config.request_ids():
-            raise UnfedError(f"The id {request.id!r} belongs to this run's comparison; choose another with --id.")
+            raise UnfedError(
+                f"The id {request.id!r} belongs to this run's comparison; choose another with {option('id')}."
+            )
         with self._desk() as entries:
             for entry in entries:
                 if entry.request.id == request.id:
@@ -181,16 +185,16 @@ class Queue:
         if (entry.request, entry.seed) != (request, asked.seed) or (entry.state == "fulfilled" and other_method):
             raise UnfedError(
                 f"The id {request.id!r} was already used for another request ({entry.method}, seed {entry.seed},"
-                f" {json.dumps(entry.request.to_json())}); choose another with --id."
+                f" {json.dumps(entry.request.to_json())}); choose another with {option('id')}."
             )
         if entry.state == "fulfilled":
             return entry, True
         if entry.state == "revoked":
-            raise UnfedError(f"Request {request.id!r} was withdrawn; ask anew under another --id.")
+            raise UnfedError(f"Request {request.id!r} was withdrawn; ask anew under another {option('id')}.")
         if entry.state == "in_progress" and (other_method or entry.how.set != asked.how.set):
             raise UnfedError(
                 f"Request {request.id!r} is being served by {entry.method} already; let it end"
-                f" ({self._run.going_on}), or withdraw it and ask anew under another --id."
+                f" ({self._run.going_on}), or withdraw it and ask anew under another {option('id')}."
             )
         others = [e for e in entries if e.accepted and e.seed == entry.seed and e.number != entry.number]
         refuse_if_alone(self._run.config, asked)
