@@ -399,8 +399,11 @@ NOBODY: dict[str, tuple[Any, str]] = {
     "an id of another run": ([424242], "Node 424242 is not among the 4 nodes .*ids are drawn anew"),
     "one of two ids": ([LEAVER, 5], "Node 5 is not among"),
     "no id": ([], "exclude names nobody"),
-    "a partition that is not there": (node_with(partition_id=9), "A node with partition-id=9 is not among the 4 nodes"),
-    "a misspelt name": (registered("nroth"), "A node registered as 'nroth' is not among"),
+    "a partition that is not there": (
+        node_with(partition_id=9),
+        "A node with partition-id=9 is not among the 4 nodes .* name one of partition-id=0, partition-id=1,",
+    ),
+    "a misspelt name": (registered("nroth"), "A node registered as 'nroth' is not among .* name one of north, or"),
     "a function that finds nobody": (lambda grid: [], "Whoever the given function finds is not among"),
 }
 

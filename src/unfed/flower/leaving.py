@@ -12,13 +12,13 @@ out. An exclusion that matches nobody is an error before the first message: a ty
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, members
 from unfed.flower.connected import connected, tells_names
 from unfed.flower.roll import JUST_CONNECTED, Roll
 from unfed.flower.speech import SPEECH
@@ -38,7 +38,7 @@ class Leaver:
     find: Find
     doubt: Callable[[int], str | None] = lambda node: None
     """Why a node cannot be told apart from who is meant; it is left out too, for it might be the one."""
-    remedy: str = "check it"
+    remedy: Callable[[], str] = lambda: "check it"
     names: Collection[str] = ()
     """What the leaver goes by, where it was said: a later run keeps it out by these."""
     needed: bool = True
@@ -66,7 +66,7 @@ def registered(*given: str | int) -> Leaver:
 
     They were if `flwr supernode register KEY FEDERATION --name NAME` was called for them.
     """
-    names, listed = tuple(map(str, given)), set[int]()
+    names, listed = tuple(map(str, given)), dict[int, str]()
 
     def found(grid: Grid) -> Collection[int]:
         nodes = connected(grid, "exclude by node_with(partition_id=…) or by node id")
@@ -75,15 +75,14 @@ def registered(*given: str | int) -> Leaver:
                 "No connected node has a registered name, so the leaver cannot be told apart; register the nodes' keys"
                 " with --name, or exclude by node_with(partition_id=…) or by node id."
             )
-        listed.update(node.node_id for node in nodes)
+        listed.update((node.node_id, node.name) for node in nodes)
         return [node.node_id for node in nodes if node.name in names]
 
     def doubt(node: int) -> str | None:
         return None if node in listed else JUST_CONNECTED
 
     words = " or ".join(repr(name) for name in names)
-    remedy = "see the names with flwr supernode ls"
-    return Leaver(f"a node registered as {words}", found, doubt, remedy, names)
+    return Leaver(f"a node registered as {words}", found, doubt, lambda: _one_of(listed.values()), names)
 
 
 def node_with(timeout: float = 300.0, num_partitions: int | None = None, **config: str | int) -> Leaver:
@@ -126,10 +125,16 @@ def node_with(timeout: float = 300.0, num_partitions: int | None = None, **confi
         f"a node with {words}" + (f" of {num_partitions}" if num_partitions is not None else ""),
         found,
         doubt,
-        "see what the nodes' configs say",
+        lambda: _one_of(" ".join(f"{key}={value}" for key, value in own.items()) for own in roll.known.values()),
         [*wanted.values()],
         willing=willing,
     )
+
+
+def _one_of(names: Iterable[str]) -> str:
+    """What to do about a leaver whom nobody there is."""
+    there = sorted({said(name, 60) for name in names if name})
+    return f"name one of {members(there)}" if there else "let the nodes connect first"
 
 
 def denied(path: str | Path, timeout: float = 300.0) -> Leaver:
@@ -181,7 +186,7 @@ def _node(number: int) -> Leaver:
             f"exclude takes node ids as numbers, not {number!r}; a name is registered({name}) or"
             f" node_with(client={name}), a partition is node_with(partition_id=…)."
         )
-    remedy = (
+    remedy: Callable[[], str] = lambda: (  # noqa: E731
         "ids are drawn anew in every run of Flower's simulator and for every SuperNode without a key, so name it by"
         " node_with(partition_id=…)"
     )

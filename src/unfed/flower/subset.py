@@ -125,7 +125,7 @@ class SubsetGrid(Grid):
             )
         return (
             f"{who} is not among the {count} nodes that are connected, so nobody would be left out;"
-            f" {leaver.remedy}, or pass gone=True if the leaver is not there any more."
+            f" {leaver.remedy()}, or pass gone=True if the leaver is not there any more."
         )
 
     def set_run(self, run: Any) -> None:
