@@ -39,6 +39,7 @@ from flower_grid import InProcessGrid, Separate
 from quickstarts import torch_app
 from quickstarts.shared import NODES
 from quickstarts.torch_app import Net, rows, step
+from unfed.errors import UnfedError
 from unfed.flower import Unlearn, introduce_mod, negate, node_with
 
 ROUNDS, LEAVER = 2, 61000
@@ -122,15 +123,20 @@ class Trainer(NumPyClient):
 PAGE = (Path(__file__).parent.parent / "docs" / "flower.md").read_text(encoding="utf-8")
 
 
-def follow(recipe: str, grid: InProcessGrid, *instead: str) -> dict[str, Any]:
+def follow(recipe: str, grid: InProcessGrid, *instead: str, **more: Any) -> dict[str, Any]:
     """Do what a recipe of the page says, or this in the place of that, in a server app that has a trained model."""
     (text,) = re.findall(rf"<!-- recipe: {recipe} -->\n```python\n(.*?)```", PAGE, re.S)
     if instead:
         assert instead[0] in text
         text = text.replace(*instead)
     torch.manual_seed(0)
-    own = {"grid": grid, "context": Context(1, 1, {}, RecordDict(), {}), "trained": dict(Net().state_dict())}
-    known: dict[str, Any] = {**own, "Net": Net, "ArrayRecord": ArrayRecord, "STAYING": STAYING, "ROUNDS": ROUNDS}
+    own: dict[str, Any] = {
+        "grid": grid,
+        "context": Context(1, 1, {}, RecordDict(), {}),
+        "trained": dict(Net().state_dict()),
+    }
+    own |= {"Net": Net, "ArrayRecord": ArrayRecord, "STAYING": STAYING, "ROUNDS": ROUNDS}
+    known: dict[str, Any] = {**own, **more}
     exec(compile(text, "docs/flower.md", "exec"), known)
     return known
 
@@ -159,3 +165,27 @@ def test_the_same_recipe_serves_any_strategy_of_the_older_api() -> None:
     follow("secure aggregation", grid, secure, "DefaultWorkflow()")
     assert asked(grid, LEAVER) == {"query": 1}
     assert asked(grid, LEAVER + 1) == {"query": 1, "train": ROUNDS, "evaluate": ROUNDS}
+
+
+def test_the_pages_recipe_for_a_class_asks_all_but_who_left_before_and_turns_nothing_back(tmp_path: Path) -> None:
+    app, start = torch_app.client_app(), ArrayRecord(Net().state_dict())
+    first = Unlearn(FedAvg, negate(Net()), node_with(partition_id=0), wait=0, evidence=tmp_path / "first")
+    left = first.start(later_run(app), start, num_rounds=1).arrays.to_torch_state_dict()
+    names: dict[str, Any] = {"Unlearn": Unlearn, "negate": negate, "FedAvg": FedAvg, "EARLIER": tmp_path / "first"}
+    names |= {"trained": dict(left), "EVIDENCE": tmp_path / "second"}
+    grid = later_run(app)
+    follow("a class", grid, **names)
+    assert asked(grid, LEAVER) == {"query": 1}
+    for node in range(LEAVER + 1, LEAVER + NODES):
+        assert asked(grid, node) == {"query": 1, "train": ROUNDS, "evaluate": 1 + ROUNDS}
+    with pytest.raises(UnfedError, match="turns that back, and brings 0 back"):
+        follow("a class", grid, '"second"', '"first"', **names)
+
+
+@pytest.mark.parametrize(("said", "gone"), [("", set()), ("3", {3}), ("3,5", {3, 5})])
+def test_the_pages_lines_for_a_class_leave_its_rows_out_and_no_others(said: str, gone: set[int]) -> None:
+    x, y = rows(Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
+    context = Context(1, 1, {}, RecordDict(), {"forget-classes": said})
+    known = follow("a class, at a client", later_run(torch_app.client_app()), torch=torch, context=context, x=x, y=y)
+    stays = [place for place, label in enumerate(y.tolist()) if label not in gone]
+    assert known["y"].tolist() == y[stays].tolist() and bool((known["x"] == x[stays]).all())
