@@ -75,6 +75,15 @@ def asking_else(folder: Path) -> None:
     file.write_text(json.dumps({**raw, "request": {**raw["request"], "clients": ["0"]}}))
 
 
+def swapped(folder: Path) -> None:
+    """What NoT left in the place of θ*, state and model alike, and θ* in its place."""
+    for kind in ("state", "models"):
+        one, other = folder / kind / "0/train.safetensors", folder / kind / "0/leaves/not.safetensors"
+        was = one.read_bytes()
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(was)
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "run.json edited": (
         lambda f: edited(f / "run.json", '"lr": 0.', '"lr": 1.'),
@@ -93,6 +102,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "trajectory gone": (lambda f: (f / "trajectory.jsonl").unlink(), "its end is gone"),
     "state flipped": (lambda f: flipped(f / "state/0/train.safetensors"), "saved state at .* is not what was written"),
     "state torn": (lambda f: (f / "state/0/train.safetensors").write_bytes(b"x" * 40), "is damaged"),
+    "states and models swapped": (swapped, "is that of another job, 0/leaves/not"),
     "model flipped": (lambda f: flipped(f / SERVED), "model at .* is not what was written"),
     "model replaced": (replaced, "is not the one that its job left"),
     "model gone": (lambda f: (f / SERVED).unlink(), "is gone"),

@@ -2,7 +2,8 @@
 
 They say it so that none can be changed, shortened or lost without a word.
 
-    state/…   vouches for   run.json               SHA-256 of the file that the job ran under
+    state/…   vouches for   its own place          the job that it is the state of
+                            run.json               SHA-256 of the file that the job ran under
                             trajectory.jsonl       SHA-256 of its first `offset` bytes
                             models/…               fingerprint of the model that came out, once the job has ended
                             trust/                 which log of signed requests was kept when it was saved, if one was
@@ -27,7 +28,7 @@ from unfed import storage
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.runs.requests import Entry
-from unfed.runs.schema import TOMBSTONE, checked
+from unfed.runs.schema import STATE, STATE_MAY, TOMBSTONE, checked
 
 _CHUNK = 1 << 20
 TOMBSTONES = "tombstones.json"
@@ -80,6 +81,15 @@ def log_kept(folder: Path) -> dict[str, str]:
     told = storage.read_json(path, "description of the operator") if path.exists() else None
     origin = told.get("origin") if isinstance(told, dict) else None
     return {"log": origin} if isinstance(origin, str) else {}
+
+
+def of_its_job(raw: Any, path: Path) -> dict[str, Any]:
+    """The numbers of a saved state; one that is another job's, put in its place, is refused."""
+    numbers = checked(raw, f"The saved state {path}", STATE, STATE_MAY)
+    job = (numbers.get("bound") or {}).get("job")
+    if job and Path("state", job).parts != path.with_suffix("").parts[-1 - len(Path(job).parts) :]:
+        raise UnfedError(f"The saved state {path} is that of another job, {job}; restore it from a copy.")
+    return numbers
 
 
 def leads_out(folder: Path, path: Path) -> bool:

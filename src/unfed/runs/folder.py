@@ -44,7 +44,7 @@ from unfed.runs import consistency, presence, request_files
 from unfed.runs.histories import HistoryLog
 from unfed.runs.names import check_id, check_label
 from unfed.runs.requests import Entry
-from unfed.runs.schema import MODEL_MAY, SCORES_MAY, STATE, STATE_MAY, checked, checked_description
+from unfed.runs.schema import MODEL_MAY, SCORES_MAY, checked, checked_description
 from unfed.runs.trajectory_file import TrajectoryFile
 
 SCHEMA = 2  # 1 kept the path of a sample list, not what it said
@@ -94,7 +94,7 @@ def numbers_at(path: Path) -> dict[str, Any] | None:
     """
     if not path.exists():
         return None
-    return checked(storage.numbers_of(path), f"The saved state {path}", STATE, STATE_MAY)
+    return consistency.of_its_job(storage.numbers_of(path), path)
 
 
 def digests_at(path: Path) -> dict[str, str] | None:
@@ -235,7 +235,7 @@ class RunFolder:
         """
         path, log = self.state_file(job), self._log(self.state_file(job))
         whole = {"round": state.round, "done": state.done, "model": state.model, "numbers": dict(state.numbers)}
-        whole["bound"] = self._bound(state, numbers)
+        whole["bound"] = {"job": job.path.as_posix(), **self._bound(state, numbers)}
         kept = log.save(histories or {}, (numbers_at(path) or {}).get("log"))
         storage.save(path, storage.join({PARAMS: state.params, **state.tensors}), {**whole, **numbers, **kept})
         log.tidy()
@@ -258,7 +258,7 @@ class RunFolder:
         if not path.exists():
             return None
         tensors, numbers = storage.load(path, "saved state")
-        checked(numbers, f"The saved state {path}", STATE, STATE_MAY)
+        consistency.of_its_job(numbers, path)
         groups = storage.part(tensors)
         if PRUNED in numbers:
             groups[numbers[PRUNED]] = self.load_model(job)
