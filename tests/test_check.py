@@ -167,6 +167,17 @@ def test_a_replaced_model_is_not_exported(folder: Path) -> None:
         RunFolder(folder).load_model(Job(0, "leaves", "not"))
 
 
+def test_a_line_that_somebody_adds_to_a_job_that_has_ended_counts_nowhere(folder: Path) -> None:
+    told = RunFolder(folder).lines()
+    last = next(line for line in reversed(told) if line["request"] == "leaves")
+    with open(folder / "trajectory.jsonl", "a") as file:
+        for line in ({**last, "round": last["round"] + 1, "forget": 0.0}, last):
+            file.write(json.dumps(line) + "\n")
+    assert RunFolder(folder).lines() == told
+    with RunFolder(folder).lock():  # whoever is at work may have been asked for more rounds, and is seen
+        assert len(RunFolder(folder).lines()) == len(told) + 2
+
+
 def test_a_torn_last_line_is_no_fault_and_glues_nothing_to_itself(folder: Path) -> None:
     with open(folder / "trajectory.jsonl", "ab") as file:
         file.write(b'{"seed": 0, "requ')

@@ -36,7 +36,7 @@ from unfed.data import Request
 from unfed.errors import UnfedError, typed
 from unfed.federation.history import History
 from unfed.measures import trajectory
-from unfed.measures.trajectory import Line
+from unfed.measures.trajectory import Line, job_of
 from unfed.methods import Method, State
 from unfed.model.digest import digests, fingerprint
 from unfed.model.params import Params
@@ -184,9 +184,16 @@ class RunFolder:
         return self._trajectory.append(line)
 
     def lines(self) -> list[Line]:
-        """All whole lines of a trajectory that states vouch for."""
-        self.vouched()
-        return self._trajectory.lines()
+        """All whole lines that states vouch for, and those after them of jobs that have not ended.
+
+        A job that has ended adds none, but while somebody is at work on it once more.
+        """
+        states = list(self.states())
+        lines, vouched = self._trajectory.lines(self._trajectory.vouched(states))
+        ended = {path for path, numbers in states if numbers.get("finished")}
+        if lines[vouched:] and not self.busy():
+            lines[vouched:] = [one for one in lines[vouched:] if self.state_file(Job(*job_of(one))) not in ended]
+        return lines
 
     def length(self) -> int:
         """How long the trajectory is, in bytes."""
@@ -338,10 +345,7 @@ class RunFolder:
     # --- requests -------------------------------------------------------------------------------------------------
 
     def requests(self) -> list[Entry]:
-        """Every deletion request as it stands now, in the order in which they were filed.
-
-        They are refused where one is gone.
-        """
+        """Every deletion request as it stands now, in the order of filing; refused where one is gone."""
         listed = consistency.filed_list(self.path)  # first: what is filed while the files are read is not missing
         entries = self.filed()
         for sentence in consistency.missing(self.path, entries, listed):

@@ -39,13 +39,15 @@ class TrajectoryFile:
         """Add a line; how long the file is then."""
         return storage.append_line(self.path, trajectory.write(line))
 
-    def lines(self) -> list[Line]:
-        """All whole lines; the last one may be torn if a process died while writing it."""
-        if not self.path.exists():
-            return []
-        whole, _, _ = self.path.read_bytes().rpartition(b"\n")
-        numbered = enumerate(whole.split(b"\n") if whole else (), 1)
-        return [trajectory.read(text, f"Line {number} of {self.path}") for number, text in numbered]
+    def lines(self, vouched: int) -> tuple[list[Line], int]:
+        """All whole lines, and how many of them are in its first `vouched` bytes.
+
+        The last one may be torn if a process died while writing it.
+        """
+        data = self.path.read_bytes() if self.path.exists() else b""
+        texts = data.split(b"\n")[:-1]
+        read = [trajectory.read(text, f"Line {number} of {self.path}") for number, text in enumerate(texts, 1)]
+        return read, data.count(b"\n", 0, vouched)
 
     def length(self) -> int:
         """How long it is, in bytes."""
