@@ -84,6 +84,12 @@ def swapped(folder: Path) -> None:
         other.write_bytes(was)
 
 
+def device(path: Path) -> None:
+    """A link to what never ends, or never begins; one to nothing, so that a test that fails does not hang."""
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/null")
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "run.json edited": (
         lambda f: edited(f / "run.json", '"lr": 0.', '"lr": 1.'),
@@ -99,6 +105,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / "trajectory.jsonl").rename(f / "was.jsonl").with_name("trajectory.jsonl").mkdir(),
         "Is a directory: .*trajectory.jsonl",
     ),
+    "run.json a device": (lambda f: device(f / "run.json"), "run.json is no file, or has more than 256 MiB"),
+    "list of requests a device": (lambda f: device(f / "filed.jsonl"), "filed.jsonl is no file, or has more than"),
+    "list of what was handed out a device": (lambda f: device(f / "handed-out.jsonl"), "is no file, or has more than"),
     "trajectory gone": (lambda f: (f / "trajectory.jsonl").unlink(), "its end is gone"),
     "state flipped": (lambda f: flipped(f / "state/0/train.safetensors"), "saved state at .* is not what was written"),
     "state torn": (lambda f: (f / "state/0/train.safetensors").write_bytes(b"x" * 40), "is damaged"),

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from unfed import storage
 from unfed.data import sample_list
 from unfed.data.fetch import download, idx
 from unfed.data.fetch.folders import _decoded
 from unfed.data.sample_list import SampleList
 from unfed.errors import UnfedError
+from unfed.paper import kept_files
 from unfed.runs.config import Config
+from unfed.runs.folder import RunFolder
 from unfed.runs.request_options import Until
 
 
@@ -71,6 +75,19 @@ def test_an_archive_that_unpacks_to_too_much_is_stopped(tmp_path: Path, monkeypa
     (tmp_path / "labels.gz").write_bytes(gzip.compress(b"\0" * 100_000))
     with pytest.raises(UnfedError, match="unpacks to more than"):
         idx.plain_bytes(tmp_path / "labels.gz")
+
+
+def test_a_file_that_is_read_whole_has_a_limit(tmp_path: Path) -> None:
+    """One of zeros is a few kilobytes in an archive, and fills the memory of whoever opens it."""
+    with open(tmp_path / "run.json", "wb") as file:
+        file.truncate(storage.MOST_JSON + 1)
+    with pytest.raises(UnfedError, match="run.json is no file, or has more than 256 MiB"):
+        RunFolder(tmp_path).description()
+    with pytest.raises(UnfedError, match="run.json is no file, or has more than 256 MiB"):
+        kept_files.fields_of(tmp_path / "run.json", "results", {})
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UnfedError, match="pipe is no file, or has more than 1024 MiB"):
+        storage.content(tmp_path / "pipe")
 
 
 def test_a_name_in_an_archive_has_a_limit(tmp_path: Path) -> None:

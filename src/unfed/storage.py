@@ -39,6 +39,8 @@ SUMS = "sha256"
 _CHUNK = 1 << 20
 _LONGEST_HEADER = 1 << 30
 PRIVATE = 0o600
+MOST_BYTES = 1 << 30  # of lines, which are read one by one
+MOST_JSON = 1 << 28  # of one value, which takes many times as much memory
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -125,9 +127,22 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
 
+def content(path: Path, most: int = MOST_BYTES, start: int = 0) -> bytes:
+    """What a file holds from a place on; what is no file, or has more bytes than this, is refused.
+
+    A folder may have come from somebody else: a link to a device never ends, and a pipe is waited for.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_size > most:
+            raise UnfedError(f"{path} is no file, or has more than {most >> 20} MiB; restore it from a copy.")
+        file.seek(start)
+        return file.read(most)
+
+
 def read_json(path: Path, what: str) -> Any:
     try:
-        return json_checks.parsed(path.read_bytes())
+        return json_checks.parsed(content(path, MOST_JSON))
     except FileNotFoundError as error:
         raise UnfedError(f"There is no {what} at {path}; check the path.") from error
     except (OSError, ValueError) as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unfed import json_checks as its
+from unfed import storage
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
 from unfed.runs.names import check_folder
@@ -22,7 +23,7 @@ SCHEMA = 1
 def fields_of(path: Path, what: str, fields: Mapping[str, its.Check]) -> dict[str, Any]:
     """The fields of a file, `preset` and `config` among them, if each fits."""
     try:
-        raw = its.parsed(path.read_bytes())
+        raw = its.parsed(storage.content(path, storage.MOST_JSON))
     except (OSError, ValueError) as error:
         raise UnfedError(f"{path} holds no {what} ({error}); make it again.") from error
     if not isinstance(raw, dict) or "schema" not in raw:

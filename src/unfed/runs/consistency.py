@@ -172,7 +172,7 @@ def note_filed(folder: Path, entries: Iterable[Entry]) -> None:
     """
     path = folder / FILED
     if path.exists():  # half a line that a killed process left would glue itself to the next
-        whole = path.read_bytes().rfind(b"\n") + 1
+        whole = storage.content(path).rfind(b"\n") + 1
         if whole < path.stat().st_size:
             storage.cut(path, whole)
     known = filed_list(folder)
@@ -218,7 +218,7 @@ def filed_list(folder: Path) -> Filed:
     if not path.exists():
         return {}
     found: dict[int, tuple[str, str]] = {}
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    whole, _, _ = storage.content(path).rpartition(b"\n")
     for place, text in enumerate(whole.split(b"\n") if whole else (), 1):
         try:
             line = its.parsed(text)

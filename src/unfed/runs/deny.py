@@ -98,7 +98,7 @@ def clients_on(path: str | Path) -> tuple[str, ...]:
 
 def _names(file: Path) -> tuple[str, ...]:
     with storage.disk_errors(file):
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = storage.content(file).decode("utf-8", errors="replace")
     lines = [line.strip() for line in text.splitlines()]
     found = sorted({line for line in lines if line and not line.startswith("#")})
     odd = next((name for name in found if len(name) > 100 or not name.isprintable() or "\ufffd" in name), None)
@@ -148,7 +148,7 @@ def key_in(folder: Path) -> bytes | None:
     if not path.exists():
         return None
     with storage.disk_errors(path):
-        text = path.read_text(encoding="ascii", errors="replace").strip()
+        text = storage.content(path).decode("ascii", errors="replace").strip()
     try:
         key = bytes.fromhex(text)
     except ValueError:

@@ -116,7 +116,7 @@ def take_out(folder: RunFolder, request: str) -> None:
     The states vouch for what is left.
     """
     about = few_rows(folder, request)
-    old = folder.trajectory.read_bytes()
+    old = storage.content(folder.trajectory)
     old = old[: old.rfind(b"\n") + 1]
     new, moved = _changed(old, about)
     for path, numbers in list(folder.states()):

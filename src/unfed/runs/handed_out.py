@@ -92,7 +92,7 @@ def listed(folder: RunFolder) -> list[Handed]:
     path = folder.path / FILE
     if not path.exists():
         return []
-    lines = path.read_bytes().splitlines() or [b""]  # it is begun with its first line
+    lines = storage.content(path).splitlines() or [b""]  # it is begun with its first line
     return [_read(text, f"Line {n} of {path}") for n, text in enumerate(lines, 1)]
 
 

@@ -120,7 +120,7 @@ def beat(folder: Path, progress: Mapping[str, Any]) -> None:
 
 def heard(folder: Path) -> dict[str, Any] | None:
     """Where the work was when it was last heard of; whatever cannot be read is as good as nothing."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, ValueError, RecursionError, UnfedError):
+        found = json.loads(storage.content(folder / "progress.json", storage.MOST_JSON))
         return found if isinstance(found, dict) else None
     return None

@@ -44,7 +44,7 @@ class TrajectoryFile:
 
         The last one may be torn if a process died while writing it.
         """
-        data = self.path.read_bytes() if self.path.exists() else b""
+        data = storage.content(self.path) if self.path.exists() else b""
         texts = data.split(b"\n")[:-1]
         read = [trajectory.read(text, f"Line {number} of {self.path}") for number, text in enumerate(texts, 1)]
         return read, data.count(b"\n", 0, vouched)

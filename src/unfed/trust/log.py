@@ -283,8 +283,6 @@ def _whole_lines(path: Path) -> list[bytes]:
 def read_from(path: Path, start: int = 0) -> bytes:
     """What a file of ours holds from a place on; one that cannot be read is a sentence."""
     try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            return file.read()
+        return storage.content(path, start=start)
     except OSError as error:
         raise UnfedError(f"{path} cannot be read ({error.strerror}); restore it from a copy.") from error
