@@ -54,7 +54,7 @@ class Result:
 
     @property
     def note(self) -> str:
-        """The sentence on a model that lost too much to be of use; else nothing."""
+        """The sentence on a model that lost much of what it knew; else nothing."""
         other = ', fewer layers=, or method="sealed"' if self.after["method"] == "not" else ", or fewer layers="
         return fell(self.before, self.after, f"more epochs=, another lr={other}")
 

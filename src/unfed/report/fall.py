@@ -1,4 +1,4 @@
-"""A model that forgot and is of no use any more says so, whatever else its table shows."""
+"""A model that forgot and lost much of what it knew says so, whatever else its table shows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from unfed.values import Value, is_measured
 
 POINTS = 5.0
 """A fall of more points than this is worth a sentence."""
+USEFUL = 2 / 3
+"""A model that kept a smaller share than this of its accuracy is hardly of use."""
 
 
 def fell(before: Mapping[str, Any], after: Mapping[str, Any], remedy: str) -> str:
@@ -26,7 +28,8 @@ def fell(before: Mapping[str, Any], after: Mapping[str, Any], remedy: str) -> st
             if lost <= POINTS:
                 return ""
             said = f"{name.capitalize()} fell by {lost:.1f} points, from {float(first):.1f} to {float(last):.1f}"
-            return f"{said}; this model is hardly of use: try {remedy}."
+            ruined = float(last) < USEFUL * float(first)
+            return f"{said}; {'this model is hardly of use:' if ruined else 'to win some of them back,'} try {remedy}."
     return ""
 
 
