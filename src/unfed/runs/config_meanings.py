@@ -16,7 +16,7 @@ MEANINGS = {
     "data.train_size": "How many training rows are kept, drawn by the seed; default: all.",
     "data.flip": "With which probability a training image is mirrored.",
     "data.pad_crop": "By how many pixels a training image is padded before a crop of the old size is drawn from it.",
-    "data.resize": "To how many pixels the shorter side is scaled.",
+    "data.resize": "The side of the square, in pixels, to which every image is stretched.",
     "data.crop": "The side of the square that is cut from the middle.",
     "partition.clients": "How many clients share the training images.",
     "partition.scheme": "`iid`: at random. `dirichlet`: uneven classes. `shards`: few classes. `natural`: by owner.",
