@@ -216,6 +216,28 @@ def test_bytes_become_numbers_between_zero_and_one(model: nn.Module) -> None:
     assert same(a, call(model, retain=floats(RETAIN), forget=floats(FORGET), test=floats(TEST)).model)
 
 
+class Prepared(Dataset[tuple[Tensor, Tensor]]):
+    """Rows as a pipeline of one's own gives them."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+
+    def __len__(self) -> int:
+        return len(self._pair[0])
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        return self._pair[0][row], self._pair[1][row]
+
+
+@pytest.mark.parametrize("form", [tuple, Prepared])
+def test_rows_that_a_pipeline_of_ones_own_normalised_reach_the_model_as_they_are(model: nn.Module, form: Any) -> None:
+    x, y = (X[:150] - 3.0) / 0.1, Y[:150]  # what no image has, so whoever divides or normalises again is seen
+    with torch.no_grad():
+        expected = float(F.cross_entropy(model(x[:20]), y[:20]))
+    result = unfed.unlearn(model, data=form((x, y)), forget=range(20), method="ft", epochs=1, lr=0.0)
+    assert float(result.before["forget_loss"]) == pytest.approx(expected, rel=1e-5)
+
+
 def test_double_precision_stays_double() -> None:
     result = call(small().double(), epochs=1)
     assert next(result.model.parameters()).dtype == torch.float64

@@ -305,7 +305,10 @@ def _sample_shape(images: Tensor, transform: Transform, trigger: Stamp | None) -
             f" {images.dtype}; convert them first."
         )
     if images.ndim != 4:
-        raise UnfedError(f"uint8 images must have the shape [N, C, H, W], not {list(images.shape)}.")
+        raise UnfedError(
+            f"uint8 images must have the shape [N, C, H, W], not {list(images.shape)}; reshape them, or give floats,"
+            " which are taken as they are."
+        )
     return transform.shape(tuple(images.shape[1:]))
 
 
