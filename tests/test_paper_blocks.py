@@ -409,3 +409,22 @@ def test_what_a_block_cannot_do_is_said_before_anything_begins(
     assert reproduction.told(["blocks", "tiny-class", "--out", str(tiny / "runs")]) == 2
     assert capsys.readouterr().err == "error: This copy has no history that names its commit; give --commit.\n"
     assert not (tiny / "runs").exists() and not (tiny / "kept").exists()
+
+
+def test_what_speed_says_of_table_1_as_a_stack_is_what_was_recorded() -> None:
+    speed = (reproduction.ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    timed = json.loads((reproduction.ROOT / "benchmarks/records/2026-11-17-table-1-stack-cuda.json").read_text())
+    assert (
+        timed["whole_process_seconds"] <= 12 * 60 and f"{timed['whole_process_seconds']:.0f} s for the whole" in speed
+    )
+    kept = json.loads((reproduction.ROOT / timed["one_by_one"]).read_text())["jobs"]
+    names = {"retain": "Retain", "forget": "Forget", "test": "Test", "mia": "MIA"}
+    furthest = {
+        shown: max(
+            abs(row[name] - kept[f"0/client-0-leaves/{row['method']}"][name][-1]) for row in timed["last_rounds"]
+        )
+        for name, shown in names.items()
+    }
+    told = speed[speed.index("the same seed run a second time") :]
+    assert f"Retain lies further than {furthest.pop('Retain'):.2f} points" in told
+    assert all(f"{shown} {apart:.2f}" in told for shown, apart in furthest.items())
