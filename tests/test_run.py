@@ -12,14 +12,17 @@ import torch
 from unfed import storage
 from unfed.data import Request
 from unfed.engines import Batched
-from unfed.errors import Refused, UnfedError
+from unfed.errors import Refused, UnfedError, UnfedWarning
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
+from unfed.runs import revisions
+from unfed.runs.description import versions
 from unfed.runs.folder import Job
 from unfed.runs.progress import Deadline, OutOfTime, QuietWatch
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
+from unfed.trust.findings import findings, served
 from worlds import ALL_DIGITS, Small, noting, slow
 
 
@@ -104,6 +107,24 @@ def test_a_resumed_not_is_not_negated_twice(small: Small, tmp_path: Path, monkey
     assert torch.equal(saved.params["conv1.weight"], -trained["conv1.weight"])
     Run.open(folder).execute()
     assert calls == [1]
+
+
+def test_what_changed_since_a_run_was_begun_is_said_and_written_down(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resumed after an upgrade, a run is another one from there on; evidence names the versions that served."""
+    run = Run.create(small("training.rounds=1", "unlearning.rounds=1"), tmp_path / "run")
+    run.execute()
+    newer = {**versions(), "torch": "99.0"}
+    monkeypatch.setattr("unfed.runs.description.versions", lambda: newer)
+    monkeypatch.setattr("unfed.runs.job.versions", lambda: newer)
+    monkeypatch.setitem(revisions.METHODS, "not", 99)
+    with pytest.warns(
+        UnfedWarning, match=r"changed \(torch is 99.0, not 2.*; `not` was revised\): .* run the config anew"
+    ):
+        run.forget(Request("leaves", clients=("1",)), "not", 1)
+    assert findings(run, served(run))["versions"] == newer
+    assert run.description["versions"] == versions()
 
 
 class Counting(QuietWatch):

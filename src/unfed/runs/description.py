@@ -7,7 +7,9 @@ import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -128,7 +130,7 @@ def description(
         "seeds": list(config.seed_list),
         "clients": [c.name for c in world.clients],
         "topped_up_clients": [str(k) for k in world.repaired],
-        "versions": versions(),
+        "versions": dict(versions()),
         "revisions": revisions.of(method.name for method in methods.values()),
         "hardware": hardware(world.device, world.threads),
         "device": str(world.device),
@@ -196,10 +198,25 @@ def plain_request(request: Request) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
+@cache
+def versions() -> Mapping[str, str]:
     names = ("torch", "numpy", "scikit-learn", "safetensors")
     own = {"unfed": unfed.__version__, "python": platform.python_version()}
     return own | {name: metadata.version(name) for name in names}
+
+
+def changed_since(begun: Mapping[str, Any], folder: Path) -> str:
+    """What changed, of all that numbers depend on, since a run was begun; empty if nothing did."""
+    then, here, edition = begun.get("versions") or {}, versions(), begun.get("revisions") or {}
+    other = [name for name in ("torch", "numpy", "scikit-learn") if then.get(name, here[name]) != here[name]]
+    found = [f"{name} is {here[name]}, not {then[name]}" for name in other]
+    found += [f"`{name}` was revised" for name in revisions.raised(edition, edition)]
+    if not found:
+        return ""
+    return (
+        f"Since {folder} was begun something changed ({'; '.join(found)}): what is done from here on may come out other"
+        " than it would have then; where its numbers are to be compared, run the config anew."
+    )
 
 
 def hardware(device: torch.device, threads: int | None = None) -> str:

@@ -37,6 +37,7 @@ from unfed.measures.trajectory import Line, job_of
 from unfed.methods import Method, Retrain, State
 from unfed.model import digest
 from unfed.model.params import Params, cast, tensor_bytes
+from unfed.runs.description import versions
 from unfed.runs.ending import Ending
 from unfed.runs.folder import BEST, Job, RunFolder
 from unfed.runs.gate import Gate, is_forgotten, told
@@ -354,7 +355,7 @@ class JobRunner:
         self._late.settle()
         finished = None if outcome is not None and outcome.startswith("not ") else outcome
         numbers = {"offset": diary.offset, "diary": diary.to_json(), "finished": finished, "rounds": self.rounds}
-        numbers |= began(self.spec.base, self.start)
+        numbers |= began(self.spec.base, self.start) | {"versions": dict(versions())}
         if self._best_params is not None:
             state = replace(state, tensors={**state.tensors, BEST: self._best_params})
         histories = {label: recorder.history for label, recorder in self.server.recorders.items()}

@@ -184,6 +184,8 @@ class Run(Record):
     def _first_then_serve_watched(self, watch: Watch, first: Callable[[Watch], None] | None) -> list[Entry] | None:
         failed: list[Entry] | None = None
         self.permit()
+        if changed := description.changed_since(self.description, self.folder.path):
+            warnings.warn(changed, UnfedWarning, stacklevel=3)
         self.queue.put_off.clear()
         while failed is None or self.queue.waits():
             with self._working(), self.folder.lock() as free:

@@ -69,6 +69,7 @@ STATE: dict[str, Fits] = {"round": COUNT, "done": YES, "model": YES, "numbers": 
 STATE_MAY: dict[str, Fits] = {
     "finished": or_none(TEXT),
     "rounds": COUNT,
+    "versions": ("a table of texts", its.table_of(its.is_text)),
     "diary": ("a table of notes, with the changes and shapes of the model that it began at", _DIARY),
     "histories": ("a table of histories, each with its clients", _histories),
     "log": ("a table with the file of the histories, its length and SHA-256", _LOG),

@@ -174,7 +174,9 @@ def hand_over(folder: RunFolder, world: World, batch: Batch, entry: Entry, turn:
         line = trajectory.line(at, seen.numbers, before, costs, **told)
         folder.save_samples(own, round, seen.samples, turn.requests)
         left = JobNotes(notes.ledger, folder.append(line), beginning=notes.beginning)
-        numbers = {"offset": left.offset, "diary": left.to_json()} | {n: whole[n] for n in ("finished", "rounds")}
+        numbers = {"offset": left.offset, "diary": left.to_json()} | {
+            n: whole[n] for n in ("finished", "rounds", "versions") if n in whole
+        }
         folder.save_state(own, State(turn.after, round=round, done=True), numbers | began(turn.base, start))
         folder.save_model(own, turn.after, model_notes(world.config.model, own, round, turn.after))
     elif not folder.model_file(own).exists():

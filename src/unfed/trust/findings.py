@@ -100,10 +100,15 @@ def findings(record: Record, entry: Entry) -> dict[str, Any]:
         "not_measured": sorted(set(_missing({"measured": measured, "gate": gate, "undo": undone}))),
         "neither": [*NEITHER],
         "config": _config(record.description["config"]),
-        "versions": dict(record.description.get("versions") or {}),
+        "versions": _versions(record, job),
         "engine": str(record.description["engine"]),
         "hardware": str(record.description.get("hardware")),
     }
+
+
+def _versions(record: Record, job: Job) -> dict[str, str]:
+    """The versions by which a job came to its end; of an older state, those of the run."""
+    return dict((record.folder.numbers(job) or {}).get("versions") or record.description.get("versions") or {})
 
 
 def models(record: Record, job: Job) -> dict[str, str]:
