@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from flower_grid import NAMES, InProcessGrid, foreign_grid
 from unfed.cli.main import app as cli
 from unfed.errors import Refused, UnfedError
-from unfed.flower import Evidence, SubsetGrid, Unlearn, introduce, negate_arrays, node_with, registered
+from unfed.flower import Evidence, SubsetGrid, Unlearn, introduce, negate, negate_arrays, node_with, registered
 
 LEAVER = 1000
 ARRAYS = ArrayRecord({"w": torch.ones(2)})
@@ -61,6 +61,29 @@ def test_nobody_is_nobody_in_every_spelling() -> None:
     for nobody in spellings:
         with pytest.raises(UnfedError, match="exclude (names nobody|takes node ids)"):
             SubsetGrid(foreign_grid(), nobody)
+
+
+LAYER = torch.nn.Linear(2, 2)
+WRONG: dict[str, tuple[Any, Any, str]] = {
+    "the model for what perturbs it": (LAYER, ARRAYS, r"a function of a state dict, as negate\(Net\(\)\) is, and not"),
+    "a perturbation that loses arrays": (lambda arrays: {}, ARRAYS, "returned has no 'w'; return all arrays"),
+    "one that returns nothing": (lambda arrays: None, ARRAYS, "returned has no 'w'; return all arrays"),
+    "a state dict for a record": (None, {"w": torch.ones(2)}, r"as an ArrayRecord, not as a dict; .* by ArrayRecord\("),
+}
+
+
+@pytest.mark.parametrize("what", list(WRONG))
+def test_what_is_given_in_the_place_of_another_thing_is_told_apart_before_anybody_is_asked(what: str) -> None:
+    grid, (perturb, arrays, sentence) = foreign_grid(), WRONG[what]
+    with pytest.raises(UnfedError, match=sentence):
+        Unlearn(FedAvg, perturb, node_with(partition_id=0), wait=0).start(grid, arrays, num_rounds=1)
+    assert grid.sent == []
+
+
+def test_a_class_for_a_model_is_told_apart() -> None:
+    wrong: Any = torch.nn.Linear
+    with pytest.raises(UnfedError, match=r"the model itself, as in negate\(Net\(\)\), not <class"):
+        negate(wrong)
 
 
 def test_an_id_that_is_gone_is_not_said_to_stay_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -38,7 +38,7 @@ from unfed.flower.earlier import turned
 from unfed.flower.evidence import Enough, Evidence
 from unfed.flower.judging import Judge, check_forgets, minimum
 from unfed.flower.leaving import Exclude
-from unfed.flower.negating import Perturb
+from unfed.flower.negating import Perturb, applied
 from unfed.flower.probes import Probes
 from unfed.flower.subset import SubsetGrid
 from unfed.flower.wire import differing, digest, from_arrays, whole
@@ -108,10 +108,10 @@ class Unlearn(Strategy):
                 f"num_rounds = {num_rounds}, but nothing is forgotten before those who stay have trained again; take 1"
                 " or more."
             )
-        inner = self._built()
+        inner, initial_arrays = self._built(), whole(initial_arrays)
         if self._evidence is not None and isinstance(self._evidence.undo, Probes):
             self._evidence.undo.check(from_arrays(initial_arrays))
-        begun, perturbed = digest(initial_arrays), self._perturbed(whole(initial_arrays))
+        begun, perturbed = digest(initial_arrays), self._perturbed(initial_arrays)
         changed = differing(initial_arrays, perturbed)
         sizes, names = {name: math.prod(array.shape) for name, array in perturbed.items()}, listed(changed, "and")
         counts = sum(sizes[name] for name in changed), sum(sizes.values())
@@ -265,7 +265,7 @@ class Unlearn(Strategy):
     def _perturbed(self, initial: ArrayRecord) -> ArrayRecord:
         if self._perturb is None:
             return initial
-        changed = self._perturb(from_arrays(initial))
+        changed = applied(self._perturb, from_arrays(initial))
         return ArrayRecord(OrderedDict((name, changed[name]) for name in initial))
 
     # --- the last good arrays -----------------------------------------------------------------------------------------

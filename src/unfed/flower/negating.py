@@ -30,6 +30,8 @@ def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_
     from unfed.model.params import params_of
     from unfed.model.perturb import negate as negated
 
+    if not _is_module(module):
+        raise UnfedError(f"negate takes the model itself, as in negate(Net()), not {module!r:.80}.")
     chosen = choose(module, tuple(layers), include_bias)
     refuse_both_halves(chosen)
     own, state = params_of(module), module.state_dict(keep_vars=True)
@@ -59,6 +61,23 @@ def negate(module: nn.Module, layers: Iterable[str | int] = ("first",), include_
         return out
 
     return changed
+
+
+def applied(perturb: Perturb, arrays: Params) -> Params:
+    """What a perturbation makes of an app's arrays."""
+    if _is_module(perturb) or not callable(perturb):
+        raise UnfedError("perturb must be a function of a state dict, as negate(Net()) is, and not the model itself.")
+    found = perturb(arrays)
+    missing = next((name for name in arrays if name not in (found or ())), None)
+    if missing is not None:
+        raise UnfedError(f"What perturb returned has no {missing!r}; return all arrays, those that are as before too.")
+    return found
+
+
+def _is_module(what: object) -> bool:
+    from torch.nn import Module
+
+    return isinstance(what, Module)
 
 
 def in_order(module: nn.Module, arrays: Params) -> Params:

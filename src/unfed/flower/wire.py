@@ -73,6 +73,11 @@ def from_arrays(record: ArrayRecord) -> Params:
 
 def whole(arrays: ArrayRecord) -> ArrayRecord:
     """The same arrays, if a model can be gone on with from them."""
+    if not isinstance(arrays, ArrayRecord):
+        raise UnfedError(
+            f"start takes the trained model as an ArrayRecord, not as a {type(arrays).__name__}; a state dict becomes"
+            " one by ArrayRecord(…)."
+        )
     for name, tensor in from_arrays(arrays).items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise UnfedError(

@@ -37,6 +37,11 @@ def imported(config: Config) -> Config:
     if own.run is None or own.clients or own.classes or own.rows:
         return config
     found: dict[str, Any]
+    if not own.run.exists():
+        raise UnfedError(
+            f"There is no deny list at {own.run}; name a run folder, an evidence folder, or a file with one client per"
+            " line."
+        )
     if own.run.is_file():
         found = {"clients": _names(own.run)}
     elif (own.run / FILE).is_file():
