@@ -36,7 +36,7 @@ pytestmark = pytest.mark.flower_processes
 
 SET = (
     "training.rounds=1; unlearning.rounds=1; evaluation.every=9; model.name=cnn-tiny; training.batch=64;"
-    " training.lr=0.02; engine.precision=float64; methods.conv2={use='not', layers=['conv2']}"
+    " training.lr=0.02; engine.precision=float64; methods.conv2={use='not', layers=['conv2']}; data.train_size=300"
 )
 
 PATIENCE = 600.0
@@ -87,6 +87,9 @@ def test_a_clean_run_ends_with_the_in_process_result_and_the_leaver_is_left_alon
     params = run.folder.load_model(Job(0, "client-0", "not"))
     for name, value in in_process(tmp_path / "here").items():
         torch.testing.assert_close(params[name], value, rtol=0, atol=1e-9)
+
+    held = json.loads((run.folder.path / "clients.json").read_text())["held"]  # what the nodes themselves counted
+    assert sum(census["all"] + census["val"] for census in held.values()) == 300, "what data.train_size leaves"
 
     # Node 0 took part in the training and in nothing after the request: its own log says so.
     assert [deployment.asked(0, kind) for kind in ("train", "measure", "scores")] == [1, 2, 0]
