@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -299,8 +300,9 @@ def test_export_evaluate_and_negate(unfed: Callable[..., Any], done: Path, here:
     assert "forget" in (told := unfed("evaluate", done)[1]) and "Model: the model as trained (θ*)" in told
     code, out, _ = unfed("negate", "m.safetensors", "--dry-run")
     assert code == 0 and "would negate conv1.weight" in out
-    code, out, _ = unfed("negate", "m.safetensors", "--layers", "conv2", "--include-bias", "-o", "n.safetensors")
-    assert code == 0 and "negated conv2.weight" in out
+    with warnings.catch_warnings(action="default"):
+        code, out, err = unfed("negate", "m.safetensors", "--layers", "conv2", "--include-bias", "-o", "n.safetensors")
+    assert code == 0 and "negated conv2.weight" in out and "m.safetensors can be turned back" in err
     after, _ = storage.load(here / "n.safetensors")
     assert torch.equal(after["conv2.weight"], -params["conv2.weight"])
     assert torch.equal(after["conv1.weight"], params["conv1.weight"])

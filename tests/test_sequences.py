@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 import unfed
+from commands import called
 from conftest import SMALL
+from unfed import storage
 from unfed.api import write_report
 from unfed.cli.main import main
 from unfed.client.scores import score
@@ -23,6 +25,7 @@ from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.methods import METHODS, FineTune, Method, NoT
 from unfed.methods.nr_freeze import NRFreeze
+from unfed.model.files import negate_file
 from unfed.model.networks import build
 from unfed.model.perturb import Perturbed
 from unfed.report import tables
@@ -412,3 +415,24 @@ def test_every_number_of_a_request_is_about_what_it_takes_out_itself(
     page = " ".join((run.folder.path / "report.html").read_text(encoding="utf-8").split())
     assert f"the model is right on {own:.1f} % of its data" in page.replace("\u00a0", " ")
     assert "Earlier request r0" in page and f"Class 7, {len(rows)} training samples" in page
+
+
+def test_a_model_that_can_be_turned_back_says_so_where_it_is_gone_on_with(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next run knows nothing of the requests of this one, and NoT there would bring back whom NoT took out here."""
+    run.forget(FIRST, "not", 1)
+    run.forget(SECOND, "ft", 1)
+    file, other = tmp_path / "model.safetensors", tmp_path / "other.safetensors"
+    export = ["export", str(run.folder.path), "-o", str(file)]
+    assert called(export, monkeypatch, capsys)[0] == 0
+    said = r"can be turned back \(what NoT did for request 'r0', by one minus sign\)"
+    with pytest.warns(UnfedWarning, match=f"{said}: a request served here by the same method"):
+        Run.create(Config.parse(SMALL, [*SERVES, f"model.initial='{file}'"]), tmp_path / "next")
+    with pytest.warns(UnfedWarning, match=f"{said}: what is negated once more"):
+        negate_file(file, other, ["conv1.weight"])
+    assert storage.numbers_of(other) == {}  # what the notes said of the model is not true of this one
+    run.forget(THIRD, "retrain", 1)
+    assert called(export, monkeypatch, capsys)[0] == 0
+    with warnings.catch_warnings(action="error"):
+        Run.create(Config.parse(SMALL, [*SERVES, f"model.initial='{file}'"]), tmp_path / "after")

@@ -33,9 +33,10 @@ if sys.platform != "win32":
 
 Tensors = dict[str, Tensor]
 
-_NUMBERS = "unfed"
+NUMBERS = "unfed"
 _ORDER = "order"
 SUMS = "sha256"
+WAY_BACK = "way_back"
 _CHUNK = 1 << 20
 _LONGEST_HEADER = 1 << 30
 PRIVATE = 0o600
@@ -184,7 +185,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
 def packed(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> bytes:
     """The bytes of such a file; equal tensors and numbers give equal bytes."""
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    header = {_NUMBERS: json.dumps(numbers), _ORDER: json.dumps(list(plain))}
+    header = {NUMBERS: json.dumps(numbers), _ORDER: json.dumps(list(plain))}
     return _in_order(safetensors.torch.save(plain, header), header)
 
 
@@ -265,10 +266,16 @@ def verify(path: Path, what: str = "checkpoint") -> None:
 
 
 def _numbers(header: Mapping[str, str]) -> dict[str, Any]:
-    found = json.loads(header.get(_NUMBERS, "{}"))
+    found = json.loads(header.get(NUMBERS, "{}"))
     if not isinstance(found, dict):
         raise ValueError("its numbers are no table")
     return found
+
+
+def way_back(numbers: Any) -> str:
+    """What can be taken back of a model, as its file says; empty if it says nothing."""
+    said = numbers.get(WAY_BACK) if isinstance(numbers, dict) else None
+    return "; ".join(map(str, said)) if isinstance(said, list) else ""
 
 
 def _sums(header: Mapping[str, str]) -> dict[str, str]:
@@ -277,7 +284,7 @@ def _sums(header: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sum_of_numbers(header: Mapping[str, str]) -> str:
-    return hashlib.sha256((header.get(_NUMBERS, "") + "\n" + header.get(_ORDER, "")).encode()).hexdigest()
+    return hashlib.sha256((header.get(NUMBERS, "") + "\n" + header.get(_ORDER, "")).encode()).hexdigest()
 
 
 def _canonical(header: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from unfed.model import files
 from unfed.runs.handed_out import hand_out
 from unfed.runs.in_force import in_force, to_hand_out
 from unfed.runs.run import Run
+from unfed.runs.turning_back import ways_back
 
 stdout = Console(highlight=False)
 
@@ -83,6 +84,7 @@ def export(
     about |= {"method": job.label, "request": job.request}
     about |= {"in_force": is_current, "job": "/".join(job.path.parts), "says": what}
     about |= {"still_in_it": list(current.still_in_it)} if is_current else {}
+    about |= {storage.WAY_BACK: back} if (back := ways_back(opened.folder, opened.config, job)) else {}
     with entered(opened.folder):
         hand_out(opened.folder, "export", out, storage.packed(params, about), job)
     stdout.print(f"Wrote {escape(str(out))}: {escape(what)}.", soft_wrap=True)

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import shutil
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,8 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from unfed import storage
-from unfed.errors import UnfedError, listed
+from unfed import json_checks, storage
+from unfed.errors import UnfedError, UnfedWarning, listed
 from unfed.model.layers import Choice, choose_in, refuse_both_halves
 
 CHUNK_BYTES = 4 << 20
@@ -74,9 +75,15 @@ def negate_file(
     if not choices:
         raise UnfedError("Nothing was chosen to negate; give at least one address, such as conv1.weight.")
     refuse_both_halves(choices)
+    if back := storage.way_back(_notes(header.metadata)):
+        warnings.warn(
+            f"{source} can be turned back ({back}): what is negated once more brings back what was taken out.",
+            UnfedWarning,
+            stacklevel=2,
+        )
     note = _noted(header.metadata, source) + [asdict(choice) for choice in choices]
-    # The sums were those of the tensors before, so they go: a file without them is read like one of other makers.
-    kept = {key: value for key, value in header.metadata.items() if key != storage.SUMS}
+    # Sums and notes were those of the model before, so they go: without them it is read like one of other makers.
+    kept = {key: value for key, value in header.metadata.items() if key not in (storage.SUMS, storage.NUMBERS)}
     metadata = kept | {"unfed.negated": json.dumps(note)}
     flips = sorted(_byte_range(header.tensors[choice.name], choice) for choice in choices)
     with _replacing(target) as part, open(source, "rb") as reading, open(part, "wb") as writing:
@@ -209,6 +216,14 @@ def _json_tied(metadata: Mapping[str, str], names: Mapping[str, object], path: P
     if not isinstance(tied, dict) or not all(a in names and isinstance(b, str) and b in names for a, b in tied.items()):
         raise UnfedError(f"The metadata 'tied' of {path} does not map its tensors to each other; write the file again.")
     return tied
+
+
+def _notes(metadata: Mapping[str, str]) -> object:
+    """What `unfed` said of the model; nothing where that cannot be read."""
+    try:
+        return json_checks.parsed(metadata.get(storage.NUMBERS, "{}"))
+    except ValueError:
+        return None
 
 
 def _noted(metadata: Mapping[str, str], path: Path) -> list[object]:

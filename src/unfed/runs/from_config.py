@@ -8,6 +8,7 @@ Every function here is a function of its arguments: call it twice and it gives t
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ from unfed.data import (
     shards,
     split,
 )
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.calling import Inputs, unwrapped
 from unfed.model.flops import Flops
 from unfed.model.functional import Template
@@ -222,7 +223,15 @@ class Network:
         path = self.config.model.initial
         if path is None:
             return None
-        params = translated(template.module, storage.load(path, "checkpoint model.initial")[0])
+        tensors, numbers = storage.load(path, "checkpoint model.initial")
+        if back := storage.way_back(numbers):
+            warnings.warn(
+                f"The checkpoint {path} can be turned back ({back}): a request served here by the same method may bring"
+                " back what was taken out there; use --method sealed or retrain.",
+                UnfedWarning,
+                stacklevel=2,
+            )
+        params = translated(template.module, tensors)
         if self.config.model.fresh_head:
             head = head_of(template.module) + "."
             own = {name: t for name, t in self.fresh(seed).items() if name.startswith(head)}

@@ -16,7 +16,7 @@ from unfed.methods import METHODS, NoT
 from unfed.methods.sealed import Sealed, leaves_much
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
-from unfed.runs.requests import Entry
+from unfed.runs.requests import Entry, in_force
 
 
 def inverse_of(folder: RunFolder, config: Config, entry: Entry) -> str | None:
@@ -67,6 +67,18 @@ def turned_back(folder: RunFolder, config: Config, line: Sequence[Entry]) -> Ite
         elif kind.lineage == "anew" or (kind.lasts and not _does_less(config, entry)):
             return
         yield entry
+
+
+def ways_back(folder: RunFolder, config: Config, job: Job) -> list[str]:
+    """What whoever has a job's model can take back, in words, the oldest first."""
+    entries = [entry for entry in folder.requests() if entry.seed == job.seed]
+    line = in_force(entries)
+    if job in map(_job, line):
+        first = (one for place, one in enumerate(line) if job in map(_job, turned_back(folder, config, line[place:])))
+        return [way_back(folder, config, one) for one in first]
+    own = next((e.how.on(config, job.label) for e in entries if e.request.id == job.request), config)
+    inverse = inverse_by(folder, own, job) if job.request else None
+    return [what_was_done(own, job.label, str(job.request), inverse)] if inverse else []
 
 
 MINUS = "one minus sign"
