@@ -45,6 +45,18 @@ def test_accuracies_are_plain_counts(world: World) -> None:
     assert seen["loss_gap"] == pytest.approx(abs(float(seen["retain_loss"]) - float(seen["forget_loss"])))
 
 
+def test_an_evaluation_says_of_how_many_rows_its_numbers_are(world: World) -> None:
+    request, later = Request("r", clients=("0",)), Request("s", classes=(3,))
+    clients, params = world.scoped([request]), world.fresh(1)
+    seen, labels = evaluator(world, request)(params).rows, world.dataset.test.labels
+    for view in ("retain", "forget"):
+        assert seen[view] == sum(len(c.view(view)) for c in clients.values())
+    assert seen["test"] == len(labels) and seen["backdoor"] == int((labels != 0).sum()) and "own" not in seen
+    both = evaluator(world, request, later)(params).rows
+    assert both["test"] == int((labels != 3).sum()) and both["forget"] == seen["forget"] + both["own"]
+    assert "forget" not in evaluator(world)(params).rows
+
+
 def test_validation_is_the_mean_over_the_clients_that_stay(world: World) -> None:
     request = Request("r", clients=("0",))
     clients, params = world.scoped([request]), world.fresh(1)

@@ -382,7 +382,7 @@ def test_a_method_that_seeds_do_not_tell_from_the_nearest_is_named_beside_it() -
             lines.append({**fake_line(seed, "r1", method, 20, True), **last})
     said = words(rows(lines, "last"))[0]
     assert said.startswith(
-        "NoT came closest to Retrain, with an average gap of 0.75, which these seeds do not tell from"
+        "NoT came closest to Retrain, with an average gap of 0.75, which these seeds and rows do not tell from"
     )
     assert "MoDE's;" in said and said.endswith("PGD stayed farthest away, with 7.75.")
 

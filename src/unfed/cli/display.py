@@ -153,7 +153,7 @@ def print_results(
         console.print(_table(content, [*names, *costs], "What it cost", False, notes))
     for number, note in enumerate(notes, 1):
         console.print(escape(f"({number}) {note}"))
-    if told := tables.seed_by_seed(rows):
+    for told in tables.by_chance(rows):
         console.print(escape(told), soft_wrap=True)
 
 

@@ -6,7 +6,8 @@ label 1 for D_u, label 0 for test data; the larger set sub-sampled so that both 
     min over w, b of   w²/2 + Σ_i [ log(1 + e^{z_i}) - y_i z_i ],     z_i = w · loss_i + b
 
 is fitted on 90 % and scored on the held-out 10 %, ten times; the mean accuracy in percent is the number. 50 means that
-losses do not tell; an ideal method matches *Retrain's* value, which is not 50 where D_u differs from the test data.
+losses do not tell; an ideal method matches *Retrain's* value, which is not 50 where D_u differs from the test data. How
+far so few rows can be trusted: `sampling`.
 
 `method="sklearn"` is the readable reference. `method="newton"` solves the same two-parameter problem on the same
 splits, all of them at once, and agrees with it on every split.
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from unfed import rng
 from unfed.errors import UnfedError
+from unfed.measures.sampling import FOLDS, HELD_OUT
 from unfed.values import Value, not_measured
 
 Losses = Tensor | ArrayLike
@@ -31,11 +33,10 @@ Floats = NDArray[np.float64]
 Method = Literal["newton", "sklearn"]
 
 MIN_SAMPLES = 10  # per side: the smallest number of which a stratified 10 % holds one of each
-HELD_OUT = 0.1
 
 
 def membership_inference(
-    forget_losses: Losses, test_losses: Losses, *, seed: int, folds: int = 10, method: Method = "newton"
+    forget_losses: Losses, test_losses: Losses, *, seed: int, folds: int = FOLDS, method: Method = "newton"
 ) -> float:
     """MIA: the accuracy in percent of the loss attack that tells D_u from test data."""
     return 100.0 * float(np.mean(split_accuracies(forget_losses, test_losses, seed=seed, folds=folds, method=method)))
@@ -50,7 +51,7 @@ def try_membership_inference(forget_losses: Losses, test_losses: Losses, *, seed
 
 
 def split_accuracies(
-    forget_losses: Losses, test_losses: Losses, *, seed: int, folds: int = 10, method: Method = "newton"
+    forget_losses: Losses, test_losses: Losses, *, seed: int, folds: int = FOLDS, method: Method = "newton"
 ) -> Floats:
     """The attack's held-out accuracy on each split, as fractions."""
     if method not in ("newton", "sklearn"):

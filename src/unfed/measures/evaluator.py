@@ -55,6 +55,8 @@ class Evaluation:
     """Accuracy on what the last request itself takes out; None where nothing left before, and `forget` says it."""
     attack: Callable[[], Value] | None = None
     """Computes the MIA where that is still to be done: it needs no device, and may run beside the next round."""
+    rows: dict[str, int] = field(default_factory=dict)
+    """How many rows each accuracy is of; the MIA compares equally many of `forget` and `test`."""
 
     def complete(self) -> Evaluation:
         """With every number, computed now where it was not."""
@@ -163,6 +165,10 @@ class HeldOut:
             return not_measured("no client was poisoned")
         rows, source = self._stamped
         return self._yardstick.score(params, source, rows).accuracy
+
+    def counts(self) -> dict[str, int]:
+        """How many test rows there are, and stamped ones."""
+        return {name: len(view.rows) for name, view in self.views().items() if view is not None}
 
     def views(self) -> dict[str, View | None]:
         """The test rows and the stamped ones; None where there are none."""
@@ -351,7 +357,9 @@ class Evaluator:
         own = None if self._own is None else self._accuracy_at(forget, self._requests[-1], self._own)
         attack = partial(self._held_out.membership, forget, test) if some else None
         columns = sample_columns(forget, test) if self._yardstick.samples else {}
-        return Evaluation(numbers, columns, again, own, attack)
+        rows = {"retain": kept, "forget": len(forget), **self._held_out.counts()}
+        rows |= {} if self._own is None else {"own": len(self._own)}
+        return Evaluation(numbers, columns, again, own, attack, {name: count for name, count in rows.items() if count})
 
     def views(self) -> dict[str, View | None]:
         """The rows behind Retain, Forget, Test and backdoor; None where there are none to ask for."""

@@ -45,6 +45,8 @@ class Notes(TypedDict, total=False):
     """Accuracy on what each earlier request takes out, by its id."""
     own: Value | None
     """Accuracy on what the request itself takes out, where others left before it and `forget` counts theirs too."""
+    rows: dict[str, int]
+    """How many rows an accuracy is of, by its name; the MIA compares equally many of `forget` and `test`."""
     start: int
     """From 2 on where a job was begun anew at another model in force."""
     keep_model: str
@@ -101,12 +103,13 @@ def line(
 ) -> Line:
     """A line of the trajectory, without what says nothing.
 
-    An empty `earlier`, a first `start`, and an `own` or a `keep_model` of None are left out.
+    An empty `earlier` or `rows`, a first `start`, and an `own` or a `keep_model` of None are left out.
     """
     made: dict[str, Any] = {**vars(at), **numbers, "validation_before": before, **costs}
     silent: dict[str, tuple[Any, ...]] = {
         "earlier": ({}, None),
         "own": (None,),
+        "rows": ({},),
         "start": (1, None),
         "keep_model": (None,),
     }
@@ -140,6 +143,7 @@ _FIELDS: dict[str, tuple[str, Any]] = {
     "refused": ("a list of updates, each with round, client and reason", lambda value: _refusals(value)),
     "earlier": ("a table of accuracies by request", lambda value: _table(value, _VALUE[1])),
     "own": _VALUE,
+    "rows": ("a table of whole numbers from 1 on", lambda value: _table(value, lambda n: _whole(n) and n >= 1)),
     "start": ("a whole number from 1 on", lambda value: _whole(value) and value >= 1),
     "keep_model": ("a text", lambda value: _text(value)),
     "watched": ("a table with verdict, said and checks", lambda value: _seen(value)),

@@ -153,8 +153,16 @@ class RemoteEvaluator:
             numbers["unheard"] = "; ".join(f"client {n}: {failure.reason}" for n, failure in silent.items())
         known = NO_SCORES if isinstance(single, str) else single
         earlier = {request.id: _accuracy(self._counted(request, heard)) for request in self._requests[:-1]}
-        own = _accuracy(self._counted(self._requests[-1], heard)) if earlier else None
-        return Evaluation(numbers, sample_columns(known, test) if self._yardstick.samples else {}, earlier, own)
+        alone = self._counted(self._requests[-1], heard) if earlier else None
+        tallies = {"retain": retain, "forget": forget, "own": alone}
+        rows = {name: int(one.count) for name, one in tallies.items() if isinstance(one, Tally) and one.count}
+        return Evaluation(
+            numbers,
+            sample_columns(known, test) if self._yardstick.samples else {},
+            earlier,
+            None if alone is None else _accuracy(alone),
+            rows=rows | self._held_out.counts(),
+        )
 
     def begun(self, params: Params) -> Evaluation:
         """All of it: beside the messages the attack is nothing."""

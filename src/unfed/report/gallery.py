@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unfed.errors import UnfedError, listed, nearest
+from unfed.measures.columns import GAP_METRICS
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
 from unfed.report import figures, html, wording
@@ -68,6 +69,8 @@ def _record(row: Row) -> dict[str, Any]:
         made |= _numbers(name, row.metrics[name])
         if name in row.gaps:
             made |= _numbers(f"{name}_gap", row.gaps[name])
+        if name in GAP_METRICS:
+            made[f"{name}_error"] = row.errors.get(name)
     made |= _numbers("average_gap", row.average_gap)
     made["average_gap_seed_by_seed"] = None if row.seed_gap is None else row.seed_gap.mean
     for cost in COSTS:

@@ -13,8 +13,9 @@ from typing import Literal
 
 from unfed.errors import listed
 from unfed.measures.metrics import Spread
+from unfed.measures.sampling import FEWEST_APART
 from unfed.report.rules import Row
-from unfed.report.tables import is_best, name_of
+from unfed.report.tables import is_smallest, name_of
 from unfed.report.wording import FEDERATED, Wording
 from unfed.values import is_measured
 
@@ -31,10 +32,14 @@ def orders(found: Sequence[Row], words: Wording = FEDERATED) -> Orders:
         return []
     everyone = [row for row in found if not (row.is_before or row.verdict)]
     ranked = [
-        ("Smallest average gap to Retrain", _sorted(own, lambda row: row.average_gap, "{:.2f}".format)),
-        *((_FEWEST[cost], _spent(everyone, cost, words)) for cost in words.columns),
+        (
+            "Smallest average gap to Retrain",
+            _nearest(own),
+            [name_of(row.method) for row in own if is_smallest(row, own)],
+        ),
+        *((_FEWEST[cost], _spent(everyone, cost, words), []) for cost in words.columns),
     ]
-    return [(title, _placed(places)) for title, places in ranked if len(places) > 1]
+    return [(title, _placed(places, first)) for title, places, first in ranked if len(places) > 1]
 
 
 _FEWEST = {"comm_bytes": "Fewest bytes exchanged", "flops": "Least computation"}
@@ -45,10 +50,14 @@ def _spent(found: Sequence[Row], cost: str, words: Wording) -> list[tuple[str, s
     return _sorted(found, lambda row: row.costs[cost], words.cost(cost)[1])
 
 
-def _placed(places: Sequence[tuple[str, str]]) -> list[tuple[int, str, str]]:
-    """With their places; who reads the same shares one."""
+def _nearest(found: Sequence[Row]) -> list[tuple[str, str]]:
+    return _sorted(found, lambda row: row.average_gap, "{:.2f}".format)
+
+
+def _placed(places: Sequence[tuple[str, str]], first: Sequence[str]) -> list[tuple[int, str, str]]:
+    """With their places; who reads the same shares one, and so do those who are not told apart."""
     values = [value for _, value in places]
-    return [(1 + values.index(value), name, value) for name, value in places]
+    return [(1 if name in first else 1 + values.index(value), name, value) for name, value in places]
 
 
 def _sorted(found: Sequence[Row], key: Callable[[Row], Spread], write: Callable[[float], str]) -> list[tuple[str, str]]:
@@ -74,7 +83,8 @@ def judged(row: Row, before: Row | None, retrain: Row | None) -> Literal["taken 
     """What a comparison with Retrain says of a method's model.
 
     Partly: more than half of the way from before to Retrain is still to go. Where the old model and Retrain are alike
-    on the forgotten data, or differ by less than the seeds, there is no way to go, and nothing is shown.
+    on the forgotten data, or differ by less than the seeds or by a few rows, there is no way to go, and nothing is
+    shown.
     """
     if before is None or retrain is None:
         return "not measured"
@@ -103,14 +113,20 @@ def _kept(row: Row, before: Row | None, retrain: Row | None) -> str:
 
 
 def _way(metric: str, row: Row, before: Row, retrain: Row) -> tuple[float, float, float] | None:
-    """(now, at the start, Retrain's) where there is a way to go: 2 points, and more than seeds differ."""
+    """(now, at the start, Retrain's) if the way is 2 points, six rows and more than seeds differ."""
     own = [r.forgetting if metric == "forget" else r.metrics[metric] for r in (row, before, retrain)]
     now, start, goal = (value.mean for value in own)
     if not (is_measured(now) and is_measured(start) and is_measured(goal)):
         return None
-    if abs(start - goal) < max(2.0, *(value.std or 0.0 for value in own[1:])):
+    if abs(start - goal) < max(2.0, *(value.std or 0.0 for value in own[1:])) or few_apart(metric, before, retrain):
         return None
     return now, start, goal
+
+
+def few_apart(metric: str, one: Row, other: Row) -> bool:
+    """Whether two models differ on fewer rows than would be news."""
+    a, b = (row.forgetting.mean if metric == "forget" else row.metrics[metric].mean for row in (one, other))
+    return is_measured(a) and is_measured(b) and one.amounts_to(metric, a - b) < FEWEST_APART - 0.5
 
 
 def words(found: Sequence[Row], setting: Wording = FEDERATED) -> list[str]:
@@ -119,20 +135,28 @@ def words(found: Sequence[Row], setting: Wording = FEDERATED) -> list[str]:
     if len(own) < MANY:
         return []
     said = []
-    gaps = _sorted(own, lambda row: row.average_gap, "{:.2f}".format)
+    gaps = _nearest(own)
     if len(gaps) > 1:
-        beside = [name_of(row.method) for row in own if is_best(row, found)]
-        beside = [name for name, value in gaps if name in beside and value != gaps[0][1]]
-        unsure = f", which these seeds do not tell from {listed(beside, 'or')}'s" if beside else ""
-        said.append(
-            f"{_first(gaps)} came closest to Retrain, with an average gap of {gaps[0][1]}{unsure};"
-            f" {gaps[-1][0]} stayed farthest away, with {gaps[-1][1]}."
-        )
+        said.append(_closest(gaps, [name_of(row.method) for row in own if is_smallest(row, own)]))
     for cost in setting.columns:
         spent = _spent(own, cost, setting)
         if len(spent) > 1 and spent[0][1] != spent[-1][1]:
             said.append(f"{_first(spent)} {_SPENT[cost]} ({spent[0][1]}), {spent[-1][0]} most ({spent[-1][1]}).")
     return said
+
+
+def _closest(gaps: Sequence[tuple[str, str]], alike: Sequence[str]) -> str:
+    """Who came closest and who stayed farthest away, as far as seeds and rows tell them apart."""
+    least, most = gaps[0][1], gaps[-1][1]
+    if all(name in alike for name, _ in gaps):
+        span = f"{least} for all" if least == most else f"from {least} to {most}"
+        return f"By their average gap to Retrain, {span}, these seeds and rows do not tell the methods apart."
+    beside = [name for name, value in gaps if name in alike and value != least]
+    unsure = f", which these seeds and rows do not tell from {listed(beside, 'or')}'s" if beside else ""
+    return (
+        f"{_first(gaps)} came closest to Retrain, with an average gap of {least}{unsure};"
+        f" {gaps[-1][0]} stayed farthest away, with {most}."
+    )
 
 
 def _first(places: Sequence[tuple[str, str]]) -> str:
@@ -142,7 +166,9 @@ def _first(places: Sequence[tuple[str, str]]) -> str:
 
 
 def _lost(row: Row, retrain: Row | None) -> str:
-    now, goal = row.metrics["test"].mean, None if retrain is None else retrain.metrics["test"].mean
-    if not (is_measured(now) and is_measured(goal)) or goal - now <= LOST:
+    if retrain is None:
+        return ""
+    now, goal = row.metrics["test"].mean, retrain.metrics["test"].mean
+    if not (is_measured(now) and is_measured(goal)) or goal - now <= LOST or few_apart("test", row, retrain):
         return ""
     return f"costs {goal - now:.1f} points of test accuracy against Retrain ({now:.1f} instead of {goal:.1f} %)"

@@ -17,13 +17,15 @@ the per-seed gaps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from unfed.errors import UnfedError, listed, nearest
 from unfed.measures import columns
 from unfed.measures.columns import GAP_METRICS
 from unfed.measures.metrics import Spread, average, average_gap, gap, mean_std, reading, recovered
+from unfed.measures.sampling import accuracy_error, attack_error
 from unfed.measures.trajectory import Line
 from unfed.values import Value, is_measured, not_measured
 
@@ -78,6 +80,10 @@ class Row:
     """The mean of every seed's average gap to its own Retrain: seeds that err in different ways do not cancel here."""
     own: Spread | None = None
     """Accuracy on what the request itself takes out, where others left before it; the metric Forget counts them too."""
+    rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """How many rows of each seed a metric is of, where the run says it."""
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """The standard error of a metric in points, from having so few rows in each seed and not more."""
     undoes: tuple[str, ...] = ()
     """The tensors that the method turned back to what they were before an earlier request of the same comparison."""
 
@@ -85,6 +91,17 @@ class Row:
     def forgetting(self) -> Spread:
         """Accuracy on what the request itself takes out."""
         return self.own or self.metrics["forget"]
+
+    def amounts_to(self, metric: str, points: float) -> float:
+        """How many rows, over all seeds, so many points of a metric are; no limit where that is not known."""
+        own = metric == "forget" and self.own is not None
+        counted = self.rows.get("own" if own else metric)
+        return abs(points) / 100 * sum(counted) if counted else math.inf
+
+    @property
+    def gap_error(self) -> float:
+        """The standard error of the average gap from few rows, in points; 0 where none is known."""
+        return math.hypot(*(self.errors.get(name, 0.0) for name in GAP_METRICS)) / len(GAP_METRICS)
 
     @property
     def is_reference(self) -> bool:
@@ -250,6 +267,8 @@ def _row(
         verdict=verdict,
         note=_note(method, by_seed, picks, rule, within),
         own=_own(found.values()),
+        rows=_counted(found.values()),
+        errors=_errors(found.values()),
         undoes=_undoes(next(iter(by_seed.values()))),
     )
 
@@ -259,6 +278,31 @@ def _own(found: Collection[Line]) -> Spread | None:
     return (
         mean_std([reading(line, "own") for line in found]) if found and all("own" in line for line in found) else None
     )
+
+
+def _counted(found: Collection[Line]) -> dict[str, tuple[int, ...]]:
+    """Of each metric its rows, seed by seed, where every line says how many those are."""
+    names = set.intersection(*({*line.get("rows", {})} for line in found)) if found else set()
+    return {name: tuple(line["rows"][name] for line in found) for name in sorted(names)}
+
+
+def _errors(found: Collection[Line]) -> dict[str, float]:
+    """Of each metric of the average gap its standard error within a seed, as the mean over them."""
+    each = [_errors_of(line) for line in found]
+    return {
+        name: math.fsum(one[name] for one in each) / len(each)
+        for name in GAP_METRICS
+        if each and all(name in one for one in each)
+    }
+
+
+def _errors_of(line: Line) -> dict[str, float]:
+    rows = line.get("rows", {})
+    read = {name: reading(line, name) for name in GAP_METRICS}
+    found = {name: accuracy_error(v, rows[name]) for name, v in read.items() if name in rows and is_measured(v)}
+    if {"forget", "test"} <= {*rows} and is_measured(mia := read["mia"]):
+        found["mia"] = attack_error(mia, min(rows["forget"], rows["test"]))
+    return found
 
 
 def _undoes(lines: Trajectory) -> tuple[str, ...]:

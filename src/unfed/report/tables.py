@@ -4,7 +4,7 @@
 
 One `Table` of cells is laid out once and only its writing differs; which costs it shows, and what it calls a round, is
 the setting's (`wording`). Δ is the gap to Retrain; the smallest average gap of a request is marked, and so is every
-other within the seeds' spread of it. A cell whose value was not measured holds the reason.
+other that seeds and rows do not tell from it. A cell whose value was not measured holds the reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, listed
 from unfed.measures.columns import COLUMNS, GAP_METRICS
 from unfed.measures.metrics import Spread
 from unfed.report.rules import RULES, Row
@@ -170,7 +170,7 @@ def notes(made: Table) -> list[str]:
         " leaves; none is marked as best."
         for name in _without_best(made.rows)
     ]
-    found += [told] if (told := seed_by_seed(made.rows)) else []
+    found += by_chance(made.rows)
     for row in made.rows:
         who = name_of(row.method) + (f" ({row.request})" if several else "")
         if row.note:
@@ -224,21 +224,33 @@ def _gap_cell(row: Row, rows: Sequence[Row]) -> Cell:
 
 
 def is_best(row: Row, rows: Sequence[Row]) -> bool:
-    """Whether a row has the smallest average gap of its request's methods, or is within its spread.
-
-    The spread is two standard deviations of the difference: nobody is crowned for luck with seeds. One seed has none,
-    there two decimals tell. Nobody is crowned who is no nearer to Retrain than the model before, either.
-    """
+    """Whether a row's average gap is among the smallest of its request, and smaller than doing nothing's."""
     before = [r.average_gap.mean for r in rows if r.request == row.request and r.is_before]
-    rivals = [r for r in rows if r.request == row.request and not (r.is_reference or r.is_before)]
-    gaps = [(r.average_gap.mean, r.average_gap.std or 0.0) for r in rivals if is_measured(r.average_gap.mean)]
-    mine, spread = row.average_gap.mean, row.average_gap.std or 0.0
-    if row not in rivals or not is_measured(mine):
+    mine = row.average_gap.mean
+    if row.is_before or not is_measured(mine):
         return False
     if any(is_measured(nothing) and round(mine, 2) >= round(nothing, 2) for nothing in before):
         return False
+    return is_smallest(row, rows)
+
+
+def is_smallest(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether a row has the smallest average gap of its request's methods, or is not told from it.
+
+    Two standard deviations of the difference tell, by what seeds differ or, if that is more, by what so few rows leave
+    open: nobody is crowned for luck. Where neither is known, two decimals tell.
+    """
+    rivals = [r for r in rows if r.request == row.request and not (r.is_reference or r.is_before)]
+    gaps = [(r.average_gap.mean, _by_luck(r)) for r in rivals if is_measured(r.average_gap.mean)]
+    mine = row.average_gap.mean
+    if row.is_reference or not gaps or not is_measured(mine):
+        return False
     least, around = min(gaps)
-    return round(mine, 2) == round(least, 2) or mine - least <= 2 * math.hypot(spread, around)
+    return round(mine, 2) <= round(least, 2) or mine - least <= 2 * math.hypot(_by_luck(row), around)
+
+
+def _by_luck(row: Row) -> float:
+    return max(row.average_gap.std or 0.0, row.gap_error)
 
 
 def _without_best(rows: Sequence[Row]) -> list[str]:
@@ -246,6 +258,42 @@ def _without_best(rows: Sequence[Row]) -> list[str]:
     rivals = [row for row in rows if not (row.is_reference or row.is_before) and is_measured(row.average_gap.mean)]
     marked = {row.request for row in rivals if is_best(row, rows)}
     return [name for name in dict.fromkeys(row.request for row in rivals) if name not in marked]
+
+
+def by_chance(rows: Sequence[Row]) -> list[str]:
+    """How far the numbers can be trusted: by how few rows they are of, and by how seeds differ."""
+    return [told for told in (_of_few_rows(rows), _beside_before(rows), seed_by_seed(rows)) if told]
+
+
+def _of_few_rows(rows: Sequence[Row]) -> str:
+    """How uncertain the numbers about the forgotten rows are for want of more rows, at most."""
+    own: dict[str, str] = {}
+    each = " in each seed" if any(len(row.seeds) > 1 for row in rows) else ""
+    for request in dict.fromkeys(row.request for row in rows):
+        mine = [row for row in rows if row.request == request]
+        counts = [count for row in mine for count in row.rows.get("forget", ())]
+        largest = {name: max(row.errors.get(name, 0.0) for row in mine) for name in ("mia", "forget")}
+        moved = " and ".join(
+            f"{COLUMNS[name].title} by up to ± {error:.1f}" for name, error in largest.items() if error
+        )
+        if counts and moved:
+            span = f"{min(counts):,}" + ("" if min(counts) == max(counts) else f" to {max(counts):,}")
+            noun = "row" if max(counts) == 1 else "rows"
+            own[request] = f"ith {span} forgotten {noun}{each}, chance alone moves {moved} points"
+    several = len({row.request for row in rows}) > 1
+    told = "; ".join((f"{name}: w" if several else "W") + text for name, text in own.items())
+    more = "" if each else "; take no smaller difference for a finding"
+    return f"{told} (one standard error){more}." if told else ""
+
+
+def _beside_before(rows: Sequence[Row]) -> str:
+    """That doing nothing is as near to Retrain as the best, as far as can be told."""
+    marked = {row.request for row in rows if is_best(row, rows)}
+    alike = [row.request for row in rows if row.is_before and row.request in marked and is_smallest(row, rows)]
+    several = len({row.request for row in rows}) > 1
+    where = f" (for {listed(alike, 'and')})" if several else ""
+    said = "Chance may be all that puts a method nearer to Retrain than Before, which is what doing nothing leaves"
+    return f"{said}{where}." if alike else ""
 
 
 def seed_by_seed(rows: Sequence[Row]) -> str:
@@ -273,9 +321,10 @@ def star(rows: Sequence[Row]) -> str:
     if without and len(without) == len({row.request for row in rows}):
         return "No ★: no method is nearer to Retrain than Before"
     several = any(len(row.seeds) > 1 for row in rows)
+    unsure = several or any(row.gap_error for row in rows)
     return (
         "★ smallest average gap to Retrain"
-        + (", and what is within two standard deviations of it" if several else "")
+        + (f", and what is within two standard {'deviations' if several else 'errors'} of it" if unsure else "")
         + ("; none where no method is nearer than Before" if without else "")
     )
 

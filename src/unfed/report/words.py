@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from unfed.measures.again import FEWEST
+from unfed.measures.sampling import FEWEST_APART
 from unfed.report import ranking
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
@@ -125,13 +126,21 @@ def sentence(request: Mapping[str, Any], found: Sequence[Row], words: Wording = 
     checked = _checked(request)
     if checked is not None:
         return f"{subject} {verb} {checked} {effort}: {outcome}."
-    why = (
-        "this run has no Retrain of the request"
-        if retrain is None
-        else "Retrain hardly differs from the old model there"
-    )
     who = "they are" if plural else "it is"
+    why = _not_shown(row, before, retrain)
     return f"{subject}: after {effort}, {outcome}; whether {who} out was not measured, for {why}."
+
+
+def _not_shown(row: Row, before: Row | None, retrain: Row | None) -> str:
+    """Why a comparison with Retrain says nothing."""
+    if retrain is None:
+        return "this run has no Retrain of the request"
+    missing = [one.forgetting.mean for one in (row, before, retrain) if one and not is_measured(one.forgetting.mean)]
+    if before is None or missing:
+        return "one of the three models that are compared has no accuracy on it"
+    if ranking.few_apart("forget", before, retrain):
+        return f"Retrain and the old model differ there by fewer than {FEWEST_APART} rows, which chance may do"
+    return "Retrain hardly differs from the old model there"
 
 
 def left_before(request: Mapping[str, Any], words: Wording = FEDERATED) -> str:

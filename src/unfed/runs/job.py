@@ -320,6 +320,7 @@ class JobRunner:
             refused=diary.refused,
             earlier=seen.earlier,
             own=seen.own,
+            rows=seen.rows,
             start=self.start,
         )
         if self._keeps_best:

@@ -283,7 +283,7 @@ class Run(Record):
         world = self.world(seed)
         seen = world.evaluator(requests)(params)
         at = trajectory.Point(seed, job.request, job.label, round=0)
-        notes: trajectory.Notes = {"earlier": seen.earlier, "own": seen.own, "start": start}
+        notes: trajectory.Notes = {"earlier": seen.earlier, "own": seen.own, "rows": seen.rows, "start": start}
         line = trajectory.line(at, seen.numbers, seen.numbers["validation"], {}, **notes)
         self.folder.save_samples(job, 0, seen.samples, requests)
         numbers = {"offset": self.folder.append(line), "finished": "done"} | began(base, start)

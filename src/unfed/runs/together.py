@@ -169,7 +169,7 @@ def hand_over(folder: RunFolder, world: World, batch: Batch, entry: Entry, turn:
         at = trajectory.Point(own.seed, own.request, own.label, round)
         asked, refused = _rounds_of(folder, shared, int(whole.get("start", 1)))
         costs = notes.ledger.to_json()
-        told: trajectory.Notes = {"earlier": seen.earlier, "own": seen.own, "start": start}
+        told: trajectory.Notes = {"earlier": seen.earlier, "own": seen.own, "rows": seen.rows, "start": start}
         told |= {"asked": asked, "refused": refused}
         line = trajectory.line(at, seen.numbers, before, costs, **told)
         folder.save_samples(own, round, seen.samples, turn.requests)
