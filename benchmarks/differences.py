@@ -36,14 +36,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from differences_kept import PAGE, between
+from differences_kept import PAGE, between, still_true
 from unfed import rng
 from unfed.client.plan import Plan
 from unfed.client.scores import columns, moved, score
 from unfed.engines.base import Block
 from unfed.methods import Retrain
 from unfed.model.params import Params
-from unfed.paper import record
 from unfed.paper.items import published
 from unfed.report.rules import trajectories
 from unfed.report.tables import name_of
@@ -193,7 +192,7 @@ def test_at(curve: Sequence[Mapping[str, float]], retain: float) -> float | None
 
 def rows_table(path: Path) -> str:
     """Retain over two sets of rows, from what was kept of runs: a fifth of a client's rows are for validation."""
-    found = record.read(path)
+    found = still_true(path)
     share = float(found.config["partition"]["validation"])
     (methods,) = (by for request, by in trajectories(found.lines()).items() if request)
     paper = {row["method"]: row for row in published("T1") if (row["dataset"], row["model"]) == ("CIFAR-10", "CNN")}

@@ -21,6 +21,7 @@ from unfed.paper import analyses, record
 from unfed.paper.items import items, published
 from unfed.paper.views import printed, results
 from unfed.report import rules
+from unfed.runs import revisions
 
 
 def test_variants_that_learn_at_other_speeds_are_compared_at_the_same_retain() -> None:
@@ -431,3 +432,29 @@ def test_the_reading_of_federaser_that_was_run_is_what_the_page_says() -> None:
     assert f"an average gap of {gap:.2f} with Retain {whole[0] - half[0]:.2f} below" in page
     readme = (differences_kept.PAGE.parents[2] / "README.md").read_text(encoding="utf-8")
     assert f"a FedEraser that replays every second round is {gap:.2f} away" in readme
+
+
+def test_rows_that_a_revision_of_their_method_outdated_are_in_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-cnn-434b*.json")
+    monkeypatch.setitem(revisions.METHODS, "not", 99)
+    assert "not" not in kept().methods and "| NoT |" not in differences_kept.price_table(kept())
+    made = differences.rows_table(path)
+    assert "| NoT |" not in made and "| FT |" in made
+    found = runpy.run_path(str(Path(differences.__file__).parent / "readings" / "table.py"))
+    assert {line["method"] for line in found["kept_lines"](path, ["ft"])} == {"ft"}
+    with pytest.raises(SystemExit, match="no row of not that still counts; leave it out.*`not` revised since"):
+        found["kept_lines"](path, ["ft", "not"])
+
+
+def test_without_a_row_that_still_counts_and_that_others_are_compared_with_nothing_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-cnn-434b*.json")
+    monkeypatch.setitem(revisions.METHODS, "retrain", 99)
+    for reads in (kept, lambda: differences.rows_table(path)):
+        with pytest.raises(SystemExit, match="no row of Retrain that still counts.*`retrain` revised since"):
+            reads()
+    monkeypatch.undo()
+    monkeypatch.setitem(revisions.METHODS, "ft", 99)
+    with pytest.raises(SystemExit, match="no row of FT that still counts"):
+        kept()

@@ -4,12 +4,14 @@
 
 Retain / forget / test in % at the evaluated rounds nearest before those asked for, the last round, and how much of θ*
 is left in the model that came out: cosine and relative distance ‖θ − θ*‖ / ‖θ*‖ over all parameters. `--kept` puts
-methods of an earlier run of the same seed below them, whose models are gone.
+methods of an earlier run of the same seed below them, whose models are gone; what a revision outdated is refused.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -28,8 +30,7 @@ def main() -> None:
     asked = [int(r) for r in options.at.split(",")]
     by_method: dict[str, dict[int, dict[str, object]]] = {}
     lines = [json.loads(text) for text in (options.run / "trajectory.jsonl").read_text().splitlines()]
-    earlier = record.read(options.kept).lines() if options.kept else []
-    for line in [*lines, *(line for line in earlier if line["method"] in options.of.split(","))]:
+    for line in [*lines, *(kept_lines(options.kept, options.of.split(",")) if options.kept else [])]:
         if line["request"] is not None and line["seed"] == options.seed:
             by_method.setdefault(line["method"], {})[line["round"]] = line
     print("| method |", " | ".join(f"round {r}" for r in asked), "| last | MIA | cos θ* | distance |")
@@ -41,6 +42,17 @@ def main() -> None:
         mia = last.get("mia")
         shown = f"{mia:.2f}" if isinstance(mia, float) else str(mia)
         print(f"| {method} |", " | ".join(cells), f"| {max(own)}: {_scores(last)} | {shown} | {left} |")
+
+
+def kept_lines(path: Path, methods: Sequence[str]) -> list[Any]:
+    """The lines of these methods; one that the file has not, or has from before a revision of it, is refused."""
+    found = record.current(whole := record.read(path)).lines()
+    if missing := [method for method in methods if method not in {line["method"] for line in found}]:
+        said = " ".join(record.outdated(whole))
+        raise SystemExit(
+            f"{path.name} has no row of {', '.join(missing)} that still counts; leave it out. {said}".strip()
+        )
+    return [line for line in found if line["method"] in methods]
 
 
 def _before(lines: dict[int, dict[str, object]], asked: int) -> dict[str, object] | None:
