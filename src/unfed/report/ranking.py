@@ -84,11 +84,12 @@ def judged(row: Row, before: Row | None, retrain: Row | None) -> Literal["taken 
 
     Partly: more than half of the way from before to Retrain is still to go. Where the old model and Retrain are alike
     on the forgotten data, or differ by less than the seeds or by a few rows, there is no way to go, and nothing is
-    shown.
+    shown; nor is it where seeds or a few rows decide on which side of the middle the model stands.
     """
     if before is None or retrain is None:
         return "not measured"
-    if not any(_way(metric, row, before, retrain) for metric in ("backdoor", "forget")):
+    metric, way = _told_by(row, before, retrain)
+    if way is None or near_the_middle(metric, row, way):
         return "not measured"
     return "partly" if _kept(row, before, retrain) else "taken out"
 
@@ -96,11 +97,8 @@ def judged(row: Row, before: Row | None, retrain: Row | None) -> Literal["taken 
 def _kept(row: Row, before: Row | None, retrain: Row | None) -> str:
     if before is None or retrain is None:
         return ""
-    way = _way("backdoor", row, before, retrain)
-    metric = "backdoor" if way else "forget"
-    # A backdoor that somebody else planted fires before and after Retrain alike, and says nothing of this request.
-    way = way or _way("forget", row, before, retrain)
-    if way is None:
+    metric, way = _told_by(row, before, retrain)
+    if way is None or near_the_middle(metric, row, way):
         return ""
     now, start, goal = way
     if abs(now - goal) <= abs(start - goal) / 2:
@@ -112,7 +110,33 @@ def _kept(row: Row, before: Row | None, retrain: Row | None) -> str:
     return f"did not take it out: it is still right on {now:.1f} % of the forgotten data (Retrain: {goal:.1f} %)"
 
 
-def _way(metric: str, row: Row, before: Row, retrain: Row) -> tuple[float, float, float] | None:
+Way = tuple[float, float, float]
+
+
+def _told_by(row: Row, before: Row, retrain: Row) -> tuple[str, Way | None]:
+    """The metric that tells, and its way.
+
+    A backdoor that somebody else planted fires before and after Retrain alike, and says nothing of this request.
+    """
+    way = _way("backdoor", row, before, retrain)
+    return ("backdoor", way) if way else ("forget", _way("forget", row, before, retrain))
+
+
+def on_the_way(row: Row, before: Row, retrain: Row) -> bool:
+    """Whether the old model and Retrain differ by enough to say how far a model has come."""
+    return _told_by(row, before, retrain)[1] is not None
+
+
+def near_the_middle(metric: str, row: Row, way: Way) -> bool:
+    """Whether a model is not told from one half way: its seeds are on both sides, or a few rows decide it."""
+    now, start, goal = way
+    spread = (row.forgetting if metric == "forget" else row.metrics[metric]).std or 0.0
+    left, half = abs(now - goal), abs(start - goal) / 2
+    farther = start if left <= half else goal
+    return abs(left - half) < spread or row.amounts_to(metric, now - farther) < FEWEST_APART - 0.5
+
+
+def _way(metric: str, row: Row, before: Row, retrain: Row) -> Way | None:
     """(now, at the start, Retrain's) if the way is 2 points, six rows and more than seeds differ."""
     own = [r.forgetting if metric == "forget" else r.metrics[metric] for r in (row, before, retrain)]
     now, start, goal = (value.mean for value in own)

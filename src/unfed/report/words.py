@@ -107,7 +107,8 @@ def sentence(request: Mapping[str, Any], found: Sequence[Row], words: Wording = 
     if row is None:
         return f"{subject} {'are' if plural else 'is'} to be taken out; no unlearning method has been evaluated yet."
     if row.verdict:
-        return f"{subject}: {name_of(row.method)} has no result under the rule {row.rule} ({words.said(row.verdict)})."
+        none = f"{name_of(row.method)} has no result under the rule {row.rule}"
+        return f"{subject.rstrip(',')}: {none} ({words.said(row.verdict)})."
     effort = f"{name_of(row.method)}{_effort(row, words)}"
     outcome = ", ".join((_forgetting(request, row, before, plural), _utility(row, before)))
     if not row.finished:
@@ -128,7 +129,7 @@ def sentence(request: Mapping[str, Any], found: Sequence[Row], words: Wording = 
         return f"{subject} {verb} {checked} {effort}: {outcome}."
     who = "they are" if plural else "it is"
     why = _not_shown(row, before, retrain)
-    return f"{subject}: after {effort}, {outcome}; whether {who} out was not measured, for {why}."
+    return f"{subject.rstrip(',')}: after {effort}, {outcome}; whether {who} out was not measured, for {why}."
 
 
 def _not_shown(row: Row, before: Row | None, retrain: Row | None) -> str:
@@ -138,6 +139,8 @@ def _not_shown(row: Row, before: Row | None, retrain: Row | None) -> str:
     missing = [one.forgetting.mean for one in (row, before, retrain) if one and not is_measured(one.forgetting.mean)]
     if before is None or missing:
         return "one of the three models that are compared has no accuracy on it"
+    if ranking.on_the_way(row, before, retrain):
+        return "seeds and rows leave open on which side of the middle between the old model and Retrain it stands"
     if ranking.few_apart("forget", before, retrain):
         return f"Retrain and the old model differ there by fewer than {FEWEST_APART} rows, which chance may do"
     return "Retrain hardly differs from the old model there"
