@@ -10,7 +10,7 @@ import pytest
 from test_rules import line
 from unfed.measures.attacks import membership_inference
 from unfed.measures.sampling import accuracy_error, attack_error
-from unfed.report import gallery, ranking, tables
+from unfed.report import gallery, html, ranking, tables
 from unfed.report.rules import Row, rows
 from unfed.report.words import sentence
 
@@ -176,3 +176,11 @@ def test_samples_that_are_a_share_are_named_without_a_comma_before_the_colon() -
     asked = {"id": "r1", "kind": "instance", "fraction": 0.2, "forgotten_rows": 60}
     said = sentence(asked, rows([last("not", 90, 40, 80, 50)], "last"))
     assert said.startswith("60 samples, 20 % of the data of every client: after NoT")
+
+
+def test_a_request_that_takes_out_other_rows_in_each_seed_says_so() -> None:
+    lines = [last("not", 90, 40, 80, 50, seed=seed, rows=ROWS | {"forget": 46 + seed}) for seed in (0, 1)]
+    run = {"name": "r", "requests": [{**REQUEST, "forgotten_rows": 46}], "seeds": [0, 1]}
+    for shown, told in ((lines, "46 to 47 training samples, by seed"), (lines[:1], "46 training samples")):
+        page = html.render(run, shown)
+        assert f"The request covers {told}." in page and f"Client 3, {told}<" in page

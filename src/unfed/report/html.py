@@ -39,6 +39,7 @@ from unfed.report.words import (
     ENDED,
     about_the_backdoor,
     date_text,
+    dealt_by_seed,
     headline,
     method_row,
     not_taken_out,
@@ -52,7 +53,6 @@ BARS = {
     "forget": "Accuracy on the forgotten data",
     "test": "Accuracy on test data",
 }
-
 
 NOT_PROOF = "This is evidence, not proof: no measurement shows that no trace is left."
 
@@ -165,6 +165,7 @@ def asked_for(run: Mapping[str, Any], grouped: Mapping[str, Any]) -> dict[str, d
     known |= {request: {"id": request} for request in grouped if request not in known}
     poison = (run.get("config") or {}).get("poison")
     for request in known.values():
+        request |= dealt_by_seed(grouped.get(str(request["id"]), {}))
         if isinstance(poison, Mapping) and "client" in poison:
             request["planted"] = str(poison["client"]) in [str(client) for client in request.get("clients") or []]
     return known
@@ -204,7 +205,7 @@ def request_view(
         "index": index,
         "id": str(request["id"]),
         "subject": subject_of(request, words)[0].rstrip(","),
-        "covers": rows_text(count) if (count := request.get("forgotten_rows")) else "",
+        "covers": rows_text(request),
         "sentence": opening(run, request, on_disk),
         "bars": bars(request, on_disk, numbers),
         "bars_title": "the model in force" if request.get("left_by") else beside,

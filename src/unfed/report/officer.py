@@ -128,7 +128,7 @@ def _in_training(request: Mapping[str, Any]) -> str:
     count, asked = request.get("forgotten_rows"), request.get("samples")
     if not count:
         return ""
-    return f"; {count:,} of them {'was' if count == 1 else 'were'} trained on" if asked else f", {rows_text(count)}"
+    return f"; {count:,} of them {'was' if count == 1 else 'were'} trained on" if asked else f", {rows_text(request)}"
 
 
 def _missing(job: Mapping[str, Any]) -> str:

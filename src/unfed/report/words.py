@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from unfed.errors import counted
 from unfed.measures.again import FEWEST
 from unfed.measures.sampling import FEWEST_APART
+from unfed.measures.trajectory import Line
 from unfed.report import ranking
 from unfed.report.rules import Row
 from unfed.report.tables import name_of
@@ -207,15 +209,26 @@ def subject_of(request: Mapping[str, Any], words: Wording = FEDERATED) -> tuple[
     owner = f" of {several('client', clients)[0]}" if clients else ""
     fraction = request.get("fraction")
     if is_measured(fraction) and count:
-        return f"{count} samples, {100 * fraction:g} % of the data{owner or words.whose},", True
+        span = f"{count} to {request['most_rows']}" if request.get("most_rows") else count
+        return f"{span} samples, {100 * fraction:g} % of the data{owner or words.whose},", True
     if not count:
         return f"Request {request.get('id')}", False
     return (f"{count} samples{owner}", True) if count != 1 else (f"1 sample{owner}", False)
 
 
-def rows_text(count: int) -> str:
-    """`1 training sample`, `1,204 training samples`."""
-    return f"{count:,} training sample{'' if count == 1 else 's'}"
+def dealt_by_seed(methods: Mapping[str, Mapping[int, Sequence[Line]]]) -> dict[str, int]:
+    """The fewest and the most rows that a request takes out, where each seed deals the data otherwise."""
+    rows = {seed: line.get("rows", {}) for by_seed in methods.values() for seed, (line, *_) in by_seed.items()}
+    found = {count for one in rows.values() if (count := one.get("own") or one.get("forget"))}
+    return {"forgotten_rows": min(found), "most_rows": max(found)} if len(found) > 1 else {}
+
+
+def rows_text(request: Mapping[str, Any]) -> str:
+    """`1 training sample`, `1,204 training samples`, `46 to 61 training samples, by seed`; empty if unknown."""
+    count, most = request.get("forgotten_rows"), request.get("most_rows")
+    if not count:
+        return ""
+    return f"{count:,} to {most:,} training samples, by seed" if most else counted(count, "training sample")
 
 
 def about_the_backdoor(request: Mapping[str, Any]) -> bool:
