@@ -78,7 +78,17 @@ def test_of_several_seeds_the_rows_of_each_are_told() -> None:
 
 def test_a_run_that_does_not_say_its_rows_is_told_as_it_was() -> None:
     old = [last(method, 90, 40, 80, 50, rows={}) for method in ("retrain", "not")]
-    assert tables.by_chance(rows(old, "last")) == [] and tables.star(rows(old, "last")).endswith("Retrain")
+    assert tables.by_chance(rows(old, "last")) == []
+    assert tables.star(rows(old, "last")) == "★ smallest average gap to Retrain"
+
+
+def test_a_star_that_stands_nowhere_is_not_explained() -> None:
+    none = "No ★: no method has an average gap to Retrain"
+    assert tables.star(rows([last("before", 90, 99, 80, 60), last("not", 90, 40, 80, 50)], "last")) == none
+    assert (
+        tables.star(rows([last("retrain", 90, 40, 80, 50), last("not", 90, 40, 80, "not measured: off")], "last"))
+        == none
+    )
 
 
 def test_nobody_is_marked_the_best_alone_by_fewer_rows_than_tell() -> None:

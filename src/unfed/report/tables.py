@@ -318,6 +318,8 @@ def seed_by_seed(rows: Sequence[Row]) -> str:
 def star(rows: Sequence[Row]) -> str:
     """What the mark means in these rows, and why it is missing."""
     without = _without_best(rows)
+    if not (without or any(is_best(row, rows) for row in rows)):
+        return "No ★: no method has an average gap to Retrain"
     if without and len(without) == len({row.request for row in rows}):
         return "No ★: no method is nearer to Retrain than Before"
     several = any(len(row.seeds) > 1 for row in rows)
