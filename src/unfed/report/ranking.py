@@ -128,7 +128,7 @@ def on_the_way(row: Row, before: Row, retrain: Row) -> bool:
 
 
 def near_the_middle(metric: str, row: Row, way: Way) -> bool:
-    """Whether a model is not told from one half way: its seeds are on both sides, or a few rows decide it."""
+    """Whether a model is not told from one half way: by its seeds, or but for a few rows."""
     now, start, goal = way
     spread = (row.forgetting if metric == "forget" else row.metrics[metric]).std or 0.0
     left, half = abs(now - goal), abs(start - goal) / 2

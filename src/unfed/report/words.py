@@ -224,7 +224,7 @@ def dealt_by_seed(methods: Mapping[str, Mapping[int, Sequence[Line]]]) -> dict[s
 
 
 def rows_text(request: Mapping[str, Any]) -> str:
-    """`1 training sample`, `1,204 training samples`, `46 to 61 training samples, by seed`; empty if unknown."""
+    """`1 training sample`, `46 to 61 training samples, by seed`; empty if it is not known."""
     count, most = request.get("forgotten_rows"), request.get("most_rows")
     if not count:
         return ""
