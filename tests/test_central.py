@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unfed
+from commands import called
 from unfed.central import Result
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.params import params_of
@@ -310,6 +311,24 @@ def test_a_folder_serves_one_call_only(model: nn.Module, tmp_path: Path) -> None
         call(small(9), epochs=1, checkpoint=tmp_path / "run")
     with pytest.raises(UnfedError, match="belongs to a call with another model or other data"):
         call(model, epochs=1, retain=(RETAIN[0][1:], RETAIN[1][1:]), checkpoint=tmp_path / "run")
+
+
+def test_commands_say_what_the_folder_of_a_call_is_and_what_to_do(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(model, checkpoint=tmp_path / "calls")
+    monkeypatch.chdir(tmp_path)
+    for words, said in {
+        "bundle calls -o e.json": "calls has served no request, so there is no evidence to sign; it belongs to a call"
+        " of unfed.unlearn, and `unfed report calls` shows what was measured.",
+        "forget calls --class 3": "calls belongs to a call of unfed.unlearn, whose model and data are the caller's",
+        "export calls -o e.safetensors": "makes no model 0/train; it makes 0/forget/ft; say which by --method.",
+    }.items():
+        code, _, err = called(words.split(), monkeypatch, capsys)
+        assert code == 2 and said in err and "note:" not in err
+    code, _, err = called(["export", "calls", "--method", "ft", "-o", "e.safetensors"], monkeypatch, capsys)
+    assert code == 0, err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["calls", "e.safetensors"]
 
 
 def test_a_checkpoint_of_a_data_set_says_that_resuming_is_not_bit_equal(model: nn.Module, tmp_path: Path) -> None:

@@ -109,6 +109,11 @@ def forget(
     elif count or name or deleted or expires:
         raise UnfedError("A signed request says itself what to forget; leave the other ways to say it out.")
     opened, loud = Run.open(run), not (as_json or quiet)
+    if opened.description.get("call"):
+        raise UnfedError(
+            f"{run} belongs to a call of unfed.unlearn, whose model and data are the caller's, so nothing is forgotten"
+            " here; call unfed.unlearn on the model before it, with all rows that must be out by then."
+        )
     _known_clients(client, [str(one) for one in opened.description.get("clients") or ()])
     if signed is not None:
         wanted = replace(_how(RequestOptions(), within, layers, sets, max_drop, accept), together=together)

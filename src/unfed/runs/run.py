@@ -375,7 +375,9 @@ class Run(Record):
                 )
             if job not in (known := [one for one, _ in self.jobs()]):
                 there = listed("/".join(one.path.parts) for one in known if one.seed == job.seed)
-                raise UnfedError(f"This run makes no model {'/'.join(job.path.parts)}; it makes {there}.")
+                raise UnfedError(
+                    f"This run makes no model {'/'.join(job.path.parts)}; it makes {there}; say which by --method."
+                )
             raise UnfedError(self.no_model(job))
         return self.folder.load_model(job)
 
@@ -394,8 +396,12 @@ class Run(Record):
             return self.current_job(seed)
         if method == "train":
             return self.training_job(seed)
-        ids = [*self.config.request_ids()] + [e.request.id for e in self.folder.requests()]
-        if request is None and len(ids) != 1:
+        ids = [str(one["id"]) for one in self.description["requests"]] + [e.request.id for e in self.folder.requests()]
+        if request is None and not ids:
+            raise UnfedError(
+                "This run has no request, so no method left a model; leave --method out for the trained one."
+            )
+        if request is None and len(ids) > 1:
             raise UnfedError(f"This run has {len(ids)} requests; say which one with --request, {listed(ids)}.")
         name = request or ids[0]
         return Job(seed, name, method or method_of_request(self.folder.requests(), self.config, seed, name))

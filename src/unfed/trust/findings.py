@@ -50,8 +50,13 @@ def served(record: Record, request: str | None = None) -> Entry:
     entries = record.folder.requests()
     if request is None:
         done = [one for one in entries if one.state == "fulfilled"]
-        if len(done) != 1:
-            known = listed(one.request.id for one in done) or "none at all"
+        if not done:
+            called = "it belongs to a call of unfed.unlearn, and `{}` shows what was measured"
+            command = record.command("report" if (call := record.description.get("call")) else "forget")
+            what = (called if call else "`{}` serves one").format(command)
+            raise UnfedError(f"{record.folder.path} has served no request, so there is no evidence to sign; {what}.")
+        if len(done) > 1:
+            known = listed(one.request.id for one in done)
             raise UnfedError(f"Say which request with --request; {record.folder.path} has served {known}.")
         return done[0]
     entry = next((one for one in entries if one.request.id == request), None)
