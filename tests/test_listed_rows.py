@@ -91,8 +91,8 @@ def test_a_config_takes_rows_as_the_command_does_under_every_seed(
 def test_a_row_that_is_not_there_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, err = forget(monkeypatch, capsys, "row\n3\n40\n")
-    assert code == 2 and "names row 40, which no client holds" in err
+    code, _, err = forget(monkeypatch, capsys, "row\n3\n40\n41\n")
+    assert code == 2 and "names row 40 and 1 more, which is no training row here" in err
     assert Run.open(folder / "run").queue.find("r") is None
 
 
@@ -135,7 +135,7 @@ def test_rows_keep_their_numbers_where_the_run_itself_drew_which_of_them_are_for
     assert len(set(numbers)) == 90 and max(numbers) > 90
     held_out = next(row for row in range(1797) if row not in numbers)
     code, _, err = forget(monkeypatch, capsys, f"row\n{held_out}\n")
-    assert code == 2 and f"names row {held_out}, which no client holds" in err and "held out for testing" in err
+    assert code == 2 and f"names row {held_out}, which is no training row here" in err and "held out for testing" in err
 
 
 def test_a_list_of_rows_says_so_to_whoever_wants_clients_and_positions() -> None:

@@ -241,9 +241,10 @@ def test_a_sample_list_is_read_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "is empty; write the header"),
+        ("", "is empty; write a header"),
         ("client,position\n", "has a header and no sample"),
-        ("a,1\nb,2\n", "Line 1 of .* must be the header client,position"),
+        ("a,1\nb,2\n", "Line 1 of .* is 'a,1' and must be the header row, or client,position with a comma"),
+        ("client;position\na;1\n", "Line 1 of .* is 'client;position' and must be the header row, or client,position"),
         ("client,position\na,1\nb,two\n", "Line 3 of .* has the position 'two'"),
         ("client,position\na,-1\n", "Line 2 of .* has the position '-1'"),
         ("client,position\na,1.0\n", "Line 2 of .* has the position '1.0'"),

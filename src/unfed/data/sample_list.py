@@ -32,6 +32,7 @@ MOST_BYTES = 64 * 2**20
 MOST_ROWS = 1_000_000
 _DIGITS = 15  # more than any client holds rows
 _HEADERS = (["client", "position"], ["row"])
+_KNOWN = "row, or client,position with a comma"
 _NOBODY = ""  # whose a row is that is named by its number; no client is called so
 
 
@@ -112,10 +113,13 @@ def _parsed(text: str, path: str) -> Samples:
     except csv.Error as error:
         raise _unreadable(path, error) from error
     if not numbered:
-        raise UnfedError(f"The sample list {path} is empty; write the header client,position and one line per sample.")
+        raise UnfedError(f"The sample list {path} is empty; write a header, {_KNOWN}, and one line per sample.")
     header = numbered[0][1]
     if header not in _HEADERS:
-        raise UnfedError(f"Line {numbered[0][0]} of {path} must be the header client,position, or row; add it.")
+        raise UnfedError(
+            f"Line {numbered[0][0]} of {path} is {','.join(header)[:100]!r} and must be the header {_KNOWN}; write it"
+            " so."
+        )
     if len(numbered) == 1:
         raise UnfedError(f"The sample list {path} has a header and no sample; add one line per sample.")
     first: dict[tuple[str, int], int] = {}

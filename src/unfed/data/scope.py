@@ -296,10 +296,11 @@ def _numbered(clients: Sequence[ClientData], request: Request) -> dict[int, Tens
         if bool(marks.any()):
             concerned[k] = marks.to(client.forget.device)
     if missing := [row for row in request.rows if row not in found]:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise UnfedError(
-            f"Request {request.id!r} names row {missing[0]}, which no client holds: rows are numbered from 0 on in the"
-            " data set as it was given, and those that are held out for testing, or left away, train nothing; take it"
-            " out of the list."
+            f"Request {request.id!r} names row {missing[0]}{more}, which is no training row here: rows are numbered"
+            " from 0 on in the data set as it was given, and some of them are held out for testing or left away; take"
+            " it out of the list."
         )
     return concerned
 
