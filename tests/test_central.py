@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -215,6 +216,26 @@ def test_bytes_become_numbers_between_zero_and_one(model: nn.Module) -> None:
 
     a = call(model, retain=octets(RETAIN), forget=octets(FORGET), test=octets(TEST)).model
     assert same(a, call(model, retain=floats(RETAIN), forget=floats(FORGET), test=floats(TEST)).model)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_labels_of_few_bits_are_class_numbers(model: nn.Module, dtype: torch.dtype) -> None:
+    narrow = {"retain": (RETAIN[0], RETAIN[1].to(dtype)), "forget": (FORGET[0], FORGET[1].to(dtype))}
+    assert same(call(model, epochs=1, **narrow).model, call(model, epochs=1).model)
+
+
+def test_mistakes_in_what_is_handed_over_are_named_with_what_to_do(model: nn.Module) -> None:
+    whole = (X[:150], Y[:150])
+    octets = (TEST[0] * 255).round().to(torch.uint8)
+    names = np.array([f"digit {label}" for label in RETAIN[1].tolist()])
+    mistakes: list[tuple[dict[str, Any], str]] = [
+        ({"retain": None, "data": whole, "forget": []}, "forget names no row of data"),
+        ({"retain": (RETAIN[0], names)}, "retain has labels that are no numbers .* makes class numbers of them"),
+        ({"test": (octets, TEST[1])}, "Of retain and test one has uint8 images, which are divided by 255, .* alike"),
+    ]
+    for changes, sentence in mistakes:
+        with pytest.raises(UnfedError, match=sentence):
+            call(model, **changes)
 
 
 class Prepared(Dataset[tuple[Tensor, Tensor]]):

@@ -108,6 +108,11 @@ def _is_whole(data: Data) -> bool:
 
 def _in_one(inputs: Mapping[str | int, Any], labels: Any, name: str, names: Names) -> Rows:
     """A whole set in one pair of tensors."""
+    if isinstance(labels, np.ndarray) and labels.dtype.kind not in "biuf":
+        raise UnfedError(
+            f"{name} has labels that are no numbers ({labels.dtype}); numpy.unique(names, return_inverse=True)[1] makes"
+            " class numbers of them, the order being that in which the model was trained."
+        )
     try:
         tensors = {key: torch.as_tensor(value) for key, value in inputs.items()}
         y = torch.as_tensor(labels)
@@ -217,6 +222,12 @@ def fitting(model: nn.Module, sets: Sequence[Rows]) -> list[Rows]:
                 f"{first.name} and {other.name} differ in their inputs ({_said(first)}; {_said(other)}); make them"
                 " alike."
             )
+        kinds = [rows.pair[0].dtype == torch.uint8 for rows in (first, other) if rows.pair is not None]
+        if len(set(kinds)) > 1:
+            raise UnfedError(
+                f"Of {first.name} and {other.name} one has uint8 images, which are divided by 255, and the other"
+                " floats, which are taken as they are; make them alike."
+            )
     if first.inputs is None or not any(part.whole for part in first.inputs.parts):
         return list(sets)
     some = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
@@ -243,6 +254,8 @@ def chosen(forget: Any, n: int) -> Tensor:
             "With data=, forget is a list of row numbers or a mask of booleans; give retain= instead of data= where"
             " forget is a data set."
         ) from error
+    if given.numel() == 0:
+        given = given.long()  # of a list without numbers PyTorch makes floats
     if given.dtype == torch.bool:
         if given.shape != (n,):
             raise UnfedError(f"forget is a mask of shape {list(given.shape)}, but data has {n} rows; give one per row.")

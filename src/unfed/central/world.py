@@ -162,7 +162,7 @@ def _outputs(given: Given, device: torch.device, dtype: torch.dtype) -> int:
         labels = None if rows.pair is None else rows.pair[1]
         if labels is None or labels.is_floating_point():
             continue  # a data set's labels are checked when it is read
-        wrong = ((labels < 0) | (labels >= classes)).nonzero()
+        wrong = ((labels.long() < 0) | (labels.long() >= classes)).nonzero()
         if len(wrong):
             row = int(wrong[0])
             raise UnfedError(

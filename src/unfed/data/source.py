@@ -326,7 +326,8 @@ def checked_labels(labels: Tensor, n: int, classes: int | None) -> int:
         )
     if classes is None:
         classes = int(labels.max()) + 1
-    bad = ((labels < 0) | (labels >= classes)).nonzero()
+    wide = labels.long()  # a byte compared with 300 is compared with 44
+    bad = ((wide < 0) | (wide >= classes)).nonzero()
     if len(bad):
         row = int(bad[0])
         raise UnfedError(
