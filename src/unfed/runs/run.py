@@ -397,12 +397,10 @@ class Run(Record):
         if method == "train":
             return self.training_job(seed)
         ids = [str(one["id"]) for one in self.description["requests"]] + [e.request.id for e in self.folder.requests()]
-        if request is None and not ids:
-            raise UnfedError(
-                "This run has no request, so no method left a model; leave --method out for the trained one."
-            )
-        if request is None and len(ids) > 1:
-            raise UnfedError(f"This run has {len(ids)} requests; say which one with --request, {listed(ids)}.")
+        if request is None and len(ids) != 1:
+            none = "This run has no request, so no method left a model; leave --method out for the trained one."
+            many = f"This run has {len(ids)} requests; say which one with --request, {listed(ids)}."
+            raise UnfedError(many if ids else none)
         name = request or ids[0]
         return Job(seed, name, method or method_of_request(self.folder.requests(), self.config, seed, name))
 
