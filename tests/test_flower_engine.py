@@ -95,6 +95,13 @@ def test_every_method_gives_on_flower_what_it_gives_here(name: str, scope: str, 
     assert remote_costs.serialised_bytes > remote_costs.wire_bytes or remote_costs.wire_bytes == 0
 
 
+def test_rows_of_a_data_set_are_refused_where_clients_number_their_own(config: Config, local: World) -> None:
+    remote, asked = flower_world(config, grid_of(config), local=local), [Request("r1", rows=(3, 5))]
+    for look in (remote.scoped, lambda requests: remote.holds(requests[0], [])):
+        with pytest.raises(UnfedError, match="elsewhere and number their rows themselves; list client,position"):
+            look(asked)
+
+
 @pytest.mark.own_process
 def test_fukd_distils_at_the_server_in_halves_where_the_run_computes_in_halves(small: Small) -> None:
     """The server is where FUKD trains: what it computes there is what a simulation computes, halves too."""

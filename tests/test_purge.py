@@ -493,6 +493,8 @@ def test_what_went_is_told_in_a_line_per_folder_of_scores_and_in_words_of_the_se
     config = {"setting": "central", "model": {"name": "cnn-tiny"}, "methods": {"run": []}}
     central = Run.create(Config.parse(config, ["training.rounds=1", "gate.max_drop=100"]), tmp_path / "central")
     central.execute()
-    central.forget(Request("few", samples=(("0", 0), ("0", 5))), "ft", until=1)
+    (holder,) = central.world(0).clients
+    assert holder.numbers is not None
+    central.forget(Request("few", rows=tuple(holder.numbers[:2].tolist())), "ft", until=1)
     code, said = told(central.folder.path, "purge", str(central.folder.path), "--request", "few")
     assert code == 0 and f"Backups and exports are not reached: {central.folder.path / HANDED_OUT} lists" in said
