@@ -181,6 +181,47 @@ def test_the_model_is_known_by_its_fingerprint(run: Run, signed: Envelope, tmp_p
         verify(signed, model=tmp_path / "cut")
 
 
+def test_a_model_whose_types_or_shapes_were_changed_is_found_although_its_bytes_are_the_same(
+    run: Run, signed: Envelope, tmp_path: Path
+) -> None:
+    data = (run.folder.path / "models/0/leaves/not.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+
+    def changed(**how: Any) -> Path:
+        new = json.dumps({**header, "conv1.weight": {**header["conv1.weight"], **how}}).encode()
+        (tmp_path / "model").write_bytes(len(new).to_bytes(8, "little") + new + data[8 + size :])
+        return tmp_path / "model"
+
+    assert verify(signed, model=changed()).proven[-1].endswith(").")
+    turned = header["conv1.weight"]["shape"][::-1]
+    for how in ({"dtype": "I32"}, {"shape": turned}):
+        with pytest.raises(NotVerified, match="with other types or shapes: changed"):
+            verify(signed, model=changed(**how))
+
+
+def test_evidence_from_before_it_named_types_and_shapes_says_that_it_does_not(run: Run) -> None:
+    entry = next(one for one in run.folder.requests() if one.request.id == "leaves")
+    told = findings(Record(run.folder), entry)
+    told["models"].pop("form")
+    model = run.folder.path / "models/0/leaves/not.safetensors"
+    last = verify(bundle.sign(told, KEY), model=model).proven[-1]
+    assert last.endswith("of its types and shapes this evidence says nothing.")
+
+
+def test_no_evidence_is_signed_for_a_model_file_that_is_not_the_one_that_came_out(run: Run, tmp_path: Path) -> None:
+    shutil.copytree(run.folder.path, tmp_path / "run")
+    record = Record(Run.open(tmp_path / "run").folder)
+    entry = next(one for one in record.folder.requests() if one.request.id == "leaves")
+    models = tmp_path / "run/models/0"
+    for bad in ((models / "train.safetensors").read_bytes(), b"nothing"):
+        (models / "leaves/not.safetensors").write_bytes(bad)
+        with pytest.raises(UnfedError, match="restore it from a copy"):
+            findings(record, entry)
+    (models / "leaves/not.safetensors").unlink()
+    assert "form" not in findings(record, entry)["models"], "nobody can be given it either"
+
+
 def test_a_checkpoint_that_somebody_keeps_finds_a_log_that_was_rewritten(
     log: tuple[Log, FromLog], signed: Envelope, tmp_path: Path
 ) -> None:

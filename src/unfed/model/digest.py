@@ -8,7 +8,8 @@ So anybody with the model file can compute the same numbers without this library
 are saved with its state, hence survive a crash) and when it writes its model (in that file's header).
 
 They are of values and names. The same bytes in other shapes, or of another type, have the same digest: for those the
-sum in a model file's own header vouches, and a model of other shapes than its network's is refused where it is used.
+sum in a model file's own header vouches, evidence signs them beside (`trust/verifier.py`), and a model of other shapes
+than its network's is refused where it is used.
 Saved states, signed logs and evidence hold these numbers for good, so what goes into them stays as it is.
 """
 

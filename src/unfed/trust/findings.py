@@ -9,6 +9,7 @@ Nothing that the folder names is built, or run, for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from scipy.stats import beta
@@ -20,6 +21,7 @@ from unfed.model.digest import fingerprint
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.record import Record
 from unfed.runs.requests import Entry
+from unfed.trust import verifier
 from unfed.values import is_measured, not_measured
 
 SHARES = {"retain": "on the data that stays", "forget": "on the data that leaves", "test": "on test data"}
@@ -117,13 +119,28 @@ def _versions(record: Record, job: Job) -> dict[str, str]:
 
 
 def models(record: Record, job: Job) -> dict[str, str]:
-    """The fingerprints of the model that came out and, where it was noted, of the one that went in."""
+    """The fingerprint of the model that came out and its form, and that of the one that went in.
+
+    The last one where it was noted; the form while the model's file is there: purged, nobody can be given it either.
+    """
     numbers = record.folder.numbers(job) or {}
     after = (numbers.get("bound") or {}).get("model")
     if not isinstance(after, str):
         raise UnfedError(f"{record.folder.state_file(job)} does not say which model came out; resume the run first.")
     went_in = ((numbers.get("diary") or {}).get("beginning") or {}).get("went_in")
-    return {"after": after} | ({"before": fingerprint(went_in)} if went_in else {})
+    found = {"after": after} | ({"before": fingerprint(went_in)} if went_in else {})
+    return found | ({"form": _form(file, after)} if (file := record.folder.model_file(job)).exists() else {})
+
+
+def _form(file: Path, model: str) -> str:
+    """What vouches for a model's types and shapes, which its fingerprint leaves out."""
+    try:
+        given, form = verifier.described(file)
+    except verifier.NotVerified as error:
+        raise UnfedError(f"The model {file} is damaged; restore it from a copy.") from error
+    if given != model:
+        raise UnfedError(f"The model {file} is not the one that its job left; restore it from a copy.")
+    return form
 
 
 def _request(entry: Entry) -> dict[str, Any]:

@@ -164,12 +164,15 @@ def participation(client: str, proof: Any, answer: Any, model: str, kept: Any, k
         yield f"That log has grown from the checkpoint that you keep (of {kept['at']} over {kept['size']} leaves)."
 
 
-def fingerprint(path: Path) -> str:
-    """SHA-256 over the sorted lines `SHA-256 of a tensor's bytes  its name` of a safetensors file."""
+def described(path: Path) -> tuple[str, str]:
+    """A safetensors file's fingerprint and form: SHA-256 over the lines of its tensors, sorted by name.
+
+    These are `SHA-256 of its bytes  its name` for the first, `F32 [3, 4]  its name` for the second.
+    """
     try:
         with open(path, "rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little") & 0xFFFFFFF))
-            begin, lines, size = file.tell(), [], path.stat().st_size
+            begin, lines, forms, size = file.tell(), [], [], path.stat().st_size
             for name in sorted(set(header) - {"__metadata__"}):
                 first, last = header[name]["data_offsets"]
                 need(0 <= first <= last <= size - begin, "it ends too early")
@@ -178,9 +181,10 @@ def fingerprint(path: Path) -> str:
                 for at in range(first, last, LARGEST):
                     found.update(file.read(min(LARGEST, last - at)))
                 lines.append(f"{found.hexdigest()}  {name}\n")
+                forms.append(f"{header[name]['dtype']} {json.dumps(header[name]['shape'])}  {name}\n")
     except (OSError, NotVerified, *MALFORMED) as error:
         raise NotVerified(f"The model {path} cannot be read as safetensors; give it as it was handed out.") from error
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return hashlib.sha256("".join(lines).encode()).hexdigest(), hashlib.sha256("".join(forms).encode()).hexdigest()
 
 
 def checkpoint_in(log: bytes, keys: Sequence[Any]) -> dict[str, Any]:
@@ -217,10 +221,12 @@ def proven(data: bytes, keys: Sequence[Any], log: bytes | None, model: Path | No
     for client, proof in zip(request["clients"], proofs, strict=bool(proofs)):
         found += participation(client, proof, answer, named["model"], kept, keys)
     if model is not None:
-        given = fingerprint(model)
+        given, form = described(model)
         need(given != named.get("model before"), f"{model} is the model before the request, which still carries it.")
         need(given == named["model"], f"{model} is another model ({given}) than the one of this evidence.")
-        found.append(f"{model} is the model that this evidence is about ({given}).")
+        need(form == models.get("form", form), f"{model} is this evidence's model with other types or shapes: changed.")
+        told = "" if "form" in models else "; of its types and shapes this evidence says nothing"
+        found.append(f"{model} is the model that this evidence is about ({given}){told}.")
     return found, statement
 
 
