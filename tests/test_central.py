@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,22 @@ def test_options_are_the_methods_hyperparameters(model: nn.Module) -> None:
     assert same(unchanged.model, model)
     with pytest.raises(UnfedError, match=r"methods\.ssd\.alfa is not known; .* Did you mean 'alpha'\?"):
         call(model, method="ssd", alfa=1.0)
+
+
+def test_an_argument_of_unlearn_that_is_misspelt_is_told_as_one(model: nn.Module) -> None:
+    with pytest.raises(UnfedError, match="has an argument 'optimizer'. Did you mean 'optimiser'"):
+        call(model, optimizer="adam")
+
+
+def test_a_copy_of_a_forgotten_row_that_stays_is_said(model: nn.Module) -> None:
+    """The model goes on knowing what it holds."""
+    x, y = torch.cat([X[:60], X[3:5]]), torch.cat([Y[:60], Y[3:5]])
+    with pytest.warns(UnfedWarning, match="2 of the 20 rows to forget stand in data once more and stay") as told:
+        unfed.unlearn(model, data=(x, y), forget=range(20), method="ft", epochs=1)
+    assert told[0].filename == __file__, "of the line that called"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unfed.unlearn(model, data=(x, y), forget=[*range(20), 60, 61], method="ft", epochs=1)
 
 
 # --- kinds of data ----------------------------------------------------------------------------------------------------

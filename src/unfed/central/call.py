@@ -16,19 +16,20 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from unfed.central.inputs import Data, chosen, fitting, read, refuse_overlap
+from unfed.central.inputs import Data, chosen, fitting, read, refuse_overlap, shared
 from unfed.central.result import Result
 from unfed.central.world import Factory, Given, fingerprint, own_world, reachable, requests_of
 from unfed.client.plan import RULES, Rule
 from unfed.data import Request
 from unfed.data.packing import taken_by
-from unfed.errors import UnfedError, UnfedWarning, listed
+from unfed.errors import UnfedError, UnfedWarning, listed, nearest
 from unfed.measures.trajectory import Line
 from unfed.methods import Method, admit, find, known_as
 from unfed.model.calling import copied, unwrapped
@@ -157,6 +158,13 @@ def _given(model: nn.Module, handed: Handed, factory: Factory | None) -> Given:
         others = torch.ones(len(whole), dtype=torch.bool)
         others[rows] = False
         leaves, stays = whole.pick(rows, "forget"), whole.pick(others.nonzero().flatten(), "retain")
+        if again := len(shared(leaves, stays)):
+            warnings.warn(
+                f"{again} of the {len(leaves)} rows to forget stand in data once more and stay, so the model goes on"
+                " knowing them; name every copy in forget= if they are to go",
+                UnfedWarning,
+                stacklevel=4,  # the decorator stands between
+            )
     for one in held_out:
         refuse_overlap(leaves, one, "test data must be data the model never saw")
     stays, leaves, *held_out = fitting(model, [stays, leaves, *held_out])
@@ -201,6 +209,10 @@ class Wanted:
 
     def __post_init__(self) -> None:
         _whole(epochs=self.asked, retrain=self.retrain, evaluate_every=self.evaluate_every)
+        own = [name for name, *_ in find(self.method).options()]
+        for name in {*self.options} - {*own}:
+            if not nearest(name, own) and (meant := nearest(name, signature(unlearn).parameters)):
+                raise UnfedError(f"Neither unlearn nor the method {self.method!r} has an argument {name!r}.{meant}")
 
     @property
     def epochs(self) -> int:

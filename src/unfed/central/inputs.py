@@ -283,15 +283,15 @@ def refuse_overlap(forget: Rows, other: Rows, why: str) -> None:
 
     It sees as far as is possible without reading a data set whose transforms are random.
     """
-    shared = _shared(forget, other)
-    if shared:
-        (mine, theirs), more = shared[0], f" ({len(shared)} rows are in both)" if len(shared) > 1 else ""
+    both = shared(forget, other)
+    if both:
+        (mine, theirs), more = both[0], f" ({len(both)} rows are in both)" if len(both) > 1 else ""
         raise UnfedError(
             f"Row {mine} of {forget.name} is also row {theirs} of {other.name}{more}; {why}, so take it out of one."
         )
 
 
-def _shared(a: Rows, b: Rows) -> list[tuple[int, int]]:
+def shared(a: Rows, b: Rows) -> list[tuple[int, int]]:
     """(row of a, row of b) wherever the two are the same."""
     if a.pair is not None and b.pair is not None:
         return _equal_rows(a.pair, b.pair)

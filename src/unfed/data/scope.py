@@ -13,8 +13,9 @@ validation row that matches is left out as well: a model that forgot a class mus
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
@@ -51,6 +52,8 @@ class Request:
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
             raise UnfedError("A request needs an id, a non-empty string; its random draws depend on it.")
+        for name in LISTS:
+            object.__setattr__(self, name, _typed(name, getattr(self, name)))
         given = [name for name in ("clients", "classes", "samples", "rows") if getattr(self, name)]
         given += ["fraction"] if self.fraction is not None else []
         if len(given) != 1:
@@ -93,13 +96,10 @@ class Request:
                 raise UnfedError(f"A request has no field {name!r}; it has {', '.join(known)}.{nearest(name, known)}")
         return Request(
             id=data.get("id", ""),
-            clients=tuple(_typed(data, "clients", _is_name, "client names")),
-            classes=tuple(_typed(data, "classes", _is_index, "class numbers from 0 on")),
-            samples=tuple((c, p) for c, p in _typed(data, "samples", _is_sample, "pairs [client, position]")),
             fraction=_fraction(data.get("fraction")),
             deleted=_flag(data.get("deleted", False)),
             listed=_digest(data.get("listed")),
-            rows=tuple(_typed(data, "rows", _is_index, "row numbers from 0 on")),
+            **{name: data.get(name, ()) for name in LISTS},
         )
 
 
@@ -108,18 +108,27 @@ def _is_name(value: Any) -> bool:
 
 
 def _is_index(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
 def _is_sample(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 2 and _is_name(value[0]) and _is_index(value[1])
 
 
-def _typed(data: Mapping[str, Any], name: str, fits: Any, what: str) -> list[Any]:
-    values = data.get(name, ())
-    if not isinstance(values, (list, tuple)) or not all(fits(value) for value in values):
-        raise UnfedError(f"A request's {name} must be a list of {what}, not {values!r}.")
-    return list(values)
+LISTS: dict[str, tuple[Callable[[Any], bool], str, Callable[[Any], Any]]] = {
+    "clients": (_is_name, "client names", str),
+    "classes": (_is_index, "class numbers from 0 on", int),
+    "samples": (_is_sample, "pairs [client, position]", lambda one: (one[0], int(one[1]))),
+    "rows": (_is_index, "row numbers from 0 on", int),
+}
+"""What a request may list: which members fit, what they are, and how they are kept."""
+
+
+def _typed(name: str, values: Any) -> tuple[Any, ...]:
+    fits, what, kept = LISTS[name]
+    if not isinstance(values, (list, tuple, range)) or not all(fits(value) for value in values):
+        raise UnfedError(f"A request's {name} must be a list of {what}, not {repr(values)[:100]}.")
+    return tuple(kept(value) for value in values)
 
 
 def _fraction(value: Any) -> float | None:
