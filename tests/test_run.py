@@ -16,6 +16,7 @@ from unfed.errors import Refused, UnfedError, UnfedWarning
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
 from unfed.runs import revisions
+from unfed.runs.cohort import of_seed
 from unfed.runs.description import versions
 from unfed.runs.folder import Job
 from unfed.runs.progress import Deadline, OutOfTime, QuietWatch
@@ -281,6 +282,41 @@ def test_a_run_can_start_from_an_existing_checkpoint(small: Small, tmp_path: Pat
     start = next(line for line in again.lines() if line["method"] == "train" and line["round"] == 0)
     end = [line for line in run.lines() if line["method"] == "train"][-1]
     assert start["test"] == end["test"]
+
+
+@pytest.mark.parametrize("fresh_head", [False, True])
+def test_every_seed_begins_at_the_checkpoint_that_the_run_was_created_with(
+    small: Small, tmp_path: Path, fresh_head: bool
+) -> None:
+    """The file lies outside the folder: another one in its place went unnoticed, and the seeds were of two models."""
+    file, before = tmp_path / "start.safetensors", tmp_path / "before"
+    params, other = (simulated(small(), 0).fresh(seed) for seed in (1, 2))
+    storage.save(file, params, {})
+    sets = ["training.rounds=1", "request=[]", "seed=[0, 1]", f"model.initial='{file}'"]
+    sets += ["model.fresh_head=true"] if fresh_head else []
+    run = Run.create(small(*sets), tmp_path / "run")
+    Run.create(small(*sets), before)
+    about = json.loads((before / "run.json").read_text())
+    del about["initial"]  # as runs were created before that was noted
+    (before / "run.json").write_text(json.dumps(about))
+    run._train(0, QuietWatch())
+    begun = Run.create(small(*sets, "seed=[0]", "training.rounds=2"), tmp_path / "begun")
+    with pytest.raises(OutOfTime):
+        begun.execute(Deadline(QuietWatch(), lambda: True))
+    world = run.world(0)
+    assert of_seed(world, 1).checkpoint == world.checkpoint
+    storage.save(file, other, {})
+    if fresh_head:  # then the file is read for every seed of a population
+        with pytest.raises(UnfedError, match="is not the one that this was begun with"):
+            of_seed(world, 1)
+    with pytest.raises(UnfedError, match=r"start.safetensors is not the one that this was begun with .* restore it"):
+        Run.open(run.folder.path).execute()
+    assert run.trained(0) and run.folder.numbers(Job(1, None, "train")) is None
+    for folder in (before, begun.folder.path):  # the second has left the file behind
+        Run.open(folder).execute()
+    storage.save(file, params, {"note": "the same tensors, written anew"})
+    Run.open(run.folder.path).execute()
+    assert run.trained(1)
 
 
 def test_early_stopping_ends_a_job(small: Small, tmp_path: Path) -> None:

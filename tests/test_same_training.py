@@ -74,9 +74,12 @@ def test_what_would_be_trained_otherwise_is_not_taken(
     assert not run.folder.trajectory.exists()
 
 
-def test_what_was_trained_on_another_machine_is_not_taken(source: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["hardware", "initial"])
+def test_what_was_trained_on_another_machine_or_from_another_checkpoint_is_not_taken(
+    source: Run, tmp_path: Path, what: str
+) -> None:
     run = created(tmp_path / "run")
-    run.description["hardware"] = "another"
+    run.description[what] = "another"
     assert take_training(run, source) == []
 
 

@@ -50,6 +50,7 @@ def remote_world(
     meeting = meet(directory, describe(config, seed), past, own)
     network = Network(config, meeting.shape, meeting.classes, device)
     template = network.template()
+    initial, checkpoint = network.initial(template, seeds.training)
     flops = forward_flops(template)
     threads = config.engine.threads or (1 if small_step(config.training.batch, flops) else None)
     shard = describe(config, seed, meeting.shape, meeting.classes, threads)
@@ -62,7 +63,8 @@ def remote_world(
         device=device,
         forward_flops=flops,
         fresh=network.fresh,
-        initial=network.initial(template, seeds.training),
+        initial=initial,
+        checkpoint=checkpoint,
         held_out=None if dataset is None else dataset.test,
         loaded=dataset,
         public=lambda clients: server.public,

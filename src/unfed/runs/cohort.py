@@ -34,7 +34,7 @@ from unfed.runs.config import Config
 from unfed.runs.description import rounds_of
 from unfed.runs.from_config import Network
 from unfed.runs.schema import COHORT, checked
-from unfed.runs.training import training_method
+from unfed.runs.training import refuse_another, training_method
 from unfed.runs.world import World
 
 Said = Callable[[str, int, int], None]
@@ -52,7 +52,9 @@ def of_seed(world: World, seed: int) -> World:
     if config.model.initial is None or not config.model.fresh_head:
         return other
     network = Network(config, world.dataset.train.shape, world.classes, world.device)
-    return replace(other, initial=network.initial(world.template, other.seeds.training))
+    initial, checkpoint = network.initial(world.template, other.seeds.training)
+    refuse_another(config, checkpoint, world.checkpoint)
+    return replace(other, initial=initial)
 
 
 @dataclass(frozen=True)

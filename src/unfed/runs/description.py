@@ -125,6 +125,7 @@ def description(
         "name": config.name if call is None else call.name,
         "created": now(),
         "config": config.to_json(),
+        "initial": world.checkpoint,
         "call": None if call is None else dict(call.arguments),
         "fingerprint": None if call is None else call.fingerprint,
         "seeds": list(config.seed_list),

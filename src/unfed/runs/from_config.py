@@ -35,6 +35,7 @@ from unfed.data import (
 )
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.calling import Inputs, unwrapped
+from unfed.model.digest import digests, fingerprint
 from unfed.model.flops import Flops
 from unfed.model.functional import Template
 from unfed.model.networks import build, head_of, translated
@@ -215,14 +216,14 @@ class Network:
         """A new initialisation by the model's own rules."""
         return self._cast(params_of(self.module(seed)))
 
-    def initial(self, template: Template, seed: int) -> Params | None:
-        """The checkpoint that training starts from, if the config names one.
+    def initial(self, template: Template, seed: int) -> tuple[Params, str] | tuple[None, None]:
+        """The checkpoint that training starts from, if the config names one, and its fingerprint.
 
-        A fresh head is drawn by this seed.
+        That is of what is taken from it: a fresh head is drawn by this seed.
         """
         path = self.config.model.initial
         if path is None:
-            return None
+            return None, None
         tensors, numbers = storage.load(path, "checkpoint model.initial")
         if back := storage.way_back(numbers):
             warnings.warn(
@@ -231,13 +232,14 @@ class Network:
                 UnfedWarning,
                 stacklevel=2,
             )
-        params = translated(template.module, tensors)
+        params, own = translated(template.module, tensors), Params()
         if self.config.model.fresh_head:
             head = head_of(template.module) + "."
             own = {name: t for name, t in self.fresh(seed).items() if name.startswith(head)}
             params = {name: t for name, t in params.items() if not name.startswith(head)} | own
         check_like(params, template.like, f"The checkpoint {path}")
-        return self._cast({name: params[name] for name in template.like})
+        begun = self._cast({name: params[name] for name in template.like})
+        return begun, fingerprint(digests({name: t for name, t in begun.items() if name not in own}))
 
     def _cast(self, params: Mapping[str, torch.Tensor]) -> Params:
         return cast(dict(params), DTYPES[self.config.engine.precision], self.device)

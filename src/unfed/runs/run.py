@@ -45,7 +45,7 @@ from unfed.runs.requests import Entry
 from unfed.runs.serving import STOPS, Queue
 from unfed.runs.simulated import as_it_began, simulated
 from unfed.runs.together import Batch, Handed, hand_over
-from unfed.runs.training import training_method
+from unfed.runs.training import start_of, training_method
 from unfed.runs.undo_results import targets
 from unfed.runs.world import World, process_as_before
 
@@ -218,7 +218,7 @@ class Run(Record):
             training_method(world),
             world.training_settings(),
             world.seeds.training,
-            world.initial or world.template.like,
+            start_of(self.folder, job, world),
             patience=self.config.training.patience,
             recorders={label: Recorder(recorded) for label, recorded in self.config.recorded().items()},
             pending=lambda: self.queue.besides(seed),

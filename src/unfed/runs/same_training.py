@@ -20,7 +20,7 @@ from unfed.runs.record import Record
 
 ASIDE = ("name", "seed", "methods", "request", "unlearning", "checkpoint", "gate")
 """Tables and keys of a config that no training depends on; seeds are compared one by one."""
-MADE_BY = ("versions", "hardware", "device", "engine", "chunk", "clients", "topped_up_clients", "parameters")
+MADE_BY = ("initial", "versions", "hardware", "device", "engine", "chunk", "clients", "topped_up_clients", "parameters")
 """What a run's description says of the machine and the world that trains."""
 TRAINERS = ("engine", "evaluator")
 """Whose revisions change θ* or what is written of it, and stand in every run."""

@@ -58,6 +58,7 @@ DESCRIPTION: dict[str, Fits] = {
     "requests": ("a list of tables, each with its id", _asked),
 }
 DESCRIPTION_MAY: dict[str, Fits] = {
+    "initial": or_none(TEXT),
     "chunk": or_none(COUNT),
     "topped_up_clients": TEXTS,
     "methods": ("a table of methods, each with title, needs and rounds", _facts),

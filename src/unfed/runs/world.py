@@ -151,6 +151,8 @@ class World:
     """A new initialisation, as a function of a seed."""
     initial: Params | None = None
     """The model that training starts from, where it is given; where nobody trains, θ* itself."""
+    checkpoint: str | None = None
+    """The fingerprint of what was read of it from `model.initial`, where that names a file."""
     held_out: Source | None = None
     """The test data, if there is any."""
     loaded: Dataset | None = None
