@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ from unfed.data.fetch import download, idx
 from unfed.data.fetch.folders import _decoded
 from unfed.data.sample_list import SampleList
 from unfed.errors import UnfedError
+from unfed.model.files import negate_file
 from unfed.paper import kept_files
 from unfed.runs.config import Config
 from unfed.runs.folder import RunFolder
 from unfed.runs.request_options import Until
+from unfed.trust import verifier
 
 
 @pytest.mark.parametrize(
@@ -88,6 +91,26 @@ def test_a_file_that_is_read_whole_has_a_limit(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UnfedError, match="pipe is no file, or has more than 1024 MiB"):
         storage.content(tmp_path / "pipe")
+
+
+READERS: list[Callable[[Path], object]] = [
+    storage.load,
+    storage.numbers_of,
+    storage.names_of,
+    storage.verify,
+    lambda path: negate_file(path, path.with_name("out.safetensors"), ["first"]),
+    verifier.described,
+]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_pipe_in_the_place_of_a_model_is_refused_and_not_waited_for(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    """A folder may have come from somebody else; nobody ever writes into this pipe."""
+    os.mkfifo(path := tmp_path / "model.safetensors")
+    with pytest.raises((UnfedError, verifier.NotVerified), match=r"no file|cannot be read as safetensors"):
+        read(path)
 
 
 def test_a_name_in_an_archive_has_a_limit(tmp_path: Path) -> None:

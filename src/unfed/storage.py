@@ -189,6 +189,14 @@ def packed(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> bytes:
     return _in_order(safetensors.torch.save(plain, header), header)
 
 
+def refuse_no_file(path: Path) -> None:
+    """Refuse what is there and is no file, before a reader of safetensors waits for a pipe."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UnfedError(
+            f"{path} is no file but a folder, a pipe or a device; restore it from a copy, or name another."
+        )
+
+
 def load(path: Path, what: str = "checkpoint") -> tuple[Tensors, dict[str, Any]]:
     """The tensors in their own order, and the numbers (empty for a file of other makers)."""
     verify(path, what)
@@ -210,6 +218,7 @@ def load(path: Path, what: str = "checkpoint") -> tuple[Tensors, dict[str, Any]]
 
 def numbers_of(path: Path, what: str = "saved state") -> dict[str, Any]:
     """Only the numbers, without reading the tensors."""
+    refuse_no_file(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -222,6 +231,7 @@ def numbers_of(path: Path, what: str = "saved state") -> dict[str, Any]:
 
 def names_of(path: Path) -> list[str]:
     """Only the names of the tensors, without reading them."""
+    refuse_no_file(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return list(file.keys())
@@ -243,6 +253,7 @@ def verify(path: Path, what: str = "checkpoint") -> None:
 
     What cannot be read at all is left to whoever reads it.
     """
+    refuse_no_file(path)
     try:
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")

@@ -138,6 +138,7 @@ def convert_file(source: Path, target: Path) -> None:
 
 def _read_header(path: Path) -> _Header:
     """The header of a safetensors file, checked against the file's own length."""
+    storage.refuse_no_file(path)
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:

@@ -170,6 +170,7 @@ def described(path: Path) -> tuple[str, str]:
     These are `SHA-256 of its bytes  its name` for the first, `F32 [3, 4]  its name` for the second.
     """
     try:
+        need(path.is_file(), "it is no file, and a pipe would be waited for")
         with open(path, "rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little") & 0xFFFFFFF))
             begin, lines, forms, size = file.tell(), [], [], path.stat().st_size
