@@ -31,6 +31,7 @@ from unfed.model.perturb import Perturbed
 from unfed.report import tables
 from unfed.runs.affected import affected
 from unfed.runs.config import Config
+from unfed.runs.folder import Job
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
 from unfed.runs.turning_back import inverse_of, turned_back
@@ -426,6 +427,13 @@ def test_a_model_that_can_be_turned_back_says_so_where_it_is_gone_on_with(
     file, other = tmp_path / "model.safetensors", tmp_path / "other.safetensors"
     export = ["export", str(run.folder.path), "-o", str(file)]
     assert called(export, monkeypatch, capsys)[0] == 0
+    first, second, third = (
+        run.folder.model_file(Job(0, f"r{i}", how)) for i, how in enumerate(("not", "ft", "retrain"))
+    )
+    notes = [storage.way_back(storage.numbers_of(path)) for path in (first, second, file)]
+    assert (
+        notes == ["what NoT did for request 'r0', by one minus sign"] * 3
+    )  # whoever takes it from the folder reads it too
     said = r"can be turned back \(what NoT did for request 'r0', by one minus sign\)"
     with pytest.warns(UnfedWarning, match=f"{said}: a request served here by the same method"):
         Run.create(Config.parse(SMALL, [*SERVES, f"model.initial='{file}'"]), tmp_path / "next")
@@ -434,5 +442,6 @@ def test_a_model_that_can_be_turned_back_says_so_where_it_is_gone_on_with(
     assert storage.numbers_of(other) == {}  # what the notes said of the model is not true of this one
     run.forget(THIRD, "retrain", 1)
     assert called(export, monkeypatch, capsys)[0] == 0
+    assert storage.WAY_BACK not in storage.numbers_of(third)
     with warnings.catch_warnings(action="error"):
         Run.create(Config.parse(SMALL, [*SERVES, f"model.initial='{file}'"]), tmp_path / "after")

@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from unfed import storage
 from unfed.engines.base import Refusal
 from unfed.federation.ledger import Ledger
 from unfed.measures.trajectory import Line, RefusedUpdate, job_of
 from unfed.model import digest
 from unfed.model.params import Params
-from unfed.runs.config_tables import ModelConfig
-from unfed.runs.folder import Job
+from unfed.runs.config import Config
+from unfed.runs.folder import Job, RunFolder
+from unfed.runs.turning_back import ways_back
 
 
 @dataclass
@@ -74,9 +76,10 @@ def began(base: Mapping[str, Any] | None, start: int) -> dict[str, Any]:
     return ({} if base is None else {"base": dict(base)}) | ({} if start == 1 else {"start": start})
 
 
-def model_notes(model: ModelConfig, job: Job, round: int, params: Params) -> dict[str, Any]:
+def model_notes(folder: RunFolder, config: Config, job: Job, round: int, params: Params) -> dict[str, Any]:
     """What a model's file says of itself."""
-    about = {**asdict(job), "round": round, "architecture": model.name, "options": model.options}
+    about = {**asdict(job), "round": round, "architecture": config.model.name, "options": config.model.options}
+    about |= {storage.WAY_BACK: back} if (back := ways_back(folder, config, job)) else {}
     return {**about, "sha256": digest.digests(params)}
 
 

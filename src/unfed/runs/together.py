@@ -178,9 +178,9 @@ def hand_over(folder: RunFolder, world: World, batch: Batch, entry: Entry, turn:
             n: whole[n] for n in ("finished", "rounds", "versions") if n in whole
         }
         folder.save_state(own, State(turn.after, round=round, done=True), numbers | began(turn.base, start))
-        folder.save_model(own, turn.after, model_notes(world.config.model, own, round, turn.after))
+        folder.save_model(own, turn.after, model_notes(folder, world.config, own, round, turn.after))
     elif not folder.model_file(own).exists():
-        folder.save_model(own, turn.after, model_notes(world.config.model, own, whole["round"], turn.after))
+        folder.save_model(own, turn.after, model_notes(folder, world.config, own, whole["round"], turn.after))
 
 
 @dataclass(frozen=True, eq=False)

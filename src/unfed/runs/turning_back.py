@@ -73,6 +73,7 @@ def ways_back(folder: RunFolder, config: Config, job: Job) -> list[str]:
     """What whoever has a job's model can take back, in words, the oldest first."""
     entries = [entry for entry in folder.requests() if entry.seed == job.seed]
     line = in_force(entries)
+    line += [entry for entry in entries if entry.waiting and _job(entry) == job]  # whose model is about to be written
     if job in map(_job, line):
         first = (one for place, one in enumerate(line) if job in map(_job, turned_back(folder, config, line[place:])))
         return [way_back(folder, config, one) for one in first]
