@@ -32,9 +32,10 @@ def keeps_log(run: Path) -> bool:
     return there or bool(logs_named(RunFolder(run)))
 
 
-def logs_named(folder: RunFolder) -> set[str]:
-    """The logs that were kept when the states of a run were saved, by their origins."""
-    return {str(numbers["bound"]["log"]) for _, numbers in folder.states() if numbers.get("bound", {}).get("log")}
+def logs_named(folder: RunFolder) -> dict[str, Path]:
+    """The origins of the logs that were kept when a run's states were saved, each with such a state."""
+    said = ((numbers.get("bound", {}).get("log"), path) for path, numbers in folder.states())
+    return {str(origin): path for origin, path in said if origin}
 
 
 def logged(run: Record, watch: Watch | None = None) -> AbstractContextManager[Watch]:

@@ -36,10 +36,9 @@ def _against_folder(folder: RunFolder, trust: TrustFolder) -> list[str]:
     said: list[str] = []
     if trust.roster.business != trust.operator.id:  # one that was changed is refused when it is read
         said.append(f"{trust.path / ROSTER} is the roster of another operator; sign it anew.")
-    if logs_named(folder) - {trust.log.origin}:
-        said.append(
-            f"{trust.path} has another log than the one that was kept when {folder.path} was at work; restore it."
-        )
+    for origin, state in logs_named(folder).items():
+        if origin != trust.log.origin:
+            said.append(f"{trust.path} has another log than the one that was kept when {state} was saved; restore it.")
     leaves, lines = trust.log.leaves, set(trust.log.lines)
     entries = folder.requests()
     missing = [leaf for leaf in due(folder, trust, entries) if canonical(leaf) not in lines]
