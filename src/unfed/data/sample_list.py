@@ -64,11 +64,8 @@ class SampleList:
     @property
     def asked(self) -> dict[str, Any]:
         """What a request says that takes out the samples of this list."""
-        return (
-            {"rows": self.rows, "listed": self.sha256}
-            if self.rows
-            else {"samples": self.samples, "listed": self.sha256}
-        )
+        named = {"rows": self.rows} if self.rows else {"samples": self.samples}
+        return {**named, "listed": self.sha256}
 
     @property
     def samples(self) -> Samples:

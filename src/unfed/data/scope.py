@@ -54,7 +54,7 @@ class Request:
             raise UnfedError("A request needs an id, a non-empty string; its random draws depend on it.")
         for name in LISTS:
             object.__setattr__(self, name, _typed(name, getattr(self, name)))
-        given = [name for name in ("clients", "classes", "samples", "rows") if getattr(self, name)]
+        given = [name for name in LISTS if getattr(self, name)]
         given += ["fraction"] if self.fraction is not None else []
         if len(given) != 1:
             what = f"gives {listed(given).replace(' or ', ' and ')}" if given else "names nothing to forget"
