@@ -11,6 +11,8 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
@@ -96,6 +98,82 @@ def test_the_rounds_of_vit_that_the_page_quotes_are_those_that_were_kept() -> No
     page = differences.PAGE.read_text(encoding="utf-8")
     said = f"{retain[60]:.1f}, {retain[100]:.1f} and {retain[150]:.1f} % after 60, 100 and 150 of them"
     assert f"{said}, still rising by {(retain[150] - retain[100]) / 5:.1f} points in ten rounds" in page
+
+
+def test_what_the_page_says_of_resnet_18_is_what_was_kept() -> None:
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("cifar10-resnet18-*.json")
+    page = differences.PAGE.read_text(encoding="utf-8")
+    kept = record.read(path)
+
+    def at(method: str, metric: str, *rounds: int) -> list[float]:
+        own = kept.jobs[f"0/client-0-leaves/{method}"]
+        return [own[metric][own["round"].index(number)] for number in rounds]
+
+    def said(values: Sequence[float], last: str = " and ") -> str:
+        *most, end = (f"{value:.1f}" for value in values)
+        return f"{', '.join(most)}{last}{end}"
+
+    order = ["not", "ft", "sealed", "fcu", "before"]
+    for rule in ("best-gap", "last"):
+        gaps = {row.method: float(str(row.average_gap.mean)) for row in rules.rows(kept.lines(), rule)}
+        cells = " | ".join(f"{gaps[name]:.2f}" for name in order)
+        assert f"| Table 1, ours, `{rule}` | {cells} |" in page
+    assert f"{said(at('retrain', 'retain', 20, 40, 70))} % after 20, 40 and 70 of them" in page
+    (earlier, end) = at("retrain", "retain", 60, 70)
+    assert f"still rising by\n{end - earlier:.1f} points in the last ten" in page
+    (own,), (reference,) = at("retrain", "forget", 70), at("not", "forget", 20)
+    above = [told - own for told in at("ft", "forget", 0, 10, 20, 30, 35)]
+    assert f"{reference - own:.1f} points above Retrain's, where θ* has them {above[0]:.1f} above" in page
+    assert f"FT never less than {min(above[1:]):.1f}" in page
+    apart = [f - r for f, r in zip(at("not", "forget", 20, 35), at("not", "retain", 20, 35), strict=True)]
+    assert f"from −{-apart[0]:.1f} to −{-apart[1]:.1f} meanwhile; Retrain's is −{end - own:.1f}" in page
+    ahead, behind = (said(at(name, "retain", 10, 20, 30), ", ") for name in ("sealed", "retrain"))
+    assert f"Retain {ahead} after 10, 20, 30 rounds, Retrain's {behind}." in page
+    (low, high), (reached,) = at("retrain", "retain", 40, 50), at("sealed", "retain", 35)
+    assert f"where Retrain stands after about {40 + 10 * (reached - low) / (high - low):.0f}." in page
+    assert f"starts at {at('fcu', 'test', 0)[0]:.1f} % and is at {said(at('fcu', 'test', 10, 20, 35))} (Test)" in page
+    assert f"a fresh model is at {at('retrain', 'test', 10)[0]:.1f} after ten" in page
+    sealed = (differences.PAGE.parents[1] / "methods" / "sealed.md").read_text(encoding="utf-8")
+    reached, late = at("sealed", "test", 30, 35)
+    assert f"Sealed has {reached:.1f} in round 30 and {late:.1f} in its last, 35" in sealed
+    (start,) = at("before", "test", 0)
+    assert f"in round 60 (Test {at('retrain', 'test', 60)[0]:.1f}, θ* {start:.1f})" in sealed
+    assert at("retrain", "test", 50)[0] < start - 2 < at("retrain", "test", 60)[0] and reached < start - 2
+
+
+def test_what_the_page_says_of_fcu_where_a_vit_forgets_a_backdoor_is_what_was_kept() -> None:
+    (path,) = (differences_kept.PAGE.parents[2] / "results").glob("caltech101-vit-6326*.json")
+    page = differences.PAGE.read_text(encoding="utf-8")
+    kept = record.read(path)
+    own, reference = (kept.jobs[f"0/client-0-leaves/{name}"] for name in ("fcu", "retrain"))
+    test = dict(zip(own["round"], own["test"], strict=True))
+    assert f"(Test {test[10]:.1f}, {test[30]:.1f} and {test[60]:.1f} there)" in page
+    assert f"gone ({own['backdoor'][-1]:.1f} %, Retrain {reference['backdoor'][-1]:.1f})" in page
+    gaps = {row.method: float(str(row.average_gap.mean)) for row in rules.rows(kept.lines(), "best-gap")}
+    cells = " | ".join(f"{gaps[name]:.2f}" for name in ("not", "ft", "sealed", "mode", "fcu"))
+    assert f"| Table 5, ours | {cells} |" in page and f"In table 5 it is {gaps['before']:.2f}." in page
+
+
+@pytest.mark.parametrize("record", ["2026-11-16-fcu-vit", "2026-11-17-fcu-resnet"])
+def test_fcus_rates_on_the_page_are_those_of_the_readings(record: str) -> None:
+    text = (Path(differences.__file__).parent / "records" / f"{record}-readings.md").read_text(encoding="utf-8")
+    page = differences.PAGE.read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    rates = {"retrain": "Retrain", "paper": "FCU, rate 0.01", "lr-1e-3": "FCU, rate 0.001"}
+    for name, *cells in rows:
+        if label := rates.get(name.removeprefix("| ")):
+            tests = " | ".join(f"{float(cell.split(' / ')[2]):.1f}" for cell in cells[:4])
+            assert f"| {label} | {tests} |" in page
+
+
+def test_how_much_of_a_model_is_left_counts_its_parameters_and_not_how_many_batches_it_saw(tmp_path: Path) -> None:
+    found = runpy.run_path(str(Path(differences.__file__).parent / "readings" / "table.py"))
+    for name, weight, batches in (("train", [3.0, 4.0], 630), ("c/ft", [4.0, 3.0], 945)):
+        path = tmp_path / "models" / "0" / f"{name}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        told = {"w": torch.tensor(weight), "bn.num_batches_tracked": torch.tensor(batches)}
+        save_file(told, path)
+    assert found["_left"](tmp_path, 0, "c", "ft") == "0.960 | 0.283"
 
 
 def test_the_table_is_put_into_the_page_once(tmp_path: Path) -> None:

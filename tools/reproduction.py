@@ -61,9 +61,9 @@ DRAWN = ROOT / "docs" / "reproduction"
 # Points of average gap above which the figure shows nothing: first rounds would flatten the rest.
 CUT = 10
 # Seconds of a round (of an epoch, where there is one place) on one H200 in bf16, with evaluation, compiling and saving.
-# The first, and ViT's on Caltech-101, are what a seed's block took; the others 40,000 images a round (in one place all,
-# evaluated every epoch) by the rates in docs/performance.md, `cnn-wide` by its 3.7 times as many FLOPs as `cnn`; the
-# last is a guess.
+# CIFAR-10's CNN and ResNet-18, and ViT's on Caltech-101, are what a seed's block took; the others 40,000 images a round
+# (in one place all, evaluated every epoch) by the rates in docs/performance.md, `cnn-wide` by its 3.7 times as many
+# FLOPs as `cnn`; the last is a guess.
 ROUND = {
     ("cifar10", "cnn"): 0.05,
     ("cifar100", "cnn-wide"): 0.18,
@@ -552,11 +552,12 @@ lie within two standard deviations of it; with one seed there is no spread, and 
 we differ stands in [differences](explanation/differences.md).
 
 Prices in GPU minutes are rounds times the seconds of a round on one H200 in bf16, the items' seeds together. Of these
-the CNN's on CIFAR-10 (0.05 s) and ViT-B/16's on Caltech-101 (2.4, with another process beside half of it; 1.7 where
-there was none) were seen in whole runs; CNN on CIFAR-100 (0.18), ResNet-18 (5, an epoch of table 6 10) and ViT-B/16 on
-CIFAR-100 (12) are calculated from the engine's rates ([speed](performance.md)), EfficientNet-B0 (10) is a guess. Items
-that share runs each count them; what an analysis takes beyond its runs is not counted. Without `--set
-engine.precision=bf16` it is float32, the items' own: a round of the CNN takes three times as long.
+the CNN's on CIFAR-10 (0.05 s), ResNet-18's on CIFAR-10 (5, compiling included) and ViT-B/16's on Caltech-101 (2.4, with
+another process beside half of it; 1.7 where there was none) were seen in whole runs; CNN on CIFAR-100 (0.18), ResNet-18
+on CIFAR-100 (5, as on CIFAR-10; an epoch of table 6 10) and ViT-B/16 on CIFAR-100 (12) are calculated from the engine's
+rates ([speed](performance.md)), EfficientNet-B0 (10) is a guess. Items that share runs each count them; what an
+analysis takes beyond its runs is not counted. Without `--set engine.precision=bf16` it is float32, the items' own: a
+round of the CNN takes three times as long.
 """
 
 

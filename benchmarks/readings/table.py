@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 
 from unfed.paper import record
 
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -72,9 +74,15 @@ def _left(run: Path, seed: int, request: str, method: str) -> str:
     own, start = models / request / f"{method}.safetensors", models / "train.safetensors"
     if not own.exists() or not start.exists():
         return "— | —"
-    flat = [torch.cat([t.double().flatten() for _, t in sorted(load_file(p).items())]) for p in (own, start)]
+    flat = [_parameters(path) for path in (own, start)]
     cosine = float(torch.nn.functional.cosine_similarity(flat[0], flat[1], dim=0))
     return f"{cosine:.3f} | {float((flat[0] - flat[1]).norm() / flat[1].norm()):.3f}"
+
+
+def _parameters(path: Path) -> torch.Tensor:
+    """All of them in one row; BatchNorm's statistics are none, and its counter would outweigh every weight."""
+    own = {name: one for name, one in load_file(path).items() if not name.endswith(STATISTICS)}
+    return torch.cat([own[name].double().flatten() for name in sorted(own)])
 
 
 if __name__ == "__main__":
