@@ -42,6 +42,7 @@ from unfed.runs.judged import of_run as of_judged
 from unfed.runs.judging import judged, put_into
 from unfed.runs.run import Run
 from unfed.trust import bundle, findings, intake, keys, request, story
+from unfed.trust.canonical import read_file
 from unfed.trust.folder import TrustFolder
 from unfed.trust.intake import Handling
 from unfed.trust.request import Opening
@@ -319,7 +320,7 @@ def recorded(home: Path) -> object:
 
 
 def opening(home: Path) -> object:
-    return intake.opening_in(intake.read_file(home / "opening.json", "opening"))
+    return intake.opening_in(read_file(home / "opening.json", "opening"))
 
 
 def results(home: Path) -> object:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +20,13 @@ from unfed.data.sample_list import SampleList
 from unfed.errors import UnfedError
 from unfed.model.files import negate_file
 from unfed.paper import kept_files
+from unfed.remote import worker
 from unfed.runs.config import Config
+from unfed.runs.consistency import file_digest
 from unfed.runs.folder import RunFolder
 from unfed.runs.request_options import Until
-from unfed.trust import verifier
+from unfed.trust import bundle, keys, listening, verifier
+from unfed.trust.canonical import read_file
 
 
 @pytest.mark.parametrize(
@@ -30,7 +35,7 @@ from unfed.trust import verifier
         ("x = " + "[" * 20_000 + "]" * 20_000, "nested too deep"),
         ("seed = 1" + "0" * 5000, "not valid TOML"),
         ("name = '\\ud800'", "not valid TOML|cannot be used"),
-        ("# " + "x" * (4 << 20), "longer than 4 MiB"),
+        ("# " + "x" * (4 << 20), "has more than 4 MiB"),
         ("[engine]\nthreads = 100000", "engine.threads"),
         ("[training]\nlr = 1e300", "training.lr"),
     ],
@@ -62,7 +67,7 @@ def test_a_list_of_samples_has_a_limit_in_bytes_rows_and_digits(
     with pytest.raises(UnfedError, match="more than 19 samples"):
         assert SampleList.read(file).samples
     monkeypatch.setattr(sample_list, "MOST_BYTES", 50)
-    with pytest.raises(UnfedError, match="longer than"):
+    with pytest.raises(UnfedError, match="has more than"):
         SampleList.read(file)
     with pytest.raises(UnfedError, match="must be an integer from 0 on"):
         assert SampleList("x", "client,position\na," + "1" * 5000 + "\n").samples
@@ -111,6 +116,38 @@ def test_a_pipe_in_the_place_of_a_model_is_refused_and_not_waited_for(
     os.mkfifo(path := tmp_path / "model.safetensors")
     with pytest.raises((UnfedError, verifier.NotVerified), match=r"no file|cannot be read as safetensors"):
         read(path)
+
+
+NAMED: dict[str, Callable[[Path], object]] = {
+    "config": Config.read,
+    "sample list": SampleList.read,
+    "request": lambda path: read_file(path, "request"),
+    "private key": keys.signing_key,
+    "public key": keys.public_key,
+    "bundle": lambda path: bundle.verify(path, []),
+    "log": lambda path: bundle.verify(Path(__file__), [], log=path),
+    "fingerprint": file_digest,
+    "token": worker.token_of,
+    "tokens": listening.tokens_in,
+    "verifier's": verifier.read,
+}
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_a_pipe_in_the_place_of_any_file_that_is_named_is_refused_and_not_waited_for(what: str, tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "pipe", 0o600)
+    with pytest.raises((UnfedError, verifier.NotVerified), match=r"pipe is no file|There is no file .*pipe"):
+        NAMED[what](path)
+
+
+@pytest.mark.parametrize("place", ["bundle", "--key", "--log"])
+def test_the_verifier_alone_waits_for_no_pipe(place: str, tmp_path: Path) -> None:
+    given = {name: str(tmp_path / name.strip("-")) for name in ("bundle", "--key", "--log")}
+    for name, file in given.items():
+        os.mkfifo(file) if name == place else Path(file).write_text("{}")
+    command = [given["bundle"], "--key", given["--key"], "--log", given["--log"]]
+    done = subprocess.run([sys.executable, verifier.__file__, *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr == f"not verified: There is no file {given[place]}; give one.\n"
 
 
 def test_a_name_in_an_archive_has_a_limit(tmp_path: Path) -> None:

@@ -136,7 +136,9 @@ def content(path: Path, most: int = MOST_BYTES, start: int = 0) -> bytes:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode) or about.st_size > most:
-            raise UnfedError(f"{path} is no file, or has more than {most >> 20} MiB; restore it from a copy.")
+            raise UnfedError(
+                f"{path} is no file, or has more than {most >> 20} MiB; restore it from a copy, or name another file."
+            )
         file.seek(start)
         return file.read(most)
 

@@ -25,10 +25,11 @@ def received(
     It is to be handled like this: method, until, seed, options.
     """
     from unfed.trust import acknowledgement, intake
+    from unfed.trust.canonical import read_file
     from unfed.trust.folder import TrustFolder
 
-    opened = None if opening is None else intake.opening_in(intake.read_file(opening, "opening"))
-    taken = intake.receive(run, intake.read_file(signed, "request"), opened, intake.Handling(*handling))
+    opened = None if opening is None else intake.opening_in(read_file(opening, "opening"))
+    taken = intake.receive(run, read_file(signed, "request"), opened, intake.Handling(*handling))
     trust, name = TrustFolder(run.folder.path), taken.entry.request.id
     due = acknowledgement.verified(taken.acknowledgement, [trust.operator]).expected_by
     answer = trust.acknowledgement_file(name)

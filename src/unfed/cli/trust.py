@@ -143,9 +143,10 @@ def request_check(
 ) -> None:
     """Say whether a run would believe a signed request. Nothing is filed, nothing is logged."""
     from unfed.trust import intake
+    from unfed.trust.canonical import read_file
     from unfed.trust.folder import TrustFolder
 
-    _, asked = intake.believe(TrustFolder(run), intake.read_file(file, "request"))
+    _, asked = intake.believe(TrustFolder(run), read_file(file, "request"))
     if as_json:
         echo(json.dumps({**vars(asked), "scope": dict(asked.scope)}))
         return
@@ -182,14 +183,15 @@ def log_check(
 
     Both files cut back together are found only by a checkpoint that somebody else kept (`--kept`).
     """
-    from unfed.trust import acknowledgement, envelope, intake
+    from unfed.trust import acknowledgement, envelope
+    from unfed.trust.canonical import read_file
     from unfed.trust.checking import faults_of
     from unfed.trust.folder import TrustFolder
     from unfed.trust.log import checkpoint_in
 
     trust, theirs = TrustFolder(run), None
     if kept is not None:
-        signed = envelope.read(intake.read_file(kept, "checkpoint"), "checkpoint")
+        signed = envelope.read(read_file(kept, "checkpoint"), "checkpoint")
         if signed.type == acknowledgement.TYPE:
             theirs = acknowledgement.verified(signed, [trust.operator]).checkpoint
         else:

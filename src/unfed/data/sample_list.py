@@ -24,6 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from unfed import storage
 from unfed.errors import UnfedError
 
 Samples = tuple[tuple[str, int], ...]
@@ -46,14 +47,7 @@ class SampleList:
     @staticmethod
     def read(path: str | Path) -> SampleList:
         try:
-            with open(path, "rb") as file:
-                data = file.read(MOST_BYTES + 1)
-            if len(data) > MOST_BYTES:
-                raise UnfedError(
-                    f"The sample list {path} is longer than {MOST_BYTES >> 20} MiB; ask for the samples in several"
-                    " requests."
-                )
-            return SampleList(str(path), data.decode())
+            return SampleList(str(path), storage.content(Path(path), MOST_BYTES).decode())
         except (OSError, UnicodeDecodeError) as error:
             raise _unreadable(path, error) from error
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unfed import storage
 from unfed.errors import UnfedError
 from unfed.remote import frames
 from unfed.remote.client import answered
@@ -74,7 +75,7 @@ def token_of(file: str | Path | None, environment: Mapping[str, str] = os.enviro
             raise UnfedError(f"Say the server's token: --token-file FILE, or {TOKEN} in the environment.")
         return environment[TOKEN]
     try:
-        mode, text = Path(file).stat().st_mode, Path(file).read_text(encoding="utf-8").strip()
+        mode, text = Path(file).stat().st_mode, storage.content(Path(file)).decode().strip()
     except (OSError, ValueError) as error:
         raise UnfedError(f"The token file {file} cannot be read ({error}); check the path.") from error
     if os.name == "posix" and mode & 0o077:

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from unfed import methods as all_methods
-from unfed import plugins
+from unfed import plugins, storage
 from unfed.data import Request, SampleList
 from unfed.data.sample_list import drawn_order
 from unfed.errors import UnfedError, listed, nearest, typed
@@ -208,11 +208,7 @@ class Config(Table):
             run = f"`{typed('resume', path)}` goes on with the run in it" if (path / "run.json").is_file() else ""
             raise UnfedError(f"{path} is a folder, not a config; {run or 'name a TOML file in it, or a preset'}.")
         try:
-            with open(path, "rb") as file:
-                text = file.read(MOST_BYTES + 1)
-            if len(text) > MOST_BYTES:
-                raise UnfedError(f"The config {path} is longer than {MOST_BYTES >> 20} MiB; give a smaller one.")
-            raw = tomllib.loads(text.decode())
+            raw = tomllib.loads(storage.content(path, MOST_BYTES).decode())
         except OSError as error:
             beside = [str(path.with_suffix(".toml"))] if path.with_suffix(".toml").is_file() else []
             raise UnfedError(

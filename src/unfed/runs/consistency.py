@@ -64,6 +64,7 @@ class Prefix:
 
 def file_digest(path: Path) -> str | None:
     """SHA-256 of a file, as `sha256sum` says it; None where there is none."""
+    storage.refuse_no_file(path)
     if not path.exists():
         return None
     with open(path, "rb") as file:

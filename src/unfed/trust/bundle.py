@@ -24,6 +24,7 @@ from unfed.runs.onlooker import keeps_log
 from unfed.runs.record import Record
 from unfed.runs.requests import Entry, now
 from unfed.trust import envelope, merkle, story, verifier
+from unfed.trust.canonical import read_file
 from unfed.trust.envelope import Envelope
 from unfed.trust.folder import TrustFolder
 from unfed.trust.keys import PublicKey, SigningKey
@@ -110,15 +111,8 @@ def sign(findings: Mapping[str, Any], key: SigningKey, log: FromLog = FromLog())
 def verify(bundle: Path, keys: Sequence[PublicKey], log: Path | None = None, model: Path | None = None) -> Verdict:
     """What a bundle shows; where something does not hold, the sentence that says so."""
     try:
-        kept = None if log is None else _read(log)
-        return verdict(_read(bundle), [key.pem for key in keys], kept, model)
+        kept = None if log is None else read_file(log, "checkpoint", verifier.LARGEST)
+        data = read_file(bundle, "bundle", verifier.LARGEST)
+        return verdict(data, [key.pem for key in keys], kept, model)
     except NotVerified as error:
         raise UnfedError(f"{bundle} is not verified: {error}") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(verifier.LARGEST + 1)
-    except OSError as error:
-        raise UnfedError(f"{path} cannot be read ({error.strerror}); check the path.") from error

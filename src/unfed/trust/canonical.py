@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import rfc8785
 
-from unfed import json_checks
+from unfed import json_checks, storage
 from unfed.errors import UnfedError
 
 LARGEST = 4 << 20
 """Bytes that a signed value may have; what is larger is not read."""
+
+
+def read_file(path: Path, what: str, most: int = LARGEST) -> bytes:
+    """The bytes of a file that somebody sent, if it is one and they are not too many."""
+    try:
+        return storage.content(path, most)
+    except OSError as error:
+        raise UnfedError(f"The {what} {path} cannot be read ({error.strerror or error}); check the path.") from error
 
 
 def canonical(value: Any) -> bytes:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from unfed import plugins, storage
@@ -22,7 +21,7 @@ from unfed.runs.request_options import RequestOptions
 from unfed.runs.requests import Entry, now
 from unfed.runs.run import Run
 from unfed.trust import acknowledgement, envelope, request, story
-from unfed.trust.canonical import LARGEST, canonical, parsed
+from unfed.trust.canonical import canonical, parsed
 from unfed.trust.envelope import Envelope
 from unfed.trust.folder import TrustFolder
 from unfed.trust.request import Asked, NotBelieved, Opening
@@ -45,18 +44,6 @@ class Taken:
 
     entry: Entry
     acknowledgement: Envelope
-
-
-def read_file(path: Path, what: str) -> bytes:
-    """The bytes of a file that somebody sent, if they are not too many."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(LARGEST + 1)
-    except OSError as error:
-        raise UnfedError(f"The {what} {path} cannot be read ({error.strerror or error}); check the path.") from error
-    if len(data) > LARGEST:
-        raise UnfedError(f"The {what} {path} has more than {LARGEST:,} bytes; ask for a smaller one.")
-    return data
 
 
 def receive(run: Run, data: bytes, opening: Opening | None = None, handling: Handling | None = None) -> Taken:

@@ -21,8 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from unfed import storage
 from unfed.errors import UnfedError
-
-LARGEST = 10_000  # bytes of a key file; the largest of ours has 119
+from unfed.trust.canonical import read_file
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def signing_key(path: Path) -> SigningKey:
     """The private key in a file that nobody else may read."""
     if os.name == "posix" and path.is_file() and stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise UnfedError(f"Others than its owner may open the private key {path}; `chmod 600 {path}` first.")
-    data = _read(path, "private key")
+    data = read_file(path, "private key")
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -119,7 +118,7 @@ def signing_key(path: Path) -> SigningKey:
 
 def public_key(path: Path) -> PublicKey:
     """The public key in a file."""
-    return public_in(_read(path, "public key").decode(errors="replace"), path)
+    return public_in(read_file(path, "public key").decode(errors="replace"), path)
 
 
 def public_in(pem: str, path: Path) -> PublicKey:
@@ -133,11 +132,3 @@ def public_in(pem: str, path: Path) -> PublicKey:
 def by_id(keys: Iterable[PublicKey]) -> dict[str, PublicKey]:
     """The keys by their ids."""
     return {key.id: key for key in keys}
-
-
-def _read(path: Path, what: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(LARGEST)
-    except OSError as error:
-        raise UnfedError(f"The {what} {path} cannot be read ({error.strerror}); check the path.") from error

@@ -78,7 +78,7 @@ def tokens_in(path: Path) -> frozenset[bytes]:
     if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise UnfedError(f"Others than its owner may read the tokens in {path}; `chmod 600 {path}` first.")
     try:
-        found = [line.strip() for line in path.read_text(encoding="ascii").splitlines() if line.strip()]
+        found = [line.strip() for line in storage.content(path).decode("ascii").splitlines() if line.strip()]
     except (OSError, UnicodeError) as error:
         raise UnfedError(
             f"The tokens in {path} cannot be read; write one of {SHORTEST} characters per line."

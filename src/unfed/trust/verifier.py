@@ -246,6 +246,13 @@ def verify(
         raise NotVerified("This is no bundle of evidence, or it is damaged; ask for it again.") from error
 
 
+def read(path: Path) -> bytes:
+    """A file that somebody names; a pipe would be waited for, and a device never ends."""
+    need(path.is_file(), f"There is no file {path}; give one.")
+    with open(path, "rb") as file:
+        return file.read(LARGEST + 1)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
@@ -254,8 +261,8 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="the model, a safetensors file")
     given = parser.parse_args()
     try:
-        keys, log = [path.read_text() for path in given.key], given.log and given.log.read_bytes()
-        found, statement = verify(given.bundle.read_bytes(), keys, log, given.model)
+        keys, log = [read(path).decode(errors="replace") for path in given.key], given.log and read(given.log)
+        found, statement = verify(read(given.bundle), keys, log, given.model)
     except (OSError, ValueError, NotVerified) as error:
         print(f"not verified: {error}", file=sys.stderr)
         return 2
