@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import unfed
 from commands import called
-from unfed.central import Result
+from unfed.central import Result, inputs
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.model.params import params_of
 from worlds import noting
@@ -178,6 +178,34 @@ def test_a_copy_of_a_forgotten_row_that_stays_is_said(model: nn.Module) -> None:
         unfed.unlearn(model, data=(x, y), forget=[*range(20), 60, 61], method="ft", epochs=1)
 
 
+def test_held_out_rows_that_the_model_goes_on_training_on_are_said(model: nn.Module) -> None:
+    """Test and MIA would be measured on rows that the model knows."""
+    said = "3 of the 43 rows of test stay in training, so what Test and MIA take for data the model never saw is not"
+    test = torch.cat([X[30:33], X[100:140]]), torch.cat([Y[30:33], Y[100:140]])
+    with pytest.warns(UnfedWarning, match=said) as told:
+        unfed.unlearn(model, data=(X[:60], Y[:60]), forget=range(20), test=test, method="ft", epochs=1)
+    assert told[0].filename == __file__, "of the line that called"
+    rows = Own(X[:140], Y[:140])
+    parts = {"retain": range(20, 60), "forget": range(20), "test": [30, 31, 32, *range(100, 140)]}
+    with pytest.warns(UnfedWarning, match=said):
+        unfed.unlearn(model, **{name: Subset(rows, own) for name, own in parts.items()}, method="ft", epochs=1)
+
+
+def test_rows_of_tensors_are_summed_once_however_many_sets_they_are_compared_with(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes as long as an epoch of a small model, and there are three comparisons and a fingerprint."""
+    summed, sums = list[int](), inputs.row_sums
+
+    def counted(x: Tensor, y: Tensor) -> Tensor:
+        summed.append(len(x))
+        return sums(x, y)
+
+    monkeypatch.setattr(inputs, "row_sums", counted)
+    call(model, method="ft", epochs=1)
+    assert sorted(summed) == sorted([len(RETAIN[0]), len(FORGET[0]), len(TEST[0])])
+
+
 # --- kinds of data ----------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +261,15 @@ def test_bytes_become_numbers_between_zero_and_one(model: nn.Module) -> None:
 
     a = call(model, retain=octets(RETAIN), forget=octets(FORGET), test=octets(TEST)).model
     assert same(a, call(model, retain=floats(RETAIN), forget=floats(FORGET), test=floats(TEST)).model)
+
+
+def test_vectors_of_bytes_are_refused_in_whatever_they_come() -> None:
+    """A pair of them was refused, while those of a data set were divided by 255 as if they were images."""
+    octets, labels = (X[:30].flatten(1) * 255).to(torch.uint8), Y[:30]
+    kinds: list[Any] = [(octets, labels), Own(octets, labels), TensorDataset(octets, labels)]
+    for data in kinds:
+        with pytest.raises(UnfedError, match=r"Vectors of uint8 are no images.*convert them with \.float\(\) or"):
+            unfed.unlearn(nn.Linear(64, 10), data=data, forget=[1], method="ft", epochs=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
@@ -349,6 +386,14 @@ def test_a_folder_serves_one_call_only(model: nn.Module, tmp_path: Path) -> None
         call(small(9), epochs=1, checkpoint=tmp_path / "run")
     with pytest.raises(UnfedError, match="belongs to a call with another model or other data"):
         call(model, epochs=1, retain=(RETAIN[0][1:], RETAIN[1][1:]), checkpoint=tmp_path / "run")
+
+
+def test_a_checkpoint_that_is_something_else_is_spoken_of_as_pythons_argument(model: nn.Module, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for place in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(UnfedError, match=r"is there already and not empty; give checkpoint= another folder\.$"):
+            call(model, epochs=1, checkpoint=place)
+    assert (tmp_path / "notes.txt").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_commands_say_what_the_folder_of_a_call_is_and_what_to_do(

@@ -14,6 +14,8 @@ import pytest
 
 from unfed.cli import main as cli
 from unfed.cli.console import Console, visible
+from unfed.errors import UnfedError, in_a_run_config
+from unfed.remote.options import CALLED
 from unfed.runs.folder import RunFolder
 from unfed.runs.run import Run
 from worlds import Small
@@ -124,6 +126,8 @@ def test_a_folder_with_somebodys_files_is_not_taken_nor_touched(small: Small, tm
     (tmp_path / "run" / "thesis.tex").write_text("mine")
     with pytest.raises(Exception, match="there already and not empty"):
         Run.create(small(), tmp_path / "run")
+    with pytest.raises(UnfedError, match="choose another with run-folder"), in_a_run_config(CALLED):
+        Run.create(small(), tmp_path / "run")  # as a server of Flower does
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
 
 

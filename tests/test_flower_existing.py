@@ -328,6 +328,11 @@ def test_the_last_good_arrays_are_kept_and_gone_on_from_without_negating_twice(e
         again.start(nodes(example.client.app), result.arrays, num_rounds=4)
 
 
+def test_a_folder_in_the_place_of_the_kept_arrays_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    with pytest.raises(UnfedError, match="is a folder, and no file is written in its place; name another file"):
+        Unlearn(FedAvg, None, [LEAVER], keep=tmp_path)
+
+
 def test_an_average_that_is_not_finite_is_not_kept(example: Any) -> None:
     class Broken(FedAvg):
         def aggregate_train(self, server_round: int, replies: Any) -> Any:

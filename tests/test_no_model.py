@@ -129,4 +129,4 @@ def test_a_folder_of_something_else_is_not_to_be_resumed(
     Path("letters/one.txt").write_text("dear reader")
     code, _, said = called(["run", "demo", "--out", "letters", "-q"], monkeypatch, capsys)
     assert code == 2
-    assert said == "error: letters is there already and not empty; choose another folder with --out.\n"
+    assert said == "error: letters is there already and not empty; choose another with --out.\n"

@@ -167,6 +167,13 @@ def _given(model: nn.Module, handed: Handed, factory: Factory | None) -> Given:
             )
     for one in held_out:
         refuse_overlap(leaves, one, "test data must be data the model never saw")
+        if known := len(shared(one, stays)):
+            warnings.warn(
+                f"{known} of the {len(one)} rows of test stay in training, so what Test and MIA take for data the model"
+                " never saw is not; take them out of test",
+                UnfedWarning,
+                stacklevel=4,
+            )
     stays, leaves, *held_out = fitting(model, [stays, leaves, *held_out])
     return Given(model, stays, leaves, held_out[0] if held_out else None, factory)
 
@@ -359,6 +366,8 @@ def _open(folder: RunFolder, task: Task) -> None:
                 " folder."
             )
         return
+    if not folder.vacant():
+        raise UnfedError(f"{folder.path} is there already and not empty; give checkpoint= another folder.")
     name = f"{task.world.config.model.name}, {name_of(list(task.methods)[-1])}"
     folder.create(description(task.world, [task.requests], task.methods, Call(name, call, mark)))
 

@@ -7,7 +7,8 @@
                                rows, so that it pads them to one length
     for batch in data          anything else: read once into memory, so its random transforms are frozen
 
-Rows are compared before any work starts: a row that is to be forgotten must not also stay, nor be test data.
+Rows are compared before any work starts: a row that is to be forgotten must not also stay, nor be test data; of test
+rows that stay a warning is given.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -60,6 +62,12 @@ class Rows:
         if self.pair is not None:
             return replace(self, name=name, pair=(self.pair[0][rows], self.pair[1][rows]))
         return replace(self, name=name, dataset=Subset(self.dataset, rows.tolist()))
+
+    @cached_property
+    def sums(self) -> Tensor:
+        """A word per row of tensors, by which equal rows meet; summed once, whatever it is compared with."""
+        assert self.pair is not None
+        return row_sums(*self.pair)
 
     def as_floats(self) -> Rows:
         """The same for a model that takes no whole numbers."""
@@ -294,7 +302,7 @@ def refuse_overlap(forget: Rows, other: Rows, why: str) -> None:
 def shared(a: Rows, b: Rows) -> list[tuple[int, int]]:
     """(row of a, row of b) wherever the two are the same."""
     if a.pair is not None and b.pair is not None:
-        return _equal_rows(a.pair, b.pair)
+        return _equal_rows(a, b)
     if a.pair is not None or b.pair is not None:
         return []
     (base_a, rows_a), (base_b, rows_b) = _origin(a.dataset), _origin(b.dataset)
@@ -314,13 +322,15 @@ def _origin(dataset: Any) -> tuple[Any, Sequence[int]]:
     return dataset, rows
 
 
-def _equal_rows(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> list[tuple[int, int]]:
-    if a[0].shape[1:] != b[0].shape[1:] or a[0].dtype != b[0].dtype:
+def _equal_rows(a: Rows, b: Rows) -> list[tuple[int, int]]:
+    assert a.pair is not None and b.pair is not None
+    (x, y), (other, labels) = a.pair, b.pair
+    if x.shape[1:] != other.shape[1:] or x.dtype != other.dtype:
         return []
     # Rows meet by a 64-bit sum first; only those that meet are compared entry by entry.
-    place = {value: i for i, value in enumerate(row_sums(*b).tolist())}
-    found = [(i, place[value]) for i, value in enumerate(row_sums(*a).tolist()) if value in place]
-    return [(i, j) for i, j in found if int(a[1][i]) == int(b[1][j]) and torch.equal(a[0][i].cpu(), b[0][j].cpu())]
+    place = {value: i for i, value in enumerate(b.sums.tolist())}
+    found = [(i, place[value]) for i, value in enumerate(a.sums.tolist()) if value in place]
+    return [(i, j) for i, j in found if int(y[i]) == int(labels[j]) and torch.equal(x[i].cpu(), other[j].cpu())]
 
 
 def row_sums(x: Tensor, y: Tensor, chunk: int = 256) -> Tensor:

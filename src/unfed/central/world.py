@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from unfed import rng
-from unfed.central.inputs import Rows, row_sums, source
+from unfed.central.inputs import Rows, source
 from unfed.data import ClientData, Request
 from unfed.engines.determinism import fixed_order
 from unfed.errors import UnfedError
@@ -134,7 +134,7 @@ def _untouched(names: tuple[str, ...]) -> str:
 
 def _words(rows: Rows) -> Tensor:
     """A word per row; of a data set that may draw at random, only how many rows there are."""
-    return torch.tensor([len(rows)]) if rows.pair is None else row_sums(*rows.pair)
+    return torch.tensor([len(rows)]) if rows.pair is None else rows.sums
 
 
 def _outputs(given: Given, device: torch.device, dtype: torch.dtype) -> int:

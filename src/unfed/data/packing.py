@@ -112,6 +112,11 @@ def layout(inputs: Mapping[str | int, Tensor], rows: bool) -> Inputs | None:
     `rows` says that their first axis counts rows.
     """
     (key, lone), *more = inputs.items()
+    if not more and key == 0 and lone.dtype == torch.uint8 and lone.ndim - rows < 2:
+        raise UnfedError(
+            "Vectors of uint8 are no images, which are divided by 255, nor floats or token ids, which are taken as they"
+            " are; convert them with .float() or .long()."
+        )
     if not more and key == 0 and (lone.is_floating_point() or lone.dtype == torch.uint8):
         return None
     return Inputs(tuple(Part(key, tuple(t.shape[1:] if rows else t.shape), _kind(t)) for key, t in inputs.items()))

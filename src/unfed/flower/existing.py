@@ -77,6 +77,8 @@ class Unlearn(Strategy):
         self._evidence = Evidence(evidence) if isinstance(evidence, str | Path) else evidence
         self._factory, self._perturb, self._exclude = strategy_factory, perturb, exclude
         self._gone, self._wait, self._keep = gone, wait, None if keep is None else Path(keep)
+        if self._keep is not None:
+            storage.refuse_other(self._keep, links=True)
         self._inner: Strategy | None = None
         self._judge: Judge | None = None
         self._subset: SubsetGrid | None = None

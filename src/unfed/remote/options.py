@@ -23,8 +23,8 @@ from unfed.runs.config import Config, presets
 from unfed.runs.description import request_id
 
 MODES = ("train", "unlearn", "both")
-CALLED = {"method": "methods", "id": "request-id"}
-"""Options of a request that have another name in a run config than on the command line."""
+CALLED = {"method": "methods", "id": "request-id", "out": "run-folder"}
+"""Options that have another name in a run config than on the command line."""
 PREFIX = "experiment."
 
 

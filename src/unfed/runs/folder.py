@@ -33,7 +33,7 @@ from torch import Tensor
 
 from unfed import storage
 from unfed.data import Request
-from unfed.errors import UnfedError, typed
+from unfed.errors import UnfedError, option, typed
 from unfed.federation.history import History
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line, job_of
@@ -128,7 +128,7 @@ class RunFolder:
         """
         begun = (self.path / "run.json").is_file()
         go_on = f", or go on with `{typed('resume', self.path)}`" if begun else ""
-        taken = UnfedError(f"{self.path} is there already and not empty; choose another folder with --out{go_on}.")
+        taken = UnfedError(f"{self.path} is there already and not empty; choose another with {option('out')}{go_on}.")
         if not self.vacant():
             raise taken
         with storage.disk_errors(self.path):
