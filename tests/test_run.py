@@ -319,6 +319,33 @@ def test_every_seed_begins_at_the_checkpoint_that_the_run_was_created_with(
     assert run.trained(1)
 
 
+def test_the_checkpoint_that_a_run_began_at_is_needed_only_while_a_seed_still_begins_at_it(
+    small: Small, tmp_path: Path
+) -> None:
+    file = tmp_path / "start.safetensors"
+    storage.save(file, simulated(small(), 0).fresh(1), {})
+    sets = ["training.rounds=2", "seed=[0, 1]", f"model.initial='{file}'", "request=[{id='a', clients=['1']}]"]
+    whole, run = (Run.create(small(*sets, "methods.run=['ft']"), tmp_path / name) for name in ("whole", "run"))
+    whole.execute()
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    del about["initial"]  # as runs were created before that was noted: nothing else tells that it is gone
+    (tmp_path / "run" / "run.json").write_text(json.dumps(about))
+    run = Run.open(run.folder.path)
+    run._train(0, QuietWatch())
+    file.rename(tmp_path / "elsewhere")
+    with pytest.raises(UnfedError, match=r"no checkpoint model.initial at .*, which a seed still begins at; restore"):
+        Run.open(run.folder.path).execute()
+    assert run.folder.numbers(Job(1, None, "train")) is None
+    (tmp_path / "elsewhere").rename(file)
+    with pytest.raises(OutOfTime):  # after the first round of the second seed's training
+        Run.open(run.folder.path).execute(Deadline(QuietWatch(), lambda: True))
+    file.unlink()
+    Run.open(run.folder.path).execute()
+    for job in (Job(seed, request, label) for seed in (0, 1) for request, label in ((None, "train"), ("a", "ft"))):
+        mine, theirs = run.folder.load_model(job), whole.folder.load_model(job)
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
 def test_early_stopping_ends_a_job(small: Small, tmp_path: Path) -> None:
     run = Run.create(
         small("training.rounds=40", "training.patience=2", "training.lr=0.0", "request=[]"), tmp_path / "run"

@@ -50,7 +50,7 @@ def remote_world(
     meeting = meet(directory, describe(config, seed), past, own)
     network = Network(config, meeting.shape, meeting.classes, device)
     template = network.template()
-    initial, checkpoint = network.initial(template, seeds.training)
+    initial, checkpoint = network.initial(template, seeds.training, needed=not past.order)
     flops = forward_flops(template)
     threads = config.engine.threads or (1 if small_step(config.training.batch, flops) else None)
     shard = describe(config, seed, meeting.shape, meeting.classes, threads)

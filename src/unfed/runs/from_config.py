@@ -216,13 +216,14 @@ class Network:
         """A new initialisation by the model's own rules."""
         return self._cast(params_of(self.module(seed)))
 
-    def initial(self, template: Template, seed: int) -> tuple[Params, str] | tuple[None, None]:
+    def initial(self, template: Template, seed: int, needed: bool = True) -> tuple[Params, str] | tuple[None, None]:
         """The checkpoint that training starts from, if the config names one, and its fingerprint.
 
-        That is of what is taken from it: a fresh head is drawn by this seed.
+        That is of what is taken from it: a fresh head is drawn by this seed. A run that goes on need not have it any
+        more; a training that begins then asks for it (`training.start_of`).
         """
         path = self.config.model.initial
-        if path is None:
+        if path is None or not (needed or path.exists()):
             return None, None
         tensors, numbers = storage.load(path, "checkpoint model.initial")
         if back := storage.way_back(numbers):

@@ -42,7 +42,7 @@ def simulated(config: Config, seed: int, kept: Mapping[str, Any] | None = None) 
     hand = deal(config, seeds, dataset)
     network = Network(config, dataset.train.shape, dataset.train.classes, device, dataset.train.inputs)
     template = network.template()
-    initial, checkpoint = network.initial(template, seeds.training)
+    initial, checkpoint = network.initial(template, seeds.training, needed=kept is None)
     flops = forward_flops(template)
     choice, chunk = _choose(config, template, flops, dataset.train, hand.clients, kept)
     world = World(

@@ -13,7 +13,7 @@ from unfed.runs.world import World
 
 def training_method(world: World) -> Method:
     """What leads to θ* in a world."""
-    return Retrain() if world.initial is None else GoOn()
+    return Retrain() if world.initial is None and world.config.model.initial is None else GoOn()
 
 
 def start_of(folder: RunFolder, job: Job, world: World) -> Params:
@@ -24,7 +24,12 @@ def start_of(folder: RunFolder, job: Job, world: World) -> Params:
 
 
 def refuse_another(config: Config, found: str | None, noted: str | None) -> None:
-    """Refuse a checkpoint that is not the one that was noted; runs from before noted none."""
+    """Refuse a checkpoint that is gone, or is not the one that was noted; runs from before noted none."""
+    if found is None and config.model.initial is not None:
+        raise UnfedError(
+            f"There is no checkpoint model.initial at {config.model.initial}, which a seed still begins at; restore it"
+            " from a copy."
+        )
     if noted is not None and found != noted:
         raise UnfedError(
             f"The checkpoint model.initial at {config.model.initial} is not the one that this was begun with (its"
