@@ -214,7 +214,7 @@ def test_a_request_travels_as_json(asked: Request, kind: str) -> None:
     [
         ({"clients": ["a"]}, "A request needs an id"),
         ({"id": 3, "clients": ["a"]}, "A request needs an id"),
-        ({"id": "r"}, "names nothing to forget; give exactly one of"),
+        ({"id": "r"}, "names nothing to forget; give exactly one of clients, classes, samples, rows or fraction"),
         ({"id": "r", "clients": ["a"], "classes": [1]}, "gives clients and classes; give exactly one of"),
         ({"id": "r", "samples": [["a", 1]], "fraction": 0.1}, "gives samples and fraction; give exactly one of"),
         ({"id": "r", "fraction": 1.0}, "fraction 1.0; it must lie between 0 and 1"),

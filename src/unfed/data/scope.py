@@ -54,11 +54,7 @@ class Request:
             raise UnfedError("A request needs an id, a non-empty string; its random draws depend on it.")
         for name in LISTS:
             object.__setattr__(self, name, _typed(name, getattr(self, name)))
-        given = [name for name in LISTS if getattr(self, name)]
-        given += ["fraction"] if self.fraction is not None else []
-        if len(given) != 1:
-            what = f"gives {listed(given).replace(' or ', ' and ')}" if given else "names nothing to forget"
-            raise UnfedError(f"Request {self.id!r} {what}; give exactly one of clients, classes, samples or fraction.")
+        exactly_one(self.id, {name: getattr(self, name) for name in (*LISTS, "fraction")})
         if self.fraction is not None and not 0.0 < self.fraction < 1.0:
             raise UnfedError(f"Request {self.id!r} has the fraction {self.fraction}; it must lie between 0 and 1.")
 
@@ -101,6 +97,14 @@ class Request:
             listed=_digest(data.get("listed")),
             **{name: data.get(name, ()) for name in LISTS},
         )
+
+
+def exactly_one(id: str, asked: Mapping[str, Any]) -> None:
+    """Refuse a request that asks for nothing, or for several things at once; `asked` has all that it may ask for."""
+    given = [name for name, value in asked.items() if value is not None and value != ()]
+    if len(given) != 1:
+        what = f"gives {listed(given, 'and')}" if given else "names nothing to forget"
+        raise UnfedError(f"Request {id!r} {what}; give exactly one of {listed(asked)}.")
 
 
 def _is_name(value: Any) -> bool:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from unfed.client.plan import Rule
 from unfed.data import DenyList, Request, SampleList
+from unfed.data.scope import exactly_one
 
 
 class Table(BaseModel):
@@ -215,6 +216,8 @@ class RequestConfig(Table):
     population: Path | None = None
 
     def request(self, number: int) -> Request:
+        keys = ("clients", "classes", "samples", "fraction")
+        exactly_one(self.name(number), {key: getattr(self, key) for key in keys})
         kept = self.samples.list if isinstance(self.samples, KeptList) else None
         if isinstance(self.samples, Path):  # only in run folders of layout 1
             kept = SampleList.read(self.samples)
