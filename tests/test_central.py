@@ -186,9 +186,10 @@ def test_held_out_rows_that_the_model_goes_on_training_on_are_said(model: nn.Mod
         unfed.unlearn(model, data=(X[:60], Y[:60]), forget=range(20), test=test, method="ft", epochs=1)
     assert told[0].filename == __file__, "of the line that called"
     rows = Own(X[:140], Y[:140])
-    parts = {"retain": range(20, 60), "forget": range(20), "test": [30, 31, 32, *range(100, 140)]}
+    stays, leaves = Subset(rows, range(20, 60)), Subset(rows, range(20))
+    held_out = Subset(rows, [30, 31, 32, *range(100, 140)])
     with pytest.warns(UnfedWarning, match=said):
-        unfed.unlearn(model, **{name: Subset(rows, own) for name, own in parts.items()}, method="ft", epochs=1)
+        unfed.unlearn(model, retain=stays, forget=leaves, test=held_out, method="ft", epochs=1)
 
 
 def test_rows_of_tensors_are_summed_once_however_many_sets_they_are_compared_with(

@@ -100,7 +100,7 @@ class Request:
 
 
 def exactly_one(id: str, asked: Mapping[str, Any]) -> None:
-    """Refuse a request that asks for nothing, or for several things at once; `asked` has all that it may ask for."""
+    """Refuse a request that asks for nothing, or for several things; `asked` has all that it may."""
     given = [name for name, value in asked.items() if value is not None and value != ()]
     if len(given) != 1:
         what = f"gives {listed(given, 'and')}" if given else "names nothing to forget"
