@@ -108,6 +108,21 @@ def test_a_bundle_says_what_is_proven_measured_and_neither(signed: Envelope) -> 
     assert "a guarantee" not in said
 
 
+def test_what_a_request_takes_out_is_named_where_its_evidence_is_verified(run: Run, signed: Envelope) -> None:
+    def of_classes(predicate: Any) -> None:
+        about = {"id": "r-7", "kind": "class", "clients": [], "classes": [3, 5]}
+        predicate["findings"]["request"] |= about
+        predicate["participation"] = None
+
+    said = "The operator signed this evidence of request {}, on "
+    for found, about in (
+        (verify(signed), "'leaves', which takes out client 1"),
+        (verify(resigned(signed, of_classes)), "'r-7', which takes out class 3, 5"),
+        (verify(bundle.sign(findings(run, served(run, "rows")), KEY)), "'rows', which takes out single samples"),
+    ):
+        assert found.proven[0].startswith(said.format(about))
+
+
 def test_single_samples_and_classes_prove_nothing_about_rows(run: Run) -> None:
     found = verify(bundle.sign(findings(run, served(run, "rows")), KEY))
     assert any("nothing about rows" in one for one in found.neither)

@@ -11,6 +11,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from unfed.report.words import date_text
 from unfed.trust.verdict import Verdict
+from unfed.trust.verifier import taken_out
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
@@ -60,12 +61,7 @@ def _method(method: dict[str, Any]) -> str:
 
 
 def _subject(request: dict[str, Any]) -> str:
-    if request["kind"] == "client":
-        what = "client " + ", ".join(str(name) for name in request["clients"])
-    elif request["kind"] == "class":
-        what = "class " + ", ".join(str(number) for number in request["classes"])
-    else:
-        what = "single samples"
+    what = taken_out(request)
     return f"{what} ({request['rows']:,} training rows)" if isinstance(request["rows"], int) else what
 
 

@@ -200,6 +200,14 @@ def checkpoint_in(log: bytes, keys: Sequence[Any]) -> dict[str, Any]:
         raise NotVerified("What you keep is no checkpoint, or it is damaged; give the right file.") from error
 
 
+def taken_out(request: Any) -> str:
+    """What a request takes out, by its names or numbers; single samples are not named."""
+    if request["kind"] not in ("client", "class"):
+        return "single samples"
+    named = request["clients"] if request["kind"] == "client" else request["classes"]
+    return f"{request['kind']} " + ", ".join(str(one) for one in named)
+
+
 def proven(data: bytes, keys: Sequence[Any], log: bytes | None, model: Path | None) -> tuple[list[str], dict[str, Any]]:
     statement = opened(parsed(data), BUNDLE, keys, "bundle")
     ours = statement["_type"] == STATEMENT and statement["predicateType"] == PREDICATE
@@ -208,7 +216,8 @@ def proven(data: bytes, keys: Sequence[Any], log: bytes | None, model: Path | No
     models, request, answer = said["findings"]["models"], said["findings"]["request"], None
     same = models["after"] == named["model"] and models.get("before") == named.get("model before")
     need(same, "The bundle speaks of other models than it names as its subjects; ask for it again.")
-    found = [f"The operator signed this evidence on {said['made']}, and nothing in it was changed since."]
+    about = f"request {request['id']!r}, which takes out {taken_out(request)},"
+    found = [f"The operator signed this evidence of {about} on {said['made']}, and nothing in it was changed since."]
     if said["acknowledgement"] is not None:
         answer = opened(said["acknowledgement"], ACKNOWLEDGEMENT, keys, "acknowledgement")
         asked = parsed(base64.b64decode(answer["request"]["payload"]))["agent-request-id"]
