@@ -210,6 +210,7 @@ publisher = "tests"
 [tool.flwr.app.config]
 rounds = 1
 forget = -1
+classes = ""
 model = ""
 asked = ""
 evidence = ""

@@ -76,6 +76,7 @@ LINE = {
     "arrays": "ab",
     "metrics": {"server": {"a": 0.5}},
 }
+ROWS = {"node": 1, "rows": {"3": 2, "5": 0}, "of": 9}
 SAID = {"asked": [1], "metrics": {"acc": 0.5}}
 EVIDENCE: dict[str, Any] = {
     "schema": 1,
@@ -85,11 +86,13 @@ EVIDENCE: dict[str, Any] = {
     "leavers": [{"who": "client 0", "nodes": [7]}],
     "forgotten": ["0"],
     "unnamed": [],
+    "classes": [3],
+    "classes_before": [5],
     "arrays": {"before": "aa", "perturbed": "bb", "changed": ["w"], "after": "cc"},
     "recover": None,
     "until_forgotten": None,
     "before": {"evaluate": SAID, "server": {"asked": [], "metrics": None}},
-    "rounds": [{**LINE, "leaver": [{"node": 7, "metrics": {"acc": 0.5}}]}],
+    "rounds": [{**LINE, "leaver": [{"node": 7, "metrics": {"acc": 0.5}}], "left_out": [ROWS]}],
     "abandoned": [LINE],
     "finished": "all rounds",
     "leaver": {"before": [{"node": 7, "metrics": {"acc": 0.5}}], "after": [{"node": 7, "why": "it is gone"}]},

@@ -20,6 +20,7 @@ pytest.importorskip("flwr", reason="needs unfed[flower]")
 
 from flower_deployment import Deployment, asked, forgets_in_a_second_run, quickstart
 from quickstarts import torch_app
+from quickstarts.shared import digits_of
 from unfed.cli.main import app as cli
 
 pytestmark = pytest.mark.flower_processes
@@ -69,3 +70,33 @@ def test_rounds_go_on_until_it_is_forgotten_and_the_server_tries_to_bring_it_bac
     CliRunner().invoke(cli, ["report", str(folder)])
     page = (folder / "report.html").read_text()
     assert "Can it be undone?" in page and f"to measure a model before or after: {measured}." in page
+
+
+def test_a_class_leaves_and_the_nodes_themselves_say_how_many_rows_they_left_out(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    app, file, folder = quickstart(tmp_path, "torch"), tmp_path / "asked", tmp_path / "evidence"
+    arrays: Any = {name: tensor.numpy() for name, tensor in torch_app.Net().state_dict().items()}
+    np.savez(tmp_path / "model.npz", **arrays)
+    said = {"model": str(tmp_path / "model.npz"), "asked": str(file), "evidence": str(folder)}
+    out = deployment.run(app, classes="3,5", **said)
+    assert asked(file) == {str(k): {"train": 1, "evaluate": 2} for k in range(4)}, out
+    found = json.loads((folder / "unlearning.json").read_text())
+    assert (found["classes"], found["finished"]) == ([3, 5], "all rounds")
+    told = sorted(tuple(one["rows"].values()) for one in found["rounds"][0]["left_out"])
+    held = [digits_of(k)[1] for k in range(4)]
+    assert told == sorted((int((y == 3).sum()), int((y == 5).sum())) for y in held)
+
+
+def test_an_app_that_leaves_no_rows_out_is_told_so_in_one_sentence_after_its_first_round(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    app, file = quickstart(tmp_path, "sklearn"), tmp_path / "asked"
+    arrays: Any = {"0": np.zeros((10, 64)), "1": np.zeros(10)}
+    np.savez(tmp_path / "model.npz", **arrays)
+    out = deployment.run(app, classes="3", rounds=3, model=str(tmp_path / "model.npz"), asked=str(file))
+    assert out.count("No client says that it left class 3 out of what it trains on.") == 1, out
+    assert "staying_rows(message, labels)" in out and "Traceback" not in out, out
+    assert asked(file) == {str(k): {"train": 1} for k in range(4)}
+    assert not (tmp_path / "model.unlearned.npz").exists()
+    assert deployment.flwr("ls", "local")["runs"][0]["status"] == "finished:failed"

@@ -24,7 +24,7 @@ from flower_grid import NAMES, InProcessGrid, echoing, foreign_grid
 from unfed.errors import Refused, UnfedError
 from unfed.flower import Evidence, SubsetGrid, Unlearn, introduce, introduce_mod, negate_arrays, node_with, registered
 from unfed.report.foreign import foreign_page
-from unfed.runs.deny import clients_on
+from unfed.runs.deny import on_list
 
 LEAVER = 1000
 ARRAYS = ArrayRecord({"w": torch.ones(2)})
@@ -428,7 +428,7 @@ def test_a_start_that_was_refused_leaves_no_wrong_name_on_the_deny_list(tmp_path
     with pytest.raises(UnfedError, match="reports no metric 'accuracy'"):
         unlearn(leaves=1, evidence=Evidence(tmp_path, recover="accuracy")).start(foreign_grid(), ARRAYS, num_rounds=1)
     unlearn(leaves=0, evidence=Evidence(tmp_path, recover="acc")).start(foreign_grid(), ARRAYS, num_rounds=1)
-    assert clients_on(tmp_path) == ("0",)
+    assert on_list(tmp_path).clients == ("0",)
     assert [one["who"] for one in kept(tmp_path)["leavers"]] == ["a node with partition-id=0"]
     assert kept(tmp_path)["recover"] == "acc"
 

@@ -6,6 +6,7 @@ times and to measure zero times; both are counted, and so is that everybody else
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs unfed[flower]")
 
-from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
@@ -34,6 +35,7 @@ from flwr.serverapp.strategy import (
     Krum,
     Strategy,
 )
+from sklearn.datasets import load_digits
 
 from flower_grid import InProcessGrid, Separate
 from quickstarts import torch_app
@@ -167,25 +169,31 @@ def test_the_same_recipe_serves_any_strategy_of_the_older_api() -> None:
     assert asked(grid, LEAVER + 1) == {"query": 1, "train": ROUNDS, "evaluate": ROUNDS}
 
 
-def test_the_pages_recipe_for_a_class_asks_all_but_who_left_before_and_turns_nothing_back(tmp_path: Path) -> None:
-    app, start = torch_app.client_app(), ArrayRecord(Net().state_dict())
-    first = Unlearn(FedAvg, negate(Net()), node_with(partition_id=0), wait=0, evidence=tmp_path / "first")
-    left = first.start(later_run(app), start, num_rounds=1).arrays.to_torch_state_dict()
-    names: dict[str, Any] = {"Unlearn": Unlearn, "negate": negate, "FedAvg": FedAvg, "EARLIER": tmp_path / "first"}
-    names |= {"trained": dict(left), "EVIDENCE": tmp_path / "second"}
+def test_the_pages_recipe_for_a_class_asks_everybody_and_a_second_request_keeps_it_out(tmp_path: Path) -> None:
+    app = torch_app.client_app()
+    context = Context(1, 1, {}, RecordDict(), {"forget-classes": "3"})
+    names: dict[str, Any] = {"FedAvg": FedAvg, "context": context, "EVIDENCE": tmp_path / "first"}
     grid = later_run(app)
-    follow("a class", grid, **names)
-    assert asked(grid, LEAVER) == {"query": 1}
-    for node in range(LEAVER + 1, LEAVER + NODES):
-        assert asked(grid, node) == {"query": 1, "train": ROUNDS, "evaluate": 1 + ROUNDS}
-    with pytest.raises(UnfedError, match="turns that back, and brings 0 back"):
-        follow("a class", grid, '"second"', '"first"', **names)
+    left = follow("a class", grid, **names)["result"].arrays
+    for node in range(LEAVER, LEAVER + NODES):
+        assert asked(grid, node) == {"train": ROUNDS, "evaluate": 1 + ROUNDS}, "nobody leaves, so nobody is asked who"
+    rows_of_3 = int((load_digits().target == 3).sum())
+    line = json.loads((tmp_path / "first" / "unlearning.json").read_text())["rounds"][-1]
+    assert sum(one["rows"]["3"] for one in line["left_out"]) == rows_of_3
+    again, other = later_run(app), negate(Net(), layers=["second"])
+    with pytest.raises(UnfedError, match="turns that back, and brings class 3 back"):
+        Unlearn(FedAvg, negate(Net()), node_with(partition_id=0), wait=0, deny=tmp_path / "first").start(again, left)
+    second = Unlearn(FedAvg, other, node_with(partition_id=0), wait=0, deny=tmp_path / "first")
+    second.start(again, left, num_rounds=1)
+    assert asked(again, LEAVER) == {"query": 1} and second.refusals == []
 
 
-@pytest.mark.parametrize(("said", "gone"), [("", set()), ("3", {3}), ("3,5", {3, 5})])
-def test_the_pages_lines_for_a_class_leave_its_rows_out_and_no_others(said: str, gone: set[int]) -> None:
+@pytest.mark.parametrize(("said", "gone"), [((), set()), ((3,), {3}), ((3, 5), {3, 5})])
+def test_the_pages_lines_for_a_class_leave_its_rows_out_and_no_others(said: tuple[int, ...], gone: set[int]) -> None:
     x, y = rows(Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
-    context = Context(1, 1, {}, RecordDict(), {"forget-classes": said})
-    known = follow("a class, at a client", later_run(torch_app.client_app()), torch=torch, context=context, x=x, y=y)
+    grid = later_run(torch_app.client_app())
+    config = ConfigRecord({"unfed-forget-classes": [*said]} if said else {})
+    message = Message(RecordDict({"config": config}), LEAVER, "train")
+    known = follow("a class, at a client", grid, message=message, x=x, y=y)
     stays = [place for place, label in enumerate(y.tolist()) if label not in gone]
     assert known["y"].tolist() == y[stays].tolist() and bool((known["x"] == x[stays]).all())

@@ -95,9 +95,9 @@ def test_a_client_whose_rows_have_all_left_leaves_by_name_and_no_model_is_made(r
 
 def test_its_name_is_on_the_deny_list_and_its_validation_rows_are_out(run: Run) -> None:
     assert rows(run, view="val"), "there are some"
-    assert "3" not in deny.clients_on(run.folder.path)
+    assert "3" not in deny.on_list(run.folder.path).clients
     run.forget(CLIENT, until=1)
-    assert deny.clients_on(run.folder.path) == ("3",)
+    assert deny.on_list(run.folder.path).clients == ("3",)
     assert not len(run.world(0).scoped(run.scope(0))["3"].view("val"))
 
 
@@ -106,7 +106,7 @@ def test_a_client_leaves_by_name_also_where_its_validation_rows_are_out_already(
     run = Run.open(shutil.copytree(trained, tmp_path / "run"))
     run.forget(Request("all", samples=rows(run) + rows(run, view="val")), "ft", until=1)
     assert run.forget(CLIENT, "ft", until=1).status == "done"
-    assert entry_of(run).left_by == ("all",) and deny.clients_on(run.folder.path) == ("3",)
+    assert entry_of(run).left_by == ("all",) and deny.on_list(run.folder.path).clients == ("3",)
 
 
 def test_what_is_measured_is_the_model_in_force_and_its_own_rows_are_said_not_to_be(run: Run) -> None:
@@ -209,7 +209,7 @@ def test_in_a_run_with_recorded_history_which_cannot_be_sealed_retrain_is_named(
 def test_by_a_method_that_lasts_a_client_whose_rows_left_by_not_leaves_by_name_with_a_model(run: Run) -> None:
     assert run.forget(CLIENT, "retrain", until=1).status == "done"
     assert entry_of(run).left_by == () and run.current_job(0) == Job(0, CLIENT.id, "retrain")
-    assert deny.clients_on(run.folder.path) == ("3",)
+    assert deny.on_list(run.folder.path).clients == ("3",)
 
 
 # --- while others wait, or are owed -----------------------------------------------------------------------------------

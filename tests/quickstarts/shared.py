@@ -42,22 +42,29 @@ def server_app(
     perturb: Any,
     probes: Callable[[], Probes] | None = None,
 ) -> ServerApp:
-    """Trains from scratch, or (`forget` is not -1) takes a partition out of the model that an earlier run kept."""
+    """Trains from scratch, or takes a partition (`forget`) or `classes` out of the model that an earlier run kept."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        from unfed.flower import Evidence, Unlearn, node_with  # the clients import this file for every message
+        from unfed.flower import (
+            Evidence,
+            Unlearn,
+            node_with,
+            of_class,
+        )  # the clients import this file for every message
 
         said = context.run_config
         model, rounds, forget = Path(str(said["model"])), int(said["rounds"]), int(said["forget"])
-        if forget < 0:
+        classes = str(said["classes"])
+        if forget < 0 and not classes:
             result = strategy().start(grid, start(), num_rounds=rounds)
         else:
             undo = probes() if said["probes"] and probes else False
             until = str(said["until"]) or None
             evidence = Evidence(str(said["evidence"]), forgotten=until, undo=undo) if said["evidence"] else None
-            unlearn = Unlearn(strategy, perturb, node_with(partition_id=forget), wait=5, evidence=evidence)
+            leaves = of_class(classes) if classes else node_with(partition_id=forget)
+            unlearn = Unlearn(strategy, perturb, leaves, wait=5, evidence=evidence)
             result = unlearn.start(grid, kept(model), num_rounds=rounds)
             model = model.with_suffix(".unlearned.npz")
         with open(model, "wb") as file:

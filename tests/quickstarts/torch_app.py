@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from quickstarts.shared import digits_of, note, part, server_app
-from unfed.flower import introduce, negate
+from unfed.flower import introduce, negate, staying_rows
 
 if TYPE_CHECKING:
     from unfed.flower import Probes
@@ -60,6 +60,8 @@ def client_app(*mods: Any) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         note(context, "train")
         net, (x, y) = Net(), rows(context)
+        stays = staying_rows(message, y)
+        x, y = x[stays], y[stays]
         net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         step(net, x, y)
         metrics = MetricRecord({"num-examples": len(x)})

@@ -3,6 +3,7 @@
     unfed flower init DIR; flwr run DIR        unfed's own app: train, unlearn, evaluate, resume (server.py, client.py)
     Unlearn(factory, perturb, exclude)         forget a client in an app you already have (existing.py, leaving.py)
     introduce(ClientApp())                     let its clients say who they are (identity.py)
+    staying_rows(message, labels)              what its clients may train on where a class leaves (rows.py)
     GridTransport                              Flower's grid as a transport; what it carries is unfed.remote's
 
 Needs the extra `flower`.
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from unfed.flower.evidence import Evidence
     from unfed.flower.existing import Unlearn
     from unfed.flower.identity import introduce, introduce_mod
-    from unfed.flower.leaving import denied, node_with, registered
+    from unfed.flower.leaving import denied, node_with, of_class, registered
     from unfed.flower.negating import negate, negate_arrays
     from unfed.flower.probes import Probes
+    from unfed.flower.rows import staying_rows
     from unfed.flower.subset import SubsetGrid
 
 _WHERE = {
@@ -30,7 +32,8 @@ _WHERE = {
     "negating": ("negate", "negate_arrays"),
     "probes": ("Probes",),
     "identity": ("introduce", "introduce_mod"),
-    "leaving": ("denied", "node_with", "registered"),
+    "leaving": ("denied", "node_with", "of_class", "registered"),
+    "rows": ("staying_rows",),
     "subset": ("SubsetGrid",),
 }
 __all__ = [
@@ -44,7 +47,9 @@ __all__ = [
     "negate",
     "negate_arrays",
     "node_with",
+    "of_class",
     "registered",
+    "staying_rows",
 ]
 
 speak_plainly()  # before anything of this can be refused, which may be while an app is still being put together

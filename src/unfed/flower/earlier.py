@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from unfed.errors import UnfedError, listed
+from unfed.flower.leaving import class_words
 from unfed.runs.foreign import FILE, evidence
 
 log = logging.getLogger("flwr")
@@ -35,7 +36,8 @@ def turned(deny: str | Path | None, begun: str, now: Iterable[str]) -> list[str]
         before -= {*arrays.get("changed", [])}
     if again := sorted(before & {*now}):
         seen = anew or begun in (line["arrays"] for line in kept["rounds"])
-        _refuse(deny, kept["forgotten"], again, seen)
+        left = [*kept["forgotten"], *(class_words(n) for n in kept.get("classes", ()))]
+        _refuse(deny, left, again, seen)
     return sorted({*before, *now})
 
 

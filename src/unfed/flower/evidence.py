@@ -1,7 +1,8 @@
 """What an unlearning in a foreign app did, written down after every round.
 
-    DIR/unlearning.json     who left, who was asked in each round (to train and to evaluate apart), SHA-256 of the
-                            arrays before, perturbed and after each round, the app's own metrics before and after
+    DIR/unlearning.json     who left, or which classes, and how many rows of them each client left out in each round;
+                            who was asked in each round (to train and to evaluate apart), SHA-256 of the arrays before,
+                            perturbed and after each round, the app's own metrics before and after
 
 It is asked for by `Unlearn(…, evidence=DIR)`; `unfed report DIR` makes the page, and `deny=DIR` keeps the leaver out of
 later runs. The model before is evaluated once, by those who stay; whoever left is asked only with its leave, and what
@@ -89,7 +90,7 @@ class Evidence:
         """
         new, known, rounds = self._kept, old["arrays"], old["rounds"]
         begun = any(line["arrays"] not in (None, known["perturbed"]) for line in rounds) or old["finished"]
-        same = all(old.get(key, new[key]) == new[key] for key in ("forgotten", "unnamed"))
+        same = all(old.get(key, new[key]) == new[key] for key in ("forgotten", "unnamed", "classes", "classes_before"))
         if known["before"] != new["arrays"]["before"] or (begun and not done) or (done and not same):
             raise UnfedError(
                 f"{self.folder} holds evidence of another unlearning, or of one of which no arrays were kept"

@@ -1,4 +1,4 @@
-"""Forget a client in a Flower app you already have.
+"""Forget a client, or a class, in a Flower app you already have.
 
 It takes five lines in the server app and one in the client app.
 
@@ -6,7 +6,7 @@ It takes five lines in the server app and one in the client app.
     strategy = Unlearn(
         lambda: FedAvg(min_available_nodes=3),        your strategy, built anew: a used one still carries the leaver
         perturb=negate(Net()),                        NoT, once, on the arrays that training left
-        exclude=node_with(partition_id=0),            whoever leaves: see leaving.py
+        exclude=node_with(partition_id=0),            whoever leaves, or of_class(3): see leaving.py
     )
     result = strategy.start(grid, trained, num_rounds=5)
 
@@ -36,7 +36,8 @@ from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError, listed
 from unfed.flower.earlier import turned
 from unfed.flower.evidence import Enough, Evidence
-from unfed.flower.judging import Judge, check_forgets, minimum
+from unfed.flower.judging import Judge, check_forgets, minimum, setting
+from unfed.flower.keeping import Beginning
 from unfed.flower.leaving import Exclude
 from unfed.flower.negating import Perturb, applied
 from unfed.flower.probes import Probes
@@ -82,8 +83,10 @@ class Unlearn(Strategy):
         self._inner: Strategy | None = None
         self._judge: Judge | None = None
         self._subset: SubsetGrid | None = None
-        self._begun, self._done, self._before = "", 0, 0
+        self._begun: Beginning | None = None
+        self._done, self._before = 0, 0
         self._asked: set[int] = set()
+        self._left_out: list[dict[str, Any]] = []
         self._not_kept: list[str] = []
         self._digests: dict[str, str | list[str]] = {}
         self._turns, self._turned = False, list[str]()
@@ -123,9 +126,11 @@ class Unlearn(Strategy):
         subset = SubsetGrid(grid, self._exclude, self._gone, minimum(inner), self._wait, self._deny)
         subset.settle()
         self._inner, self._subset, self.refusals, self._not_kept = inner, subset, [], []
-        self._judge, self._begun, self._done = Judge(inner, initial_arrays), begun, 0
+        self._judge, self._done = Judge(inner, initial_arrays), 0
+        self._begun = Beginning(begun, sorted(one.mark for one in subset.leavers), self._perturb is not None)
         self._digests = {"before": begun, "perturbed": digest(perturbed), "changed": changed}
-        self.arrays = self._kept(initial_arrays) or perturbed
+        subset.classes.weight = setting(inner, "weighted_by_key")
+        self.arrays = self._kept(subset, initial_arrays) or perturbed
         self._before = before = self._done
         given = dict(zip(("timeout", "train_config", "evaluate_config", "evaluate_fn"), args, strict=False)) | kwargs
         rounds = max(0, num_rounds - before)
@@ -136,7 +141,15 @@ class Unlearn(Strategy):
                 log.info("unfed: %s %s", what, place.absolute())
         if self._evidence is not None:
             return self._witnessed(self._evidence, initial_arrays, rounds, given)
-        return self._rounds(rounds, given)
+        result = self._rounds(rounds, given)
+        self._check_classes()
+        return result
+
+    def _check_classes(self) -> None:
+        """Refuse to call a class forgotten that nobody had."""
+        assert self._subset is not None
+        if not self._gone:
+            self._subset.classes.check_seen(self._done)
 
     def _rounds(self, rounds: int, given: dict[str, Any]) -> Result:
         """The rounds that are left, numbered after those that were done before."""
@@ -166,7 +179,9 @@ class Unlearn(Strategy):
             "strategy": type(self.inner).__name__,
             "leavers": self._subset.found(),
             "forgotten": sorted({name for one in self._subset.leavers for name in one.names}),
-            "unnamed": [one.words for one in self._subset.leavers if one.needed and not one.names],
+            "unnamed": [one.words for one in self._subset.leavers if one.is_node and not one.names],
+            "classes": [*self._subset.classes.now],
+            "classes_before": [*self._subset.classes.before],
             "turned": self._turned,
         }
         self._worth = worth = Worth(self.inner, self._subset, given, central)
@@ -186,6 +201,7 @@ class Unlearn(Strategy):
         except Enough:
             log.info("unfed: what the rounds were to go on for has come; they end")
             result = Result(self.arrays, *(evidence.metrics[what] for what in ("train", "evaluate", "server")))
+        self._check_classes()
         if self._done > self._before or not evidence.finished:
             self._close(evidence, initial, worth)
         return result
@@ -270,43 +286,20 @@ class Unlearn(Strategy):
         changed = applied(self._perturb, from_arrays(initial))
         return ArrayRecord(OrderedDict((name, changed[name]) for name in initial))
 
-    # --- the last good arrays -----------------------------------------------------------------------------------------
-
-    def _kept(self, initial: ArrayRecord) -> ArrayRecord | None:
+    def _kept(self, subset: SubsetGrid, initial: ArrayRecord) -> ArrayRecord | None:
         """Where an earlier start of the same unlearning got to, if its file is there."""
-        if self._keep is None or not self._keep.exists():
+        if self._keep is None or self._begun is None or not self._keep.exists():
             return None
-        found, about = storage.load(self._keep, "file of kept arrays")
-        if about.get("begun") != self._begun:
-            raise UnfedError(
-                f"{self._keep} was kept on the way from another model; move it away, or give keep another name."
-            )
-        if about.get("left") != self._left():
-            others = " and ".join(about.get("left", ())) or "nobody knows who"
-            raise UnfedError(
-                f"{self._keep} was kept while others left ({others}), and who leaves now may have trained in its"
-                " rounds; move it away, or give keep another name."
-            )
-        if self._perturb is not None and not about.get("perturbed"):
-            raise UnfedError(
-                f"{self._keep} was kept by a start without a perturbation, so nothing in it was perturbed; move it"
-                " away, or give keep another name."
-            )
-        self._done = int(about["round"])
-        log.info("unfed: going on after round %d, kept in %s", self._done, self._keep)
-        return ArrayRecord(OrderedDict((name, found[name]) for name in initial))
+        found = self._begun.load(self._keep)
+        self._done = found.round
+        subset.classes.seen |= found.seen
+        return ArrayRecord(OrderedDict((name, found.arrays[name]) for name in initial))
 
     def _good(self, arrays: ArrayRecord, round: int) -> None:
         """Keep a round's arrays under its number: rounds that changed nothing have numbers too."""
         self.arrays, self._done = arrays, round
-        if self._keep is not None:
-            about = {"begun": self._begun, "round": round, "left": self._left(), "perturbed": self._perturb is not None}
-            storage.save(self._keep, from_arrays(arrays), about)
-
-    def _left(self) -> list[str]:
-        """Who leaves, as a start that goes on must name them again."""
-        assert self._subset is not None
-        return sorted(one.mark for one in self._subset.leavers)
+        if self._keep is not None and self._begun is not None and self._subset is not None:
+            self._begun.save(self._keep, arrays, round, self._subset.classes.seen)
 
     # --- the hooks --------------------------------------------------------------------------------------------------
 
@@ -329,7 +322,8 @@ class Unlearn(Strategy):
         arrays, metrics = self._aggregated_train(number, list(replies))
         if self._evidence is not None and self.arrays is not None:
             own = [f"node {r.client} in round {r.round}: {r.reason}" for r in self.refusals if r.round == number]
-            self._evidence.told(number, "train", metrics, refused=own, arrays=digest(self.arrays))
+            more = {"left_out": self._left_out} if self._left_out else {}
+            self._evidence.told(number, "train", metrics, refused=own, arrays=digest(self.arrays), **more)
         return arrays, metrics
 
     def _looking(self) -> AbstractContextManager[None]:
@@ -354,10 +348,13 @@ class Unlearn(Strategy):
             self._refuse(number, mute.pop(0) if mute and node not in self._asked else node, why)
         for node in mute:
             self._refuse(number, node, "it did not answer")
+        self._left_out = []
         if not good:
             log.warning("unfed: round %d got no usable update; the arrays stay as they were", number)
             return None, None
         self._judge.learn_types(good)
+        assert self._subset is not None
+        self._left_out = self._subset.classes.of_round(reply.metadata.src_node_id for reply in good)
         try:
             arrays, metrics = self.inner.aggregate_train(number, good)
         except InconsistentMessageReplies as error:  # "Skipping aggregation", says Flower, and ends the run
@@ -403,6 +400,8 @@ class Unlearn(Strategy):
 
     def summary(self) -> None:
         log.info("\t├──> Unlearning without node(s) %s", ", ".join(map(str, sorted(self._out()))) or "(none connected)")
+        if self._subset is not None and self._subset.classes.all:
+            log.info("\t├──> Unlearning without rows of %s, which every client leaves out", self._subset.classes.words)
         self.inner.summary()
 
     def _out(self) -> frozenset[int]:

@@ -7,7 +7,7 @@ Flower draws node ids anew for every run of its simulator, and for a SuperNode w
 stays is what the one who runs a node wrote into its config: `client`, `client-name` (NVFlare's bridge writes that) or
 `partition-id`. Asked by the server, the node answers with these, with `num-partitions`, and with what its config allows
 (`allow="forget"`: to be asked, after it has left, what a model is worth on its rows), and nothing else; no model is
-involved.
+involved. In an app that leaves rows of a class out (rows.py) it also puts how many these were into the reply.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from unfed.flower.rows import noted
 from unfed.remote.naming import KEYS
 
 QUESTION = "query.unfed"
@@ -46,7 +47,7 @@ def introduce_mod(message: Message, context: Context, call_next: Callable[[Messa
     """The same as a mod, which answers this one question itself; mods before it see the question too."""
     if message.metadata.message_type == QUESTION:
         return _answered(message, context)
-    return call_next(message, context)
+    return noted(message, call_next(message, context))
 
 
 def _answered(message: Message, context: Context) -> Message:

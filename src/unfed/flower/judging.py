@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Strategy
 
 from unfed.errors import UnfedError
 from unfed.federation.aggregate import all_finite
+from unfed.flower.classes import NOT_LEFT_OUT
 from unfed.flower.replies import decoded, tensors
 from unfed.flower.wire import from_arrays
 from unfed.remote.packed import TYPES, Declared
@@ -74,7 +75,8 @@ class Judge:
         if reply.metadata.src_node_id in out:
             raise Unreadable("it has left this federation")
         if reply.has_error():
-            raise Unreadable(f"it failed: {said((reply.error.reason or 'no reason given').strip().splitlines()[-1])}")
+            last = said((reply.error.reason or "no reason given").strip().splitlines()[-1])
+            raise Unreadable(last if reply.error.code == NOT_LEFT_OUT else f"it failed: {last}")
         if not reply.content.array_records:  # or stock strategies would drop the whole round for it
             raise Unreadable("it sent no arrays")
 

@@ -5,6 +5,7 @@
     node_with(partition_id=0)      what a node's config says: partition_id, client, client_name; the client app must
                                    answer who it is (`introduce(app)`, one line)
     denied(RUN or FILE)            whoever was forgotten before; need not be there (`deny=…` of Unlearn and SubsetGrid)
+    of_class(3)                    no node: the rows of a class, which every client is told to leave out (classes.py)
 
 Whoever is meant is looked for whenever somebody looks at the grid, so a leaver that comes back under another id stays
 out. An exclusion that matches nobody is an error before the first message: a typing error would else train everybody.
@@ -18,15 +19,16 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from unfed.errors import UnfedError, members
+from unfed.errors import UnfedError, listed, members
 from unfed.flower.connected import connected, tells_names
 from unfed.flower.roll import JUST_CONNECTED, Roll
 from unfed.flower.speech import SPEECH
 from unfed.remote.denied import Denied
 from unfed.remote.naming import KEYS
 from unfed.remote.replies import said
-from unfed.runs.deny import clients_on
+from unfed.runs.deny import on_list
 
+TOLD = "every client is told to leave its rows out"
 Find = Callable[[Grid], Collection[int]]
 
 
@@ -47,6 +49,8 @@ class Leaver:
     """Who of them gave leave, in its own node config, to be asked what a model is worth on its rows."""
     absent: str = "nobody is connected, and if it comes back it stays out"
     """What the log says where nobody is found and nobody need be."""
+    classes: Collection[int] = ()
+    """Classes whose rows every client leaves out; whoever is `needed` only for these is no node."""
 
     def __call__(self, grid: Grid) -> Collection[int]:
         return self.find(grid)
@@ -54,7 +58,16 @@ class Leaver:
     @property
     def mark(self) -> str:
         """What makes two exclusions the same; where a deny list lies does not matter."""
-        return self.words if self.needed else f"denied: {sorted(self.names)}"
+        return self.words if self.needed else f"denied: {sorted([*self.names, *map(class_words, self.classes)])}"
+
+    @property
+    def is_node(self) -> bool:
+        """Whether this is somebody, who must be found: not a class, and not whoever left before."""
+        return self.needed and not self.classes
+
+
+def class_words(number: int) -> str:
+    return f"class {number}"
 
 
 Exclude = Collection[int | Leaver] | Leaver | Find | int
@@ -131,6 +144,23 @@ def node_with(timeout: float = 300.0, num_partitions: int | None = None, **confi
     )
 
 
+def of_class(*given: int | str) -> Leaver:
+    """The rows of these classes, at every client: `of_class(3)`, `of_class(1, 2)`, `of_class("1,2")`.
+
+    The last is how a run config has them, under a key of the app's own. Clients leave the rows out by `staying_rows`.
+    """
+    parts = [part.strip() for one in given for part in (one.split(",") if isinstance(one, str) else [str(one)])]
+    odd = next((part for part in parts if not (part.isascii() and part.isdigit() and len(part) < 10)), None)
+    if odd is not None or not parts:
+        raise UnfedError(
+            "of_class takes class numbers as the labels have them, of_class(3), or with commas as in a run config,"
+            f' forget-classes="1,2", not {said(odd, 40) if odd else "nothing"}.'
+        )
+    numbers = sorted({int(part) for part in parts})
+    words = listed(map(class_words, numbers), "and")
+    return Leaver(words, lambda grid: (), absent=TOLD, classes=numbers)
+
+
 def _one_of(names: Iterable[str]) -> str:
     """What to do about a leaver whom nobody there is."""
     there = sorted({said(name, 60) for name in names if name})
@@ -142,27 +172,36 @@ def denied(path: str | Path, timeout: float = 300.0) -> Leaver:
 
     The clients on the deny list of a run or evidence folder, or in a file with one name per line. They are known by a
     registered name or by what their node config says; a node that has neither might be one of them, and is left out.
+    Classes on the list are left out by every client, as those of `of_class` are.
     """
-    listed, roll = Denied(clients_on(path), SPEECH), Roll(timeout)
+    there = on_list(path)
+    if there.rows:
+        raise UnfedError(
+            f"The deny list of {path} has {len(there.rows)} single rows, and rows that lie at nodes cannot be"
+            " recognised here; write the clients that must stay out into a file, one per line, and name that."
+        )
+    left, roll = Denied(there.clients, SPEECH), Roll(timeout)
     named: set[int] = set()
 
     def found(grid: Grid) -> Collection[int]:
-        if not listed.names:
+        if not left.names:
             return ()
         for info in grid.get_nodes() if tells_names(grid) else ():
             if info.name:
                 named.add(info.node_id)
-                listed.refuses(info.node_id, [info.name])
-        roll.look(grid, listed.nodes)
+                left.refuses(info.node_id, [info.name])
+        roll.look(grid, left.nodes)
         for node, own in roll.known.items():
-            listed.refuses(node, own.values())
-        return listed.nodes.keys()
+            left.refuses(node, own.values())
+        return left.nodes.keys()
 
     def doubt(node: int) -> str | None:
-        return None if not listed.names or node in named else roll.doubt(node)
+        return None if not left.names or node in named else roll.doubt(node)
 
-    words = f"whoever is on the deny list {path} ({', '.join(sorted(listed.names)) or 'which is empty'})"
-    return Leaver(words, found, doubt, names=listed.names, needed=False)
+    whoever = ", ".join([*sorted(left.names), *map(class_words, there.classes)])
+    words = f"whoever is on the deny list {path} ({whoever or 'which is empty'})"
+    absent = TOLD if there.classes and not left.names else Leaver.absent
+    return Leaver(words, found, doubt, names=left.names, needed=False, absent=absent, classes=there.classes)
 
 
 def leavers_of(exclude: Exclude) -> Sequence[Leaver]:
@@ -173,8 +212,8 @@ def leavers_of(exclude: Exclude) -> Sequence[Leaver]:
     found = tuple(one if isinstance(one, Leaver) else _node(one) for one in several)
     if not found:
         raise UnfedError(
-            "exclude names nobody, so nobody would be left out; name who leaves, by node_with(…) or an id, or who left"
-            " before, by deny=…."
+            "exclude names nobody, so nobody would be left out; name who leaves, by node_with(…) or an id, a class by"
+            " of_class(…), or who left before, by deny=…."
         )
     return found
 

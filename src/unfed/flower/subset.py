@@ -1,4 +1,8 @@
-"""A grid without those who left: what a strategy sees of the nodes."""
+"""A grid without those who left: what a strategy sees of the nodes.
+
+Where classes left, every message that goes out names them, and whoever trains and does not say that it left their rows
+out is not aggregated (classes.py).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from unfed.errors import Refused, UnfedError
+from unfed.flower.classes import Classes
 from unfed.flower.leaving import Exclude, Leaver, denied, leavers_of
 from unfed.flower.roll import JUST_CONNECTED
 
@@ -40,6 +45,7 @@ class SubsetGrid(Grid):
         before = () if deny is None else (denied(deny),)
         nobody = not callable(exclude) and not isinstance(exclude, int) and not exclude and bool(before)
         self._leavers: Sequence[Leaver] = (*(() if nobody else leavers_of(exclude)), *before)
+        self.classes = Classes.of(self._leavers)
         self._out: set[int] = set()
         self._doubted: set[int] = set()
         self._settled, self._short_since = False, 0.0
@@ -64,8 +70,9 @@ class SubsetGrid(Grid):
         return self._leavers
 
     def found(self) -> list[dict[str, Any]]:
-        """Who is left out, as evidence has it: each in words, with the ids of its nodes."""
-        return [{"who": one.words, "nodes": sorted(one(self._grid))} for one in self._leavers]
+        """Who is left out, as evidence has it: each in words, with the ids of its nodes; classes stand apart."""
+        some = [one for one in self._leavers if one.is_node or not one.needed]
+        return [{"who": one.words, "nodes": sorted(one(self._grid))} for one in some]
 
     def _find(self) -> None:
         """Look for those who left among the nodes that are connected now; the log names whoever is new."""
@@ -96,7 +103,7 @@ class SubsetGrid(Grid):
         until = time.monotonic() + self._wait
         while True:
             found = {leaver.words: sorted(leaver(self._grid)) for leaver in self._leavers}
-            missing = next((one for one in self._leavers if one.needed and not found[one.words]), None)
+            missing = next((one for one in self._leavers if one.is_node and not found[one.words]), None)
             if self._gone or missing is None:
                 break
             if any(missing.doubt(node) == JUST_CONNECTED for node in self._grid.get_node_ids()):
@@ -106,7 +113,7 @@ class SubsetGrid(Grid):
             time.sleep(min(1.0, max(0.0, until - time.monotonic())))
         connected = list(self._grid.get_node_ids())
         if connected and all(any(one.doubt(node) for one in self._leavers) for node in connected):
-            raise UnfedError(self._nobody(self._leavers[0]))
+            raise UnfedError(self._nobody(next(one for one in self._leavers if one.doubt(connected[0]))))
         for one in self._leavers:
             log.info("unfed: %s has left: %s", one.words, ", ".join(map(str, found[one.words])) or one.absent)
             self._note(one, set(found[one.words]))
@@ -209,7 +216,7 @@ class SubsetGrid(Grid):
         return self._grid.push_messages(self._allowed(messages))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._heard(self._grid.pull_messages(message_ids))
+        return self._heard(self._grid.pull_messages(message_ids), all_of_them=False)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         self._sending = True
@@ -222,7 +229,7 @@ class SubsetGrid(Grid):
         found = list(messages)
         self._looks, self._idle = None if self._looks is None else [], []
         self._refuse([message.metadata.dst_node_id for message in found])
-        return [message for message in found if self._stays(message.metadata.dst_node_id)]
+        return [self.classes.told(message) for message in found if self._stays(message.metadata.dst_node_id)]
 
     def _refuse(self, nodes: Iterable[int]) -> None:
         self._find()
@@ -230,10 +237,10 @@ class SubsetGrid(Grid):
             if node in self._out:
                 raise UnfedError(f"Node {node} has left this federation, so no message goes to it; choose other nodes.")
 
-    def _heard(self, replies: Iterable[Message]) -> list[Message]:
+    def _heard(self, replies: Iterable[Message], all_of_them: bool = True) -> list[Message]:
         heard = list(replies)
         self._find()
-        return [reply for reply in heard if self._listened_to(reply)]
+        return self.classes.heeded([reply for reply in heard if self._listened_to(reply)], all_of_them)
 
     def _listened_to(self, reply: Message) -> bool:
         """Whether a reply is heard; an error may be the SuperLink's own, about a node that is gone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,7 @@ from unfed.values import not_measured
 
 MISSING = {
     "Membership inference": not_measured("a Flower app gives no losses of single rows"),
-    "Distance to Retrain": not_measured("nothing was trained from scratch without the leaver"),
+    "Distance to Retrain": not_measured("nothing was trained from scratch without what left"),
 }
 
 
@@ -29,6 +29,7 @@ def foreign_page(kept: Mapping[str, Any], title: str) -> str:
         title=title,
         created=date_text(str(kept["created"])),
         leavers=[{"who": one["who"], "nodes": _nodes(one["nodes"])} for one in kept["leavers"]],
+        classes=[*_classes(kept)],
         finished=kept["finished"] or "not finished",
         strategy=kept["strategy"],
         count=len(rounds),
@@ -44,6 +45,17 @@ def foreign_page(kept: Mapping[str, Any], title: str) -> str:
         missing=_forgotten_rows(kept) | MISSING | _not_undone(kept) | failed,
         **_probes(kept),
     )
+
+
+def _classes(kept: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each class that left, and what clients say of its rows in the last round in which anybody said it."""
+    told = [line["left_out"] for line in kept["rounds"] if line.get("left_out")]
+    for number in (*kept.get("classes", ()), *kept.get("classes_before", ())):
+        rows = [one["rows"].get(str(number), 0) for one in (told[-1] if told else ())]
+        words = f"class {number} has left" + (" before" if number in kept.get("classes_before", ()) else "")
+        clients = "1 client says" if len(rows) == 1 else f"{len(rows)} clients say"
+        count = "1 row of it was" if sum(rows) == 1 else f"{sum(rows):,} rows of it were"
+        yield words, f"{clients} that {count} left out of the last training"
 
 
 def _probes(kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +79,10 @@ def _forgotten_rows(kept: Mapping[str, Any]) -> dict[str, str]:
     told = [one for answers in kept.get("leaver", {}).values() for one in answers]
     if any("metrics" in one for one in told):
         return {}
-    why = told[0]["why"] if told else "the leaver gave no leave to be asked, so nobody scores the forgotten rows"
+    nobody = "the leaver gave no leave to be asked, so nobody scores the forgotten rows"
+    if kept.get("classes"):
+        nobody = "no client is asked to score the rows that it left out; a metric of the app's own would stand here"
+    why = told[0]["why"] if told else nobody
     return {"Forget accuracy": not_measured(why)}
 
 
@@ -84,7 +99,8 @@ def _idle(kept: Mapping[str, Any]) -> list[str]:
 
 
 def _asked(line: Mapping[str, Any]) -> dict[str, str]:
-    return {what: _nodes(line[what]) for what in ("train", "evaluate")}
+    rows = [f"{one['node']}: {sum(one['rows'].values()):,} of {one['of']:,}" for one in line.get("left_out", ())]
+    return {what: _nodes(line[what]) for what in ("train", "evaluate")} | {"left_out": ", ".join(rows) or "none"}
 
 
 def _nodes(numbers: list[int]) -> str:

@@ -22,6 +22,7 @@ from unfed.data.datasets import stretched
 from unfed.data.deny import KEY_BYTES, recognisable, row_digests
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
+from unfed.runs.config_tables import DenyConfig
 from unfed.runs.elsewhere import elsewhere
 from unfed.runs.folder import KEY, RunFolder
 from unfed.runs.foreign import FILE, evidence
@@ -45,25 +46,26 @@ def imported(config: Config) -> Config:
     if own.run.is_file():
         found = {"clients": _names(own.run)}
     elif (own.run / FILE).is_file():
-        found = {"clients": _of_evidence(own.run)}
+        found = _of_evidence(own.run)
     else:
         found = _of_run(RunFolder(own.run), config)
     return config.model_copy(update={"deny": own.model_copy(update=found)})
 
 
-def _of_evidence(folder: Path) -> tuple[str, ...]:
-    """Whom an unlearning in a foreign Flower app took out."""
+def _of_evidence(folder: Path) -> dict[str, Any]:
+    """Whom an unlearning in a foreign Flower app took out, or which classes, and what had left before it."""
     kept = evidence(folder)
     names = tuple(str(name) for name in kept["forgotten"])
-    if not names:
+    classes = tuple(sorted({*kept.get("classes", ()), *kept.get("classes_before", ())}))
+    if not names and not classes:
         raise UnfedError(f"{folder} names its leaver by a node id; write its name into a file, and name that.")
     if unnamed := kept.get("unnamed"):
         ids = " and ".join(map(str, unnamed))
         raise UnfedError(
             f"{folder} knows {ids} by no name, so the others alone would stay out; write"
-            f" all names ({', '.join(names)}, …) into a file, and name that."
+            f" all names ({', '.join([*names, '…'])}) into a file, and name that."
         )
-    return names
+    return {"clients": names, "classes": classes}
 
 
 def _of_run(folder: RunFolder, config: Config) -> dict[str, Any]:
@@ -96,9 +98,9 @@ def _of_run(folder: RunFolder, config: Config) -> dict[str, Any]:
     }
 
 
-def clients_on(path: str | Path) -> tuple[str, ...]:
-    """The clients on the deny list of a run folder, or in a file with one name per line."""
-    return imported(Config.parse({"deny": {"run": str(path)}})).deny.clients
+def on_list(path: str | Path) -> DenyConfig:
+    """What is on the deny list of a run or evidence folder, or in a file with one client's name per line."""
+    return imported(Config.parse({"deny": {"run": str(path)}})).deny
 
 
 def _names(file: Path) -> tuple[str, ...]:

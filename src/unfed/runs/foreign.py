@@ -27,6 +27,7 @@ _ANSWERS = its.list_of(
         its.table_with({"node": its.is_whole, "why": its.is_text}),
     )
 )
+_LEFT_OUT = its.table_with({"node": its.is_whole, "rows": its.table_of(its.is_count), "of": its.is_count})
 _ROUND = its.table_with(
     {
         "round": its.is_count,
@@ -36,7 +37,7 @@ _ROUND = its.table_with(
         "arrays": its.or_null(its.is_text),
         "metrics": its.table_of(_METRICS),
     },
-    {"leaver": _ANSWERS},
+    {"leaver": _ANSWERS, "left_out": its.list_of(_LEFT_OUT)},
 )
 _ROUNDS: Fits = ("a list of rounds, each with who was asked and what came of it", its.list_of(_ROUND))
 _DIGEST = its.either(its.is_text, its.list_of(its.is_text))
@@ -68,8 +69,11 @@ MUST: dict[str, Fits] = {
     "rounds": _ROUNDS,
     "finished": or_none(TEXT),
 }
+_CLASSES: Fits = ("a list of class numbers", its.list_of(its.is_count))
 MAY: dict[str, Fits] = {
     "unnamed": TEXTS,
+    "classes": _CLASSES,
+    "classes_before": _CLASSES,
     "turned": TEXTS,
     "abandoned": _ROUNDS,
     "recover": or_none(TEXT),

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unfed.errors import Halted, UnfedError
+from unfed.errors import Halted, UnfedError, listed, typed
+from unfed.runs import foreign
 from unfed.runs.onlooker import keeps_log
 from unfed.runs.record import Record
 from unfed.runs.requests import Entry, now
@@ -110,9 +111,22 @@ def sign(findings: Mapping[str, Any], key: SigningKey, log: FromLog = FromLog())
 
 def verify(bundle: Path, keys: Sequence[PublicKey], log: Path | None = None, model: Path | None = None) -> Verdict:
     """What a bundle shows; where something does not hold, the sentence that says so."""
+    _refuse_foreign(bundle if bundle.is_dir() else bundle.parent if bundle.name == foreign.FILE else None)
     try:
         kept = None if log is None else read_file(log, "checkpoint", verifier.LARGEST)
         data = read_file(bundle, "bundle", verifier.LARGEST)
         return verdict(data, [key.pem for key in keys], kept, model)
     except NotVerified as error:
         raise UnfedError(f"{bundle} is not verified: {error}") from error
+
+
+def _refuse_foreign(folder: Path | None) -> None:
+    """Say of what a Flower app of one's own wrote down that nobody signed it, and what it is about."""
+    if folder is None or not (folder / foreign.FILE).is_file():
+        return
+    kept = foreign.evidence(folder)
+    left = [f"client {name}" for name in kept["forgotten"]] + [f"class {number}" for number in kept.get("classes", ())]
+    raise UnfedError(
+        f"{folder} is what a Flower app wrote down of taking {listed(left, 'and') or 'a node'} out; nobody signed it,"
+        f" so there is nothing to verify, and `{typed('report', folder)}` shows it."
+    )

@@ -1,0 +1,137 @@
+"""Classes that leave: nobody goes, and every client leaves their rows out of what it trains on.
+
+    of_class(3) ─► told: messages name class 3 ─► staying_rows at the client ─► heeded: who says nothing is refused
+
+The server sees no rows. What it can see is whether a client app looked for them: a reply to train says how many rows of
+each class were left out, of how many. One that says nothing, or whose weight is still that of all rows, is refused and
+named; where all are, the client app lacks a line, and the run ends. A client that says it and trains on them all the
+same, with the weight of those that stay, is not found out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+
+from unfed.errors import Refused, listed
+from unfed.flower.leaving import Leaver, class_words
+from unfed.flower.rows import ALL_ROWS, ASKED, LEFT_OUT, NOTE, is_training
+from unfed.remote.replies import Failure, Unreadable, attempt
+
+log = logging.getLogger("flwr")
+
+NOT_LEFT_OUT = 4100
+"""The code of the error that stands in the place of a reply which is refused for its rows."""
+
+
+@dataclass
+class Classes:
+    """The classes whose rows are left out, and what clients say of them."""
+
+    now: tuple[int, ...] = ()
+    """Those that this request takes out."""
+    before: tuple[int, ...] = ()
+    """Those that had left before."""
+    weight: str | None = "num-examples"
+    """Under which name a reply has its weight."""
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """What each node said last: how many rows of each class it left out, of how many."""
+    heard: bool = False
+    """Whether anybody has said it."""
+    seen: set[int] = field(default_factory=set)
+    """The classes of which somebody has left rows out."""
+
+    @staticmethod
+    def of(leavers: Iterable[Leaver]) -> Classes:
+        now, before = set[int](), set[int]()
+        for one in leavers:
+            (now if one.needed else before).update(one.classes)
+        return Classes(tuple(sorted(now)), tuple(sorted(before - now)))
+
+    @property
+    def all(self) -> list[int]:
+        return sorted({*self.now, *self.before})
+
+    @property
+    def words(self) -> str:
+        return listed(map(class_words, self.all), "and")
+
+    def told(self, message: Message) -> Message:
+        """The message, whose config names the classes.
+
+        Each has a config of its own, for clients add to it. Where there is one the classes go in there: clipping mods
+        take messages with one config alone.
+        """
+        if self.all:
+            records = dict(message.content.items())
+            name = next(iter(message.content.config_records), "config")
+            records[name] = ConfigRecord({**message.content.config_records.get(name, {}), ASKED: self.all})
+            message.content = RecordDict(records)
+        return message
+
+    def heeded(self, replies: Sequence[Message], all_of_them: bool) -> list[Message]:
+        """The replies; those to train that say nothing of the classes are errors, with the reason.
+
+        It raises where these are all that were asked for, and nobody said anything yet: nobody will in later rounds.
+        """
+        trained = [reply for reply in replies if self.all and is_training(reply) and reply.has_content()]
+        reasons = {reply.metadata.src_node_id: why for reply in trained if (why := self._unheeded(reply)) is not None}
+        if all_of_them and reasons and not self.heard:
+            node, why = next(iter(sorted(reasons.items())))
+            raise Refused(
+                f"No client says that it left {self.words} out of what it trains on. Of the first, node {node}: {why}."
+            )
+        for reply in trained:
+            if (found := reasons.get(reply.metadata.src_node_id)) is not None:
+                log.warning("unfed: node %s is not listened to: %s", reply.metadata.src_node_id, found)
+                reply.content = None  # type: ignore[assignment]
+                reply.error = Error(NOT_LEFT_OUT, found)
+        return list(replies)
+
+    def _unheeded(self, reply: Message) -> str | None:
+        """Why it is not to be believed that a client left the rows out, if it is not."""
+        found = attempt(lambda: self._read(reply))
+        return found.reason if isinstance(found, Failure) else None
+
+    def _read(self, reply: Message) -> None:
+        note = reply.content.config_records.get(NOTE)
+        if note is None:
+            raise Unreadable(
+                f"its client app does not say that it left {self.words} out; make it with introduce(ClientApp()), and"
+                " let it train on the rows of staying_rows(message, labels) alone"
+            )
+        counts: Any = note.get(LEFT_OUT)
+        rows: Any = note.get(ALL_ROWS)
+        sound = isinstance(rows, int) and isinstance(counts, list) and all(type(one) is int for one in counts)
+        if note.get(ASKED) != self.all or not sound or len(counts) != len(self.all) or not 0 <= sum(counts) <= rows:
+            raise Unreadable(f"what it says of the rows of {self.words} cannot be read; install the same unfed there")
+        metrics = reply.content.metric_records.values()
+        weights = [own[self.weight] for own in metrics if self.weight is not None and self.weight in own]
+        if sum(counts) and rows in weights:
+            raise Unreadable(
+                f"its weight {self.weight!r} is {rows}, as many rows as it has with the {sum(counts)} of {self.words};"
+                " let it train on the rows of staying_rows(message, labels) alone, and count these"
+            )
+        own = dict(zip(map(str, self.all), counts, strict=True))
+        self.rows[reply.metadata.src_node_id], self.heard = {"rows": own, "of": rows}, True
+        self.seen |= {number for number, count in zip(self.all, counts, strict=True) if count}
+
+    def of_round(self, nodes: Iterable[int]) -> list[dict[str, Any]]:
+        """What these nodes said, as evidence has it; what they said is told once."""
+        found = [{"node": node, **self.rows[node]} for node in sorted({*nodes}) if node in self.rows]
+        self.rows = {}
+        return found
+
+    def check_seen(self, rounds: int) -> None:
+        """Refuse a request whose classes nobody had a row of: a typing error would be called forgotten."""
+        if missing := [number for number in self.now if number not in self.seen]:
+            words = listed(map(class_words, missing))
+            raise Refused(
+                f"Nobody who trained in {rounds} {'round' if rounds == 1 else 'rounds'} had a row of {words} to leave"
+                " out; name classes by the numbers that the labels have, or pass gone=True if their rows are not there"
+                " any more."
+            )
