@@ -140,6 +140,29 @@ def test_a_pipe_in_the_place_of_any_file_that_is_named_is_refused_and_not_waited
         NAMED[what](path)
 
 
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="this system has no names for what a shell hands over")
+@pytest.mark.parametrize("read", [storage.content, verifier.read, lambda path: read_file(path, "request")])
+def test_what_a_shell_hands_over_is_read_as_a_file_is(read: Callable[[Path], object]) -> None:
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b"seed = 1\n")
+        os.close(writing)
+        assert read(Path(f"/dev/fd/{reading}")) == b"seed = 1\n"
+    finally:
+        os.close(reading)
+
+
+def test_what_a_shell_hands_over_has_the_limit_that_files_have() -> None:
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b"seed = 1\n")
+        os.close(writing)
+        with pytest.raises(UnfedError, match="has more than 0 MiB"):
+            storage.content(Path(f"/dev/fd/{reading}"), 8)
+    finally:
+        os.close(reading)
+
+
 @pytest.mark.parametrize("place", ["bundle", "--key", "--log"])
 def test_the_verifier_alone_waits_for_no_pipe(place: str, tmp_path: Path) -> None:
     given = {name: str(tmp_path / name.strip("-")) for name in ("bundle", "--key", "--log")}

@@ -40,6 +40,7 @@ WAY_BACK = "way_back"
 _CHUNK = 1 << 20
 _LONGEST_HEADER = 1 << 30
 PRIVATE = 0o600
+HANDED = ("/dev/fd/", "/dev/stdin")  # `<(command)` and `command |`
 MOST_BYTES = 1 << 30  # of lines, which are read one by one
 MOST_JSON = 1 << 28  # of one value, which takes many times as much memory
 
@@ -131,16 +132,18 @@ def write_json(path: Path, value: Any) -> None:
 def content(path: Path, most: int = MOST_BYTES, start: int = 0) -> bytes:
     """What a file holds from a place on; what is no file, or has more bytes than this, is refused.
 
-    A folder may have come from somebody else: a link to a device never ends, and a pipe is waited for.
+    A folder may have come from somebody else: a link to a device never ends, and a pipe is waited for. Only one that a
+    shell hands over under its own name is read: whoever typed it has somebody writing.
     """
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode) or about.st_size > most:
-            raise UnfedError(
-                f"{path} is no file, or has more than {most >> 20} MiB; restore it from a copy, or name another file."
-            )
-        file.seek(start)
-        return file.read(most)
+    handed = os.fspath(path).startswith(HANDED)
+    flag = 0 if handed else getattr(os, "O_NONBLOCK", 0)
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | flag)) as file:
+        if handed or (stat.S_ISREG((about := os.fstat(file.fileno())).st_mode) and about.st_size <= most):
+            if start:
+                file.seek(start)
+            if len(data := file.read(most + 1)) <= most:
+                return data
+    raise UnfedError(f"{path} is no file, or has more than {most >> 20} MiB; restore it, or name another file.")
 
 
 def read_json(path: Path, what: str) -> Any:
@@ -194,9 +197,7 @@ def packed(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> bytes:
 def refuse_no_file(path: Path) -> None:
     """Refuse what is there and is no file, before a reader of safetensors waits for a pipe."""
     if os.path.exists(path) and not os.path.isfile(path):
-        raise UnfedError(
-            f"{path} is no file but a folder, a pipe or a device; restore it from a copy, or name another."
-        )
+        raise UnfedError(f"{path} is no file but a folder, a pipe or a device; restore it, or name another.")
 
 
 def load(path: Path, what: str = "checkpoint") -> tuple[Tensors, dict[str, Any]]:
@@ -385,9 +386,7 @@ def sweep_dead(files: Iterable[Path]) -> None:
     On Windows nothing is: there no file is locked while it is written.
     """
     if sys.platform != "win32":
-        for path in files:
-            if not is_leftover(path):
-                continue
+        for path in filter(is_leftover, files):
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):

@@ -256,8 +256,8 @@ def verify(
 
 
 def read(path: Path) -> bytes:
-    """A file that somebody names; a pipe would be waited for, and a device never ends."""
-    need(path.is_file(), f"There is no file {path}; give one.")
+    """A file that somebody names, or what a shell hands over; another pipe would be waited for, a device never ends."""
+    need(path.is_file() or str(path).startswith(("/dev/fd/", "/dev/stdin")), f"There is no file {path}; give one.")
     with open(path, "rb") as file:
         return file.read(LARGEST + 1)
 
