@@ -256,7 +256,7 @@ def verify(
 
 
 def read(path: Path) -> bytes:
-    """A file that somebody names, or what a shell hands over; another pipe would be waited for, a device never ends."""
+    """A file that somebody names, or what a shell hands over; other pipes would be waited for."""
     need(path.is_file() or str(path).startswith(("/dev/fd/", "/dev/stdin")), f"There is no file {path}; give one.")
     with open(path, "rb") as file:
         return file.read(LARGEST + 1)
