@@ -56,7 +56,7 @@ def app(staying: Staying = staying_rows, *mods: Any) -> ClientApp:
         y = np.array(LABELS[int(context.node_config["partition-id"])])
         y = y[staying(message, y.tolist())]
         old = message.content.array_records["arrays"].to_torch_state_dict()
-        new = ArrayRecord({"w": old["w"] + float(y.mean()), "v": old["v"] + 1})
+        new = ArrayRecord({"w": old["w"] + float(y.mean() if len(y) else 0), "v": old["v"] + 1})
         return Message(RecordDict({"arrays": new, "metrics": MetricRecord({"num-examples": len(y)})}), reply_to=message)
 
     @made.evaluate()
@@ -248,6 +248,23 @@ def test_once_somebody_has_said_it_a_round_without_is_a_bad_round_and_not_the_en
     grid.tamper = dict.fromkeys(grid.nodes, in_round_2)
     strategy.start(grid, trained(), num_rounds=3)
     assert sorted({refused.round for refused in strategy.refusals}) == [2] and len(strategy.refusals) == 4
+
+
+def test_a_client_that_holds_nothing_else_is_refused_by_name_and_its_rows_count_as_left_out(tmp_path: Path) -> None:
+    class_5 = app(lambda message, labels: staying_rows(message, labels) & (len(labels) != 5))
+    strategy = unlearn(of_class(5), evidence=tmp_path / "e")
+    strategy.start(federation(class_5), trained(), num_rounds=1)
+    assert [refused.client for refused in strategy.refusals] == ["1001"]
+    (line,) = kept(tmp_path / "e")["rounds"]
+    assert {one["node"]: one["rows"]["5"] for one in line["left_out"]} == {1000: 0, 1001: 1, 1002: 0, 1003: 0}
+    assert "node 1001 in round 1: its weight 'num-examples' is 0" in line["refused"][0]
+
+
+def test_until_forgotten_is_refused_where_nobody_left_whom_one_could_ask(tmp_path: Path) -> None:
+    grid = federation()
+    with pytest.raises(UnfedError, match="rows of a class are scored by nobody but the app itself; leave forgotten"):
+        unlearn(of_class(3), evidence=Evidence(tmp_path / "e", forgotten="acc")).start(grid, trained(), num_rounds=1)
+    assert not grid.asked(1000, "train")
 
 
 def test_a_class_of_which_nobody_has_a_row_is_not_called_forgotten(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ same, with the weight of those that stay, is not found out.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +20,6 @@ from unfed.errors import Refused, listed
 from unfed.flower.leaving import Leaver, class_words
 from unfed.flower.rows import ALL_ROWS, ASKED, LEFT_OUT, NOTE, is_training
 from unfed.remote.replies import Failure, Unreadable, attempt
-
-log = logging.getLogger("flwr")
 
 NOT_LEFT_OUT = 4100
 """The code of the error that stands in the place of a reply which is refused for its rows."""
@@ -87,7 +84,6 @@ class Classes:
             )
         for reply in trained:
             if (found := reasons.get(reply.metadata.src_node_id)) is not None:
-                log.warning("unfed: node %s is not listened to: %s", reply.metadata.src_node_id, found)
                 reply.content = None  # type: ignore[assignment]
                 reply.error = Error(NOT_LEFT_OUT, found)
         return list(replies)
@@ -120,11 +116,10 @@ class Classes:
         self.rows[reply.metadata.src_node_id], self.heard = {"rows": own, "of": rows}, True
         self.seen |= {number for number, count in zip(self.all, counts, strict=True) if count}
 
-    def of_round(self, nodes: Iterable[int]) -> list[dict[str, Any]]:
-        """What these nodes said, as evidence has it; what they said is told once."""
-        found = [{"node": node, **self.rows[node]} for node in sorted({*nodes}) if node in self.rows]
-        self.rows = {}
-        return found
+    def of_round(self) -> list[dict[str, Any]]:
+        """What nodes said since somebody asked last, as evidence has it; of refused updates too."""
+        found, self.rows = self.rows, {}
+        return [{"node": node, **found[node]} for node in sorted(found)]
 
     def check_seen(self, rounds: int) -> None:
         """Refuse a request whose classes nobody had a row of: a typing error would be called forgotten."""

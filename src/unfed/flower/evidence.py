@@ -234,6 +234,11 @@ class Evidence:
                 " what was forgotten against; name another, or leave forgotten out."
             )
         left = self._kept.get("leaver", {}).get("before", [])
+        if not self._kept["leavers"]:
+            raise UnfedError(
+                "Nobody left whom one could ask when it is forgotten: rows of a class are scored by nobody but the app"
+                " itself; leave forgotten out."
+            )
         if not left or any(self.forgotten not in one.get("metrics", {}) for one in left):
             raise UnfedError(
                 f'Nobody who left gave leave (allow="forget" in its node config) and reports {self.forgotten!r}, so'

@@ -86,7 +86,6 @@ class Unlearn(Strategy):
         self._begun: Beginning | None = None
         self._done, self._before = 0, 0
         self._asked: set[int] = set()
-        self._left_out: list[dict[str, Any]] = []
         self._not_kept: list[str] = []
         self._digests: dict[str, str | list[str]] = {}
         self._turns, self._turned = False, list[str]()
@@ -322,7 +321,8 @@ class Unlearn(Strategy):
         arrays, metrics = self._aggregated_train(number, list(replies))
         if self._evidence is not None and self.arrays is not None:
             own = [f"node {r.client} in round {r.round}: {r.reason}" for r in self.refusals if r.round == number]
-            more = {"left_out": self._left_out} if self._left_out else {}
+            rows = None if self._subset is None else self._subset.classes.of_round()
+            more = {"left_out": rows} if rows else {}
             self._evidence.told(number, "train", metrics, refused=own, arrays=digest(self.arrays), **more)
         return arrays, metrics
 
@@ -348,13 +348,10 @@ class Unlearn(Strategy):
             self._refuse(number, mute.pop(0) if mute and node not in self._asked else node, why)
         for node in mute:
             self._refuse(number, node, "it did not answer")
-        self._left_out = []
         if not good:
             log.warning("unfed: round %d got no usable update; the arrays stay as they were", number)
             return None, None
         self._judge.learn_types(good)
-        assert self._subset is not None
-        self._left_out = self._subset.classes.of_round(reply.metadata.src_node_id for reply in good)
         try:
             arrays, metrics = self.inner.aggregate_train(number, good)
         except InconsistentMessageReplies as error:  # "Skipping aggregation", says Flower, and ends the run
