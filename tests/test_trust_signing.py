@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from commands import called
 from unfed.errors import UnfedError
+from unfed.runs.run import Run
 from unfed.trust import envelope, keys
 from unfed.trust.canonical import canonical, canonical_value
 from unfed.trust.keys import SigningKey
+from worlds import Small
 
 
 def test_canonical_json_is_that_of_the_rfc() -> None:
@@ -47,6 +50,46 @@ def test_a_key_file_is_for_its_owner_alone_and_is_not_replaced(tmp_path: Path) -
     private.chmod(0o644)
     with pytest.raises(UnfedError, match="chmod 600"):
         keys.signing_key(private)
+
+
+@pytest.mark.parametrize("name", ["", ".", "/"])
+def test_a_key_needs_a_name(name: str) -> None:
+    with pytest.raises(
+        UnfedError, match="is a folder and no name for a key; give one, as in `unfed keys new operator`"
+    ):
+        keys.new(Path(name))
+
+
+CARELESS = {
+    "request sign -o r.json": "Say what to forget by exactly one of",
+    "request sign --client= -o r.json": "Say what to forget by exactly one of",
+    "request sign --class 3 -o r.json": "A class is nobody's own data: a request for it needs the operator's key.",
+    "request sign --samples ids.csv --client 1 -o r.json": "Client '1' asks for data of 0, not its own.",
+    "request sign --samples ids.csv -o taken.json": "taken.json.opening is a folder, and no file is written in its",
+    "request check folder r.json": "folder is not a run folder (it has no run.json)",
+    "keys roster run 0= --operator operator.key": "Give a client and its key as CLIENT=FILE.pub, not '0='.",
+    "keys roster run 0=me.pub 0=me.pub --operator operator.key": "Client '0' is given two keys; a client has one.",
+}
+
+
+@pytest.mark.parametrize("line", CARELESS)
+def test_a_careless_command_is_answered_before_anything_is_signed(
+    line: str, small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each was signed, and refused by the operator later, or half of it was written."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("me", "operator"):
+        keys.new(Path(name))
+    Path("ids.csv").write_text("client,position\n0,1\n")
+    for folder in ("folder", "taken.json.opening"):
+        Path(folder).mkdir()
+    if "roster" in line:
+        Run.create(small(), "run")
+    before = sorted(Path().rglob("*"))
+    own = ["--key", "me.key", "--to", "operator.pub"] if "sign" in line else []
+    code, _, err = called([*line.split(), *own], monkeypatch, capsys)
+    assert code == 2 and CARELESS[line] in " ".join(err.split()), err
+    assert sorted(Path().rglob("*")) == before
 
 
 def test_a_file_that_holds_no_key_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from commands import called
 from unfed import UnfedError, storage
+from unfed.trust import keys
 
 COMMANDS = [
     ["compare", "a", "b", "-o"],
@@ -52,6 +53,31 @@ def test_no_command_writes_a_file_in_the_place_of_something_else(
         code, _, err = called([*words, str(place)], monkeypatch, capsys)
         assert code == 2 and f"{place} is {what}, and no file is written in its place; name another file." in err
     assert there() == before
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_no_command_replaces_a_key(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody has a private key twice: `unfed request sign --key me.key -o me.key` had left none."""
+    monkeypatch.chdir(tmp_path)
+    keys.new(Path("me"))
+    for file in keys.files(Path("me")):
+        before = file.read_bytes()
+        code, _, err = called([*words, str(file)], monkeypatch, capsys)
+        assert code == 2 and f"{file} holds a key, and a key is not replaced; name another file." in err
+        assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("words", [["bundle", "run", "-o"], ["verify", "--key", "operator.pub"]], ids=" ".join)
+def test_the_page_of_evidence_does_not_take_its_place(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("evidence.json").write_text("mine")
+    code, _, err = called([*words, "evidence.json", "--page", "./evidence.json"], monkeypatch, capsys)
+    assert code == 2 and "--page evidence.json would take the place of the evidence itself; name another file." in err
+    assert Path("evidence.json").read_text() == "mine"
 
 
 def test_what_is_written_from_python_replaces_no_pipe_and_no_folder(places: dict[str, Path]) -> None:

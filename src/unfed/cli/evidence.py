@@ -57,6 +57,7 @@ def bundle(
     from unfed.trust.findings import findings, served
     from unfed.trust.folder import TrustFolder
 
+    _refuse_one_place(out, page)
     record = Record(RunFolder(run))
     entry = served(record, request)
     trust = TrustFolder(run) if keeps_log(run) else None
@@ -106,6 +107,7 @@ def verify(
     from unfed.trust import keys
     from unfed.trust.verdict import told
 
+    _refuse_one_place(bundle, page)
     known = [keys.public_key(path) for path in key]
     verdict = bundles.verify(bundle, known, log, model)
     if page is not None:
@@ -114,6 +116,12 @@ def verify(
         echo(json.dumps({"proven": verdict.proven, "measured": verdict.measured, "neither": verdict.neither}))
         return
     say(told(verdict))
+
+
+def _refuse_one_place(bundle: Path, page: Path | None) -> None:
+    """Refuse a page in the place of the evidence that it tells of."""
+    if page is not None and page.resolve() == bundle.resolve():
+        raise UnfedError(f"--page {page} would take the place of the evidence itself; name another file.")
 
 
 def _write_page(path: Path, verdict: Verdict, keys: list[str], folder: RunFolder | None = None) -> None:

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -58,9 +58,12 @@ AllowCode = Annotated[
 
 
 def plain_file(value: Path | None) -> Path | None:
-    """A file that a command is to write, refused before any work where something else is there."""
+    """A file that a command is to write, refused before any work where a key, or no file, is there."""
     if value is not None:
         storage.refuse_other(value)
+        with suppress(OSError), open(value, "rb") as file:
+            if file.read(10) == b"-----BEGIN":
+                raise UnfedError(f"{value} holds a key, and a key is not replaced; name another file.")
     return value
 
 

@@ -67,10 +67,12 @@ def keys_roster(
     given: dict[str, Any] = {}
     for pair in clients or ():
         name, sign, file = pair.partition("=")
-        if not sign or not name:
+        if not (sign and name and file):
             raise UnfedError(f"Give a client and its key as CLIENT=FILE.pub, not {pair!r}.")
         if known and name not in known:
             raise UnfedError(f"This run has no client {name!r}; it has {len(known)}, the first is {known[0]!r}.")
+        if name in given:
+            raise UnfedError(f"Client {name!r} is given two keys; a client has one.")
         given[name] = keys.public_key(Path(file))
     trust = TrustFolder.begin(run, operator)
     found = trust.enrol(given)
@@ -109,21 +111,23 @@ def request_sign(
     own, operator = keys.signing_key(key), keys.public_key(to)
     opening = None
     scope: dict[str, Any]
-    if sum((client is not None and samples is None, bool(classes), samples is not None)) != 1:
+    if sum((bool(client) and samples is None, bool(classes), samples is not None)) != 1:
         raise UnfedError("Say what to forget by exactly one of --client, --class or --samples.")
     if samples is not None:
         opening = request.Opening.drawn(SampleList.read(samples).samples)
         scope = {"samples": opening.scope()}
     else:
-        scope = {"clients": [client]} if client is not None else {"classes": classes}
-    whose = client or (scope["samples"]["client"] if opening else OPERATOR)
+        scope = {"clients": [client]} if client else {"classes": classes}
+    whose = client or (scope["samples"]["client"] if opening else own.id)
     agent = OPERATOR if own.id == operator.id else whose
     digest = None if model is None else fingerprint(digests(storage.load(model, "model")[0]))
     value = request.value(scope, agent, operator.id, digest, regime, expires)
-    storage.deliver(out, request.sign(value, own).to_bytes())
+    request.refuse_if_not_its_own(request.read(value))
     beside = out.with_name(out.name + ".opening")
-    if opening is not None:
+    if opening is not None:  # first: without it nobody can serve the request
+        plain_file(beside)
         storage.deliver(beside, intake.opening_bytes(opening))
+    storage.deliver(out, request.sign(value, own).to_bytes())
     if as_json:
         told = {"id": value["agent-request-id"], "agent": agent, "out": str(out), "expires": value["expires-at"]}
         echo(json.dumps({**told, "opening": str(beside) if opening else None}))

@@ -60,6 +60,7 @@ class TrustFolder:
     def __init__(self, run: Path) -> None:
         self.run, self.path = run, run / NAME
         if not keeps_log(run):
+            RunFolder(run).description()  # refuses what is no run
             raise UnfedError(
                 f"{run} keeps no log of signed requests;"
                 f" `{typed('keys', 'roster', run, '--operator', 'FILE.key')}` begins one."

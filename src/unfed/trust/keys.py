@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from unfed import storage
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, typed
 from unfed.trust.canonical import read_file
 
 
@@ -99,6 +99,10 @@ def new(name: Path) -> SigningKey:
 
 def files(name: Path) -> tuple[Path, Path]:
     """Where the two halves of a key lie."""
+    if not name.name:
+        raise UnfedError(
+            f"{name} is a folder and no name for a key; give one, as in `{typed('keys', 'new', 'operator')}`."
+        )
     return name.with_name(name.name + ".key"), name.with_name(name.name + ".pub")
 
 

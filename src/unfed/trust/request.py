@@ -202,11 +202,11 @@ def believed(signed: Envelope, roster: Roster, moment: str | None = None) -> Ask
     ahead = (datetime.strptime(at, _SECOND) + AHEAD).strftime(_SECOND)
     if asked.issued > ahead:
         raise NotBelieved("early", f"The request was issued at {asked.issued}, which is to come; check both clocks.")
-    _refuse_if_not_its_own(asked)
+    refuse_if_not_its_own(asked)
     return asked
 
 
-def _refuse_if_not_its_own(asked: Asked) -> None:
+def refuse_if_not_its_own(asked: Asked) -> None:
     """A client asks for its own data; only the operator's key may ask for anything else."""
     if asked.agent == OPERATOR:
         return
