@@ -20,6 +20,7 @@ import torch
 from typer.testing import CliRunner
 
 from unfed import storage
+from unfed.__main__ import main as begun
 from unfed.cli.main import app, main
 from unfed.runs.run import Run
 from worlds import rounds_take
@@ -462,6 +463,33 @@ def test_an_interrupt_ends_with_130_and_the_command_that_resumes(here: Path, kil
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "unfed resume runs/small" in err and "Traceback" not in err + out
+
+
+def test_an_interrupt_of_a_short_command_is_answered_and_leaves_nothing(
+    unfed: Callable[..., Any], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Typer ended it in silence."""
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = list(here.iterdir())
+    monkeypatch.setattr(os, "replace", killed)
+    assert unfed("keys", "new", "me") == (130, "", "Interrupted; nothing half-written was left.\n")
+    assert list(here.iterdir()) == before
+
+
+def test_an_interrupt_while_the_command_line_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "unfed.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "unfed.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Killed(), *sys.meta_path])
+    with pytest.raises(SystemExit) as end:
+        begun()
+    assert end.value.code == 130
 
 
 @pytest.mark.slow  # in `make test`: a run at its writes (test_run.py); methods that keep more: test_history.py

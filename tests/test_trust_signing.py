@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -50,6 +51,20 @@ def test_a_key_file_is_for_its_owner_alone_and_is_not_replaced(tmp_path: Path) -
     private.chmod(0o644)
     with pytest.raises(UnfedError, match="chmod 600"):
         keys.signing_key(private)
+
+
+def test_half_a_pair_of_keys_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced = os.replace
+
+    def killed(source: Path, target: Path) -> None:
+        if target.suffix == ".pub":
+            raise KeyboardInterrupt
+        replaced(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", killed)
+        keys.new(tmp_path / "me")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["", ".", "/"])

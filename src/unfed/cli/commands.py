@@ -158,6 +158,14 @@ class Commands(TyperGroup):
             return _lines().get(cmd_name)
         return completion.stand_in(cmd_name) if completion.completing() else super().get_command(ctx, cmd_name)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; Typer itself would let one that is interrupted end in silence."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("Interrupted; nothing half-written was left.", err=True)
+            raise click.exceptions.Exit(130) from None
+
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with self._as_list():
             super().format_help(ctx, formatter)

@@ -93,7 +93,11 @@ def new(name: Path) -> SigningKey:
             raise UnfedError(f"{path} is there already, and a key is not replaced; choose another name.")
     key = SigningKey.drawn()
     key.write(private)
-    storage.write_bytes(public, key.public.pem.encode())
+    try:
+        storage.write_bytes(public, key.public.pem.encode())
+    except BaseException:
+        storage.remove(private)  # half a pair stands in the way of the next try
+        raise
     return key
 
 
