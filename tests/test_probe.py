@@ -378,6 +378,18 @@ def test_the_table_says_each_reason_once_and_takes_the_mean_over_seeds() -> None
     assert notes == ["(1) no Retrain", "(2) not in this file"]
 
 
+def test_what_chance_alone_moves_is_said_below_the_table_where_the_file_says_its_rows() -> None:
+    """MIA 60 with 40 rows a side ± 7.4, Forget 30 of 40 rows ± 7.2; with two seeds the ± in a cell is theirs."""
+    found = told(4.0, 70.0, 0.0)
+    assert grid([found])[1] == ["(1) not in this file"]
+    for who in ("unlearned", "retrain", "before"):
+        for part in ("published", "flip"):
+            found["measured"][who][part]["rows"] = {"forget": 40, "test": 360}
+    said = "chance alone moves MIA by up to ± 7.4 and Forget by up to ± 7.0 points (one standard error)."
+    assert grid([found])[1][0] == f"With 40 forgotten rows, {said}"
+    assert grid([found, found])[1][0] == f"With 40 forgotten rows in each seed, {said}"
+
+
 def test_the_picture_is_drawn_only_of_what_was_measured() -> None:
     shown = view([told(4.0, 70.0, 2.0)], "undo-0")
     assert [p["title"] for p in shown["pictures"]] == ["Backdoor success (%)", "Accuracy on the forgotten data (%)"]

@@ -22,7 +22,8 @@ from unfed import storage
 from unfed.errors import UnfedError
 from unfed.model import digest
 from unfed.report import figures, undo_section
-from unfed.report.html import caveats, render
+from unfed.report.caveats import caveats
+from unfed.report.html import render
 from unfed.report.officer import officer_view
 from unfed.report.ranking import orders, words
 from unfed.report.rules import rows, trajectories
@@ -661,10 +662,29 @@ def test_a_wide_table_says_on_a_phone_that_it_goes_on() -> None:
     assert page.count('scrolls" tabindex') == 6 and "The table goes on: scroll sideways" in page
 
 
+def test_before_anything_is_measured_no_page_speaks_of_evidence() -> None:
+    run, _ = fake_run()
+    text = Page(render(run, [])).text
+    assert "no unlearning method has been evaluated yet" in text
+    assert "evidence" not in text.partition("For the officer")[2].partition("What was asked")[0]
+    assert "What this does not prove" not in text and "as they lie in the folder" not in text
+
+
+def test_what_comes_back_is_said_of_its_request_where_there_are_several() -> None:
+    told = "What NoT forgot is still in its model: undone, it reads 85.2 %."
+    tried: dict[str, Any] = {"reason": None, "fitted": True, "weak": False, "back": [told]}
+    one = {"subject": "Client 0", "retrain": True, "undoing": tried, "tables": {"last": {"body": [1]}}}
+    assert told in caveats([one])
+    assert f"Client 0: w{told[1:]}" in caveats([one, {**one, "subject": "Client 3", "undoing": {**tried, "back": []}}])
+
+
 def test_who_left_twice_is_named_once_where_nobody_tried_to_undo_it() -> None:
     """A second request that ends the way back of the first is about the same client."""
     tried: dict[str, Any] = {"reason": None, "fitted": True, "weak": False, "back": []}
     untried = {**tried, "reason": undo_section.NOT_PROBED, "fitted": False}
     asked = [("Client 0", tried), ("Client 3", untried), ("Client 3", untried), ("Class 5", untried)]
-    views = [{"subject": subject, "retrain": True, "undoing": undoing} for subject, undoing in asked]
-    assert "Nobody tried to undo it for client 3 and class 5." in caveats({}, views)
+    views = [
+        {"subject": subject, "retrain": True, "undoing": undoing, "tables": {"last": {"body": [1]}}}
+        for subject, undoing in asked
+    ]
+    assert "Nobody tried to undo it for client 3 and class 5." in caveats(views)

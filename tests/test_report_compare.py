@@ -125,7 +125,8 @@ def test_the_command_writes_a_page_or_a_table(tmp_path: Path, small: Any, monkey
     cli = CliRunner()
     made = cli.invoke(app, ["compare", "one", "two"])
     assert made.exit_code == 0 and "compare.html" in made.output
-    assert "Not finished: two." in Page((tmp_path / "compare.html").read_text()).text
+    text = Page((tmp_path / "compare.html").read_text()).text
+    assert "Not finished: two." in text and "In a comparison, " in text, "nobody is out of a model in force"
     table = cli.invoke(app, ["compare", "one", "two", "--format", "md"])
     assert "| one | NoT |" in table.output and "| training.rounds | 3 | 2 |" in table.output
     cli.invoke(app, ["compare", "one", "two", "--format", "latex", "-o", "table.tex"])

@@ -78,6 +78,16 @@ def test_a_model_that_was_denied_is_nowhere_shown_as_the_new_model() -> None:
     assert "Model after" in page(FULFILLED) and "not in force" not in page(FULFILLED)
 
 
+def test_a_request_that_was_denied_waits_for_no_model() -> None:
+    run, lines = asked({**DENIED, "reason": "not recovered"})
+    run["jobs"][0] |= {"came_out": None, "finished": "not recovered"}
+    lines[-1]["earlier"] = {"r0": 40.0}
+    text = " ".join(Page(render(run, lines)).text.split())
+    assert "Model tried, not in force none was kept" in text and "not there yet" not in text
+    assert "There is no new model yet" not in text and "No new model was kept" in text
+    assert "the model that was tried is right on 40.0 % of its data" in text
+
+
 def test_one_round_is_one_round() -> None:
     run, lines = fake_run(methods=("not",), rounds=1)
     run["requests"][0] |= FULFILLED
@@ -142,6 +152,31 @@ def test_samples_that_were_asked_for_are_counted_with_those_that_no_training_use
     run, lines = asked(FULFILLED)
     run["requests"][0] |= {"kind": "instance", "clients": [], "samples": 3, "forgotten_rows": 1}
     assert "Takes out 3 samples; 1 of them was trained on" in " ".join(Page(render(run, lines)).text.split())
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "said"),
+    [
+        ({"kind": "instance", "fraction": 0.1, "clients": []}, "110 samples, 10 % of the data of every client Method"),
+        ({"kind": "instance", "clients": []}, "110 samples Method"),
+        ({"kind": "instance", "clients": [], "samples": 110}, "110 samples, all of them trained on Method"),
+        ({"kind": "class", "clients": [], "classes": [3]}, "Class 3, 110 training samples Method"),
+    ],
+)
+def test_what_a_request_takes_out_is_counted_once(asked_for: dict[str, Any], said: str) -> None:
+    run, lines = asked(FULFILLED)
+    run["requests"][0] |= {**asked_for, "forgotten_rows": 110}
+    assert f"Takes out {said}" in " ".join(Page(render(run, lines)).text.split())
+
+
+def test_what_chance_alone_moves_is_said_of_an_attack_on_what_left_earlier() -> None:
+    """116 rows beside 360 test rows: 48.7 / √116 = 4.5 points; without both counts nothing is said."""
+    run, lines = asked({**FULFILLED, "again": {"r0": {"forget": 88.0, "mia": 52.5, "rows": 116}}})
+    lines[-1] |= {"earlier": {"r0": 88.0}, "rows": {"forget": 116, "test": 360}}
+    said = "MIA 52.5 %, which chance alone moves by ± 4.5 points"
+    assert said in " ".join(Page(render(run, lines)).text.split())
+    lines[-1]["rows"] = {}
+    assert "MIA 52.5 % " in " ".join(Page(render(run, lines)).text.split())
 
 
 def test_commands_are_quoted_and_ask_for_leave_where_the_run_names_code(tmp_path: Path) -> None:

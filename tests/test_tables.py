@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from unfed.errors import UnfedError
+from unfed.report.best import star
 from unfed.report.rules import Row, rows
-from unfed.report.tables import latex, markdown, plain, star
+from unfed.report.tables import latex, markdown, plain
 from unfed.report.units import bytes_text, flops_text, seconds_text
 
 METRICS = ("retain", "forget", "test", "mia", "backdoor", "validation", "validation_before")
@@ -96,6 +97,12 @@ def test_the_backdoor_column_appears_only_when_measured() -> None:
     assert "Backdoor" not in plain(rows(without))[0]
     some = [dict(LINES[1], backdoor="not measured: no stamped images"), *LINES[2:]]
     assert plain(rows(some))[1][0][6] == "not measured: no stamped images"
+
+
+def test_a_missing_backdoor_does_not_run_into_the_costs_that_before_has_none_of() -> None:
+    both: list[Any] = [dict(one, request="r2", backdoor="not measured: no client was poisoned") for one in LINES]
+    before = next(one for one in latex(rows(LINES + both)).splitlines() if one.startswith("r2 & Before"))
+    assert before.endswith(r"not measured: no client was poisoned & --- & --- & --- \\")
 
 
 def test_the_rule_is_always_named() -> None:
@@ -200,6 +207,7 @@ def test_nobody_is_marked_the_best_alone_within_the_spread_of_seeds() -> None:
             *over_seeds("ft", 0.9, 1.0, 1.1),
             *over_seeds("not", 1.1, 1.2, 1.3),
             *over_seeds("mode", 1.9, 2.0, 2.1),
+            *over_seeds("pgd", 2.9, 3.0, 3.1),
         ]
     )
     assert [cells[0] for cells in plain(found)[1] if "★" in cells[5]] == ["FT", "NoT"]

@@ -72,8 +72,8 @@ def _listed(folder: Path, base: Path, page: Path) -> Listed:
     try:
         run = Run.open(folder)
         stands = status(run)
-        told = [str(model["sentence"]) for model in stands["in_force"]]
-        return Listed(name, _link(folder / "report.html", page), run.info(), run.lines(), stands["state"], told)
+        told = {**run.info(), "in_force": stands["in_force"]}
+        return Listed(name, _link(folder / "report.html", page), told, run.lines(), stands["state"])
     except UnfedError as error:
         return Listed(name, error=str(error))
 

@@ -309,7 +309,11 @@ def _measured_again(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) 
     entry = run.queue.find(request)
     seen, left = (entry.again, entry.left_by) if entry else ({}, ())
     whose, was = ("the model in force", {}) if left else ("the new model", was)
-    return [(name, again_words({"forget": v, **seen.get(name, {})}, was.get(name), whose)) for name, v in again.items()]
+    tested = (lines[-1].get("rows") or {}).get("test", 0)
+    return [
+        (name, again_words({"forget": value, **seen.get(name, {})}, was.get(name), whose, tested))
+        for name, value in again.items()
+    ]
 
 
 def _lasting(run: Run, request: str) -> str | None:

@@ -37,8 +37,8 @@ from unfed.cli.story import story
 from unfed.errors import Refused, UnfedError
 from unfed.methods import METHODS
 from unfed.report import wording
+from unfed.report.best import star
 from unfed.report.fall import falls
-from unfed.report.tables import star
 from unfed.report.words import date_text
 from unfed.runs.config import Config, presets
 from unfed.runs.folder import RunFolder

@@ -15,8 +15,8 @@ from unfed.cli.console import Console
 from unfed.cli.display import clock_text, print_results
 from unfed.cli.options import AllowCode, ConfigArgument, Json, Methods, Quiet, Sets, chosen, read_config
 from unfed.errors import UnfedError
+from unfed.report.best import star
 from unfed.report.rules import named
-from unfed.report.tables import star
 from unfed.runs import sweep as sweeping
 from unfed.runs.config import Config
 from unfed.runs.families import Member

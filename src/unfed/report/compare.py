@@ -17,6 +17,7 @@ from typing import Any
 from unfed.errors import UnfedError
 from unfed.measures.trajectory import Line
 from unfed.report import figures, html, ranking, tables, wording
+from unfed.report.caveats import NOT_PROOF
 from unfed.report.opening import opening
 from unfed.report.rules import RULES, Row, named, rows, trajectories
 from unfed.report.tables import name_of
@@ -152,7 +153,7 @@ def render(runs: Sequence[Compared], *, rule: str = "best-gap") -> str:
         rule=rule,
         rules=[{"name": name, "text": words.said(tables.explanation(name, within[0]))} for name in RULES],
         warnings=warnings(runs),
-        caveats=[html.NOT_PROOF] if any(run.lines for run in runs) else [],
+        caveats=[NOT_PROOF] if any(run.lines for run in runs) else [],
         runs=[_run_view(run, rule) for run in runs],
         tables={name: html.table_view(compared_rows(runs, name), "Run", words) for name in RULES},
         shortcomings=_shortcomings(runs, rule),

@@ -278,10 +278,10 @@ def _final(lines: Trajectory) -> Mapping[str, object]:
 def _draw_curve(axes: Axes, points: Sequence[tuple[int, float, float]], one: Series) -> None:
     rounds, means, stds = (list(part) for part in zip(*points, strict=True))
     colour, dash = SERIES[one.colour % len(SERIES)], DASHES[one.dash % len(DASHES)]
-    # A single point would be an invisible line.
-    (drawn,) = axes.plot(
-        rounds, means, color=colour, marker="o" if len(points) < 2 else "", markersize=4, label=one.name
-    )
+    # A single point would be an invisible line, and half of it one at the edge.
+    alone = len(points) < 2
+    shape: dict[str, Any] = {"marker": "o" if alone else "", "markersize": 4, "clip_on": not alone}
+    (drawn,) = axes.plot(rounds, means, color=colour, label=one.name, **shape)
     if dash is not None:
         drawn.set_dashes(dash)
     if any(stds):

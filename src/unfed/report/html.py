@@ -23,10 +23,10 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from unfed.errors import listed
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
 from unfed.report import drawing, figures, how_sure, ranking, study_section, tables, tooltips, undo_section, wording
+from unfed.report.caveats import caveats
 from unfed.report.officer import officer_view, refusals
 from unfed.report.opening import opening
 from unfed.report.picture import Picture
@@ -54,8 +54,6 @@ BARS = {
     "test": "Accuracy on test data",
 }
 
-NOT_PROOF = "This is evidence, not proof: no measurement shows that no trace is left."
-
 
 def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last") -> str:
     """The whole page.
@@ -80,7 +78,7 @@ def render(run: Mapping[str, Any], lines: Sequence[Line], *, rule: str = "last")
         title=str(run.get("name", "run")),
         created=date_text(str(run.get("created", ""))),
         words=words,
-        caveats=caveats(run, views),
+        caveats=caveats(views),
         rule=rule,
         rules=[{"name": name, "text": words.said(tables.explanation(name, within))} for name in RULES],
         requests=views,
@@ -120,40 +118,6 @@ def in_force(run: Mapping[str, Any]) -> list[str]:
     if len({told for _, told in found}) == 1:
         return [f"In force: {found[0][1]}."]
     return [f"In force (seed {seed}): {told}." for seed, told in found]
-
-
-def caveats(run: Mapping[str, Any], views: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What stands below the sentences, in their size: what they do not say."""
-    if not views:
-        return []
-    said = [NOT_PROOF]
-    if not any(view["retrain"] for view in views):
-        said.append(
-            "There is no Retrain to compare with, so how close this comes to never having seen the data is open."
-        )
-    undone = [view["undoing"] for view in views]
-    untried, purged = ({_small(view): why for view in views if view["undoing"]["reason"] == why} for why in _NOT_TRIED)
-    tried = any(one["reason"] is None for one in undone)
-    if untried and not tried:
-        said.append("Whether it can be undone was not tried.")
-    elif tried and not any(one["fitted"] for one in undone):
-        said.append("Of the ways to undo it, only the perturbation's public inverse was tried.")
-    if any(one["weak"] for one in undone):
-        said.append("Layers were fitted to bring it back, but too weakly to say anything.")
-    if untried and tried:
-        said.append(f"Nobody tried to undo it for {listed(untried, 'and')}.")
-    if purged:
-        said.append(f"Whether it can be undone for {listed(purged, 'and')} cannot be shown any more: it was purged.")
-    return said + list(dict.fromkeys(told for one in undone for told in one["back"]))
-
-
-_NOT_TRIED = (undo_section.NOT_PROBED, undo_section.PURGED)
-
-
-def _small(view: Mapping[str, Any]) -> str:
-    """What a request takes out, inside a sentence."""
-    subject = str(view["subject"])
-    return subject[0].lower() + subject[1:]
 
 
 def asked_for(run: Mapping[str, Any], grouped: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -258,7 +222,9 @@ def table_view(found: Sequence[Row], by: str = "Request", words: Wording = FEDER
         first = place == 0 or made.rows[place - 1].request != row.request
         same = sum(other.request == row.request for other in made.rows) if grouped and first else 0
         shown = cells[1:] if grouped else cells
-        body.append({"row": row, "group": row.request, "span": same, "cells": tables.merged(shown), "first": first})
+        body.append(
+            {"row": row, "group": row.request, "span": same, "cells": tables.merged(row, shown), "first": first}
+        )
     return {"header": list(made.header), "body": body, "notes": tables.notes(made), "grouped": grouped}
 
 
@@ -403,8 +369,8 @@ def _environment() -> Environment:
     made = Environment(
         loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    # A line may end anywhere but between a number and its unit.
-    made.filters["units"] = lambda text: re.sub(r"(?<=\d) (?=%|[kMGTP]?B\b)", "\u00a0", text)
+    # A line may end anywhere but between a number and its unit, or the number that it became.
+    made.filters["units"] = lambda text: re.sub(r"(?<=\d) (?=%|[kMGTP]?B\b|→)|(?<=→) ", "\u00a0", text)
     # A command in backticks is shown as one, everything else is escaped here: a template calls it `|code|safe`.
     made.filters["code"] = lambda text: re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
     return made

@@ -26,7 +26,6 @@ class Listed:
     info: Mapping[str, Any] = field(default_factory=dict)
     lines: Sequence[Line] = ()
     state: str = ""
-    in_force: Sequence[str] = ()
     error: str = ""
 
 
@@ -61,7 +60,6 @@ def _run(one: Listed) -> dict[str, Any]:
         "test": _number(best, "test"),
         "forget": _number(best, "forget"),
         "gap": number_text(best.average_gap) if best else MISSING,
-        "in_force": list(one.in_force),
     }
 
 

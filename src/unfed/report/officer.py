@@ -51,6 +51,7 @@ def officer_view(
     seed = int(own[0]["seed"]) if own else min(methods.get(method, {0: []}))
     job = own[0] if own else {}
     lines = methods.get(method, {}).get(seed, [])
+    ended = bool(not_taken_out(request))
     return {
         "method": name_of(method) if method else "",
         "seed": seed if len({int(j["seed"]) for j in jobs}) > 1 else None,
@@ -59,11 +60,11 @@ def officer_view(
             *_measured_again(request, methods, seed, lines),
         ],
         "gate": gate_meanings(request),
-        "change": _change(name_of(method), job, bool(lines)),
+        "change": _change(name_of(method), job, bool(lines), ended),
         "tensors": _tensors(job),
         "listings": _listings(job),
         "file": job.get("file") if job.get("came_out") else None,
-        "gone": "purged" if job.get("purged") else "not there yet",
+        "gone": "purged" if job.get("purged") else "none was kept" if ended else "not there yet",
         "models": _models(jobs),
         "asked": _asked(run, request, method, job, lines, words),
         "refused": refusals([line for by_seed in methods.values() for own in by_seed.values() for line in own]),
@@ -118,24 +119,31 @@ def _facts(
         ("Model before", fingerprint(went_in) if went_in else "not recorded" if begun or not job else "not there yet"),
         (
             "Model tried, not in force" if ended else "Model after",
-            fingerprint(came_out) if came_out else _missing(job) if job else "not recorded",
+            fingerprint(came_out) if came_out else _missing(job, bool(ended)) if job else "not recorded",
         ),
     ]
 
 
 def _in_training(request: Mapping[str, Any]) -> str:
-    """How many rows of the training that are; of single samples some may have served validation alone."""
+    """How many rows of the training that are, where who leaves does not say it.
+
+    Of single samples some may have served validation alone.
+    """
     count, asked = request.get("forgotten_rows"), request.get("samples")
-    if not count:
+    if not count or not (asked or request.get("kind") in ("client", "class")):
         return ""
-    return f"; {count:,} of them {'was' if count == 1 else 'were'} trained on" if asked else f", {rows_text(request)}"
+    if not asked:
+        return f", {rows_text(request)}"
+    if count >= asked:
+        return ", all of them trained on" if asked > 1 else ", trained on"
+    return f"; {count:,} of them {'was' if count == 1 else 'were'} trained on"
 
 
-def _missing(job: Mapping[str, Any]) -> str:
-    """Why a job has no model: it was purged, or there is none yet."""
+def _missing(job: Mapping[str, Any], ended: bool) -> str:
+    """Why a job has no model: it was purged, there is none yet, or there will be none."""
     purged = job.get("purged")
     if not purged:
-        return "not there yet"
+        return "none was kept" if ended else "not there yet"
     was = f"; its checksum was {purged['model']}" if purged.get("model") else ""
     return f"purged for request {purged['request']}, {date_text(purged['date'])}{was}"
 
@@ -149,10 +157,16 @@ def _measured_again(
     again: Mapping[str, Any] = (lines[-1].get("earlier") if lines else None) or {}
     gate: Mapping[str, Any] = request.get("again") or {}
     whose = "the new model"
+    if not_taken_out(request):
+        whose = "the model that was tried"
     if request.get("left_by"):  # there is no new model: what was in force stays so
         again, was, whose = was, {}, "the model in force"
+    tested = ((lines or before)[-1].get("rows") or {}).get("test", 0) if again else 0
     return [
-        (f"Earlier request {name}", again_words({"forget": value, **(gate.get(name) or {})}, was.get(name), whose))
+        (
+            f"Earlier request {name}",
+            again_words({"forget": value, **(gate.get(name) or {})}, was.get(name), whose, tested),
+        )
         for name, value in again.items()
     ]
 
@@ -179,7 +193,7 @@ def _standing(request: Mapping[str, Any]) -> list[tuple[str, str]]:
 # --- what was done to the model ---------------------------------------------------------------------------------------
 
 
-def _change(method: str, job: Mapping[str, Any], evaluated: bool) -> list[str]:
+def _change(method: str, job: Mapping[str, Any], evaluated: bool, ended: bool) -> list[str]:
     """What the method itself did at the start, and whether the new model differs from the old one."""
     begun = job.get("beginning")
     if not job:
@@ -193,7 +207,8 @@ def _change(method: str, job: Mapping[str, Any], evaluated: bool) -> list[str]:
     if came_out is None and job.get("purged"):
         return [*said, f"The new model was purged for request {job['purged']['request']}, so nothing is compared."]
     if came_out is None:
-        return [*said, "There is no new model yet, so there is nothing to compare the old one with."]
+        none = "No new model was kept" if ended else "There is no new model yet"
+        return [*said, f"{none}, so there is nothing to compare the old one with."]
     same = [name for name in names if came_out.get(name) == begun["went_in"][name]]
     if not same:
         return [*said, f"All {len(names)} tensors of the new model differ from the old one."]

@@ -14,8 +14,9 @@ from typing import Literal
 from unfed.errors import listed
 from unfed.measures.metrics import Spread
 from unfed.measures.sampling import FEWEST_APART
+from unfed.report.best import is_smallest
 from unfed.report.rules import Row
-from unfed.report.tables import is_smallest, name_of
+from unfed.report.tables import name_of
 from unfed.report.wording import FEDERATED, Wording
 from unfed.values import is_measured
 

@@ -3,20 +3,20 @@
     Method | Retain (Δ) | Forget (Δ) | Test (Δ) | MIA (Δ) | Avg. gap | [Backdoor] | Bytes | FLOPs | Rounds
 
 One `Table` of cells is laid out once and only its writing differs; which costs it shows, and what it calls a round, is
-the setting's (`wording`). Δ is the gap to Retrain; the smallest average gap of a request is marked, and so is every
-other that seeds and rows do not tell from it. A cell whose value was not measured holds the reason.
+the setting's (`wording`). Δ is the gap to Retrain; the smallest average gap of a request is marked (`best`). A cell
+whose value was not measured holds the reason.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unfed.errors import UnfedError, listed
 from unfed.measures.columns import COLUMNS, GAP_METRICS
 from unfed.measures.metrics import Spread
+from unfed.report import best
 from unfed.report.rules import RULES, Row
 from unfed.report.wording import FEDERATED, Wording
 from unfed.values import is_measured
@@ -147,15 +147,15 @@ def latex(rows: Sequence[Row], by: str = "Request", words: Wording = FEDERATED) 
         if last and row.request != last:
             lines.append(r"\midrule")
         last = row.request
-        lines.append(" & ".join(_latex_cells(cells)) + r" \\")
+        lines.append(" & ".join(_latex_cells(row, cells)) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def merged(cells: Sequence[Cell]) -> list[tuple[Cell, int]]:
-    """Cells with their widths: a verdict takes the place of the dashes that follow it."""
+def merged(row: Row, cells: Sequence[Cell]) -> list[tuple[Cell, int]]:
+    """Cells with their widths: a row's verdict takes the place of the dashes that follow it."""
     found: list[tuple[Cell, int]] = []
     for cell in cells:
-        if cell.text == DASH and found and found[-1][0].missing:
+        if row.verdict and cell.text == DASH and found[-1][0].missing:
             found[-1] = (found[-1][0], found[-1][1] + 1)
         else:
             found.append((cell, 1))
@@ -168,7 +168,7 @@ def notes(made: Table) -> list[str]:
     found = [
         f"{f'For {name}, no' if several else 'No'} method is nearer to Retrain than Before, which is what doing nothing"
         " leaves; none is marked as best."
-        for name in _without_best(made.rows)
+        for name in best.without(made.rows)
     ]
     found += by_chance(made.rows)
     for row in made.rows:
@@ -220,76 +220,57 @@ def _metric_cells(row: Row, words: Wording) -> Iterator[Cell]:
 def _gap_cell(row: Row, rows: Sequence[Row]) -> Cell:
     if row.is_reference:
         return Cell("reference")
-    return _verdict_or(row, _spread_cell(row.average_gap, 2, best=is_best(row, rows)))
-
-
-def is_best(row: Row, rows: Sequence[Row]) -> bool:
-    """Whether a row's average gap is among the smallest of its request, and smaller than doing nothing's."""
-    before = [r.average_gap.mean for r in rows if r.request == row.request and r.is_before]
-    mine = row.average_gap.mean
-    if row.is_before or not is_measured(mine):
-        return False
-    if any(is_measured(nothing) and round(mine, 2) >= round(nothing, 2) for nothing in before):
-        return False
-    return is_smallest(row, rows)
-
-
-def is_smallest(row: Row, rows: Sequence[Row]) -> bool:
-    """Whether a row has the smallest average gap of its request's methods, or is not told from it.
-
-    Two standard deviations of the difference tell, by what seeds differ or, if that is more, by what so few rows leave
-    open: nobody is crowned for luck. Where neither is known, two decimals tell.
-    """
-    rivals = [r for r in rows if r.request == row.request and not (r.is_reference or r.is_before)]
-    gaps = [(r.average_gap.mean, _by_luck(r)) for r in rivals if is_measured(r.average_gap.mean)]
-    mine = row.average_gap.mean
-    if row.is_reference or not gaps or not is_measured(mine):
-        return False
-    least, around = min(gaps)
-    return round(mine, 2) <= round(least, 2) or mine - least <= 2 * math.hypot(_by_luck(row), around)
-
-
-def _by_luck(row: Row) -> float:
-    return max(row.average_gap.std or 0.0, row.gap_error)
-
-
-def _without_best(rows: Sequence[Row]) -> list[str]:
-    """The requests (or runs) of which no method is nearer to Retrain than the model before."""
-    rivals = [row for row in rows if not (row.is_reference or row.is_before) and is_measured(row.average_gap.mean)]
-    marked = {row.request for row in rivals if is_best(row, rows)}
-    return [name for name in dict.fromkeys(row.request for row in rivals) if name not in marked]
+    return _verdict_or(row, _spread_cell(row.average_gap, 2, best.is_marked(row, rows)))
 
 
 def by_chance(rows: Sequence[Row]) -> list[str]:
     """How far the numbers can be trusted: by how few rows they are of, and by how seeds differ."""
-    return [told for told in (_of_few_rows(rows), _beside_before(rows), seed_by_seed(rows)) if told]
+    told = (_of_few_rows(rows), *_not_told_apart(rows), _beside_before(rows), seed_by_seed(rows))
+    return [sentence for sentence in told if sentence]
+
+
+def _not_told_apart(rows: Sequence[Row]) -> Iterator[str]:
+    """Who shares the first place, where these are too many for a mark to tell something."""
+    several = len({row.request for row in rows}) > 1
+    for request, ahead in best.crowded(rows).items():
+        who = listed([name_of(row.method) for row in ahead], "and")
+        yield (
+            f"{f'For {request}, ' if several else ''}{who} share the smallest average gap, as far as can be told;"
+            " they are more than half of the methods, so none is marked as best."
+        )
 
 
 def _of_few_rows(rows: Sequence[Row]) -> str:
     """How uncertain the numbers about the forgotten rows are for want of more rows, at most."""
     own: dict[str, str] = {}
-    each = " in each seed" if any(len(row.seeds) > 1 for row in rows) else ""
+    each = any(len(row.seeds) > 1 for row in rows)
     for request in dict.fromkeys(row.request for row in rows):
         mine = [row for row in rows if row.request == request]
         counts = [count for row in mine for count in row.rows.get("forget", ())]
         largest = {name: max(row.errors.get(name, 0.0) for row in mine) for name in ("mia", "forget")}
-        moved = " and ".join(
-            f"{COLUMNS[name].title} by up to ± {error:.1f}" for name, error in largest.items() if error
-        )
-        if counts and moved:
-            span = f"{min(counts):,}" + ("" if min(counts) == max(counts) else f" to {max(counts):,}")
-            noun = "row" if max(counts) == 1 else "rows"
-            own[request] = f"ith {span} forgotten {noun}{each}, chance alone moves {moved} points"
-    several = len({row.request for row in rows}) > 1
-    told = "; ".join((f"{name}: w" if several else "W") + text for name, text in own.items())
+        if told := moved_by_chance(counts, largest, each):
+            own[request] = told
+    if len({row.request for row in rows}) == 1:
+        told = "".join(own.values())
+    else:
+        told = "; ".join(f"{name}: {text[0].lower()}{text[1:]}" for name, text in own.items())
     more = "" if each else "; take no smaller difference for a finding"
     return f"{told} (one standard error){more}." if told else ""
 
 
+def moved_by_chance(counts: Sequence[int], errors: Mapping[str, float], each: bool) -> str:
+    """`With 40 forgotten rows, chance alone moves MIA by up to ± 7.5 points`, where that is known."""
+    moved = " and ".join(f"{COLUMNS[name].title} by up to ± {error:.1f}" for name, error in errors.items() if error)
+    if not (counts and moved):
+        return ""
+    span = f"{min(counts):,}" + ("" if min(counts) == max(counts) else f" to {max(counts):,}")
+    noun = ("row" if max(counts) == 1 else "rows") + (" in each seed" if each else "")
+    return f"With {span} forgotten {noun}, chance alone moves {moved} points"
+
+
 def _beside_before(rows: Sequence[Row]) -> str:
     """That doing nothing is as near to Retrain as the best, as far as can be told."""
-    marked = {row.request for row in rows if is_best(row, rows)}
-    alike = [row.request for row in rows if row.is_before and row.request in marked and is_smallest(row, rows)]
+    alike = best.beside_before(rows)
     several = len({row.request for row in rows}) > 1
     where = f" (for {listed(alike, 'and')})" if several else ""
     said = "Chance may be all that puts a method nearer to Retrain than Before, which is what doing nothing leaves"
@@ -315,22 +296,6 @@ def seed_by_seed(rows: Sequence[Row]) -> str:
     return said if cancelled else ""
 
 
-def star(rows: Sequence[Row]) -> str:
-    """What the mark means in these rows, and why it is missing."""
-    without = _without_best(rows)
-    if not (without or any(is_best(row, rows) for row in rows)):
-        return "No ★: no method has an average gap to Retrain"
-    if without and len(without) == len({row.request for row in rows}):
-        return "No ★: no method is nearer to Retrain than Before"
-    several = any(len(row.seeds) > 1 for row in rows)
-    unsure = several or any(row.gap_error for row in rows)
-    return (
-        "★ smallest average gap to Retrain"
-        + (f", and what is within two standard {'deviations' if several else 'errors'} of it" if unsure else "")
-        + ("; none where no method is nearer than Before" if without else "")
-    )
-
-
 def _cost_cells(row: Row, words: Wording) -> Iterator[Cell]:
     if row.is_before:
         yield from (Cell(DASH) for _ in (*words.columns, words.units))
@@ -341,11 +306,11 @@ def _cost_cells(row: Row, words: Wording) -> Iterator[Cell]:
     yield Cell(rounds_text(row.rounds))
 
 
-def _spread_cell(spread: Spread, decimals: int, best: bool = False) -> Cell:
+def _spread_cell(spread: Spread, decimals: int, marked: bool = False) -> Cell:
     if not is_measured(spread.mean):
         return Cell(str(spread.mean), missing=True)
     around = "" if spread.std is None else f"{spread.std:.{decimals}f}"
-    return Cell(f"{spread.mean:.{decimals}f}", around, best=best)
+    return Cell(f"{spread.mean:.{decimals}f}", around, best=marked)
 
 
 def _verdict_or(row: Row, cell: Cell) -> Cell:
@@ -366,8 +331,8 @@ def _markdown_notes(made: Table) -> list[str]:
     return ["", *(f"- {_markdown_escape(note)}" for note in found)] if found else []
 
 
-def _latex_cells(cells: Sequence[Cell]) -> Iterator[str]:
-    for cell, width in merged(cells):
+def _latex_cells(row: Row, cells: Sequence[Cell]) -> Iterator[str]:
+    for cell, width in merged(row, cells):
         text = _latex_escape(str(cell))
         if width > 1:
             yield rf"\multicolumn{{{width}}}{{l}}{{{text}}}"

@@ -26,8 +26,8 @@ MEASURES = {
     "gap": Tooltip(
         "Average gap",
         "The mean of the four distances to Retrain (Retain, Forget, Test, MIA), in percentage points. Zero would be a"
-        " model that scores as if it had never seen the data. The star marks the smallest and"
-        " what chance may put behind it, unless doing nothing is as near.",
+        " model that scores as if it had never seen the data. A star marks the smallest and what chance may put behind"
+        " it, unless those are more than half of the methods, or doing nothing is as near.",
     ),
     "delta": Tooltip("Δ", "The distance to Retrain's value, in percentage points."),
     **{name: Tooltip(COLUMNS[name].title, COLUMNS[name].text) for name in shown_in("page") if name not in GAP_METRICS},

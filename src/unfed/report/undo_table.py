@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from unfed.measures.metrics import mean_std
-from unfed.report.tables import number_text
+from unfed.measures.sampling import accuracy_error, attack_error
+from unfed.report.tables import moved_by_chance, number_text
 from unfed.values import PREFIX, Value, is_measured, not_measured
 
 Found = Mapping[str, Any]
@@ -69,9 +71,9 @@ def value(found: Found, who: str, path: Sequence[str]) -> Value:
 def grid(
     found: Sequence[Found], rows: Sequence[Line] = ROWS, columns: Iterable[str] = COLUMNS
 ) -> tuple[list[tuple[str, list[str]]], list[str]]:
-    """The table of one method over its repetitions, and the notes that its cells point to.
+    """The table of one method over its repetitions, and the notes below it.
 
-    Each reason is noted once.
+    These say what chance alone moves, and each reason for a missing number once.
     """
     notes: list[str] = []
 
@@ -86,4 +88,22 @@ def grid(
 
     models = tuple(columns)
     body = [(row.title, [text(row, who) for who in models]) for row in rows]
-    return body, [f"({number}) {reason}" for number, reason in enumerate(notes, 1)]
+    return body, [*_by_chance(found, rows, models), *(f"({place}) {reason}" for place, reason in enumerate(notes, 1))]
+
+
+def _by_chance(found: Sequence[Found], rows: Sequence[Line], models: Sequence[str]) -> list[str]:
+    """How uncertain MIA and Forget are for want of more rows, where the files say their rows."""
+    errors = {"mia": 0.0, "forget": 0.0}
+    counts = []
+    for one, who, (part, name) in product(found, models, [row.path for row in rows if row.path[1:] in _OF_FEW]):
+        forget, test = (value(one, who, (part, "rows", side)) for side in ("forget", "test"))
+        seen = value(one, who, (part, name))
+        if is_measured(seen) and is_measured(forget) and is_measured(test):
+            counts.append(int(forget))
+            error = attack_error(seen, int(min(forget, test))) if name == "mia" else accuracy_error(seen, int(forget))
+            errors[name] = max(errors[name], error)
+    told = moved_by_chance(counts, errors, len(found) > 1)
+    return [f"{told} (one standard error)."] if told else []
+
+
+_OF_FEW = (("mia",), ("forget",))

@@ -11,7 +11,7 @@ from typing import Any
 
 from unfed.errors import counted
 from unfed.measures.again import FEWEST
-from unfed.measures.sampling import FEWEST_APART
+from unfed.measures.sampling import FEWEST_APART, attack_error
 from unfed.measures.trajectory import Line
 from unfed.report import ranking
 from unfed.report.rules import Row
@@ -66,8 +66,11 @@ def gate_meanings(request: Mapping[str, Any]) -> str:
     return f"The gate is what a new model must pass before it comes into force. It looks at {told}." if told else ""
 
 
-def again_words(now: Mapping[str, Any], was: Any = None, whose: str = "the new model") -> str:
-    """What a new model shows of a request that left earlier, beside what one that never saw it would."""
+def again_words(now: Mapping[str, Any], was: Any = None, whose: str = "the new model", tested: int = 0) -> str:
+    """What a new model shows of a request that left earlier, beside what one that never saw it would.
+
+    `tested`: how many test rows the attack had beside its rows, where that is known.
+    """
     forget = now.get("forget")
     if not is_measured(forget):
         return str(forget)
@@ -80,6 +83,8 @@ def again_words(now: Mapping[str, Any], was: Any = None, whose: str = "the new m
         told += f"; {said} would be on about {usual:.1f} %" if is_measured(usual) else f"; what {said} reads is {usual}"
     if "mia" in now:
         told += f"; MIA {now['mia']:.1f} %" if is_measured(now["mia"]) else f"; MIA {now['mia']}"
+        if is_measured(now["mia"]) and now.get("rows") and tested:
+            told += f", which chance alone moves by ± {attack_error(now['mia'], min(now['rows'], tested)):.1f} points"
     if is_measured(now.get("backdoor")):
         told += f"; its backdoor works on {now['backdoor']:.1f} %"
     rows = now.get("rows")

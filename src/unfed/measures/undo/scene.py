@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -68,13 +69,15 @@ class Scene:
     way: Way = called
     """How the logits of a look are computed: as the run's own evaluation computes them."""
 
-    def numbers(self, params: Params) -> dict[str, Value]:
-        """Retain, Forget, Test, MIA and backdoor of a model."""
+    def numbers(self, params: Params) -> dict[str, Any]:
+        """Retain, Forget, Test, MIA and backdoor of a model, and of how many rows Forget and Test are."""
         forget, test = self._scores(params, self.forget), self._scores(params, self.test)
         mia: Value = NO_TEST if test is None else NO_FORGET
         if forget is not None and len(forget) and test is not None:
             mia = try_membership_inference(forget.loss, test.loss, seed=self.seed)
-        return {"retain": self._scored(params, self.retain).accuracy, **self.quick(params, forget, test), "mia": mia}
+        rows = {name: len(seen) for name, seen in (("forget", forget), ("test", test)) if seen is not None}
+        retain = self._scored(params, self.retain).accuracy
+        return {"retain": retain, **self.quick(params, forget, test), "mia": mia, "rows": rows}
 
     def forgotten(self, params: Params) -> Value:
         """Forget alone."""
