@@ -107,8 +107,8 @@ def test_where_more_than_half_would_be_marked_nobody_is_and_a_sentence_names_the
     lines += [last(method, 90, 50 + off, 80, 50) for method, off in {"ft": 1, "not": 3, "pgd": 2, "mode": 40}.items()]
     found = rows(lines, "last")
     said = (
-        "FT, NoT and PGD share the smallest average gap, as far as can be told; they are more than half of the methods,"
-        " so none is marked as best."
+        "FT, NoT and PGD share the smallest average gap, as far as these seeds and rows tell; they are more than half"
+        " of the methods, so none is marked as best."
     )
     assert (
         marked(found) == [] and best.star(found) == "No ★: more than half of the methods share the smallest average gap"

@@ -146,7 +146,7 @@ def test_several_requests_are_told_apart() -> None:
     both = rows(LINES + [dict(item, request="r|2") for item in LINES])
     header, body = plain(both)
     assert header[0] == "Request" and {cells[0] for cells in body} == {"r1", "r|2"}
-    assert "r\\|2" in markdown(both)
+    assert "r\\|2" in markdown(both) and "\n| --- | --- | ---: |" in markdown(both), "names stand at the left"
     assert latex(both).count(r"\midrule") == 2
 
 

@@ -125,7 +125,8 @@ def plain(rows: Sequence[Row], words: Wording = FEDERATED) -> tuple[list[str], l
 def markdown(rows: Sequence[Row], by: str = "Request", words: Wording = FEDERATED) -> str:
     """A GitHub table; the best average gaps are bold."""
     made = table(rows, by, words)
-    lines = [made.header, ["---"] + ["---:"] * (len(made.header) - 1)]
+    names = made.header.index("Method") + 1
+    lines = [made.header, ["---"] * names + ["---:"] * (len(made.header) - names)]
     lines += [[f"**{cell}**" if cell.best else str(cell) for cell in cells] for cells in made.body]
     text = [markdown_line(line) for line in lines]
     return "\n".join([f"Rule: `{made.rule}`. Δ = gap to Retrain.", "", *text, *_markdown_notes(made)]) + "\n"
@@ -235,8 +236,8 @@ def _not_told_apart(rows: Sequence[Row]) -> Iterator[str]:
     for request, ahead in best.crowded(rows).items():
         who = listed([name_of(row.method) for row in ahead], "and")
         yield (
-            f"{f'For {request}, ' if several else ''}{who} share the smallest average gap, as far as can be told;"
-            " they are more than half of the methods, so none is marked as best."
+            f"{f'For {request}, ' if several else ''}{who} share the smallest average gap, as far as these seeds and"
+            " rows tell; they are more than half of the methods, so none is marked as best."
         )
 
 
