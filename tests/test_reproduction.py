@@ -146,7 +146,8 @@ def test_of_a_method_that_was_revised_the_rows_are_left_out_and_no_others(
     assert f"- {sentence}\n" in text
     table, then = item_of(text, "Table 1"), item_of(before, "Table 1")
     of_fcu = [line for line in then.splitlines() if line.startswith("| CIFAR-10, CNN | FCU |")]
-    assert len(of_fcu) == 3 and all(line in table for line in of_fcu), "its row, its verdicts, its gaps"
+    unmarked = table.replace("**", "")  # alone it is the nearest
+    assert len(of_fcu) == 3 and all(line in unmarked for line in of_fcu), "its row, its verdicts, its gaps"
     assert "| CIFAR-10, CNN | NoT | 91.69 | 83.86 |" in table.partition("where we have nothing yet")[2]
     assert "| CIFAR-10, CNN | NoT |" not in table.partition("where we have nothing yet")[0]
     assert "| Sealed |" in then and "| Sealed |" not in table
