@@ -113,6 +113,7 @@ def test_a_sweep_ends_with_one_page_and_is_not_done_again(here: Path, in_process
     assert "layers-conv1" in done.output and "±" in done.output
     page = (here / "runs/tiny-sweep/sweep.html").read_text()
     assert "layers-conv2" in page and "methods.not.layers" in page
+    assert page.count("In a comparison, ") == 2, "what was forgotten is still in the model in force"
     config = json.loads((here / "runs/tiny-sweep/seed-1/run.json").read_text())["config"]
     assert config["methods"]["not-layers-conv2"]["layers"] == "conv2" and config["seed"] == 1
     again = call(*words, "--json")

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from unfed.model.tensor_table import WEIGHTS, table_of
 from unfed.report import Row, rows
 from unfed.runs.folder import RunFolder
 from unfed.runs.handed_out import enter, hand_out
-from unfed.runs.in_force import in_force
+from unfed.runs.in_force import info_of
 from unfed.runs.run import Run
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def write_report(run: Run, path: str | Path | None = None, rule: str = "last") -
     from unfed.report.html import render  # matplotlib is slow to import, and only a report needs it
 
     target = Path(path) if path is not None else run.folder.path / "report.html"
-    page = render(_told(run), run.lines(), rule=rule).encode()
+    page = render(info_of(run), run.lines(), rule=rule).encode()
     if path is None:
         storage.sweep_dead(run.folder.path.iterdir())
     hand_out(run.folder, "report", target, page)
@@ -161,13 +161,7 @@ def compared(folders: Sequence[str | Path]) -> list[Compared]:
     paths = [Path(folder) for folder in folders]
     names = names_of(paths)
     runs = [Run.open(path) for path in paths]  # all of them first: a folder that is no run is found at once
-    return [Compared(name, _told(run), run.lines()) for name, run in zip(names, runs, strict=True)]
-
-
-def _told(run: Run) -> dict[str, Any]:
-    """What a run says of itself, and which model of it is in force."""
-    current = [in_force(run, seed).to_json() for seed in run.config.seed_list if run.trained(seed)]
-    return {**run.info(), "in_force": current}
+    return [Compared(name, info_of(run), run.lines()) for name, run in zip(names, runs, strict=True)]
 
 
 def compare(folders: Sequence[str | Path], path: str | Path = "compare.html", rule: str = "best-gap") -> Path:

@@ -14,7 +14,7 @@ from unfed.api import enter_comparison
 from unfed.cli.console import Console
 from unfed.cli.display import clock_text, print_results
 from unfed.cli.options import AllowCode, ConfigArgument, Json, Methods, Quiet, Sets, chosen, read_config
-from unfed.errors import UnfedError
+from unfed.errors import UnfedError, counted
 from unfed.report.best import star
 from unfed.report.rules import named
 from unfed.runs import sweep as sweeping
@@ -65,7 +65,9 @@ def sweep(
     members = sweeping.make(read, found, where)
     runs = sweeping.runs_of(members)
     if not (as_json or quiet) and len(runs) < len(members):
-        stdout.print(f"{len(members)} combinations share {len(runs)} runs: they differ in their methods alone.")
+        stdout.print(
+            f"{len(members)} combinations share {counted(len(runs), 'run')}: they differ in their methods alone."
+        )
     failed = _work(runs, jobs, ["--allow-code"] if allow_code else [], as_json or quiet, where)
     page = _compare(sweeping.grouped(members), where / "sweep.html", rule, as_json or quiet)
     if as_json:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unfed.runs.config import Config
+from unfed.runs.in_force import info_of
 from unfed.runs.run import Run
 
 METHODS = "methods."
@@ -55,7 +56,7 @@ class Member:
 
     def shown(self) -> tuple[dict[str, Any], list[Any]]:
         """What the run says of itself, and its lines, as if this variant had been alone."""
-        labels, info = self.place.labels, self.run.info()
+        labels, info = self.place.labels, info_of(self.run)
         jobs = [
             {**job, "method": labels.get(job["method"], job["method"])}
             for job in info.get("jobs") or []

@@ -97,6 +97,12 @@ def in_force(run: Run, seed: int) -> InForce:
     return InForce(job, served, owed, compared, only_compared, not run.config.methods.run, never_saw)
 
 
+def info_of(run: Run) -> dict[str, Any]:
+    """What a run says of itself, and which model of each repetition is in force."""
+    current = [in_force(run, seed).to_json() for seed in run.config.seed_list if run.trained(seed)]
+    return {**run.info(), "in_force": current}
+
+
 def is_out(asked: RequestConfig, gone: Sequence[Request]) -> bool:
     """Whether served requests, under whatever ids, took out all that this one of the config names."""
     clients = {client for request in gone for client in request.clients}
