@@ -32,7 +32,7 @@ from unfed.paper import record
 from unfed.population import store
 from unfed.remote import runs as remote_runs
 from unfed.remote.nodes import Census
-from unfed.report import how_sure, study_section
+from unfed.report import how_sure, study_section, undo_table
 from unfed.runs import consistency, deny, studies, undo_results
 from unfed.runs.check import check
 from unfed.runs.config import Config
@@ -109,7 +109,10 @@ UNDOING: dict[str, Any] = {
     "models": {"unlearned": "aa", "retrain": None, "before": None},
     "perturbed": None,
     "effort": {"rates": [0.1]},
-    "measured": {name: {"flip": {"forget": 3.0}} for name in ("unlearned", "retrain", "before")},
+    "measured": {
+        name: {"flip": {"forget": 3.0, "mia": 52.0, "rows": {"forget": 9, "test": 20}}}
+        for name in ("unlearned", "retrain", "before")
+    },
 }
 TRAFFIC = {"runs": [{"run-id": "7", "network-traffic": {"inbound-bytes": 5, "outbound-bytes": 6}}]}
 
@@ -331,7 +334,8 @@ def results(home: Path) -> object:
 
 
 def undone(home: Path) -> object:
-    return undo_results.read(RunFolder(home / "run"), Job(0, "more", "ft"))
+    found = undo_results.read(RunFolder(home / "run"), Job(0, "more", "ft"))
+    return found and undo_table.grid([found])
 
 
 def looked(home: Path) -> None:

@@ -73,6 +73,11 @@ def is_share(value: Any) -> bool:
     return is_number(value) and 0 <= value <= 1
 
 
+def is_percent(value: Any) -> bool:
+    """A share of a hundred as something that was measured may be: off by rounding, or not a number."""
+    return is_plain_number(value) and not (value < -1e-6 or value > 100 + 1e-6)
+
+
 def is_plain(value: Any) -> bool:
     """Anything that JSON can say, as long as its numbers fit a float; one that is none is let through."""
     try:

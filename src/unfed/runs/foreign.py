@@ -13,7 +13,7 @@ from typing import Any
 from unfed import json_checks as its
 from unfed import storage
 from unfed.errors import UnfedError
-from unfed.runs.schema import TABLE, TEXT, TEXTS, Fits, checked, or_none
+from unfed.runs.schema import TEXT, TEXTS, Fits, checked, is_probed, or_none
 
 FILE = "unlearning.json"
 SCHEMA = 1
@@ -83,7 +83,7 @@ MAY: dict[str, Fits] = {
     "unmeasured": ("a table of reasons", its.table_of(its.is_text)),
     "probes": (
         "a table of what was measured of each model",
-        its.table_with({"measured": lambda value: TABLE[1](value) and its.is_plain(value)}),
+        its.table_with({"measured": lambda value: its.table_of(is_probed)(value) and its.is_plain(value)}),
     ),
 }
 

@@ -25,7 +25,22 @@ _HISTORY = its.table_with(
 )
 _histories = its.table_of(_HISTORY)
 _LOG = its.table_with({"file": its.is_name, "length": its.is_count, "sha256": its.is_text})
-_measured = its.table_with(dict.fromkeys(("unlearned", "retrain", "before"), its.table_of(its.is_table)))
+_scored = its.table_with(
+    {},
+    {
+        **dict.fromkeys(("forget", "mia"), its.either(its.is_text, its.is_percent)),
+        "rows": its.table_of(its.is_count),
+    },
+)
+_parts = its.table_with({}, dict.fromkeys(("published", "flip"), _scored))
+
+
+def is_probed(value: Any) -> bool:
+    """What was measured of one model: tables, and in those whose noise is told, percents and rows."""
+    return its.table_of(its.is_table)(value) and _parts(value)
+
+
+_measured = its.table_with(dict.fromkeys(("unlearned", "retrain", "before"), is_probed))
 _BEGINNING = its.table_with(
     {
         **dict.fromkeys(("went_in", "begun", "changes"), its.table_of(its.is_text)),
