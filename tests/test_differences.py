@@ -166,6 +166,14 @@ def test_fcus_rates_on_the_page_are_those_of_the_readings(record: str) -> None:
             assert f"| {label} | {tests} |" in page
 
 
+def test_how_far_fresh_weights_spread_is_what_the_page_says() -> None:
+    found = runpy.run_path(str(Path(differences.__file__).parent / "readings" / "spread.py"))
+    page = differences.PAGE.read_text(encoding="utf-8")
+    assert f"a fresh ResNet-18's weights have a standard deviation of {found['spread']('resnet18'):.3f}" in page
+    for name in ("resnet-tiny", "vit-tiny"):
+        assert f"`{name}`'s have {found['spread'](name):.3f}, and there" in page
+
+
 def test_how_much_of_a_model_is_left_counts_its_parameters_and_not_how_many_batches_it_saw(tmp_path: Path) -> None:
     found = runpy.run_path(str(Path(differences.__file__).parent / "readings" / "table.py"))
     for name, weight, batches in (("train", [3.0, 4.0], 630), ("c/ft", [4.0, 3.0], 945)):

@@ -548,7 +548,8 @@ Made by `python tools/reproduction.py page` from the files in `results/`; edit n
 value, ours, the difference and a verdict: `=` within the seeds' spread, `~` on the same side of Retrain in both, or
 beside it in both, but further away (however far), `≠` neither ([what that means exactly](how-to/paper.md)). With one
 seed of ours the paper's spread stands for it, and a verdict says less. Bold is the smallest average gap with all that
-lie within two standard deviations of it; with one seed there is no spread, and bold ranks nobody. What was tried where
+lie within two standard deviations of it, unless that is more than half of the methods; with one seed there is no
+spread, and bold ranks nobody. What was tried where
 we differ stands in [differences](explanation/differences.md).
 
 Prices in GPU minutes are rounds times the seconds of a round on one H200 in bf16, the items' seeds together. Of these
