@@ -71,6 +71,21 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "weight decay 1e-3": ("training.decay=1e-3",),
 }
 """The most promising first: a budget cuts the last."""
+REGIMES: dict[str, tuple[str, ...]] = {
+    "rate 1e-2": ("training.lr=1e-2",),
+    "rate 5e-3": ("training.lr=5e-3",),
+    "rate 1e-2, dropout 0.7": ("training.lr=1e-2", "model.options={dropout=0.7}"),
+    "rate 5e-3, weight decay 5e-3": ("training.lr=5e-3", "training.decay=5e-3"),
+    "rate 1e-2, weight decay 2e-3": ("training.lr=1e-2", "training.decay=2e-3"),
+    "rate 5e-3, pad-crop 2": ("training.lr=5e-3", "data.pad_crop=2"),
+    "pad-crop 2": ("data.pad_crop=2",),
+    "dropout 0.7": ("model.options={dropout=0.7}",),
+    "no validation rows, dropout 0.7": ("partition.validation=0", "model.options={dropout=0.7}"),
+    "no validation rows, weight decay 5e-3": ("partition.validation=0", "training.decay=5e-3"),
+    "64-64, dropout 0.5": ("model.options={widths=[64, 64]}",),
+}
+"""Where would Retrain stand still near the paper's row? By `--long` only, at full length; float32 by `--precision`."""
+CHANGES = VARIANTS | REGIMES
 KEPT = "momentum kept between rounds"
 
 
@@ -110,7 +125,7 @@ def variant(config: Config, name: str, rounds: int, folder: Path) -> dict[str, o
     shown = ("round", "retain", "forget", "test", "validation", "mia", "retain_loss", "test_loss")
     curve = [{key: line.get(key) for key in shown} for line in run.lines()]
     return {
-        "variant": name, "sets": list(VARIANTS[name]), "rounds": rounds, "seed": 0, "curve": curve,
+        "variant": name, "sets": list(CHANGES[name]), "rounds": rounds, "seed": 0, "curve": curve,
         **readings(world, params), "seconds": time.perf_counter() - started,
     }  # fmt: skip
 
@@ -136,7 +151,7 @@ def readings(world: World, params: Params) -> dict[str, object]:
 
 def table(paths: Sequence[Path]) -> str:
     """Records as one table in Markdown: the short runs first, variants in their order."""
-    order = [*VARIANTS].index
+    order = [*CHANGES].index
     found = sorted(_rows(paths), key=lambda one: (one["rounds"], order(one["variant"])))
     heads = (
         "Change",
@@ -242,7 +257,7 @@ def _longest(one: Asked) -> int:
 def long_of(told: str) -> tuple[str, int]:
     """`pad-crop 4=2000`: a variant, and for how many rounds."""
     name, _, rounds = told.rpartition("=")
-    if name not in VARIANTS or not rounds.isdigit() or not int(rounds):
+    if name not in CHANGES or not rounds.isdigit() or not int(rounds):
         raise argparse.ArgumentTypeError(f"{told!r} is no variant and its rounds, such as 'pad-crop 4=2000'")
     return name, int(rounds)
 
@@ -253,7 +268,7 @@ def config_of(given: argparse.Namespace, name: str) -> Config:
     sets += ["evaluation.batch=8192", "evaluation.samples=false", f"evaluation.every={given.every}"]
     sets += [f"training.rounds={given.rounds}", "checkpoint.seconds=100000"]
     sets += [f"data.root={given.root}"] if given.root else []
-    return Config.preset(given.preset, [*sets, *VARIANTS[name]])
+    return Config.preset(given.preset, [*sets, *CHANGES[name]])
 
 
 def row_of(given: argparse.Namespace, name: str) -> dict[str, object]:
@@ -309,7 +324,7 @@ def main(arguments: Sequence[str]) -> int:
     told.add_argument("--after", type=Path, nargs="*", default=[], help="folders: what records there have is left out")
     told.add_argument("--beside", type=int, default=1, help="how many processes at a time")
     told.add_argument("--budget", type=float, default=1e9, help="seconds after which no variant begins")
-    told.add_argument("--only", choices=VARIANTS, help="this variant, in this process, its line into --line")
+    told.add_argument("--only", choices=CHANGES, help="this variant, in this process, its line into --line")
     told.add_argument("--line", type=Path)
     told.add_argument("--table", type=Path, nargs="+")
     told.add_argument("--write", action="store_true", help="put the table into docs/explanation/differences.md")
@@ -333,7 +348,7 @@ def main(arguments: Sequence[str]) -> int:
             row = {"failed": f"failed: {type(error).__name__}: {error}"}
         given.line.write_text(json.dumps(row), encoding="utf-8")
         return int("failed" in row)
-    order, code = [*VARIANTS].index, 0
+    order, code = [*CHANGES].index, 0
     for one, made, why in side_by_side(asked(given), given, arguments):
         if made is None:
             print(f"{one.variant}, {one.rounds} rounds: {why}", flush=True)
