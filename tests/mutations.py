@@ -4,7 +4,7 @@
 one survives. They stand in `mutants.txt`, like small patches:
 
     @ methods/pgd.py                             the file, below src/unfed
-    ! test_by_hand.py::test_pgd_climbs           killers of this file's mutants: test files or node ids below tests
+    ! oracles/test_federated.py::test_pgd        killers of this file's mutants: test files or node ids below tests
 
     # the radius without its third               why it matters
     - math.sqrt(total / draws / 3)               a text that occurs in the file exactly once, on one line or several

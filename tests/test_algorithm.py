@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import hand
+from oracles import hand
 from unfed.client.plan import Measure
 from unfed.engines.base import Block, Context
 from unfed.engines.observed import Observer

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import hand
-from hand import SIZES, agree, clients, cross_entropy, differ, fedavg, fresh, mean, rows, serve, stepped
+from oracles import hand
+from oracles.hand import SIZES, agree, clients, cross_entropy, differ, fedavg, fresh, mean, rows, serve, stepped
 from unfed import rng
 from unfed.client.batch import positions_of
 from unfed.client.plan import Phase, term

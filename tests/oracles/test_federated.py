@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import hand
-from hand import (
+from oracles import hand
+from oracles.hand import (
     SIZES,
     agree,
     clients,

@@ -1,0 +1,1 @@
+"""Plain twins of what unfed computes, and the tests that hold unfed to them."""
