@@ -12,19 +12,25 @@ from conftest import SMALL
 from test_run import Crash, crash_at, outcome
 from unfed.client import step
 from unfed.client.batch import Batch, Draws
+from unfed.client.plan import Plan
 from unfed.data import Request
 from unfed.data.scope import ClientData
 from unfed.errors import UnfedError
+from unfed.federation.aggregate import average
 from unfed.federation.history import History
 from unfed.federation.protocol import Server
+from unfed.federation.robust import Robust
 from unfed.federation.state import State
-from unfed.methods import FedEraser
+from unfed.methods import FUKD, PGD, FedEraser
+from unfed.model.params import Params
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.histories import HistoryLog
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
-from worlds import slow
+from unfed.runs.simulated import simulated
+from unfed.runs.world import World
+from worlds import serve, slow, train
 
 TRAIN = Job(0, None, "train")
 QUICK: tuple[str, ...] = ("checkpoint.rounds=1", "training.rounds=3", "unlearning.rounds=2", "evaluation.every=2")
@@ -406,3 +412,90 @@ def test_a_purged_client_is_not_taken_for_one_that_never_took_part(run: Run) -> 
     server = serve(world, (Request("x", clients=("2",)),), history=history(run, "fukd"))
     with pytest.raises(UnfedError, match="record of client 2 was purged"):
         method.begin(server)
+
+
+# --- under robust aggregation ---------------------------------------------------------------------------------------
+
+entering = Robust.entering
+NORM = Robust("norm", bound=0.5)  # below the median, so that more than half of the updates are shortened
+
+
+def sums_off(params: Params, start: Params, kept: History) -> float:
+    """How far θ⁰ + Σ S_k is from θ*, against how far θ* is from θ⁰."""
+    total = {n: sum(record.tensors[n] for record in kept.own.values()) for n in next(iter(kept.own.values())).tensors}
+    gaps = [(params[n] - start[n] - t).double().norm() ** 2 for n, t in total.items()]
+    moved = [(params[n] - start[n]).double().norm() ** 2 for n in total]
+    return float((sum(gaps) / sum(moved)) ** 0.5)
+
+
+def robust_training(**changes: Any) -> tuple[World, Params, Params, dict[str, History]]:
+    world = simulated(alone("engine.precision=float64"), 0)
+    methods = {"fukd": FUKD(), "pgd": PGD(), "federaser": FedEraser()}
+    start = world.fresh(1)
+    return world, start, *train(world, 3, methods, **changes)
+
+
+def test_under_the_norm_rule_sums_are_of_updates_as_they_entered_the_mean() -> None:
+    _, start, params, kept = robust_training(robust=NORM)
+    assert sums_off(params, start, kept["fukd"]) < 1e-9
+    factors = [record.numbers.get("factor") for record in kept["pgd"].own.values()]
+    assert any(f is not None and 0 < f < 1 for f in factors)
+    plain = robust_training()[3]["pgd"]
+    assert not any("factor" in record.numbers for record in plain.own.values())
+
+
+def test_under_the_norm_rule_pgds_reference_is_the_mean_of_the_others_shortened_updates() -> None:
+    world, _, params, kept = robust_training(robust=NORM)
+    leaving = next(c for c, r in kept["pgd"].own.items() if "factor" in r.numbers)
+    server = serve(world, (Request("r", clients=(leaving,)),), params, kept["pgd"], settings=world.training_settings())
+    method = PGD()
+    reference = method.reference(server, method.last_models(server))
+    # The others' models as they entered: θ^{T−1}, and everybody's last round repeated and shortened in the test.
+    numbers = kept["pgd"].numbers
+    before = kept["pgd"].shared[numbers["latest"]]
+    plan = Plan.from_json(numbers[numbers["latest"]]["plan"])
+    everybody = serve(world, (), before, seed=world.seeds.training)
+    blocks = list(everybody.train(plan, before, everybody.clients))
+    lengths = {
+        c: sum((b.of(i)[n] - before[n]).norm() ** 2 for n in before if before[n].is_floating_point()) ** 0.5
+        for b in blocks
+        for i, c in enumerate(b.clients)
+    }
+    allowed = 0.5 * sorted(lengths.values())[(len(lengths) - 1) // 2]
+    others = [(c, b.samples[i], b.of(i)) for b in blocks for i, c in enumerate(b.clients) if c != leaving]
+    total = sum(n for _, n, _ in others)
+    for name in server.template.trainable:
+        deltas = [n * min(1.0, float(allowed / lengths[c])) * (p[name] - before[name]) for c, n, p in others]
+        torch.testing.assert_close(reference[name], before[name] + sum(deltas) / total, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed"])
+def test_a_rule_without_shares_is_refused_when_a_run_that_records_is_created(rule: str, tmp_path: Path) -> None:
+    sets = (f'training.robust.rule="{rule}"', RECORD)
+    with pytest.raises(UnfedError, match=f"cannot be recorded under training.robust.rule = '{rule}'"):
+        Run.create(alone(*sets), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    own = f'unlearning.robust.rule="{rule}"'
+    with pytest.raises(UnfedError, match="fukd and pgd cannot be recorded under unlearning"):
+        Run.create(alone(own, RECORD), tmp_path / "run")
+    Run.create(alone(own, "training.record=['federaser']"), tmp_path / "run")  # it replays the training alone
+
+
+def test_a_history_that_does_not_lead_to_the_model_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As every rule but the mean once did it: what was recorded is not what was averaged."""
+    made = Run.create(alone('training.robust={rule="norm", bound=0.5}', RECORD), tmp_path / "run")
+    monkeypatch.setattr(Robust, "entering", lambda self, params, blocks: (list(blocks), {}))
+    shorter = Robust("norm", bound=0.5)
+    monkeypatch.setattr(
+        Robust, "combined", lambda self, params, found: average(params, entering(shorter, params, found)[0])
+    )
+    with pytest.raises(UnfedError, match="recorded history does not add up to the model"):
+        made.execute()
+    state = made.folder.load_state(TRAIN)
+    assert state is not None and state[0].round == 0
+    monkeypatch.undo()
+    Run.open(tmp_path / "run").execute()
+    found = made.folder.load_state(TRAIN)
+    assert found is not None and found[0].round == 3

@@ -11,15 +11,17 @@ purging a leaver is leaving out its record.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from unfed.client.plan import Plan
 from unfed.engines.base import Block
+from unfed.errors import UnfedError
 from unfed.model.params import Params, tensor_bytes
 
 
@@ -31,10 +33,12 @@ class FinishedRound:
     params: Params
     """θ^{t−1}, from which every client started."""
     blocks: Sequence[Block]
-    """The updates that were accepted, in the federation's order."""
+    """The accepted updates as they enter the aggregate, in the federation's order."""
     trainable: tuple[str, ...]
     scope: tuple[Mapping[str, Any], ...] = ()
     """The requests in force in that round, as JSON, the one at work last: who replays it must see the same rows."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """By how much `training.robust` shortened a client's update; `blocks` holds it as it entered the aggregate."""
 
     def models(self) -> Iterator[tuple[str, int, Params]]:
         """(client, n_k, θ_k) of every accepted update."""
@@ -119,6 +123,8 @@ class History:
 class Records(Protocol):
     """A method that keeps history of the rounds it is shown."""
 
+    follows: ClassVar[Literal["", "sums", "rounds"]]
+
     def record(self, history: History, past: FinishedRound) -> History: ...
 
     def original_bytes(self, history: History, model_bytes: int) -> int: ...
@@ -130,6 +136,43 @@ class Recorder:
 
     method: Records
     history: History = field(default_factory=History)
+    _began: tuple[Params, Params] | None = None
 
     def __call__(self, past: FinishedRound) -> None:
         self.history = self.method.record(self.history, past)
+
+    def begin(self, params: Params) -> None:
+        """Note the model from which rounds are recorded from now on."""
+        if self.method.follows == "sums":
+            self._began = params, self._summed()[0]
+
+    def check(self, params: Params) -> None:
+        """Refuse a history of sums that does not lead to these params: θ⁰ + Σ_k S_k = θ.
+
+        Both sides are sums of the same numbers in another order, so they may differ by rounding only: 1e-9 of what was
+        summed in float64, 1000 ε (1.2e-4) in float32, where hundreds of rounds add up.
+        """
+        if self._began is None:
+            return
+        (start, before), (now, size) = self._began, self._summed()
+        gap = 0.0
+        for name, total in now.items():
+            moved = params[name].double() - start[name].double()
+            gap += float((moved - (total - before.get(name, torch.zeros_like(total)))).square().sum())
+            size += float(start[name].double().norm())
+        loose = max([1e-9, *(1000 * torch.finfo(params[name].dtype).eps for name in now if params[name].itemsize < 8)])
+        if not math.sqrt(gap) <= loose * size:
+            raise UnfedError(
+                f"The recorded history does not add up to the model (it is off by {math.sqrt(gap):.2g}), so it is not"
+                " saved; train without training.record, and report this."
+            )
+
+    def _summed(self) -> tuple[Params, float]:
+        """Σ_k S_k in float64, and Σ_k ‖S_k‖ over all tensors."""
+        total: Params = {}
+        size = 0.0
+        for record in self.history.own.values():
+            for name, own in record.tensors.items():
+                total[name] = own.double() + total[name] if name in total else own.double()
+                size += float(own.double().norm())
+        return total, size

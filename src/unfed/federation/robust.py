@@ -37,23 +37,39 @@ class Robust:
     trim: float = 0.2
     """trimmed: the share of clients that is left out at either end."""
 
+    @property
+    def additive(self) -> bool:
+        """Whether the new params are θ plus one share per client.
+
+        Only then can a history say what each client added.
+        """
+        return self.rule in ("mean", "norm")
+
     def average(self, params: Params, blocks: Iterable[Block]) -> Params:
         """The new params, from blocks in the federation's order."""
+        return self.combined(params, self.entering(params, blocks)[0])
+
+    def entering(self, params: Params, blocks: Iterable[Block]) -> tuple[list[Block], dict[str, float]]:
+        """The updates as they enter the aggregate, and the factor of every client whose update was shortened."""
         found = list(blocks)
-        if self.rule == "mean":
+        if self.rule != "norm" or not found:
+            return found, {}
+        lengths = [_lengths(params, block) for block in found]
+        allowed = self.bound * float(torch.cat(lengths).median())
+        factors = [allowed / own for own in lengths]
+        pairs = [(block, own.tolist()) for block, own in zip(found, factors, strict=True)]
+        short = {c: f for block, own in pairs for c, f in zip(block.clients, own, strict=True) if f < 1}
+        return [_scaled(params, block, own) for block, own in zip(found, factors, strict=True)], short
+
+    def combined(self, params: Params, found: list[Block]) -> Params:
+        """The new params, from updates as they enter the aggregate."""
+        if self.additive:
             return average(params, found)
         if not found:
             raise Refused("There is no update to average; at least one client must answer.")
-        if self.rule == "norm":
-            return average(params, self._shortened(params, found))
         count = sum(len(block.clients) for block in found)
         drop = (count - 1) // 2 if self.rule == "median" else min(int(self.trim * count), (count - 1) // 2)
         return {name: _middle(name, old, found, drop) for name, old in params.items()}
-
-    def _shortened(self, params: Params, blocks: list[Block]) -> list[Block]:
-        lengths = [_lengths(params, block) for block in blocks]
-        allowed = self.bound * float(torch.cat(lengths).median())
-        return [_scaled(params, block, allowed / own) for block, own in zip(blocks, lengths, strict=True)]
 
 
 def _lengths(params: Params, block: Block) -> Tensor:
@@ -77,10 +93,14 @@ def _scaled(params: Params, block: Block, factors: Tensor) -> Block:
     for name, stack in block.params.items():
         scaled[name] = stack
         if stack.is_floating_point():
-            old, short = params[name].double(), factors.clamp(max=1.0).to(stack.device)
-            short = short.view(-1, *[1] * old.dim())
-            scaled[name] = torch.where(short < 1, (old + short * (stack.double() - old)).to(stack.dtype), stack)
+            short = factors.clamp(max=1.0).to(stack.device).view(-1, *[1] * params[name].dim())
+            scaled[name] = torch.where(short < 1, shortened(params[name], stack, short), stack)
     return replace(block, params=scaled)
+
+
+def shortened(old: Tensor, new: Tensor, factor: Tensor | float) -> Tensor:
+    """θ + f (θ_k − θ), computed in float64."""
+    return (old.double() + factor * (new.double() - old.double())).to(new.dtype)
 
 
 def _middle(name: str, old: Tensor, blocks: list[Block], drop: int) -> Tensor:

@@ -272,9 +272,9 @@ class JobServer:
     def _in_order(self, updates: Iterable[Block]) -> list[Block]:
         return sorted(updates, key=lambda block: self._place(block.clients[0]))
 
-    def _record(self, plan: Plan, params: Params, updates: Sequence[Block]) -> None:
+    def _record(self, plan: Plan, params: Params, updates: Sequence[Block], factors: Mapping[str, float]) -> None:
         for recorder in self.recorders.values():
-            recorder(FinishedRound(plan, params, updates, self.template.trainable, self.scope))
+            recorder(FinishedRound(plan, params, updates, self.template.trainable, self.scope, factors))
 
     def fedavg(self, params: Params, plan: Plan, clients: Sequence[str], context: Context | None = None) -> Params:
         """One round: train, then average."""
@@ -293,10 +293,11 @@ class JobServer:
         scheduled = tuple(self.scheduled(phase, r) for phase in phases)
         plan = self.plan(r, *scheduled, keep=self.settings.keep)
         if not self.settings.keep:
-            updates = self._in_order(self.train(plan, state.params, clients, context))
+            robust, start = self.settings.robust, state.params
+            updates, factors = robust.entering(start, self._in_order(self.train(plan, start, clients, context)))
             if not context:  # a round with context could not be repeated from its plan alone
-                self._record(plan, state.params, updates)
-            return replace(state, params=self.settings.robust.average(state.params, updates), round=r)
+                self._record(plan, start, updates, factors)
+            return replace(state, params=robust.combined(start, updates), round=r)
         (name,) = clients  # only one place can go on with its own optimiser
         kept = {name: state.tensors[OPTIMISER]} if OPTIMISER in state.tensors else None
         (block,) = self._train(plan, state.params, clients, context or {}, _Asking(optimiser=kept))

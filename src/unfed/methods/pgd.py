@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from unfed import rng
 from unfed.client.plan import Phase, Plan, term
@@ -28,6 +29,7 @@ from unfed.engines.base import PerClient
 from unfed.errors import Refused, UnfedError
 from unfed.federation.history import FinishedRound, History, Record
 from unfed.federation.protocol import Server
+from unfed.federation.robust import shortened
 from unfed.federation.state import State
 from unfed.methods.base import CLIENT, Lineage, Method, option, register
 from unfed.model.params import Params, check_like
@@ -117,7 +119,7 @@ class PGD(Method):
             if not value.is_floating_point() or not leaving:
                 ref[name] = value
                 continue
-            theirs = torch.stack([shares[c] * last[c][name] for c in leaving]).sum(0)
+            theirs = torch.stack([shares[c] * entered(history, c, last[c], name) for c in leaving]).sum(0)
             ref[name] = (value - theirs) / rest
             if name.endswith("running_var"):
                 ref[name] = ref[name].clamp(min=1e-5)
@@ -155,7 +157,8 @@ class PGD(Method):
         own = dict(history.own)
         for block in past.blocks:
             for client, samples in zip(block.clients, block.samples, strict=True):
-                own[client] = Record(numbers={"last": key, "samples": samples})
+                short = {"factor": past.factors[client]} if client in past.factors else {}
+                own[client] = Record(numbers={"last": key, "samples": samples} | short)
         scope = [dict(request) for request in past.scope]
         facts = {"plan": past.plan.to_json(), "scope": scope, "samples": past.samples}
         shared, numbers = {**history.shared, key: past.params}, {**history.numbers, key: facts, "latest": key}
@@ -167,6 +170,14 @@ class PGD(Method):
     def original_bytes(self, history: History, model_bytes: int) -> int:
         """Every client's own last model, kept by the client."""
         return model_bytes * len(history.own)
+
+
+def entered(history: History, client: str, last: Params, name: str) -> Tensor:
+    """θ_t^T as it entered the last round's mean: `training.robust` may have shortened its update."""
+    numbers = history.own[client].numbers
+    if "factor" not in numbers:
+        return last[name]
+    return shortened(history.shared[numbers["last"]][name], last[name], numbers["factor"])
 
 
 def _referenced(history: History) -> History:

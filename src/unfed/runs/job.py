@@ -156,6 +156,7 @@ class JobRunner:
             for label, history in self.folder.load_histories(self.job).items():
                 if label in self.server.recorders:
                     self.server.recorders[label].history = history.to(self.world.device)
+            self._begin_records(state)
             line = self._seen_last(state, diary)
             if self.ending.enough(state, saved[1]["finished"], diary):
                 return self._write_model(state)
@@ -187,11 +188,16 @@ class JobRunner:
         self._take_notes(diary)
         if self.requests:
             diary.beginning = digest.beginning(self.server.params, state.params)
+        self._begin_records(state)
         line = self._evaluate(state, diary)
         outcome = self.ending.outcome(state, diary, line)
         if outcome is None:
             self._save(state, diary, None)
         return state, diary
+
+    def _begin_records(self, state: State) -> None:
+        for recorder in self.server.recorders.values():
+            recorder.begin(state.params)
 
     def _round(self, states: Iterator[State], state: State, diary: JobNotes) -> State:
         """The state after `state`.
@@ -354,6 +360,8 @@ class JobRunner:
 
     def _save(self, state: State, diary: JobNotes, outcome: str | None) -> None:
         self._late.settle()
+        for recorder in self.server.recorders.values():
+            recorder.check(state.params)
         finished = None if outcome is not None and outcome.startswith("not ") else outcome
         numbers = {"offset": diary.offset, "diary": diary.to_json(), "finished": finished, "rounds": self.rounds}
         numbers |= began(self.spec.base, self.start) | {"versions": dict(versions())}

@@ -27,6 +27,7 @@ from torch import nn
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning, listed, option
 from unfed.federation.history import History, Recorder
+from unfed.federation.robust import Robust
 from unfed.measures.undo import INVERSES, REDRAWN
 from unfed.methods import Method, admit
 from unfed.methods.base import Lineage
@@ -47,8 +48,11 @@ def offers(config: Config, label: str, request: Request) -> tuple[frozenset[str]
         missing["forget"] = f"{_owners(request)} deleted it"
     else:
         there.add("forget")
-    if label in config.recorded() and config.training.keep_model == "last":
+    robust = Robust(**config.training.robust.model_dump())
+    if label in config.recorded() and config.training.keep_model == "last" and robust.additive:
         there.add("history")
+    elif label in config.recorded() and not robust.additive:
+        missing["history"] = f"under training.robust.rule = {robust.rule!r} no client has a share of its own"
     elif label in config.recorded():
         missing["history"] = "training.keep_model keeps another model than the one its record leads to"
     else:
@@ -182,7 +186,14 @@ def _unbroken(config: Config, label: str, before: Sequence[tuple[str, str]]) -> 
 
 
 def recordable(config: Config) -> None:
-    """Refuse to record rounds that do not lead to θ*."""
+    """Refuse to record rounds that do not lead to θ*, or in which clients have no share of their own."""
+    for part, robust in (("training", config.training.robust), ("unlearning", config.unlearning.robust)):
+        names = [n for n, method in config.recorded().items() if method.follows or part == "training"]
+        if names and robust is not None and not Robust(**robust.model_dump()).additive:
+            raise UnfedError(
+                f"{listed(names, last='and')} cannot be recorded under {part}.robust.rule = {robust.rule!r}: no client"
+                " has a share of its own in it; use mean or norm, or leave them out."
+            )
     if (recorded := config.recorded()) and config.training.keep_model != "last":
         raise UnfedError(
             f"The history for {listed(recorded).replace(' or ', ' and ')} leads to the model of the last round, but"
