@@ -148,7 +148,9 @@ def test_arrays_of_another_model_or_of_a_spoilt_one_are_refused_before_anybody_i
     ):
         grid = nodes(example.client.app)
         with pytest.raises(UnfedError, match=said):
-            Unlearn(FedAvg, negate(example.task.Net()), node_with(partition_id=0)).start(grid, ArrayRecord(arrays))
+            Unlearn(FedAvg, negate(example.task.Net()), node_with(partition_id=0, num_partitions=4)).start(
+                grid, ArrayRecord(arrays)
+            )
         assert grid.sent == []
 
 
@@ -194,7 +196,7 @@ def test_a_leaver_is_found_by_its_registered_name_wherever_it_connects(example: 
 def test_an_older_flower_forgets_by_partition_and_says_that_it_knows_no_names(example: Any, tmp_path: Path) -> None:
     (tmp_path / "list").write_text("3\n")
     grid = Nameless(nodes(example.client.app).nodes.values(), example.client.app)
-    Unlearn(FedAvg, None, node_with(partition_id=0), wait=0, deny=tmp_path / "list").start(
+    Unlearn(FedAvg, None, node_with(partition_id=0, num_partitions=4), wait=0, deny=tmp_path / "list").start(
         grid, trained(example, 1), num_rounds=1
     )
     assert [len(grid.asked(node, "train", "evaluate")) for node in grid.nodes] == [0, 2, 2, 0]
@@ -382,7 +384,7 @@ def test_nodes_that_leave_in_the_middle_end_the_wait_and_not_the_arrays(example:
 def test_in_a_later_run_with_other_node_ids_the_leaver_is_found_by_its_partition(example: Any) -> None:
     arrays = trained(example, 1)
     grid = nodes(example.client.app, first=77000)
-    strategy = Unlearn(FedAvg, negate(example.task.Net()), node_with(partition_id=0))
+    strategy = Unlearn(FedAvg, negate(example.task.Net()), node_with(partition_id=0, num_partitions=4))
     strategy.start(grid, arrays, num_rounds=2)
     assert [m.metadata.message_type for m in grid.asked(77000)] == ["query.unfed"]  # who it is, and nothing else
     assert len(grid.asked(77001, "train")) == 2
@@ -393,7 +395,9 @@ def test_a_node_is_known_by_what_its_config_says(key: str, example: Any) -> None
     base = [{"partition-id": k, "num-partitions": 4} for k in range(4)]
     configs = [{**own, **({} if key == "partition-id" else {key: f"site-{k}"})} for k, own in enumerate(base)]
     grid = InProcessGrid(configs, example.client.app)
-    named: dict[str, Any] = {key.replace("-", "_"): 2 if key == "partition-id" else "site-2"}
+    named: dict[str, Any] = {key.replace("-", "_"): "site-2"}
+    if key == "partition-id":
+        named = {"partition_id": 2, "num_partitions": 4}
     subset = SubsetGrid(grid, node_with(**named))
     assert list(subset.get_node_ids()) == [1000, 1001, 1003]
     grid.nodes[7] = grid.nodes.pop(1002)  # it comes back under another id
@@ -405,8 +409,8 @@ NOBODY: dict[str, tuple[Any, str]] = {
     "one of two ids": ([LEAVER, 5], "Node 5 is not among"),
     "no id": ([], "exclude names nobody"),
     "a partition that is not there": (
-        node_with(partition_id=9),
-        "A node with partition-id=9 is not among the 4 nodes .* name one of partition-id=0, partition-id=1,",
+        node_with(client="9"),
+        "A node with client=9 is not among the 4 nodes .* name one of partition-id=0, partition-id=1,",
     ),
     "a misspelt name": (registered("nroth"), "A node registered as 'nroth' is not among .* name one of north, or"),
     "a function that finds nobody": (lambda grid: [], "Whoever the given function finds is not among"),
@@ -426,10 +430,10 @@ def test_an_exclusion_that_matches_nobody_is_an_error_before_the_first_message(w
 def test_a_leaver_that_is_gone_need_not_be_there_and_stays_out_if_it_comes_back(example: Any) -> None:
     grid = nodes(example.client.app)
     away = grid.nodes.pop(LEAVER)
-    strategy = Unlearn(FedAvg, None, node_with(partition_id=0), gone=True, wait=0)
+    strategy = Unlearn(FedAvg, None, node_with(partition_id=0, num_partitions=4), gone=True, wait=0)
     strategy.start(grid, trained(example, 1), num_rounds=1)
     grid.nodes[9] = away
-    assert 9 not in SubsetGrid(grid, node_with(partition_id=0), gone=True).get_node_ids()
+    assert 9 not in SubsetGrid(grid, node_with(partition_id=0, num_partitions=4), gone=True).get_node_ids()
     assert grid.asked(9, "train", "evaluate") == []
 
 
@@ -437,7 +441,9 @@ def test_a_client_app_that_cannot_say_who_it_is_is_told_how(example: Any) -> Non
     mute = ClientApp()
     mute.train()(example.client.train)
     with pytest.raises(UnfedError, match=r"4 of 4 connected nodes might be it.* make that with introduce\("):
-        Unlearn(FedAvg, None, node_with(partition_id=0), wait=0).start(nodes(mute), trained(example, 1), num_rounds=1)
+        Unlearn(FedAvg, None, node_with(partition_id=0, num_partitions=4), wait=0).start(
+            nodes(mute), trained(example, 1), num_rounds=1
+        )
     with pytest.raises(UnfedError, match="node_with takes client, client_name, partition_id, not colour"):
         node_with(colour="red")
 
@@ -445,7 +451,7 @@ def test_a_client_app_that_cannot_say_who_it_is_is_told_how(example: Any) -> Non
 def test_a_node_that_will_not_say_who_it_is_is_left_out_too(example: Any) -> None:
     grid = nodes(example.client.app)
     del grid.nodes[1003]["partition-id"]
-    subset = SubsetGrid(grid, node_with(partition_id=0))
+    subset = SubsetGrid(grid, node_with(partition_id=0, num_partitions=4))
     assert list(subset.get_node_ids()) == [1001, 1002]
 
 
@@ -454,14 +460,14 @@ def test_an_app_made_of_a_client_function_answers_by_a_mod(example: Any) -> None
         raise AssertionError("not asked to work")
 
     grid = nodes(ClientApp(client_fn, mods=[introduce_mod]))
-    assert list(SubsetGrid(grid, node_with(partition_id=3)).get_node_ids()) == [1000, 1001, 1002]
+    assert list(SubsetGrid(grid, node_with(partition_id=3, num_partitions=4)).get_node_ids()) == [1000, 1001, 1002]
 
 
 def test_the_log_names_who_was_found(example: Any, caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("flwr").propagate = True
     with caplog.at_level("INFO", "flwr"):
-        list(SubsetGrid(nodes(example.client.app), node_with(partition_id=0)).get_node_ids())
-    assert "unfed: a node with partition-id=0 has left: 1000" in caplog.text
+        list(SubsetGrid(nodes(example.client.app), node_with(partition_id=0, num_partitions=4)).get_node_ids())
+    assert "unfed: a node with partition-id=0 of 4 has left: 1000" in caplog.text
 
 
 # --- what is wrapped --------------------------------------------------------------------------------------------------
@@ -476,7 +482,9 @@ def test_the_log_says_what_is_perturbed_and_how_much_of_the_model_that_is(caplog
         (["embedding"], "colour.weight and shape.weight: 16 of 16"),
     ):
         with caplog.at_level("INFO", "flwr"):
-            Unlearn(FedAvg, negate(rows, layers), node_with(partition_id=0)).start(foreign_grid(), arrays, num_rounds=1)
+            Unlearn(FedAvg, negate(rows, layers), node_with(partition_id=0, num_partitions=4)).start(
+                foreign_grid(), arrays, num_rounds=1
+            )
         assert f"unfed: the perturbation changes {said} numbers" in caplog.text
 
 

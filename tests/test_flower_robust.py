@@ -163,6 +163,49 @@ def test_what_is_aggregated_is_judged_under_every_wrapper() -> None:
     assert [r.reason for r in strategy.refusals] == ["its metrics lack the weight 'num-examples'"]
 
 
+def weighing(weight: float, value: float = 9.0) -> Any:
+    """A client that says its update has this weight."""
+
+    def changed(question: Message, reply: Message) -> Message:
+        if question.metadata.message_type == "train":
+            reply.content["metrics"] = MetricRecord({"num-examples": weight})
+            reply.content["arrays"] = ArrayRecord({"w": torch.full((2,), value)})
+        return reply
+
+    return changed
+
+
+def test_a_weight_out_of_all_proportion_is_refused_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    grid, strategy = foreign_grid(), unlearn()
+    grid.tamper[1002] = weighing(1e12)
+    after = strategy.start(grid, ARRAYS, num_rounds=1).arrays.to_torch_state_dict()["w"]
+    assert after.tolist() == [-1.0, -1.0], "the others sent back what they got"
+    assert [(r.client, r.reason) for r in strategy.refusals] == [
+        ("1002", "its weight 'num-examples' is 1e+12, over 10000 times the others' median (2)")
+    ]
+    honest = unlearn()
+    grid.tamper[1002] = weighing(2 * 10_000)
+    honest.start(grid, ARRAYS, num_rounds=1)
+    assert honest.refusals == [], "clients may differ much"
+
+
+def test_a_reply_with_more_than_half_of_the_weight_is_named_in_log_evidence_and_page(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("flwr").propagate = True
+    grid = foreign_grid()
+    grid.tamper[1002] = weighing(4)
+    with caplog.at_level("WARNING", "flwr"):
+        unlearn(evidence=tmp_path / "half").start(grid, ARRAYS, num_rounds=1)
+    assert "heavy" not in kept(tmp_path / "half")["rounds"][0] and "of the weight" not in caplog.text, "4 of 2 + 4 + 2"
+    grid.tamper[1002] = weighing(6)
+    with caplog.at_level("WARNING", "flwr"):
+        unlearn(evidence=tmp_path / "more").start(grid, ARRAYS, num_rounds=1)
+    said = "node 1002 in round 1: it has 60.0% of the weight of all 3 replies"
+    assert kept(tmp_path / "more")["rounds"][0]["heavy"] == [said] and f"unfed: {said}" in caplog.text
+    assert said in page(tmp_path / "more")
+
+
 def test_unlearn_around_unlearn_is_refused() -> None:
     with pytest.raises(UnfedError, match=r"Unlearn has a start\(\) of its own"):
         unlearn(unlearn).start(foreign_grid(), ARRAYS, num_rounds=1)

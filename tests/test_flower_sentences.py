@@ -19,8 +19,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
+from flower_grid import InProcessGrid, echoing
 from test_flower_app import Breaking, nodes, values
-from unfed.flower import introduce, introduce_mod, node_with
+from unfed.flower import SubsetGrid, introduce, introduce_mod, node_with
+from unfed.flower.sentences import asking, speak_plainly
 from unfed.flower.server import app as server_app
 
 
@@ -44,18 +46,23 @@ def test_a_refusal_is_one_sentence_in_flowers_log(tmp_path: Path, caplog: pytest
         assert shown.count(sentence) == 1
 
 
-def test_a_refusal_before_any_strategy_starts_is_one_too() -> None:
-    refused = """
+def test_importing_and_using_unfed_in_another_app_leaves_flowers_logger_as_it_was() -> None:
+    code = """
 import logging
-from unfed.flower import node_with
-logging.basicConfig()
+from flwr.common import logger
+log = logging.getLogger("flwr")
+before = list(log.filters), list(log.handlers), log.level, log.propagate
+import unfed.flower
+for name in unfed.flower.__all__:
+    getattr(unfed.flower, name)
+assert (list(log.filters), list(log.handlers), log.level, log.propagate) == before, log.filters
 try:
-    node_with(partition=0)
+    unfed.flower.node_with(partition=0)
 except Exception as error:
-    logging.getLogger("flwr").error("ServerApp raised an exception", exc_info=error)
+    log.error("ServerApp raised an exception", exc_info=error)
 """
-    shown = subprocess.run([sys.executable, "-c", refused], capture_output=True, text=True, check=True).stderr
-    assert "node_with takes client, client_name, partition_id, not partition" in shown and "Traceback" not in shown
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+    assert "node_with takes client, client_name, partition_id, not partition" in shown and "Traceback" in shown
 
 
 def test_a_refusal_that_flower_raises_on_as_its_own_error_is_one_too(caplog: pytest.LogCaptureFixture) -> None:
@@ -67,6 +74,7 @@ def test_a_refusal_that_flower_raises_on_as_its_own_error_is_one_too(caplog: pyt
             logging.getLogger("flwr").error(traceback.format_exc())
             raise RuntimeError("Ending simulation.") from error
 
+    speak_plainly()
     shown = told(caplog, loads)
     assert shown.count("node_with takes client") == 2 and "Traceback" not in shown and len(caplog.messages) == 2
 
@@ -82,11 +90,12 @@ def simulated(caplog: pytest.LogCaptureFixture, app: ClientApp, kind: str) -> st
     logging.getLogger("flwr").propagate = True
     caplog.clear()
     message = Message(RecordDict({"who": ConfigRecord({"asked": 1})}), 1, kind)
-    try:
-        app(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
-    except Exception as error:
-        logging.getLogger("flwr").error(error)
-        logging.getLogger("flwr").error(traceback.format_exc())
+    with asking():
+        try:
+            app(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
+        except Exception as error:
+            logging.getLogger("flwr").error(error)
+            logging.getLogger("flwr").error(traceback.format_exc())
     return caplog.text
 
 
@@ -99,3 +108,17 @@ def test_a_client_app_that_cannot_say_who_it_is_leaves_no_traceback(caplog: pyte
         assert "Traceback" in simulated(caplog, app, "query.theirs")
     for app in (introduce(ClientApp()), ClientApp(client, mods=[introduce_mod])):
         assert simulated(caplog, app, "query.unfed") == ""
+
+
+def test_the_log_of_an_app_is_filtered_only_while_its_nodes_are_asked_who_they_are() -> None:
+    before, during = list(logging.getLogger("flwr").filters), []
+
+    class Watching(InProcessGrid):
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+            during.append(list(logging.getLogger("flwr").filters))
+            return super().send_and_receive(messages, timeout=timeout)
+
+    grid = Watching([{"client": name} for name in ("north", "south")], echoing())
+    assert list(SubsetGrid(grid, node_with(client="north")).get_node_ids()) == [1001]
+    assert [len(now) - len(before) for now in during] == [1]
+    assert logging.getLogger("flwr").filters == before

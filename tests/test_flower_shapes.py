@@ -120,6 +120,19 @@ def test_a_part_of_a_data_set_that_is_dealt_to_fewer_nodes_is_not_taken_for_the_
         node_with(partition_id=4, num_partitions=4)  # gone=True would take it for somebody who is not there any more
 
 
+def test_a_partition_without_the_number_of_partitions_is_refused_where_nodes_state_one() -> None:
+    stating = InProcessGrid([{"partition-id": k, "num-partitions": 3} for k in range(3)], echoing())
+    with pytest.raises(UnfedError, match=r"Partition 0 of how many\? The nodes state num-partitions=3; pass"):
+        Unlearn(FedAvg, None, node_with(partition_id=0), gone=True).start(stating, ARRAYS, num_rounds=1)
+    assert all(m.metadata.message_type == "query.unfed" for m in stating.sent)
+    subset = SubsetGrid(foreign_grid(), node_with(partition_id=0), wait=0)
+    assert list(subset.get_node_ids()) == [1001, 1002, 1003], "these state none"
+    foreign: Any = subset.whole
+    foreign.nodes[9] = {"partition-id": 7, "num-partitions": 8}
+    assert list(subset.get_node_ids()) == [1001, 1002, 1003], "it may hold the leaver's rows, and ends no run"
+    assert list(SubsetGrid(stating, node_with(client="x"), gone=True).get_node_ids()) == [1000, 1001, 1002]
+
+
 # --- who is who, at every moment --------------------------------------------------------------------------------------
 
 

@@ -88,7 +88,7 @@ def test_the_leaver_is_asked_to_train_zero_times(name: str) -> None:
     before = InProcessGrid([{"partition-id": k, "num-partitions": NODES} for k in range(NODES)], app)
     trained = strategy(NODES).start(before, start, num_rounds=1).arrays
     grid = later_run(app)
-    unlearn = Unlearn(lambda: strategy(STAYING), negate(Net()), node_with(partition_id=0), wait=0)
+    unlearn = Unlearn(lambda: strategy(STAYING), negate(Net()), node_with(partition_id=0, num_partitions=4), wait=0)
     found = unlearn.start(grid, trained, num_rounds=ROUNDS).arrays.to_torch_state_dict()
     assert asked(grid, LEAVER) == {"query": 1}  # who it is; not to train, not to measure
     assert {t.dtype for t in found.values()} == {torch.float32}  # FedAdam had made float64 of them
@@ -182,10 +182,25 @@ def test_the_pages_recipe_for_a_class_asks_everybody_and_a_second_request_keeps_
     assert sum(one["rows"]["3"] for one in line["left_out"]) == rows_of_3
     again, other = later_run(app), negate(Net(), layers=["second"])
     with pytest.raises(UnfedError, match="turns that back, and brings class 3 back"):
-        Unlearn(FedAvg, negate(Net()), node_with(partition_id=0), wait=0, deny=tmp_path / "first").start(again, left)
-    second = Unlearn(FedAvg, other, node_with(partition_id=0), wait=0, deny=tmp_path / "first")
+        Unlearn(
+            FedAvg, negate(Net()), node_with(partition_id=0, num_partitions=4), wait=0, deny=tmp_path / "first"
+        ).start(again, left)
+    second = Unlearn(FedAvg, other, node_with(partition_id=0, num_partitions=4), wait=0, deny=tmp_path / "first")
     second.start(again, left, num_rounds=1)
     assert asked(again, LEAVER) == {"query": 1} and second.refusals == []
+
+
+def test_the_pages_recipe_for_a_second_request_keeps_both_out_and_refuses_the_same_layer(tmp_path: Path) -> None:
+    names = {"FedAvg": FedAvg, "negate": negate, "node_with": node_with, "Unlearn": Unlearn}
+    names |= {"FIRST": tmp_path / "first", "SECOND": tmp_path / "second"}
+    grid = later_run(torch_app.client_app())
+    follow("a second request", grid, **names)
+    trained = {node: asked(grid, node).get("train", 0) for node in range(LEAVER, LEAVER + NODES)}
+    assert trained == {LEAVER: 0, LEAVER + 1: ROUNDS, LEAVER + 2: 2 * ROUNDS, LEAVER + 3: 2 * ROUNDS}
+    again = later_run(torch_app.client_app())
+    names |= {"FIRST": tmp_path / "third", "SECOND": tmp_path / "fourth"}
+    with pytest.raises(UnfedError, match="turns that back, and brings 0 back"):
+        follow("a second request", again, 'negate(Net(), layers=["second"])', "negate(Net())", **names)
 
 
 @pytest.mark.parametrize(("said", "gone"), [((), set()), ((3,), {3}), ((3, 5), {3, 5})])

@@ -221,9 +221,9 @@ def test_no_function_has_more_than_seven_parameters_but_for_those_that_must() ->
     assert [pattern for pattern in EXEMPT if not any(fnmatch(name, pattern) for name in many)] == []
 
 
-def test_no_module_is_much_over_400_lines() -> None:
+def test_no_module_is_over_800_lines() -> None:
     lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "src").rglob("*.py")}
-    assert {name: length for name, length in lengths.items() if length > 410} == {}
+    assert {name: length for name, length in lengths.items() if length > 800} == {}
 
 
 def test_no_import_is_a_circle_not_even_one_that_only_a_type_checker_reads() -> None:

@@ -63,7 +63,7 @@ def server_app(
             undo = probes() if said["probes"] and probes else False
             until = str(said["until"]) or None
             evidence = Evidence(str(said["evidence"]), forgotten=until, undo=undo) if said["evidence"] else None
-            leaves = of_class(classes) if classes else node_with(partition_id=forget)
+            leaves = of_class(classes) if classes else node_with(partition_id=forget, num_partitions=NODES)
             unlearn = Unlearn(strategy, perturb, leaves, wait=5, evidence=evidence)
             result = unlearn.start(grid, kept(model), num_rounds=rounds)
             model = model.with_suffix(".unlearned.npz")

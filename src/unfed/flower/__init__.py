@@ -14,8 +14,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from unfed.flower.sentences import speak_plainly
-
 if TYPE_CHECKING:
     from unfed.flower.evidence import Evidence
     from unfed.flower.existing import Unlearn
@@ -51,8 +49,6 @@ __all__ = [
     "registered",
     "staying_rows",
 ]
-
-speak_plainly()  # before anything of this can be refused, which may be while an app is still being put together
 
 
 def __getattr__(name: str) -> Any:

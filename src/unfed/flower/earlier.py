@@ -27,6 +27,8 @@ def turned(deny: str | Path | None, begun: str, now: Iterable[str]) -> list[str]
     """
     now = sorted(now)
     if deny is None or not (Path(deny) / FILE).is_file():
+        if now:
+            log.info("unfed: taken as the first request on these arrays; a second one needs deny= with its evidence")
         return now
     kept = evidence(Path(deny))
     arrays = kept["arrays"]

@@ -6,14 +6,15 @@ It takes five lines in the server app and one in the client app.
     strategy = Unlearn(
         lambda: FedAvg(min_available_nodes=3),        your strategy, built anew: a used one still carries the leaver
         perturb=negate(Net()),                        NoT, once, on the arrays that training left
-        exclude=node_with(partition_id=0),            whoever leaves, or of_class(3): see leaving.py
+        exclude=node_with(client="north"),            who leaves, or of_class(3): see leaving.py
     )
     result = strategy.start(grid, trained, num_rounds=5)
 
 The strategy sees a `SubsetGrid` without the leaver. Of a reply only that is judged which the strategy aggregates, the
-arrays and the weight; metrics are left alone. A reply with other tensors, with NaN in it or with a weight that is not
-positive is refused and named. A round without a usable reply changes nothing, as in a stock strategy; the last good
-arrays are kept (`strategy.arrays`, and in a file if `keep` names one, from which the next start goes on).
+arrays and the weight; metrics are left alone. A reply is refused and named if it has other tensors, NaN, or a weight
+that is not positive or out of all proportion; one with more than half of the weight of all is named. A round without a
+usable reply changes nothing, as in a stock strategy; the last good arrays are kept (`strategy.arrays`, and in a file if
+`keep` names one, from which the next start goes on).
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class Unlearn(Strategy):
         self._begun: Beginning | None = None
         self._done, self._before = 0, 0
         self._asked: set[int] = set()
+        self._heavy: list[str] = []
         self._not_kept: list[str] = []
         self._digests: dict[str, str | list[str]] = {}
         self._turns, self._turned = False, list[str]()
@@ -322,7 +324,8 @@ class Unlearn(Strategy):
         if self._evidence is not None and self.arrays is not None:
             own = [f"node {r.client} in round {r.round}: {r.reason}" for r in self.refusals if r.round == number]
             rows = None if self._subset is None else self._subset.classes.of_round()
-            more = {"left_out": rows} if rows else {}
+            more: dict[str, Any] = {"left_out": rows} if rows else {}
+            more |= {"heavy": self._heavy} if self._heavy else {}
             self._evidence.told(number, "train", metrics, refused=own, arrays=digest(self.arrays), **more)
         return arrays, metrics
 
@@ -339,6 +342,7 @@ class Unlearn(Strategy):
         self, number: int, replies: Sequence[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         assert self._judge is not None
+        self._heavy = []
         out = self._out()  # once for all replies: on real nodes it is a question to the SuperLink
         good, refused = self._judge.sift(replies, out)
         mute = sorted(self._asked - {reply.metadata.src_node_id for reply in replies})
@@ -351,6 +355,9 @@ class Unlearn(Strategy):
         if not good:
             log.warning("unfed: round %d got no usable update; the arrays stay as they were", number)
             return None, None
+        for node, share in self._judge.heavy(good):
+            self._heavy.append(f"node {node} in round {number}: {share}")
+            log.warning("unfed: %s", self._heavy[-1])
         self._judge.learn_types(good)
         try:
             arrays, metrics = self.inner.aggregate_train(number, good)

@@ -7,6 +7,7 @@ Metrics and further records are the app's own affair.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -26,6 +27,8 @@ from unfed.remote.replies import Failure, Unreadable, attempt, finite, said
 
 MINIMUMS = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
 TREES = (FedXgbBagging, FedXgbCyclic)
+TIMES = 10_000
+"""A weight of more than so many times the median of the others' is refused: alone it would be the average."""
 
 
 class Judge:
@@ -50,7 +53,35 @@ class Judge:
         if self._own and found and not good:
             good, refused = self._sorted(found, partial(self._read_loosely, out=out))
             self._usual = not good
-        return good, refused
+        return self._weighted(good, refused)
+
+    def _weighted(
+        self, good: list[Message], refused: list[tuple[Message, str]]
+    ) -> tuple[list[Message], list[tuple[Message, str]]]:
+        """The same without weights that are out of all proportion to the others'."""
+        weights = self._weights(good)
+        others = [statistics.median(weights[:i] + weights[i + 1 :]) for i in range(len(weights)) if len(weights) > 1]
+        absurd = [
+            (reply, f"its weight {self._weight!r} is {own:g}, over {TIMES} times the others' median ({usual:g})")
+            for reply, own, usual in zip(good, weights, others, strict=False)
+            if own > TIMES * usual
+        ]
+        return [reply for reply in good if all(reply is not one for one, _ in absurd)], refused + absurd
+
+    def heavy(self, good: Sequence[Message]) -> list[tuple[int, str]]:
+        """Find the node whose reply has more than half of the weight of several."""
+        weights = self._weights(good)
+        shares = [own / sum(weights) for own in weights] if len(weights) > 1 else []
+        return [
+            (reply.metadata.src_node_id, f"it has {share:.1%} of the weight of all {len(good)} replies")
+            for reply, share in zip(good, shares, strict=False)
+            if share > 0.5
+        ]
+
+    def _weights(self, good: Sequence[Message]) -> list[float]:
+        """The weight of each reply; empty where the strategy takes none, or replies are of another form."""
+        key = self._weight if self._usual else None
+        return [] if key is None else [max(_weights_in(reply, key)) for reply in good]
 
     def _sorted(
         self, replies: Sequence[Message], read: Callable[[Message], None]
@@ -81,7 +112,7 @@ class Judge:
             raise Unreadable("it sent no arrays")
 
     def _weigh(self, reply: Message, key: str) -> None:
-        weights = [metrics[key] for metrics in reply.content.metric_records.values() if key in metrics]
+        weights = _weights_in(reply, key)
         if not weights:
             raise Unreadable(f"its metrics lack the weight {key!r}")
         for weight in weights:
@@ -143,6 +174,10 @@ def check_forgets(strategy: Strategy) -> None:
             f"{trees} collects trees, and those that were grown on the leaver's rows would stay in the model; train a"
             f" new one without the leaver: {trees}(…).start(SubsetGrid(grid, exclude), …) from an empty model."
         )
+
+
+def _weights_in(reply: Message, key: str) -> list[Any]:
+    return [metrics[key] for metrics in reply.content.metric_records.values() if key in metrics]
 
 
 def _as_trained(known: Declared, array: Array | None) -> Declared:

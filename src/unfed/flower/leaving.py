@@ -2,8 +2,8 @@
 
     [3939…]                        node ids, as `flwr supernode ls` shows them: where SuperNodes have keys
     registered("north")            the name a key was registered under
-    node_with(partition_id=0)      what a node's config says: partition_id, client, client_name; the client app must
-                                   answer who it is (`introduce(app)`, one line)
+    node_with(client="north")      what a node's config says: client, client_name, or partition_id with num_partitions;
+                                   the client app must answer who it is (`introduce(app)`, one line)
     denied(RUN or FILE)            whoever was forgotten before; need not be there (`deny=…` of Unlearn and SubsetGrid)
     of_class(3)                    no node: the rows of a class, which every client is told to leave out (classes.py)
 
@@ -99,10 +99,21 @@ def registered(*given: str | int) -> Leaver:
 
 
 def node_with(timeout: float = 300.0, num_partitions: int | None = None, **config: str | int) -> Leaver:
-    """The node whose config says so: `node_with(partition_id=0)`, `node_with(client_name="site-1")`.
+    """Name a node by what its config says.
 
-    `num_partitions`: how many there were in training; where there are more or fewer, rows are dealt otherwise, and such
-    nodes are left out. Every node is asked, and starts a process for it: `timeout` is how many seconds that may take.
+    `node_with(client="north")`, `node_with(partition_id=0, num_partitions=4)`.
+
+    Args:
+        timeout: Seconds that the question "who are you?" may take; every node starts a process for it.
+        num_partitions: How many partitions the training had. With another number, rows are dealt otherwise: nodes that
+            state another number are left out. Required with `partition_id` where nodes state a number.
+        config: `client`, `client_name` or `partition_id`, as the node config has it.
+
+    Returns:
+        The leaver, for `exclude` of `Unlearn` and `SubsetGrid`.
+
+    Raises:
+        UnfedError: The keys are unknown, or there is no such partition.
     """
     wanted = {key.replace("_", "-"): str(value) for key, value in config.items()}
     odd = next((key for key in wanted if key not in KEYS), None)
@@ -119,8 +130,10 @@ def node_with(timeout: float = 300.0, num_partitions: int | None = None, **confi
 
     def doubt(node: int) -> str | None:
         own = roll.parts.get(node, "")
-        if num_partitions is None or own in ("", str(num_partitions)):
+        if "partition-id" not in wanted or own in ("", str(num_partitions)):
             return roll.doubt(node)
+        if num_partitions is None:
+            return f"it states num-partitions={said(own, 20)}, and num_partitions was not given to node_with"
         return (
             f"it has one of {said(own, 20)} parts, not of {num_partitions}: rows are dealt otherwise than in training,"
             " so take as many nodes as there were"
@@ -128,6 +141,13 @@ def node_with(timeout: float = 300.0, num_partitions: int | None = None, **confi
 
     def found(grid: Grid) -> Collection[int]:
         roll.look(grid)
+        stated = [roll.parts[node] for node in roll.known]
+        if num_partitions is None and "partition-id" in wanted and stated and all(stated):
+            raise UnfedError(
+                f"Partition {said(wanted['partition-id'], 20)} of how many? The nodes state"
+                f" num-partitions={said(stated[0], 20)}; pass the number that the training had:"
+                " node_with(…, num_partitions=…)."
+            )
         return [node for node, own in roll.known.items() if wanted.items() <= own.items()]
 
     def willing() -> Collection[int]:

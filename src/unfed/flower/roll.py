@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from unfed.flower.connected import since
 from unfed.flower.identity import ALLOW, ANSWER, PARTS, QUESTION
-from unfed.flower.sentences import UNANSWERED
+from unfed.flower.sentences import UNANSWERED, asking
 from unfed.remote.naming import KEYS
 from unfed.remote.replies import attempt, said
 
@@ -55,7 +55,9 @@ class Roll:
         messages = [Message(RecordDict({"who": ConfigRecord({"asked": 1})}), n, QUESTION, ttl=ttl) for n in asked]
         self._tries |= {node: self._tries.get(node, 0) + 1 for node in asked}
         self.silent |= dict.fromkeys(asked, f"it did not answer within {ttl:g} s")
-        for reply in grid.send_and_receive(messages, timeout=ttl):
+        with asking():
+            replies = list(grid.send_and_receive(messages, timeout=ttl))
+        for reply in replies:
             if reply.metadata.src_node_id in asked:
                 self._meet(reply.metadata.src_node_id, reply)
 

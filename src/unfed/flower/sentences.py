@@ -1,17 +1,24 @@
-"""What `flwr run --stream` shows when a run is refused: one sentence, and no traceback.
+"""What Flower's log shows of a refusal. Importing this filters nothing.
 
-Flower logs whatever a server app raises with its traceback. A refusal of ours is interface: its sentence says what to
-do, and lines of code around it only bury it. A mistake of ours keeps its traceback.
+    speak_plainly()     in unfed's own server app: a refusal is one sentence without its traceback
+    asking()            while nodes are asked who they are: the errors of client apps that cannot answer are hidden
 
-In Flower's simulator the clients' errors are logged in the same process. A client app that was not told to introduce
-itself answers our question with an error, once per node; the server says that in a sentence of its own.
+Flower logs with its traceback whatever a server app raises. In unfed's own app, the sentence of a refusal says what to
+do; a mistake of ours keeps its traceback. The log of an app that is not ours stays as Flower writes it.
+
+In Flower's simulator, clients' errors stand in the server's log. A client app without `introduce` answers our question
+with an error, once per node; the server says that in a sentence of its own.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from unfed.errors import UnfedError
+
+log = logging.getLogger("flwr")
 
 UNANSWERED = ("No query function registered with name 'unfed'", "Invalid message type: query.unfed")
 """How Flower's client apps, of functions and of a client function, say that they cannot answer who they are."""
@@ -37,12 +44,24 @@ def _refusal(error: BaseException | None) -> UnfedError | None:
 def _only_traceback(text: str) -> bool:
     """Whether this is the traceback, as text, of a refusal whose sentence stands in another line."""
     last = text.rstrip().rpartition("\n")[2]
-    ours = text.startswith("Traceback") and last.startswith(f"{UnfedError.__module__}.")
-    return ours or any(words in text for words in UNANSWERED)
+    return text.startswith("Traceback") and last.startswith(f"{UnfedError.__module__}.")
+
+
+def _answerable(record: logging.LogRecord) -> bool:
+    """A filter for Flower's log: hide that a client app cannot say who it is."""
+    return record.levelno < logging.ERROR or not any(words in record.getMessage() for words in UNANSWERED)
 
 
 def speak_plainly() -> None:
-    """Have Flower's log of this process show refusals as sentences; done twice is done once."""
-    log = logging.getLogger("flwr")
-    if one_sentence not in log.filters:
-        log.addFilter(one_sentence)
+    """Show refusals as sentences in Flower's log of this process, which runs unfed's own app."""
+    log.addFilter(one_sentence)
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """Hide the errors of client apps that cannot say who they are, as long as they are asked."""
+    log.addFilter(_answerable)
+    try:
+        yield
+    finally:
+        log.removeFilter(_answerable)

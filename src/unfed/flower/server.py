@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from unfed import storage
 from unfed.errors import UnfedError
+from unfed.flower.sentences import speak_plainly
 from unfed.flower.speech import SPEECH, log
 from unfed.flower.transport import GridTransport
 from unfed.remote import server
@@ -32,6 +33,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """What Flower calls."""
+    speak_plainly()
     _end_with_superlink(Options.of(context.run_config).folder, context.run_id)
     run(grid, context.run_config, context.run_id)
 

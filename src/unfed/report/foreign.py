@@ -40,7 +40,7 @@ def foreign_page(kept: Mapping[str, Any], title: str) -> str:
         asked=[
             {"round": f"{line['round']}{same}", **_asked(line)} for line, same in zip(rounds, _idle(kept), strict=True)
         ],
-        refused=[one for line in rounds for one in line["refused"]],
+        refused=[one for line in rounds for one in (*line["refused"], *line.get("heavy", ()))],
         broken=[{"round": f"{line['round']}, broken off", **_asked(line)} for line in broken],
         missing=_forgotten_rows(kept) | MISSING | _not_undone(kept) | failed,
         **_probes(kept),

@@ -37,7 +37,7 @@ _ROUND = its.table_with(
         "arrays": its.or_null(its.is_text),
         "metrics": its.table_of(_METRICS),
     },
-    {"leaver": _ANSWERS, "left_out": its.list_of(_LEFT_OUT)},
+    {"leaver": _ANSWERS, "left_out": its.list_of(_LEFT_OUT), "heavy": its.list_of(its.is_text)},
 )
 _ROUNDS: Fits = ("a list of rounds, each with who was asked and what came of it", its.list_of(_ROUND))
 _DIGEST = its.either(its.is_text, its.list_of(its.is_text))
