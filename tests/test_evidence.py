@@ -25,14 +25,13 @@ from unfed.runs.config import Config
 from unfed.runs.record import Record
 from unfed.runs.run import Run
 from unfed.trust import bundle, envelope, merkle, verifier
-from unfed.trust.bundle import FromLog
 from unfed.trust.envelope import Envelope
 from unfed.trust.findings import findings, interval, served
+from unfed.trust.folder import TrustFolder
 from unfed.trust.keys import SigningKey
 from unfed.trust.log import Log
 from unfed.trust.page import page
-from unfed.trust.participation import Participants, prove_absence
-from unfed.trust.pseudonyms import Pseudonyms
+from unfed.trust.participation import Participants
 from unfed.trust.verdict import Verdict, told, verdict
 from unfed.trust.verifier import BUNDLE, NotVerified
 
@@ -42,8 +41,11 @@ SERVED: dict[str, Any] = {**SMALL, "request": [], "methods": {"run": []}, "train
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run that has served a client and then single samples."""
-    made = Run.create(Config.parse(SERVED), tmp_path_factory.mktemp("evidence") / "run")
+    """A run under a log that has served a client and then single samples, both asked without a signature."""
+    folder = tmp_path_factory.mktemp("evidence")
+    KEY.write(folder / "operator.key")
+    made = Run.create(Config.parse(SERVED), folder / "run")
+    TrustFolder.begin(made.folder.path, folder / "operator.key")
     made.execute()
     made.forget(Request("leaves", clients=("1",)), "not", 2)
     made.forget(Request("rows", samples=(("2", 3), ("2", 41))), "ft", 1)
@@ -51,34 +53,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def log(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Log, FromLog]:
-    """A log with a round before the request of client 1, and two after it."""
-    folder = tmp_path_factory.mktemp("log")
-    log, participants = Log(folder, "hospital"), Participants(folder)
-    names = Pseudonyms(folder).of(["0", "1", "2", "3"])
-    log.append(_round(participants.root(names.values()), 1))
-    log.sign(KEY)
-    (asked,) = log.append(
-        {"type": "request", "at": "2026-11-15T00:00:00Z", "request": "leaves", "sha256": "0" * 64, "model": None}
-    )
-    log.sign(KEY)
-    staying = [own for name, own in names.items() if name != "1"]
-    log.append(_round(participants.root(staying), 1), _round(participants.root(staying), 2))
-    model = findings(run, served(run, "leaves"))["models"]["after"]
-    told = {"request": "leaves", "method": "not", "model": model}
-    log.append({"type": "in-force", "at": "2026-11-15T00:05:00Z", **told})
-    log.sign(KEY)
-    return log, FromLog([prove_absence(log, participants, names["1"], asked)])
+def log(run: Run) -> Log:
+    return TrustFolder(run.folder.path).log
 
 
-def _round(participants: dict[str, Any], number: int) -> dict[str, Any]:
-    told = {"seed": 0, "request": "leaves", "method": "not", "round": number, "model": "0" * 64}
-    return {"type": "round", "at": "2026-11-15T00:00:00Z", **told, "participants": participants}
+def of(run: Run, name: str) -> Envelope:
+    entry = served(run, name)
+    return bundle.sign(findings(run, entry), KEY, bundle.from_log(run, entry))
 
 
 @pytest.fixture(scope="module")
-def signed(run: Run, log: tuple[Log, FromLog]) -> Envelope:
-    return bundle.sign(findings(run, served(run, "leaves")), KEY, log[1])
+def signed(run: Run) -> Envelope:
+    return of(run, "leaves")
 
 
 def verify(signed: Envelope | bytes, **given: Any) -> Verdict:
@@ -100,45 +86,123 @@ def resigned(signed: Envelope, change: Any) -> Envelope:
 def test_a_bundle_says_what_is_proven_measured_and_neither(signed: Envelope) -> None:
     found = verify(signed)
     said = "\n".join(found.proven)
-    assert "was asked to train in none of the 2 rounds after leaf 1" in said and "came into force on 2026-11-15" in said
+    assert "trained in none of the 3 rounds after its request (leaf " in said, "2 of its own, 1 of the later request"
+    assert "names this model as the one in force for it since 20" in said and "it trained before, in the round" in said
     assert any(one.startswith("Accuracy on the data that leaves, in percent: ") for one in found.measured)
     assert any(one.startswith("Gate, utility: passed") for one in found.measured)
-    assert any("kept a round out of the log" in one for one in found.neither)
-    assert any("it came unsigned, or was purged" in one for one in found.neither)
+    assert any("wrote every round into the log" in one for one in found.neither)
+    assert "Who asked: it came unsigned." in found.neither
     assert "a guarantee" not in said
 
 
-def test_what_a_request_takes_out_is_named_where_its_evidence_is_verified(run: Run, signed: Envelope) -> None:
-    def of_classes(predicate: Any) -> None:
-        about = {"id": "r-7", "kind": "class", "clients": [], "classes": [3, 5]}
-        predicate["findings"]["request"] |= about
-        predicate["participation"] = None
+def test_the_decision_stands_in_four_lines_and_is_that_of_its_numbers(signed: Envelope) -> None:
+    found = verify(signed)
+    measured = statement(signed)["predicate"]["findings"]["measured"]
+    before, after, unseen = measured["forget"]["before"], measured["forget"]["value"], measured["test"]["value"]
+    assert [title for title, _ in found.decision] == [
+        "Who asked",
+        "Absent from every later round",
+        "Forgotten",
+        "Copies still held",
+    ]
+    assert found.decision[0][1] == "not proven: it came unsigned" and found.decision[1][1] == "proven: 3 rounds"
+    numbers = (
+        f"{before:.1f} % of its rows right before → {after:.1f} % after → {unseen:.1f} % of rows the model never saw"
+    )
+    assert found.decision[2][1] == f"{numbers} (measured by the operator)"
+    assert "files in the run folder" in found.decision[3][1]
+    text = told(found)
+    assert text.startswith("Who asked: not proven: it came unsigned.\nAbsent from every later round: proven")
+    assert text.splitlines()[4].startswith("Recommendation: Ask for a request that the client signed; ")
+    assert "\n\nChecklist:\n  - [ ] The request came from the person it concerns (GDPR Art. 12(6)): it came" in text
 
+
+def _good(predicate: Any) -> None:
+    """Numbers that speak for the operator, and nothing held any more."""
+    found = predicate["findings"]
+    for name in ("forget", "test"):
+        found["measured"][name] |= {"before": 95.0, "value": 94.0, "interval": [90.0, 97.0], "rows": 100}
+    found["still_carries"] = []
+
+
+@pytest.mark.parametrize(
+    ("change", "recommended"),
+    [
+        ({}, "Ask for a request that the client signed."),
+        (
+            {"test": {"value": 73.1}},
+            "Ask for a request that the client signed; more recovery: test accuracy fell from 95.0 to 73.1 %.",
+        ),
+        ({"test": {"value": 93.0}}, "Ask for a request that the client signed."),
+        (
+            {"forget": {"before": "not measured: purged"}},
+            "Ask for a request that the client signed; accuracy before, after and on unseen rows.",
+        ),
+        (
+            {"forget": {"value": 99.9, "interval": [98.0, 100.0]}},
+            "Ask for a request that the client signed; the reason why the model still knows the data that left better"
+            " than unseen rows.",
+        ),
+        (
+            {"carries": [{"what": "models", "files": 2}]},
+            "Ask for a request that the client signed; deletion of the 2 files that still carry the data.",
+        ),
+    ],
+)
+def test_what_is_missing_is_asked_for(signed: Envelope, change: dict[str, Any], recommended: str) -> None:
+    def changed(predicate: Any) -> None:
+        _good(predicate)
+        for name in ("forget", "test"):
+            predicate["findings"]["measured"][name] |= change.get(name, {})
+        predicate["findings"]["still_carries"] = change.get("carries", [])
+
+    assert verify(resigned(signed, changed)).recommendation == recommended
+
+
+def test_what_the_operators_own_checks_speak_against_is_to_be_rejected(run: Run) -> None:
+    """Without a log, so that the gate can be another than the log's."""
+    entry = served(run, "leaves")
+    for name, accepted, why in (
+        ("forgotten", None, "is not forgotten"),
+        ("utility", {"by": "me", "at": "x"}, "failed"),
+    ):
+        told = json.loads(json.dumps(findings(run, entry)))
+        check = {"name": name, "what": "x", "value": 2.0, "bound": 1.0, "verdict": "failed", "decides": True}
+        told["gate"] = {"checks": [check], "passed": False, "accepted": accepted}
+        found = verify(bundle.sign(told, KEY))
+        assert found.recommendation.startswith("Reject: ") and why in found.recommendation
+
+
+def test_what_a_request_takes_out_is_named_where_its_evidence_is_verified(run: Run, signed: Envelope) -> None:
+    classes = json.loads(json.dumps(findings(run, served(run, "leaves"))))
+    classes["request"] |= {"id": "r-7", "kind": "class", "clients": [], "classes": [3, 5]}
     said = "The operator signed this evidence of request {}, on "
     for found, about in (
         (verify(signed), "'leaves', which takes out client 1"),
-        (verify(resigned(signed, of_classes)), "'r-7', which takes out class 3, 5"),
-        (verify(bundle.sign(findings(run, served(run, "rows")), KEY)), "'rows', which takes out single samples"),
+        (verify(bundle.sign(classes, KEY)), "'r-7', which takes out class 3, 5"),
+        (verify(of(run, "rows")), "'rows', which takes out single samples"),
     ):
         assert found.proven[0].startswith(said.format(about))
 
 
 def test_single_samples_and_classes_prove_nothing_about_rows(run: Run) -> None:
-    found = verify(bundle.sign(findings(run, served(run, "rows")), KEY))
-    assert any("nothing about rows" in one for one in found.neither)
-    assert any("this run keeps no log" in one for one in found.neither)
-    assert len(found.proven) == 1, "only that it was signed"
+    found = verify(of(run, "rows"))
+    assert found.decision[1][1] == (
+        "not proven: the request is about rows, and the log says who trained, not on which rows"
+    )
+    bare = verify(bundle.sign(findings(run, served(run, "rows")), KEY))
+    assert bare.decision[1][1] == "not proven: this bundle holds no log"
+    assert len(bare.proven) == 1, "only that it was signed"
 
 
-def test_a_check_that_did_not_decide_and_whoever_overruled_the_gate_are_said(signed: Envelope) -> None:
-    def overruled(predicate: Any) -> None:
-        gate = predicate["findings"]["gate"]
-        gate["checks"] = [{**gate["checks"][0], "decides": False, "verdict": "failed"}]
-        gate["accepted"] = {"by": "the operator", "at": "2026-11-15T00:00:00Z"}
-
-    said = verify(resigned(signed, overruled)).measured
-    assert any(one.startswith("Gate, utility: failed, which was not to decide (") for one in said)
-    assert any("put in force all the same, by the operator on 2026-11-15" in one for one in said)
+def test_a_check_that_did_not_decide_and_whoever_overruled_the_gate_are_said(run: Run) -> None:
+    told = json.loads(json.dumps(findings(run, served(run, "leaves"))))
+    one = {**told["gate"]["checks"][0], "decides": False, "value": 3.0, "bound": 2.0, "verdict": "failed"}
+    told["gate"] = {"checks": [one], "passed": False, "accepted": {"by": "the operator", "at": "2026-11-15T00:00:00Z"}}
+    said = verify(bundle.sign(told, KEY)).measured
+    shown = "Gate, utility: failed: the drop of validation accuracy in points is 3"
+    assert f"{shown} (allowed: at most 2; shown only: it decides nothing here)." in said
+    assert any("put in force all the same by the operator, 2026-11-15" in one for one in said)
 
 
 def test_no_tensor_no_sample_id_no_difference_no_path_leaves_the_folder(run: Run, tmp_path: Path) -> None:
@@ -238,19 +302,20 @@ def test_no_evidence_is_signed_for_a_model_file_that_is_not_the_one_that_came_ou
 
 
 def test_a_checkpoint_that_somebody_keeps_finds_a_log_that_was_rewritten(
-    log: tuple[Log, FromLog], signed: Envelope, tmp_path: Path
+    log: Log, signed: Envelope, tmp_path: Path
 ) -> None:
-    before, asked, newest = (one.to_bytes() for one in log[0].checkpoints())
-    for kept in (asked, newest):
-        assert any("has grown from the checkpoint that you keep" in one for one in verify(signed, log=kept).proven)
-    with pytest.raises(NotVerified, match="over 1 leaves and cannot be compared: the bundle shows the log of 2 to 5"):
-        verify(signed, log=before)
-    other = Log(tmp_path, "hospital")
-    other.append({"type": "a", "at": "b"}, {"type": "another", "at": "b"})
-    with pytest.raises(NotVerified, match="it was rewritten"):
-        verify(signed, log=other.sign(KEY).to_bytes())
+    first, *_, newest = (one.to_bytes() for one in log.checkpoints())
+    for kept in (first, newest):
+        assert any("has grown from your checkpoint" in one for one in verify(signed, log=kept).proven)
+    for origin, leaves in ((log.origin, 2), ("another", 2), (log.origin, 10_000)):
+        other = Log(tmp_path / f"{origin}-{leaves}".replace(":", "-"), origin)
+        other.append(*({"type": "a", "at": str(number)} for number in range(leaves)))
+        with pytest.raises(NotVerified, match="your checkpoint was signed over: it was rewritten"):
+            verify(signed, log=other.sign(KEY).to_bytes())
     with pytest.raises(NotVerified, match="not signed by a key that you gave"):
-        verify(signed, log=other.sign(SigningKey.drawn()).to_bytes() if not other.checkpoints() else _forged(newest))
+        verify(signed, log=_forged(newest))
+    with pytest.raises(NotVerified, match="holds no log, so no checkpoint"):
+        verify(resigned(signed, lambda said: said.update(log=None, participation=None)), log=newest)
 
 
 def _forged(checkpoint: bytes) -> bytes:
@@ -259,46 +324,12 @@ def _forged(checkpoint: bytes) -> bytes:
     return envelope.sign(raw["payloadType"], value, SigningKey.drawn()).to_bytes()
 
 
-def test_leaves_that_were_kept_back_or_changed_are_found(signed: Envelope) -> None:
-    def without_last(predicate: Any) -> None:
-        predicate["participation"][0]["leaves"].pop()
-
-    def without_round(predicate: Any) -> None:
-        del predicate["participation"][0]["leaves"][0]
-
-    def edited(predicate: Any) -> None:
-        leaves = predicate["participation"][0]["leaves"]
-        leaves[0] = leaves[0].replace('"round":1', '"round":7')
-
-    for change in (without_last, without_round, edited):
-        with pytest.raises(NotVerified, match="missing or changed"):
-            verify(resigned(signed, change))
-
-    def unproven(predicate: Any) -> None:
-        predicate["participation"][0]["absences"].pop()
-
-    with pytest.raises(NotVerified, match="does not show that the leaver was asked for nothing in the round at leaf 3"):
-        verify(resigned(signed, unproven))
-
-    def of_another_size(predicate: Any) -> None:
-        predicate["participation"][0]["absences"][0]["size"] += 1
-
-    with pytest.raises(NotVerified, match="in the round at leaf 2"):
-        verify(resigned(signed, of_another_size))
-
-    def somebody_else(predicate: Any) -> None:
-        predicate["participation"][0]["pseudonym"] = predicate["participation"][0]["absences"][0]["neighbours"][0][1]
-
-    with pytest.raises(NotVerified, match="does not show that the leaver was asked for nothing"):
-        verify(resigned(signed, somebody_else))
-
-
 def test_somebody_who_took_part_cannot_be_hidden_between_two_who_do_not_stand_side_by_side(
-    log: tuple[Log, FromLog], signed: Envelope
+    run: Run, log: Log, signed: Envelope
 ) -> None:
-    participants = Participants(log[0].folder)
-    root = next(leaf["participants"]["root"] for leaf in log[0].leaves[2:] if leaf["type"] == "round")
-    members = participants.of(root)
+    participants = Participants(log.folder)
+    last = [leaf for leaf in log.leaves if leaf["type"] == "round"][-1]
+    members = participants.of(last["participants"]["root"])
     assert len(members) == 3
     hashes = [merkle.leaf_hash(one) for one in members]
     sides = [[place, members[place].hex(), merkle.hexed(merkle.inclusion(hashes, place))] for place in (0, 2)]
@@ -306,31 +337,19 @@ def test_somebody_who_took_part_cannot_be_hidden_between_two_who_do_not_stand_si
     def hidden(predicate: Any) -> None:
         proof = predicate["participation"][0]
         proof["pseudonym"] = members[1].hex()
-        proof["absences"] = [{**one, "neighbours": sides} for one in proof["absences"]]
+        proof["absences"] = {
+            root: {**one, "neighbours": sides if one["size"] else []} for root, one in proof["absences"].items()
+        }
 
-    with pytest.raises(NotVerified, match="in the round at leaf 2"):
+    with pytest.raises(NotVerified, match="took no part in the round at leaf"):
         verify(resigned(signed, hidden))
 
 
-def test_what_somebody_signed_does_not_steer_a_terminal(signed: Envelope) -> None:
-    def coloured(predicate: Any) -> None:
-        predicate["findings"]["neither"].append("\x1b[2J\x1b]0;title\x07gone")
-
-    said = told(verify(resigned(signed, coloured)))
+def test_what_somebody_signed_does_not_steer_a_terminal(signed: Envelope, run: Run) -> None:
+    found = verify(signed)
+    found.measured.append("\x1b[2J\x07gone")
+    said = told(found)
     assert "\x1b" not in said and "\x07" not in said and "gone" in said
-
-
-def test_nor_does_it_when_the_verifier_is_run_alone(signed: Envelope, tmp_path: Path) -> None:
-    def coloured(predicate: Any) -> None:
-        predicate["made"] = "\x1b[2J\x07gone"
-        predicate["findings"]["neither"].append("\x1b[2Jgone too")
-
-    (tmp_path / "bundle").write_bytes(resigned(signed, coloured).to_bytes())
-    (tmp_path / "operator.pub").write_text(KEY.public.pem)
-    words = [sys.executable, verifier.__file__, "bundle", "--key", "operator.pub"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "\x1b" not in done.stdout and "\x07" not in done.stdout
-    assert "gone, and nothing" in done.stdout and "gone too" in done.stdout
 
 
 def test_a_member_is_not_absent_beside_its_own_neighbours() -> None:
@@ -443,15 +462,18 @@ def test_the_verifier_is_one_file_that_needs_no_unfed(signed: Envelope, tmp_path
     )
     done = subprocess.run([sys.executable, "-I", "alone.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "Proven:" in done.stdout and "was asked to train in none of the 2 rounds" in done.stdout
+    assert "Proven:" in done.stdout and "trained in none of the 3 rounds" in done.stdout
 
 
 def test_the_officers_page_says_the_same_and_loads_nothing(signed: Envelope) -> None:
     verdict = verify(signed)
     html = page(verdict, [KEY.id[:16]])
     assert "Evidence, not a guarantee" in html and "<script" not in html and "http://" not in html
-    assert all(part in html for part in ("Proven", "Measured", "Neither proven nor measured", "client 1"))
-    assert "came into force on 15 November 2026, 00:05 UTC" in html and "2026-11-15T" not in html and "`" not in html
+    parts = ("The decision", "Recommendation: Ask for", "Checklist", "Proven", "Measured", "Not shown", "client 1")
+    assert all(part in html for part in parts)
+    assert "<title>Evidence that client 1 was taken out</title>" in html
+    assert re.search(r"in force for it since \d+ \w+ 20\d\d, \d\d:\d\d UTC", html)
+    assert not re.search(r"\d{4}-\d\d-\d\dT", html) and "`" not in html
     assert "src=" not in html and 'href="http' not in html
 
 
@@ -486,19 +508,33 @@ def unfed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_made_and_verified_by_commands(run: Run, tmp_path: Path, unfed: Callable[..., tuple[int, str, str]]) -> None:
     folder, out, public = run.folder.path, tmp_path / "bundle.json", tmp_path / "op.pub"
     unfed("keys", "new", tmp_path / "op")
-    code, _, err = unfed("bundle", folder, "--request", "leaves", "-o", out)
+    bare = Run.create(Config.parse({**SERVED, "training": {"rounds": 1, "batch": 256}}), tmp_path / "bare")
+    bare.execute()
+    bare.forget(Request("leaves", clients=("1",)), "ft", 1)
+    code, _, err = unfed("bundle", tmp_path / "bare", "-o", out)
     assert code == 2 and "keeps no log, so no key is known" in err and not out.exists()
-    words = ("bundle", folder, "--request", "leaves", "--key", tmp_path / "op.key", "-o", out)
+    assert unfed("bundle", tmp_path / "bare", "--key", tmp_path / "op.key", "-o", tmp_path / "bare.json")[0] == 0
+    code, _, err = unfed("bundle", folder, "--request", "leaves", "--key", tmp_path / "op.key", "-o", out)
+    assert code == 2 and "is signed by another key" in err and not out.exists()
+    public.write_text(KEY.public.pem)
+    words = ("bundle", folder, "--request", "leaves", "-o", out)
     code, said, err = unfed(*words, "--page", tmp_path / "page.html")
     assert code == 0 and "unfed verify" in said, err
-    assert "Evidence that request leaves was served" in (tmp_path / "page.html").read_text()
+    assert "Evidence that client 1 was taken out" in (tmp_path / "page.html").read_text()
     model = folder / "models/0/leaves/not.safetensors"
     code, said, err = unfed("verify", out, "--key", public, "--model", model)
     assert code == 0 and "Proven:" in said and "is the model that this evidence is about" in said.replace("\n", " "), (
         err
     )
     code, said, _ = unfed("verify", out, "--key", public, "--json")
-    assert code == 0 and json.loads(said).keys() == {"proven", "measured", "neither"}
+    assert code == 0 and json.loads(said).keys() == {
+        "decision",
+        "recommendation",
+        "checklist",
+        "proven",
+        "measured",
+        "neither",
+    }
     raw = json.loads(out.read_text())
     payload = base64.b64decode(raw["payload"]).replace(b'"leaves"', b'"lleaves"')
     out.write_text(json.dumps({**raw, "payload": base64.b64encode(payload).decode()}))
@@ -520,12 +556,15 @@ def test_the_pages_commands_do_what_it_says(
         code, said, err = unfed(*line.partition("#")[0].split()[1:])
         assert code == 0, (line, err)
     told = " ".join(said.split())
-    assert "was asked to train in none of the 3 rounds" in told and "is the model that this evidence is about" in told
+    assert "trained in none of the 3 rounds" in told and "is the model that this evidence is about" in told
     assert "Evidence, not a guarantee" in Path("evidence.html").read_text(encoding="utf-8")
     done = subprocess.run([sys.executable, *alone.split()[1:]], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    alone_told, proven = " ".join(done.stdout.split()), told.partition("Measured, on")[0].strip()
-    assert alone_told.startswith(f"{proven} All else is the operator's word: {{"), "what is proven is the same"
+    alone_told, proven = (
+        " ".join(done.stdout.split()),
+        told.partition("Measured, on")[0].partition("Proven:")[2].strip(),
+    )
+    assert alone_told.startswith(f"Proven: {proven} Not shown: - {verifier.NOT_SHOWN[0]}"), "what is proven is the same"
     assert serves.split() == ["unfed", "serve", "ward", "--work"]
 
 

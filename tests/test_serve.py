@@ -122,17 +122,16 @@ def test_a_request_is_submitted_followed_served_and_its_evidence_fetched(home: P
         bundle = http.get("/api/requests/r-seven/bundle").content
         found = verdict(bundle, [OPERATOR.public.pem], model=home / "run/models/0/r-seven/ft.safetensors")
         said = " ".join(found.proven)
-        assert "acknowledged request 'r-seven'" in said and "was asked to train in none of the 1 rounds" in said
+        assert "The operator acknowledged the request: received on" in said and "in none of the 1 rounds" in said
+        assert f"Client '7' signed the request with the key {KEYS['7'].id}." in said
         grown = verdict(bundle, [OPERATOR.public.pem], log=answer.content).proven
-        assert any("has grown from the checkpoint that you keep" in one for one in grown), "the answer has one"
-        assert "asked to train before, in the round at leaf 3" in said, said
-        for name, value in (("place", 99), ("leaf", 2), ("path", []), ("inclusion", []), ("line", "{}")):
+        assert any("has grown from your checkpoint" in one for one in grown), "the answer has one"
+        assert "it trained before, in the round at leaf 3" in said, said
+        for name, value in (("place", 99), ("leaf", 2), ("path", [])):
             with pytest.raises(verifier.NotVerified, match="took part before|no bundle|does not fit its tree"):
                 verdict(_with_another_past(bundle, name, value), [OPERATOR.public.pem])
         forked = _with_another_log(bundle, answer.content)
-        with pytest.raises(
-            verifier.NotVerified, match="acknowledgement's checkpoint was signed over: it was rewritten"
-        ):
+        with pytest.raises(verifier.NotVerified, match="The log does not hold this acknowledgement"):
             verdict(forked, [OPERATOR.public.pem])
         page = http.get("/").text
         assert "r-seven" in page and "fulfilled" in page and "/requests/r-seven" in page
@@ -169,15 +168,17 @@ def test_a_round_that_was_under_way_when_the_request_came_is_said_to_be_outside_
     with watching.logged(own.run) as watch:
         own.run.execute(watch)
     found = verdict(own.bundle("r-seven").to_bytes(), [OPERATOR.public.pem])
-    said = next(one for one in found.proven if "was asked to train" in one)
-    leaf = acknowledgement.verified(own.acknowledgement("r-seven"), [OPERATOR.public]).leaf
-    assert "none of the 1 rounds" in said and f"(its request is leaf {leaf}; not before)" in said
+    place = next(n for n, leaf in enumerate(trust.log.leaves) if leaf.get("round") == 9)
+    assert any(f"in none of the 1 rounds after its round under way at leaf {place}" in one for one in found.proven)
 
     purge(own.run, "r-seven")
     story.enter(own.run.folder, trust, purged=["r-seven"])
     found = verdict(own.bundle("r-seven").to_bytes(), [OPERATOR.public.pem])
-    assert len(found.proven) == 1, "whose pseudonym it was can no longer be said"
-    assert any("destroyed by a purge" in one for one in found.neither)
+    assert len(found.proven) == 2, "whose pseudonym it was can no longer be said"
+    assert [answer for _, answer in found.decision[:2]] == [
+        "not proven: the signed request was purged",
+        "not proven: the proof was purged with the client's pseudonym",
+    ]
 
 
 def test_whoever_asked_can_revoke_and_nobody_else(home: Path) -> None:

@@ -69,9 +69,10 @@ def bundle(
     own = trust.key if key is None and trust is not None else keys.signing_key(key or Path())
     if trust is not None and own.id != trust.operator.id:
         raise UnfedError(f"The log of {run} is signed by another key; leave --key out, or give that one.")
-    signed = bundles.sign(findings(record, entry), own, bundles.from_log(record, entry))
+    said, log = findings(record, entry), bundles.from_log(record, entry)
+    signed = bundles.sign(said, own, log)
+    verdict = bundles.verified(signed.to_bytes(), [own.public], f"The evidence of request {entry.request.id!r}")
     hand_out(record.folder, "evidence", out, signed.to_bytes())
-    verdict = bundles.verify(out, [own.public])
     if page is not None:
         _write_page(page, verdict, [own.id], record.folder)
     if as_json:
@@ -81,6 +82,8 @@ def bundle(
         written = f"{out}, signed by {own.id[:16]}…" + ("" if page is None else f", and a page of it, {page}")
         public = _public(key or (trust.key_file if trust else None))
         say(f"Wrote {written}; `{typed('verify', out, '--key', public)}` checks it.")
+        if log.why_not:
+            say(f"It does not show who trained after the request: {log.why_not}")
 
 
 def _public(key: Path | None) -> Path:
@@ -99,7 +102,7 @@ def verify(
     page: Page = None,
     as_json: Json = False,
 ) -> None:
-    """Check an evidence bundle, and say what is proven, what is measured, and what is neither.
+    """Check an evidence bundle: a decision in four lines, and what is proven and what is not.
 
     It needs the bundle and the operator's public key, and no run folder. Exit code 2 where something does not hold.
     """
@@ -113,7 +116,7 @@ def verify(
     if page is not None:
         _write_page(page, verdict, [one.id for one in known])
     if as_json:
-        echo(json.dumps({"proven": verdict.proven, "measured": verdict.measured, "neither": verdict.neither}))
+        echo(json.dumps({name: own for name, own in vars(verdict).items() if name != "statement"}))
         return
     say(told(verdict))
 

@@ -2,6 +2,7 @@
 
     {"request": the whole signed request, "received-at": …, "expected_by": one month later, "status": "open",
      "business-id": …, "pseudonym": the client's name in the log, or null,
+     "signer": the client's key, and where a roster in the log binds it to the client, or null,
      "leaf": the request's place in the log, "line": the leaf, "inclusion": […], "checkpoint": signed by the operator}
 
 Whoever keeps it can show later what was asked, that it was received, and that the log has grown from that day's.
@@ -9,19 +10,18 @@ Whoever keeps it can show later what was asked, that it was received, and that t
 
 from __future__ import annotations
 
-import calendar
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from unfed.errors import UnfedError
-from unfed.trust import envelope, merkle
+from unfed.trust import envelope, merkle, verifier
 from unfed.trust.envelope import Envelope
 from unfed.trust.keys import PublicKey, SigningKey
 from unfed.trust.log import Checkpoint, Log, checkpoint_in
 
 TYPE = "application/vnd.unfed.acknowledgement+json"
-_SECOND = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class Acknowledgement:
 
 def month_later(moment: str) -> str:
     """The same day of the next month, or its last day (GDPR, Article 12(3): within one month of receipt)."""
-    at = datetime.strptime(moment, _SECOND)
-    year, month = (at.year + 1, 1) if at.month == 12 else (at.year, at.month + 1)
-    day = min(at.day, calendar.monthrange(year, month)[1])
-    return at.replace(year=year, month=month, day=day).strftime(_SECOND)
+    return verifier.month_later(datetime.strptime(moment, verifier.SECOND))
 
 
 def sign(
-    request: Envelope, received: str, business: str, pseudonym: str | None, log: Log, leaf: int, key: SigningKey
+    request: Envelope, received: str, business: str, client: Mapping[str, Any], log: Log, leaf: int, key: SigningKey
 ) -> Envelope:
-    """The answer to a request that stands in the log at this place."""
+    """The answer to a request that stands in the log at this place.
+
+    `client` is what the log knows of who asked: its `pseudonym`, and the `signer`, its key.
+    """
     signed = log.sign(key)
     size = checkpoint_in(signed, [key.public]).size
     value = {
@@ -59,7 +59,8 @@ def sign(
         "expected_by": month_later(received),
         "status": "open",
         "business-id": business,
-        "pseudonym": pseudonym,
+        "pseudonym": client["pseudonym"],
+        "signer": client["signer"],
         "leaf": leaf,
         "line": log.lines[leaf].decode(),
         "inclusion": merkle.hexed(log.inclusion(leaf, size)),

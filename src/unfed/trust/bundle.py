@@ -4,8 +4,9 @@
       in-toto Statement
         subject      the models by their fingerprints: "model", the one in force, and "model before"
         predicate    findings         what the run folder says (`findings.py`)
-                     participation    for each client that left, that it took part in no round after its request
-                     acknowledgement  the operator's signed answer to the signed request, where there was one
+                     log              every leaf of the log, and the signed checkpoint over them
+                     participation    for each client that left: its pseudonym is in no tree of a later round
+                     acknowledgement  the operator's signed answer: the client's signed request, and its key
                      made             when the bundle was made
 
 A bundle holds no tensor and no sample's id, and nothing of what the two models give away together. `unfed verify` reads
@@ -29,8 +30,8 @@ from unfed.trust.canonical import read_file
 from unfed.trust.envelope import Envelope
 from unfed.trust.folder import TrustFolder
 from unfed.trust.keys import PublicKey, SigningKey
-from unfed.trust.log import Checkpoint, leaf_in
-from unfed.trust.participation import ROUND, prove_absence
+from unfed.trust.log import Checkpoint
+from unfed.trust.participation import ROUND
 from unfed.trust.verdict import Verdict, verdict
 from unfed.trust.verifier import BUNDLE, PREDICATE, STATEMENT, NotVerified
 
@@ -39,11 +40,13 @@ from unfed.trust.verifier import BUNDLE, PREDICATE, STATEMENT, NotVerified
 class FromLog:
     """What a log adds to a bundle."""
 
+    log: Mapping[str, Any] | None = None
+    """Every leaf, and the checkpoint that is signed over them."""
     participation: Sequence[Mapping[str, Any]] | None = None
     """One proof of absence for each client that left, in their order."""
-    why_not: str = "this run keeps no log"
-    """Why there is no such proof, where there is none."""
     acknowledgement: Envelope | None = None
+    why_not: str = ""
+    """Why there is no proof of absence, where there could be one."""
 
 
 def from_log(record: Record, entry: Entry) -> FromLog:
@@ -53,41 +56,51 @@ def from_log(record: Record, entry: Entry) -> FromLog:
         return FromLog()
     trust = TrustFolder(folder.path)
     story.enter(folder, trust)
+    signed = trust.log.latest()
+    lines = trust.log.lines[: Checkpoint.from_json(envelope.shown(signed)).size]
+    leaves = trust.log.leaves[: len(lines)]
+    whole = {"leaves": [line.decode() for line in lines], "checkpoint": signed.to_json()}
     answer = trust.acknowledgement(entry.request.id)
-    if entry.request.kind != "client":
-        return FromLog(None, "the request is about rows, and the log says nothing about rows", answer)
-    own = [(n, leaf) for n, leaf in enumerate(trust.log.leaves) if leaf.get("request") == entry.request.id]
-    # A round that was under way when the request came may still have asked the leaver: then after its own beginning.
-    places = [own[0][0], *(n for n, leaf in own if leaf["type"] == ROUND)][:2] if own else []
-    why = "the request does not stand in the log"
-    for place in places:
+    asked = next((n for n, leaf in enumerate(leaves) if leaf.get("request") == entry.request.id), len(leaves))
+    proofs, why = None, ""
+    if entry.request.kind == "client":
         try:
             names = [trust.pseudonyms.known(client) for client in entry.request.clients]
-            return FromLog([_out_after(trust, one, place) for one in names], "", answer)
+            proofs = [_absence(trust, leaves, one, asked) for one in names]
         except Halted:
             raise
         except UnfedError as error:
-            why = str(error).rstrip(".")
-    return FromLog(None, why, answer)
+            why = str(error)
+    return FromLog(whole, proofs, answer, why)
 
 
-def _out_after(trust: TrustFolder, pseudonym: bytes, place: int) -> dict[str, Any]:
+def _absence(trust: TrustFolder, leaves: Sequence[Mapping[str, Any]], pseudonym: bytes, asked: int) -> dict[str, Any]:
     """That a pseudonym is in no round after a place in the log, and in one before it, where it is in one.
 
-    Without the second anybody could say so of a pseudonym that is nobody's.
+    Without the second, absence could be shown of a pseudonym that is no client's. A round that was under way when the
+    request came may have asked the leaver: the first one after it needs no proof.
     """
-    proof = prove_absence(trust.log, trust.participants, pseudonym, place)
-    size = Checkpoint.from_json(envelope.shown(envelope.read(proof["checkpoint"]))).size
-    lines = trust.log.lines
-    for earlier in reversed(range(place)):
-        leaf = leaf_in(lines[earlier], f"leaf {earlier}")
-        members = trust.participants.of(leaf["participants"]["root"]) if leaf["type"] == ROUND else []
+    rounds = {place: leaf for place, leaf in enumerate(leaves) if leaf["type"] == ROUND}
+    later = [place for place in rounds if place > asked]
+    absences: dict[str, Any] = {}
+    for place in later:
+        root = rounds[place]["participants"]["root"]
+        if root in absences:
+            continue
+        members = trust.participants.of(root)
+        if pseudonym not in members:
+            absences[root] = merkle.absence(members, pseudonym).to_json()
+        elif place != later[0]:
+            told = f"round {rounds[place]['round']} of {rounds[place]['method']} (leaf {place} of the log)"
+            raise UnfedError(f"The leaver took part in {told}, so no proof of its absence can be made.")
+    before = None
+    for place in sorted((one for one in rounds if one < asked and rounds[one]["round"]), reverse=True):
+        members = trust.participants.of(rounds[place]["participants"]["root"])
         if pseudonym in members:
-            index = members.index(pseudonym)
-            path = merkle.inclusion([merkle.leaf_hash(one) for one in members], index)
-            told = {"leaf": earlier, "line": lines[earlier].decode(), "place": index, "path": merkle.hexed(path)}
-            return {**proof, "before": {**told, "inclusion": merkle.hexed(trust.log.inclusion(earlier, size))}}
-    return {**proof, "before": None}
+            path = merkle.inclusion([merkle.leaf_hash(one) for one in members], members.index(pseudonym))
+            before = {"leaf": place, "place": members.index(pseudonym), "path": merkle.hexed(path)}
+            break
+    return {"pseudonym": pseudonym.hex(), "absences": absences, "before": before}
 
 
 def sign(findings: Mapping[str, Any], key: SigningKey, log: FromLog = FromLog()) -> Envelope:  # noqa: B008
@@ -101,8 +114,8 @@ def sign(findings: Mapping[str, Any], key: SigningKey, log: FromLog = FromLog())
         "predicate": {
             "made": now(),
             "findings": dict(findings),
+            "log": log.log,
             "participation": None if log.participation is None else [dict(one) for one in log.participation],
-            "no_participation": None if log.participation else log.why_not,
             "acknowledgement": None if log.acknowledgement is None else log.acknowledgement.to_json(),
         },
     }
@@ -112,12 +125,18 @@ def sign(findings: Mapping[str, Any], key: SigningKey, log: FromLog = FromLog())
 def verify(bundle: Path, keys: Sequence[PublicKey], log: Path | None = None, model: Path | None = None) -> Verdict:
     """What a bundle shows; where something does not hold, the sentence that says so."""
     _refuse_foreign(bundle if bundle.is_dir() else bundle.parent if bundle.name == foreign.FILE else None)
+    kept = None if log is None else read_file(log, "checkpoint", verifier.LARGEST)
+    return verified(read_file(bundle, "bundle", verifier.LARGEST), keys, str(bundle), kept, model)
+
+
+def verified(
+    data: bytes, keys: Sequence[PublicKey], what: str, log: bytes | None = None, model: Path | None = None
+) -> Verdict:
+    """The same of a bundle's bytes."""
     try:
-        kept = None if log is None else read_file(log, "checkpoint", verifier.LARGEST)
-        data = read_file(bundle, "bundle", verifier.LARGEST)
-        return verdict(data, [key.pem for key in keys], kept, model)
+        return verdict(data, [key.pem for key in keys], log, model)
     except NotVerified as error:
-        raise UnfedError(f"{bundle} is not verified: {error}") from error
+        raise UnfedError(f"{what} is not verified: {error}") from error
 
 
 def _refuse_foreign(folder: Path | None) -> None:

@@ -31,14 +31,6 @@ OTHERS = {
     "backdoor": "stamped test images read as the target class, in percent",
 }
 NO_INTERVAL = not_measured("one value of one model, of which no spread is known")
-NEITHER = (
-    "That nothing of the data is left in the model: approximate unlearning is measured, not proven.",
-    "That the server wrote down every round: one that kept a round out of the log is outside what this shows.",
-    "What became of copies of the model before this one that others hold.",
-    "Attacks that were not tried.",
-)
-"""What is neither proven nor measured, of any request."""
-
 _PLAIN = ("measured", "checks", "value")  # words that say nothing about what was not measured
 _DROPPED = ("request", "deny", "poison")
 _PLACES = (("data", "root"), ("model", "initial"))
@@ -83,8 +75,8 @@ def served(record: Record, request: str | None = None) -> Entry:
 def findings(record: Record, entry: Entry) -> dict[str, Any]:
     """Everything that is said of one served request."""
     job, about = Job(entry.seed, entry.request.id, entry.method), record.about(entry.method, entry)
-    line = _last_line(record, job)
-    measured = _measured(record.folder, job, entry, line)
+    line, was = _last_line(record, job), _last_line(record, Job(entry.seed, entry.request.id, "before"))
+    measured = _measured(record.folder, job, entry, line, was)
     undone = _undone(record, job, entry)
     gate = dict(entry.gate or {})
     return {
@@ -105,7 +97,6 @@ def findings(record: Record, entry: Entry) -> dict[str, Any]:
         "earlier": [*(line.get("earlier") or {}).values()],  # their names may be those of other clients
         "still_carries": _carries(record, entry.request.id),
         "not_measured": sorted(set(_missing({"measured": measured, "gate": gate, "undo": undone}))),
-        "neither": [*NEITHER],
         "config": _config(record.description["config"]),
         "versions": _versions(record, job),
         "engine": str(record.description["engine"]),
@@ -165,9 +156,14 @@ def _last_line(record: Record, job: Job) -> Mapping[str, Any]:
     return dict(own[-1]) if own else {}
 
 
-def _measured(folder: RunFolder, job: Job, entry: Entry, line: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the last round says: each value with its rows and 95 % interval, or why there is none."""
-    rows = _rows(folder, job, int(line.get("round", 0)))
+def _measured(
+    folder: RunFolder, job: Job, entry: Entry, line: Mapping[str, Any], was: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """What the last round says: each value with its rows and 95 % interval, or why there is none.
+
+    Beside it stands the same value of the model before the request, `was`.
+    """
+    rows = {**(line.get("rows") or {}), **_rows(folder, job, int(line.get("round", 0)))}
     known = (entry.described or {}).get("forgotten_rows")
     if isinstance(known, int) and not entry.request.deleted:
         # The scores that are kept are those of everybody who left; where others did before, the line says its own.
@@ -176,8 +172,10 @@ def _measured(folder: RunFolder, job: Job, entry: Entry, line: Mapping[str, Any]
     for name, where in SHARES.items():
         if name == "forget" and "own" not in line and (entry.earlier or entry.together):
             where = "on all the data that has left: of this request, and of those before it or beside it"
-        value, count = forget_of(line) if name == "forget" else line.get(name), rows.get(name)
+        value, before = ((forget_of(one) if name == "forget" else one.get(name)) for one in (line, was))
+        count = rows.get(name)
         told: dict[str, Any] = {"what": f"accuracy {where}, in percent", "value": _known(value)}
+        told["before"] = _known(before)
         if is_measured(value) and count:
             told |= {"rows": count, "interval": interval(round(float(value) * count / 100), count)}
         else:

@@ -26,7 +26,7 @@ from unfed.runs.folder import Job, RunFolder
 from unfed.runs.names import check_id
 from unfed.runs.onlooker import keeps_log
 from unfed.runs.requests import Entry, now
-from unfed.trust import envelope, keys, roster
+from unfed.trust import envelope, keys, merkle, roster
 from unfed.trust.envelope import Envelope
 from unfed.trust.keys import PublicKey, SigningKey
 from unfed.trust.log import Log, read_from
@@ -152,8 +152,19 @@ class TrustFolder:
         signed = roster.sign(self.operator.id, {**self.roster.clients, **clients}, self.key)
         storage.write_bytes(self.path / ROSTER, signed.to_bytes())
         found = self.roster
-        self.enter({"type": "roster", "at": found.issued, "sha256": signed.digest, "clients": len(found.clients)})
+        told = {"clients": len(found.clients), "keys": merkle.sorted_root(_entries(found)).hex()}
+        self.enter({"type": "roster", "at": found.issued, "sha256": signed.digest, **told})
         return found
+
+    def bound_key(self, client: str) -> dict[str, Any] | None:
+        """A client's key, and its place in the tree of the roster that was logged last; None in an older log."""
+        rosters = [place for place, leaf in enumerate(self.log.leaves) if leaf["type"] == "roster"]
+        key, entries = self.roster.clients.get(client), _entries(self.roster)
+        if key is None or not rosters or self.log.leaves[rosters[-1]].get("keys") != merkle.sorted_root(entries).hex():
+            return None
+        place = entries.index(_entry(client, key))
+        path = merkle.inclusion([merkle.leaf_hash(one) for one in entries], place)
+        return {"key": key.pem, "leaf": rosters[-1], "place": place, "path": merkle.hexed(path)}
 
     # --- the log --------------------------------------------------------------------------------------------------
 
@@ -178,6 +189,15 @@ class TrustFolder:
     def acknowledgement(self, name: str) -> Envelope | None:
         """The answer that was given to a request, if it is still here."""
         return envelope_at(self.acknowledgement_file(name), "acknowledgement")
+
+
+def _entries(found: Roster) -> list[bytes]:
+    """The clients of a roster and their keys, as its leaf in the log commits to them."""
+    return sorted(_entry(client, key) for client, key in found.clients.items())
+
+
+def _entry(client: str, key: PublicKey) -> bytes:
+    return f"{key.id} {client}".encode()
 
 
 def envelope_at(path: Path, what: str) -> Envelope | None:

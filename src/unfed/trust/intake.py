@@ -130,7 +130,8 @@ def _answer(trust: TrustFolder, signed: Envelope, asked: Asked, place: int, rece
     name = None if asked.kind == "classes" or asked.agent == OPERATOR else asked.agent
     pseudonym = None if name is None else trust.pseudonyms.of([name])[name].hex()
     business = trust.operator.id
-    answer = acknowledgement.sign(signed, received, business, pseudonym, trust.log, place, trust.key)
+    client = {"pseudonym": pseudonym, "signer": trust.bound_key(asked.agent)}
+    answer = acknowledgement.sign(signed, received, business, client, trust.log, place, trust.key)
     storage.write_bytes(trust.acknowledgement_file(asked.id), answer.to_bytes())
     due = acknowledgement.month_later(received)
     told = {"type": "acknowledgement", "at": now(), "request": asked.id, "sha256": answer.digest, "expected_by": due}

@@ -37,7 +37,10 @@ def page(verdict: Verdict, keys: list[str]) -> str:
         environment()
         .get_template("evidence.html.j2")
         .render(
-            request=request["id"],
+            subject=taken_out(request),
+            decision=[(title, plain(answer)) for title, answer in verdict.decision],
+            recommendation=plain(verdict.recommendation),
+            checklist=verdict.checklist,
             facts=facts,
             digests=digests,
             proven=[plain(one) for one in verdict.proven],

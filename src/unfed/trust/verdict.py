@@ -1,6 +1,7 @@
-"""What a verified bundle shows, in plain words: what is proven, what is measured, what is neither.
+"""What a verified bundle shows: a decision in four lines, a checklist, and what stands behind them.
 
-`verifier.py` checks and says what is proven; here the rest of the bundle, which is the operator's word, is read out.
+`verifier.py` checks and says what is proven and what no bundle shows. Here the rest of the bundle, which is the
+operator's word, is read out, and a recommendation is made: accept, ask for something, or reject.
 """
 
 from __future__ import annotations
@@ -10,14 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unfed.report.words import date_text, gate_words
 from unfed.trust import verifier
-from unfed.trust.verifier import MALFORMED, NotVerified
+from unfed.trust.verifier import MALFORMED, NotVerified, Shown
+from unfed.values import is_measured
+
+FALL = 2.0
+"""Points of test accuracy that a model may lose before an officer should ask why."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What a bundle shows, in sentences."""
 
+    decision: list[tuple[str, str]]
+    """Who asked, absent since, forgotten, copies: each with its answer."""
+    recommendation: str
+    checklist: list[tuple[bool, str]]
+    """What a lawyer asks, and whether this evidence answers it."""
     proven: list[str]
     measured: list[str]
     neither: list[str]
@@ -26,46 +37,109 @@ class Verdict:
 
 def verdict(data: bytes, keys: Sequence[str], log: bytes | None = None, model: Path | None = None) -> Verdict:
     """What a bundle shows under the operator's public keys (PEM); NotVerified where something fails."""
-    proven, statement = verifier.verify(data, keys, log, model)
+    shown = verifier.verify(data, keys, log, model)
     try:
-        said = statement["predicate"]
-        return Verdict(proven, [*_measured(said["findings"])], [*_neither(said)], statement)
+        found = shown.statement["predicate"]["findings"]
+        neither = [*shown.not_shown, *(f"Not measured: {one}." for one in found["not_measured"])]
+        told = (_decision(shown, found), _recommendation(shown, found), [*_checklist(shown, found)])
+        return Verdict(*told, shown.proven, [*_measured(found)], neither, shown.statement)
     except MALFORMED as error:
         raise NotVerified("This is no bundle of evidence, or it is damaged; ask for it again.") from error
 
 
+# --- the decision -----------------------------------------------------------------------------------------------------
+
+
+def _decision(shown: Shown, found: Any) -> list[tuple[str, str]]:
+    """The four lines; what is proven was recomputed, the rest is the operator's word."""
+    forget, test, held = found["measured"]["forget"], found["measured"]["test"], _held(found)
+    values = [_percent(forget.get("before")), _percent(forget["value"]), _percent(test["value"])]
+    forgotten = "{} of its rows right before → {} after → {} of rows the model never saw".format(*values)
+    copies = f"{held} {'file' if held == 1 else 'files'} in the run folder" if held else "none in the run folder"
+    return [
+        ("Who asked", f"{_mark(shown.asked[0])}: {shown.asked[1]}"),
+        ("Absent from every later round", f"{_mark(shown.absent[0])}: {shown.absent[1]}"),
+        ("Forgotten", f"{forgotten} (measured by the operator)"),
+        ("Copies still held", f"{copies} (as the operator lists them)"),
+    ]
+
+
+def _recommendation(shown: Shown, found: Any) -> str:
+    """Reject what the operator's own checks speak against; ask for what is missing; else accept."""
+    checks = {one["name"]: one["verdict"] for one in found["gate"].get("checks", [])}
+    forget, test = found["measured"]["forget"], found["measured"]["test"]
+    if checks.get("forgotten") == "failed":
+        return "Reject: the operator's own check says that the data is not forgotten."
+    if found["gate"].get("accepted") is not None:
+        return "Reject: the model failed the operator's own checks and was put in force all the same."
+    asks = [] if shown.asked[0] else ["a request that the client signed"]
+    if found["request"]["kind"] == "client" and not shown.absent[0]:
+        asks.append("proof that the client trained in no later round")
+    if not all(is_measured(one) for one in (forget.get("before"), forget["value"], test.get("before"), test["value"])):
+        asks.append("accuracy before, after and on unseen rows")
+    else:
+        low, high = (
+            one["interval"] if isinstance(one["interval"], list) else [one["value"]] * 2 for one in (forget, test)
+        )
+        if checks.get("forgotten") != "passed" and found["request"]["kind"] != "class" and low[0] > high[1]:
+            asks.append("the reason why the model still knows the data that left better than unseen rows")
+        if test["before"] - test["value"] > FALL:
+            asks.append(f"more recovery: test accuracy fell from {test['before']:.1f} to {test['value']:.1f} %")
+    if held := _held(found):
+        asks.append(f"deletion of the {held} {'file' if held == 1 else 'files'} that still carry the data")
+    return f"Ask for {'; '.join(asks)}." if asks else "Accept."
+
+
+def _checklist(shown: Shown, found: Any) -> Iterator[tuple[bool, str]]:
+    """The questions of a lawyer, each with what this evidence answers."""
+    dates, held = {name: date_text(at) for name, at in shown.dates.items()}, _held(found)
+    yield shown.asked[0], f"The request came from the person it concerns (GDPR Art. 12(6)): {shown.asked[1]}."
+    if "refused" in dates:
+        yield True, f"The operator first refused, and signed the reason, on {dates['refused']} (Art. 12(4))."
+    if "received" in dates:
+        in_time = shown.dates["in force"] <= shown.dates["expected_by"]
+        said = f"received {dates['received']}, due {dates['expected_by']}, in force {dates['in force']}"
+        yield in_time, f"It was answered within one month (Art. 12(3)): {said}."
+    else:
+        yield False, "It was answered within one month (Art. 12(3)): no signed receipt says when it came."
+    made = f"in force since {dates['in force']}" if "in force" in dates else "only the operator says so"
+    yield "in force" in dates, f"A model made after the request replaced the old one (Art. 17(1)): {made}."
+    yield shown.absent[0], f"The client's data took no part in training since: {shown.absent[1]}."
+    tested = [
+        one for one in found["gate"].get("checks", []) if one["name"] == "forgotten" and is_measured(one["value"])
+    ]
+    yield bool(tested), "Whether the new model still knows the data was tested by an attack, beside rows it never saw."
+    yield not held, f"Nothing in the run folder carries the data any more (Art. 17(1)): {held or 'no'} files do."
+    yield False, "Everyone who received the old model was informed (Art. 19): no evidence shows this; ask the operator."
+
+
+def _held(found: Any) -> int:
+    return sum(int(one["files"]) for one in found["still_carries"])
+
+
+def _mark(proven: bool) -> str:
+    return "proven" if proven else "not proven"
+
+
+def _percent(value: Any) -> str:
+    return f"{value:.1f} %" if is_measured(value) else "not measured"
+
+
+# --- what stands behind it --------------------------------------------------------------------------------------------
+
+
 def _measured(found: Any) -> Iterator[str]:
-    """What the operator says he measured; what he could not measure is said with what is neither."""
+    """What the operator says he measured; what he could not measure stands with what is not shown."""
     for one in found["measured"].values():
         if not isinstance(one["value"], str):
             spread = one["interval"]
-            between = ""
+            between = f" (before: {_number(one['before'])})" if is_measured(one.get("before")) else ""
             if isinstance(spread, list):
-                between = f", 95 % interval {spread[0]:.2f} to {spread[1]:.2f} over {one['rows']} rows"
+                between += f", 95 % interval {spread[0]:.2f} to {spread[1]:.2f} over {one['rows']} rows"
             what = str(one["what"])
             yield f"{what[:1].upper()}{what[1:]}: {_number(one['value'])}{between}."
-    for one in found["gate"].get("checks", []):
-        if not isinstance(one["value"], str):
-            value = f"{one['what']}: {_number(one['value'])}, bound {_number(one['bound'])}"
-            weight = "" if one.get("decides", True) else ", which was not to decide"
-            yield f"Gate, {one['name']}: {one['verdict']}{weight} ({value})."
-    if (by := found["gate"].get("accepted")) is not None:
-        yield f"The model did not pass its gate and was put in force all the same, by {by['by']} on {by['at']}."
-
-
-def _neither(said: Any) -> Iterator[str]:
-    found, proofs = said["findings"], said["participation"] or []
-    yield from (str(one) for one in found["neither"])
-    if said["acknowledgement"] is None:
-        yield "That the leaver signed the request: no signed answer is here, for it came unsigned, or was purged."
-    if any(proof.get("before") is None for proof in proofs):
-        yield "That the pseudonym is one that ever took part: the log has no round of it before the request."
-    about_rows = found["request"]["kind"] != "client"
-    if not proofs and not (about_rows and "about rows" in str(said["no_participation"])):
-        yield f"Who took part in the rounds: {said['no_participation']}."
-    if about_rows:
-        yield "Which rows were read: the log says who took part in a round, and nothing about rows."
-    yield from (f"Not measured: {one}." for one in found["not_measured"])
+    measured = [one for one in found["gate"].get("checks", []) if not isinstance(one["value"], str)]
+    yield from (f"{title}: {text}." for title, text in gate_words({"gate": {**found["gate"], "checks": measured}}))
 
 
 def _number(value: Any) -> str:
@@ -73,8 +147,11 @@ def _number(value: Any) -> str:
 
 
 def told(verdict: Verdict) -> str:
-    """A verdict in plain words; control characters that somebody signed do not reach a terminal."""
-    parts = {"Proven": verdict.proven, "Measured, on the operator's word": verdict.measured}
-    parts |= {"Neither proven nor measured": verdict.neither}
-    text = "\n\n".join("\n".join([f"{title}:", *(f"  - {one}" for one in said)]) for title, said in parts.items())
+    """A verdict in plain words; control characters do not reach a terminal."""
+    lines = [f"{title}: {answer}." for title, answer in verdict.decision]
+    parts = {"Checklist": [f"[{'x' if yes else ' '}] {one}" for yes, one in verdict.checklist]}
+    parts |= {"Proven": verdict.proven, "Measured, on the operator's word": verdict.measured}
+    parts |= {"Not shown": verdict.neither}
+    lists = ("\n".join([f"{title}:", *(f"  - {one}" for one in said)]) for title, said in parts.items())
+    text = "\n\n".join(["\n".join([*lines, f"Recommendation: {verdict.recommendation}"]), *lists])
     return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)
