@@ -1,7 +1,7 @@
 """Where ablations are made: a federation with θ* and Retrain, and what becomes of θ* under a perturbation.
 
     digits     8x8 digits, ten clients, 40 rounds and 12 of recovery, small networks, on a CPU
-    cifar10    CIFAR-10, ten clients, 300 rounds and 60 of recovery, the paper's CNN, on a GPU in bf16
+    cifar10    CIFAR-10, ten clients, 300 rounds and 60 of recovery, the fitted CNN, on a GPU in bf16
 
 Client 0 is poisoned, and leaves unless a cell says that somebody else does.
 """

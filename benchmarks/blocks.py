@@ -3,7 +3,7 @@
     python benchmarks/blocks.py                 check, then the time of each kernel with the tiles in use
     python benchmarks/blocks.py --sweep         every candidate tile, one kernel after another
 
-Shapes are those of the paper's CNN (10 clients x 64 images, 3 -> 32 -> 64 channels, 5x5 kernels) and of ViT-B/16 (64
+Shapes are those of the fitted CNN (10 clients x 64 images, 3 -> 32 -> 64 channels, 5x5 kernels) and of ViT-B/16 (64
 images of 197 tokens; a perceptron of 3072 columns, 12 heads of 64).
 """
 

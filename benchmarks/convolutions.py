@@ -1,4 +1,4 @@
-"""The convolutions of the paper's CNN for a stack of clients, alone: PyTorch's groups, unfold + bmm, and our kernels.
+"""The convolutions of the fitted CNN for a stack of clients, alone: PyTorch's groups, unfold + bmm, and our kernels.
 
     PYTHONPATH=src python benchmarks/convolutions.py [--clients 10] [--images 64]
 

@@ -45,7 +45,7 @@ from unfed.methods import Retrain
 from unfed.model.params import Params
 from unfed.paper.items import published
 from unfed.report.rules import trajectories
-from unfed.report.tables import name_of
+from unfed.report.tables import name_of, row_name
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
 from unfed.runs.job import JobRunner, JobSpec
@@ -223,7 +223,7 @@ def rows_table(path: Path) -> str:
         train = [float(line["retain"]) for line in ends]
         every = [(1 - share) * float(line["retain"]) + share * float(line["validation"]) for line in ends]
         printed = paper[title]["retain"]
-        lines.append(f"| {title} | {fmean(train):.2f} | {fmean(every):.2f} | {printed} | {len(ends)} |")
+        lines.append(f"| {row_name(method)} | {fmean(train):.2f} | {fmean(every):.2f} | {printed} | {len(ends)} |")
     return "\n".join(lines) + "\n"
 
 

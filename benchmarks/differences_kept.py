@@ -26,7 +26,7 @@ from unfed.paper import record
 from unfed.paper.items import published
 from unfed.report import rows
 from unfed.report.rules import trajectories
-from unfed.report.tables import name_of
+from unfed.report.tables import name_of, row_name
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "explanation" / "differences.md"
 BEGIN, END = "<!-- made by benchmarks/differences_kept.py -->", "<!-- until here -->"
@@ -111,7 +111,7 @@ def price_table(kept: Kept) -> str:
         equal, best = kept.equals(method, paper), kept.best[method].average_gap.mean
         there = f"{kept.gap(method, int(round)):.2f} (round {min(kept.rounds, int(round)):,})"
         when = "never" if equal is None else f"round {equal:,}"
-        lines.append(_line([name_of(method), f"{paper:.2f}", f"{share:.2f}", there, f"{best:.2f}", when]))
+        lines.append(_line([row_name(method), f"{paper:.2f}", f"{share:.2f}", there, f"{best:.2f}", when]))
     return "\n".join(lines) + "\n"
 
 
@@ -122,7 +122,7 @@ def disguise_table(kept: Kept) -> str:
     lines = [_line(heads), "|---|" + "---:|" * len(rounds)]
     for method in [*kept.both, *kept.own]:
         found = [apart(at(kept.methods[method], r), kept.reference(method, r)) for r in rounds]
-        lines.append(_line([name_of(method), *(f"{value:.2f}" for value in found)]))
+        lines.append(_line([row_name(method), *(f"{value:.2f}" for value in found)]))
     ends = [at({seed: lines}, kept.rounds) for seed, lines in kept.methods["retrain"].items()]
     pairs = [apart(a, b) for i, a in enumerate(ends) for b in ends[i + 1 :]]
     if pairs:
@@ -142,7 +142,7 @@ def likeness_table(kept: Kept) -> str:
         own = at(kept.methods[method], kept.rounds)
         seeds = {seed: lines for seed, lines in kept.methods["ft"].items() if seed in kept.methods[method]}
         ours = [apart(own, kept.reference(method)), apart(own, at(seeds, kept.rounds))]
-        lines.append(_line([name_of(method), *(f"{value:.2f}" for value in (*paper, *ours))]))
+        lines.append(_line([row_name(method), *(f"{value:.2f}" for value in (*paper, *ours))]))
     return "\n".join(lines) + "\n"
 
 
@@ -173,7 +173,7 @@ def parts_table(kept: Kept) -> str:
         for metric in GAP_METRICS:
             theirs = float(row[metric]) - float(kept.paper["Retrain"][metric])
             cells.append(f"{theirs:+.2f} / {float(str(best[metric].mean)) - reference[metric]:+.2f}")
-        lines.append(_line([name_of(method), *cells]))
+        lines.append(_line([row_name(method), *cells]))
     return "\n".join(lines) + "\n"
 
 

@@ -1,7 +1,7 @@
 """Speed of the engines against a plain loop and other simulators: the same workload, in one process, in turns.
 
     python benchmarks/engines.py                            digits on the CPU: 10 clients, then 100
-    python benchmarks/engines.py --device cuda              CIFAR-shaped data, the paper's CNN, every variant
+    python benchmarks/engines.py --device cuda              CIFAR-shaped data, the fitted CNN, every variant
     python benchmarks/engines.py --device cuda --variant plain --variant fused-bf16 --profile
 
 A round trains every client for one epoch, validates and averages. Every contestant does the same work: where the data

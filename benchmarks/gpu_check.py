@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/gpu_check.py [--part equality] [--row "float32 cnn"] [--list]
     PYTHONPATH=src python benchmarks/gpu_check.py --part matrix --workers 8 --limit 1000
 
-kernels     the Triton kernels against float64 convolutions, for the paper's CNN and odd shapes, in float32 and bf16
+kernels     the Triton kernels against float64 convolutions, for the fitted CNN and odd shapes, in float32 and bf16
 equality    every engine against the sequential reference, in float64 and, with TF32 off, in float32: batched eager,
             batched and sequential recorded in a CUDA graph; IID and Dirichlet, dropout, augmentation, BatchNorm, ViT
 compiler    the same through the compiler; what TF32 and bf16 change is reported, not judged

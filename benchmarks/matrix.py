@@ -6,7 +6,7 @@
 A row is a real run, as `unfed run` does it: two rounds of training, a request, two rounds of one method, on clients of
 10 and 30 images (and, where a client leaves, a third of 20). Compared is every tensor of θ* and of the method's model.
 
-    full       every method × every scope it serves × every way × every precision, on the paper's CNN
+    full       every method × every scope it serves × every way × every precision, on the fitted CNN
     covering   poison, Dirichlet, ResNet-18 and a small transformer: every two values meet in some row (`covering.py`)
 
 Rates are such that rounding stays rounding: at 0.01 the CNN and the transformer in float32 are within 1e-5 of float64
@@ -135,7 +135,7 @@ class Row:
 
 
 def full() -> list[Row]:
-    """Every method and scope, on the paper's CNN: each way and precision, the compiler once per method."""
+    """Every method and scope, on the fitted CNN: each way and precision, the compiler once per method."""
     found = []
     served = [(m, s, "uneven") for m, scopes in FEDERATED.items() for s in scopes]
     served += [(m, s, "one") for m in CENTRAL for s in ("class", "instance")]

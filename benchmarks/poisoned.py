@@ -1,6 +1,6 @@
 """What a poisoned client costs: rounds with and without one, in turns, in one process.
 
-    PYTHONPATH=src python benchmarks/poisoned.py                      CUDA, CIFAR-sized data, the paper's CNN, bf16
+    PYTHONPATH=src python benchmarks/poisoned.py                      CUDA, CIFAR-sized data, the fitted CNN, bf16
     PYTHONPATH=src python benchmarks/poisoned.py --device cpu --images 400 --model cnn-tiny --precision float32
 
 Ten clients; in the poisoned federation client 0 has stamped the trigger on 80 % of its images and relabelled them. Both

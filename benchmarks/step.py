@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python benchmarks/step.py
 
-The paper's CNN, 10 clients x 64 images a step, bf16. A round is timed as it is; then one more is traced, and the
+The fitted CNN, 10 clients x 64 images a step, bf16. A round is timed as it is; then one more is traced, and the
 kernels of one step of it are listed with their microseconds. Written to benchmarks/records/ and $OUT as text.
 """
 

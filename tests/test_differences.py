@@ -516,8 +516,6 @@ def test_the_reading_of_federaser_that_was_run_is_what_the_page_says() -> None:
     assert "{:.2f}, {:.2f}, {:.2f} and {:.2f}".format(*whole) in page
     gap = sum(abs(a - b) for a, b in zip(half, whole, strict=True)) / 4
     assert f"an average gap of {gap:.2f} with Retain {whole[0] - half[0]:.2f} below" in page
-    readme = (differences_kept.PAGE.parents[2] / "README.md").read_text(encoding="utf-8")
-    assert f"a FedEraser that replays every second round is {gap:.2f} away" in readme
 
 
 def test_rows_that_a_revision_of_their_method_outdated_are_in_no_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ RUN_BY = {
     "docs/notebooks/central.md": "test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
     "docs/notebooks/first-run.md": "test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
     "docs/notebooks/own-model.md": "test_notebooks.py::test_what_is_kept_is_what_the_cells_give_today",
-    "docs/tutorial/ten-minutes.md": "test_pages.py::test_the_two_files_of_the_ten_minutes_are_the_readmes",
+    "docs/tutorial/ten-minutes.md": "test_product_docs.py::test_the_tutorials_client_is_forgotten",
 }
 
 
@@ -61,13 +61,6 @@ def test_the_python_of_every_page_is_run_by_a_test() -> None:
         file, _, test = who.partition("::")
         text = (ROOT / "tests" / file).read_text(encoding="utf-8")
         assert f"def {test}" in text if test else Path(page).name in text, f"{who} does not run {page}"
-
-
-def test_the_two_files_of_the_ten_minutes_are_the_readmes() -> None:
-    """Which are run as they stand in `test_product_docs`."""
-    for kind in ("python", "toml"):
-        (own,) = blocks(ROOT / "docs/tutorial/ten-minutes.md", kind)
-        assert own in blocks(ROOT / "README.md", kind)
 
 
 def test_the_lines_on_suggesting_run() -> None:

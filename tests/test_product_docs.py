@@ -68,14 +68,12 @@ def give(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
         assert not end.code, words
 
 
-def test_a_client_is_forgotten_in_ones_own_model_as_the_readme_says(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = text("README.md")
+def test_the_tutorials_client_is_forgotten(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = text("docs/tutorial/ten-minutes.md")
     for kind, name in (("python", "my_model.py"), ("toml", "my.toml")):
         (block,) = re.findall(rf"```{kind}\n(# {re.escape(name)}.*?)```", page, re.DOTALL)
         (here / name).write_text(block)
-    (commands,) = re.findall(r"```\n(unfed run my\.toml.*?)```", page, re.DOTALL)
+    (commands,) = re.findall(r"```\n(unfed run my\.toml --allow-code +#.*?)```", page, re.DOTALL)
     for line in commands.splitlines():
         give(monkeypatch, *line.partition("#")[0].split()[1:])
     assert (here / "without-client-3.safetensors").exists() and (here / "runs/mine/report.html").exists()

@@ -91,6 +91,12 @@ class Block:
         """Its methods, and what is measured on their models."""
         return [*self.methods, *self.analyse]
 
+    @property
+    def partial(self) -> str:
+        """How many of the paper's rounds it has, where it has fewer."""
+        ours, paper = ((c.training.rounds, c.unlearning.rounds) for c in (self.config, Config.preset(self.preset)))
+        return "" if ours == paper else f"partial: {ours[0]:,} + {ours[1]:,} of {paper[0]:,} + {paper[1]:,} rounds"
+
     def check(self) -> None:
         """Raise what would only be missed after the machine was lent: a wrong setting, missing data."""
         _data_there(self.config.data.name, self.config.data.root)
@@ -275,7 +281,8 @@ def table(results: Path, records: Path) -> Iterator[str]:
     """A line per block: what it serves, how long it takes, and what is left of it."""
     for one in blocks().values():
         left, whole = one.left(results, records), one.pieces
-        said = "done" if not left else "not run" if left == whole else f"left: {', '.join(left)}"
+        done = (isinstance(one, Block) and one.partial) or "done"
+        said = done if not left else "not run" if left == whole else f"left: {', '.join(left)}"
         said += f" ({one.seconds(left) / 60:.0f} minutes)" if said.startswith("left") and isinstance(one, Block) else ""
         serves = ", ".join(one.items) if one.items else one.about
         yield f"{one.name:<20} {one.seconds(whole) / 60:>3.0f} minutes   {said:<45} {serves}"

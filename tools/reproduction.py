@@ -292,31 +292,39 @@ def of_results(item: Item, kept: Sequence[record.Kept]) -> Found:
         within[spec.name] = Config.kept(one.config).evaluation.recovered_within
         said.append(about(spec, one, different, there[spec.name]) + _trained_elsewhere(one, kept))
         apart[spec.name] = different
-    return Found(_section(item, there, within) if there else None, said, absent, [*cut_short(apart)], old)
+    partial = {name for name, own in apart.items() if fewer_rounds(own)}
+    return Found(_section(item, there, within, partial) if there else None, said, absent, [*cut_short(apart)], old)
 
 
-def _section(item: Item, there: Mapping[str, list[Line]], within: Mapping[str, float]) -> Section:
-    """An item's view of the lines of its runs."""
+def _section(
+    item: Item, there: Mapping[str, list[Line]], within: Mapping[str, float], partial: Collection[str]
+) -> Section:
+    """An item's view of the lines of its runs; a partial run gets no verdict."""
     if item.view == "gaps":
         return results.gaps_of(item, there)
     under = {name: results.under_rules(lines, within[name]) for name, lines in there.items()}
     if item.view == "results":
-        return results.of_lines(item, under)
+        return results.of_lines(item, under, frozenset(partial))
     made = results.bars_of if item.view == "bars" else results.ratios_of
     return made(item, {name: own["best-gap"] for name, own in under.items()})
+
+
+def fewer_rounds(different: Sequence[str]) -> list[str]:
+    """Of what differs from the item, its rounds."""
+    return [one for one in different if one.startswith(("training.rounds ", "unlearning.rounds "))]
 
 
 def cut_short(different: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Where rounds are not the item's, a sentence that must be read before its numbers are; `different` by run."""
     alike: dict[str, list[str]] = {}
     for name, own in different.items():
-        if told := [one for one in own if one.startswith(("training.rounds ", "unlearning.rounds "))]:
+        if told := fewer_rounds(own):
             alike.setdefault("; ".join(told), []).append(name)
     for told_of, names in alike.items():
         was, its = ("was", "its") if len(names) == 1 else ("were", "their")
         yield (
-            f"**{'; '.join(names)} {was} cut short ({told_of}): {its} rows can be read beside each other, {its} levels"
-            " not beside the paper's.** What a method costs ends where its rounds do."
+            f"**Partial: {'; '.join(names)} {was} cut short ({told_of}). {its.capitalize()} rows can be read beside"
+            f" each other, {its} levels not beside the paper's.** What a method costs ends where its rounds do."
         )
 
 
@@ -546,7 +554,8 @@ HEAD = """# The paper on real data
 
 Made by `python tools/reproduction.py page` from the files in `results/`; edit neither by hand. A cell holds the paper's
 value, ours, the difference and a verdict: `=` within the seeds' spread, `~` on the same side of Retrain in both, or
-beside it in both, but further away (however far), `≠` neither ([what that means exactly](how-to/paper.md)). With one
+beside it in both, but further away (however far), `≠` neither ([what that means exactly](how-to/paper.md)). A run with
+fewer rounds than the paper's is *partial* and gets no verdict. The CNN is *fitted* to the paper's rows. With one
 seed of ours the paper's spread stands for it, and a verdict says less. Bold is the smallest average gap with all that
 lie within two standard deviations of it, unless that is more than half of the methods; with one seed there is no
 spread, and bold ranks nobody. What was tried where

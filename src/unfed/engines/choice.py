@@ -6,7 +6,7 @@
 
 A stack saves the overhead of many small operations. On two CPU cores that is worth ×2.4 (10 clients) to ×4.6 (100) on
 digits, nothing at 1.5 MB per step, and a loss of ×0.5 for a 32×32 CNN at batch 64, whose activations leave the cache.
-A GPU is idle under small steps: one client's step of the paper's CNN is 2 GFLOP, of ViT-B/16 at 224 it is 2,200.
+A GPU is idle under small steps: one client's step of the fitted CNN is 2 GFLOP, of ViT-B/16 at 224 it is 2,200.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
     within      |ours − paper| ≤ 2 s                          as close as seeds are among themselves
     direction   the method stands on the same side of Retrain in both; nearer than 2 s to it, it stands beside it
     disagrees   neither
+    partial     our run had fewer rounds than the paper's: its level says nothing yet
 
 The paper prints the spread over its three seeds divided by n (found from its MIA column): it is multiplied by
 √(3/2) = 1.22 before anything is compared. Costs are compared as ratios to Retrain's, in which units cancel.
@@ -19,15 +20,16 @@ from typing import Literal
 from unfed.measures.metrics import Spread
 from unfed.values import is_measured
 
-Word = Literal["within", "direction", "disagrees", "not compared"]
+Word = Literal["within", "direction", "disagrees", "partial", "not compared"]
 SEEDS = 3
 CORRECTION = math.sqrt(SEEDS / (SEEDS - 1))
 WIDE = 2.0
-MARKS: Mapping[Word, str] = {"within": "=", "direction": "~", "disagrees": "≠", "not compared": ""}
+MARKS: Mapping[Word, str] = {"within": "=", "direction": "~", "disagrees": "≠", "partial": "", "not compared": ""}
 MEANING: Mapping[Word, str] = {
     "within": "within the seeds' spread (two standard deviations of the difference)",
     "direction": "on the same side of Retrain in both, or beside it in both, but further than the spread, however far",
     "disagrees": "neither",
+    "partial": "",
     "not compared": "",
 }
 

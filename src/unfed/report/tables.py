@@ -87,7 +87,12 @@ def name_of(method: str) -> str:
 
 def row_name(method: str) -> str:
     """A method's name as the first cell of its row, with the mark of a fitted reading."""
-    return name_of(method) + (" (fitted)" if method in FITTED else "")
+    return name_of(method) + fitted_mark(method)
+
+
+def fitted_mark(method: str) -> str:
+    """What follows the name of a method whose reading was chosen by experiment."""
+    return " (fitted)" if method in FITTED else ""
 
 
 def table(rows: Sequence[Row], by: str = "Request", words: Wording = FEDERATED) -> Table:

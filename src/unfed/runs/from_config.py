@@ -48,7 +48,7 @@ from unfed.runs.seeds import Seeds
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 HALVES = {"bf16": torch.bfloat16}
 
-# One client's forward pass over a batch: digits takes 3 to 10 MFLOP, the paper's CNN on 32x32 images 2 GFLOP.
+# One client's forward pass over a batch: digits takes 3 to 10 MFLOP, the fitted CNN on 32x32 images 2 GFLOP.
 SMALL_STEP_FLOPS = 100_000_000
 
 

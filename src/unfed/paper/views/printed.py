@@ -5,7 +5,7 @@ There is one merged table per item, with a verdict in every cell.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -48,8 +48,8 @@ def _by_name(rows: Sequence[Row]) -> dict[Key, Row]:
     return {(row.request, ALSO.get(name_of(row.method), name_of(row.method))): row for row in rows}
 
 
-def merged(item: Item, rows: Sequence[Row]) -> tuple[Grid, dict[str, Any]] | None:
-    """Paper | ours (difference) verdict, metric by metric.
+def merged(item: Item, rows: Sequence[Row], partial: Set[str] = frozenset()) -> tuple[Grid, dict[str, Any]] | None:
+    """Paper | ours (difference) verdict, metric by metric; runs that are `partial` get no verdict.
 
     Costs are given as ratios to Retrain's and in the paper's units.
     """
@@ -71,8 +71,11 @@ def merged(item: Item, rows: Sequence[Row]) -> tuple[Grid, dict[str, Any]] | Non
     for there in found:
         key = (where(there), there["method"])
         cells, own = cells_of(there, every, ours), ours[key]
+        if key[0] in partial:
+            cells = {metric: replace(cell, word="partial") for metric, cell in cells.items()}
         ratios = [_ratios(there, every, own, ours, cost) for cost in ("comm_bytes", "flops")]
-        line = [*key, *(str(cell) for cell in cells.values()), _gaps(there, own), *ratios]
+        named = key[1] + tables.fitted_mark(own.method)
+        line = [key[0], named, *(str(cell) for cell in cells.values()), _gaps(there, own), *ratios]
         body.append((*line, *(_in_its_units(there, own) if in_units else ())))
         data[f"{key[0]}, {key[1]}"] = {
             metric: {
@@ -107,12 +110,15 @@ def cells_of(
 
 
 def summary(data: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """How many cells agree, of each run by itself: one may have been cut short."""
+    """How many cells agree, of each run by itself; a partial run, which was cut short, is not judged."""
     runs = dict.fromkeys(key.rpartition(", ")[0] for key in data)
     told = []
     for run in runs:
         own = [row for key, row in data.items() if key.rpartition(", ")[0] == run]
         words = [cell["verdict"] for row in own for cell in row.values()]
+        if "partial" in words:
+            told.append(f"{run}: partial, so no verdict.")
+            continue
         counts = [f"{words.count(word)} {said}" for word, said in _SAID.items() if word in words]
         told.append(f"{run}: of {len(words)} cells {', '.join(counts)}.")
     marks = ", ".join(f"{verdict.MARKS[w]} {verdict.MEANING[w]}" for w in ("within", "direction", "disagrees"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -37,13 +37,13 @@ def under_rules(lines: Sequence[Line], within: float) -> ByRule:
     return {rule: rows(lines, rule, recovered_within=within) for rule in RULES}
 
 
-def of_lines(item: Item, found: Mapping[str, ByRule]) -> Section:
-    """A table of results from the rows of its runs, by their names."""
+def of_lines(item: Item, found: Mapping[str, ByRule], partial: Set[str] = frozenset()) -> Section:
+    """A table of results from the rows of its runs, by their names; `partial` ones were cut short."""
     every = tuple(replace(row, request=name) for name, own in found.items() for row in own["best-gap"])
     data: dict[str, Any] = {
         name: {tables.name_of(row.method): _numbers(row) for row in own["best-gap"]} for name, own in found.items()
     }
-    beside, said, grids = printed.merged(item, every), list[str](), list[Grid]()
+    beside, said, grids = printed.merged(item, every, partial), list[str](), list[Grid]()
     if beside is not None:
         grids.append(beside[0])
         data["verdicts"] = beside[1]
@@ -127,7 +127,7 @@ def gaps_of(item: Item, trajectory: Mapping[str, Sequence[Line]]) -> Section:
         ]
         drawn.append(pictures.curves(lines, name, "round", "average gap to Retrain", item=item.id, rooted=True))
         data[name] = {tables.name_of(label): points for label, points in found.items()}
-        body += [(name, tables.name_of(label), *_best_and_last(points)) for label, points in found.items()]
+        body += [(name, tables.row_name(label), *_best_and_last(points)) for label, points in found.items()]
     grid = Grid((BY, "Method", "Smallest average gap", "after round", "at the end"), tuple(body))
     said = (
         "Here a gap is taken within each repetition, then averaged; the tables take it between averages. A band is one"
