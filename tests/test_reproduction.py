@@ -351,7 +351,8 @@ def test_a_run_of_the_papers_own_config_stands_beside_it(first: Run, tmp_path: P
     cut = wanted | {"training": wanted["training"] | {"rounds": 2}}
     record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=cut), tmp_path)
     text, _ = reproduction.page(tmp_path)
-    assert "| CIFAR-10, CNN | NoT | " in text and " ≠ |" in text, "two rounds on digits are not the paper's 2,000"
+    assert "| CIFAR-10, CNN | NoT | " in text and "CIFAR-10, CNN: partial, so no verdict." in text
+    assert " ≠ |" not in text and " = |" not in text, "two rounds say nothing about the paper's 2,000"
     assert "Differs from the item: training.rounds 2 instead of 2000." in text
     # θ* and Retrain of two rounds as here, every other method 2,000 rounds of 0.05 s: 6 · 1.67, and 2 · 7 · 1.67
     missing = "ft, federaser, fukd, pgd, mode, fcu (seed 0, about 10 GPU minutes); everything of seeds 1, 2 (about 23"
@@ -368,9 +369,10 @@ def test_rows_of_fewer_rounds_than_the_papers_say_so_before_their_first_number(f
         record.write(replace(record.kept(first, "abc"), preset="cifar10-cnn", config=config), tmp_path / name)
     text = reproduction.page(tmp_path / "cut")[0]
     heading, said, table = text.partition("## Table 1")[2].split("\n\n")[:3]
-    assert said.startswith("**CIFAR-10, CNN was cut short (unlearning.rounds 60 instead of 2000): "), heading
+    assert said.startswith("**Partial: CIFAR-10, CNN was cut short (unlearning.rounds 60 instead of 2000). "), heading
     assert table == "Rule: `best-gap`. Δ = gap to Retrain."
-    assert "cut short" not in reproduction.page(tmp_path / "whole")[0]
+    entire = reproduction.page(tmp_path / "whole")[0]
+    assert "cut short" not in entire and " ≠ |" in entire, "digits are not CIFAR-10, and a whole run is judged"
 
 
 def test_a_picture_that_results_no_longer_give_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -665,7 +667,7 @@ def test_shares_of_clients_are_compared_after_equally_many_rounds(first: Run, tm
     assert len(said) == 3 and all("training.rounds 7 instead of 2000" in sentence for sentence in said)
     (told,) = reproduction.of_results(item, found).cut
     assert told.startswith(
-        "**CNN, 10 %; CNN, 50 %; CNN, 90 % were cut short (training.rounds 7 instead of 2000): their "
+        "**Partial: CNN, 10 %; CNN, 50 %; CNN, 90 % were cut short (training.rounds 7 instead of 2000). Their "
     )
 
 
