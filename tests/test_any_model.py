@@ -28,8 +28,8 @@ from unfed.model.functional import Template
 from unfed.model.keyed import KeyedAttention, keyed_fused
 from unfed.model.networks import build
 from unfed.model.params import Params, params_of
-from unfed.report.fall import falls
 from unfed.report.rules import rows
+from unfed.report.verdicts import falls, fell
 from unfed.runs.config import Config
 from worlds import slow
 
@@ -543,7 +543,7 @@ def test_a_plain_call_gives_a_good_model(name: str) -> None:
     model, data, test = trained_on_digits(name)
     result = unfed.unlearn(model, data=data, forget=range(140), test=test)
     assert float(result.after["test"]) > max(90.0, float(result.before["test"]) - 3)
-    assert result.note == "" and len(str(result).splitlines()) == 5
+    assert result.note == "" and str(result).splitlines()[5:] == [result.verdict]
 
 
 def test_few_rows_get_enough_epochs_to_mend_what_was_broken() -> None:
@@ -581,3 +581,65 @@ def test_a_config_that_says_nothing_but_who_leaves_gives_good_models(tmp_path: P
     run.execute()
     last = {line["method"]: float(line["test"]) for line in run.lines()}
     assert min(last["train"], last["not"], last["ft"], last["retrain"]) > 90
+
+
+def memorised() -> tuple[nn.Module, Tensor, Tensor]:
+    """An embedding and a head, trained on 300 of 600 rows. Nothing between them bends, so two minus signs cancel."""
+    torch.manual_seed(0)
+    ids = torch.randint(0, 100, (600, 7))
+    y = ((ids > 49).sum(1) > 3).long()
+    model = nn.Sequential(nn.Embedding(100, 32), Mean(), nn.Linear(32, 2))
+    nn.init.normal_(cast(nn.Embedding, model[0]).weight, std=3.0)
+    nn.init.normal_(cast(nn.Linear, model[2]).weight, std=0.02)
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
+    for _ in range(60):
+        optimiser.zero_grad()
+        F.cross_entropy(model(ids[:300]), y[:300]).backward()
+        optimiser.step()
+    return model, ids, y
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def test_a_head_that_took_the_other_sign_forgot_nothing_and_the_result_says_so() -> None:
+    """A small transformer under NoT did this: the numbers stay as they were, and the note was empty."""
+    model, ids, y = memorised()
+    sets: Any = {"data": (ids[:300], y[:300]), "forget": [0, 1, 2], "test": (ids[300:], y[300:])}
+    result = unfed.unlearn(model, **sets, method="not", epochs=50, lr=0.1)
+    before, after = params_of(model), params_of(result.model)
+    turned = [
+        float(F.cosine_similarity(before[n].flatten(), after[n].flatten(), dim=0)) for n in ("0.weight", "2.weight")
+    ]
+    assert turned[0] < -0.99 and turned[1] < -0.9, "the embedding was negated, and the head followed"
+    assert result.before["forget"] == result.after["forget"] == 100.0
+    assert result.forgetting is not None and (result.forgetting.kind, result.forgetting.by) == ("nothing", "sign")
+    assert result.verdict == (
+        "Nothing was forgotten: 2.weight took the opposite sign as well, which takes the negation back."
+        ' Try other layers=, or method="retrain".'
+    )
+    assert result.verdict in str(result) and result.verdict.partition(" Try")[0] in result.report()
+    again = unfed.unlearn(model, **sets, method="retrain", epochs=5)
+    assert again.verdict == "Retrain never saw these rows."
+    kept = unfed.unlearn(model, **sets, method="ft", epochs=1)
+    assert kept.verdict == "Whether it was forgotten cannot be decided: 3 rows are too few."
+
+
+def test_a_call_without_test_data_says_why_nothing_can_be_decided() -> None:
+    model, ids, y = memorised()
+    result = unfed.unlearn(model, data=(ids[:300], y[:300]), forget=[*range(60)], method="ft", epochs=1)
+    assert result.verdict == "Whether it was forgotten cannot be decided: no held-out data."
+
+
+def test_a_test_loss_that_multiplied_is_said_and_so_is_a_retain_that_was_ruined() -> None:
+    before = {"test": 90.0, "retain": 100.0, "test_loss": 0.3}
+    assert fell(before, {**before, "test_loss": 0.9}, "X") == (
+        "The test loss rose from 0.3 to 0.9: the model is surer of its errors; try fewer rounds."
+    )
+    assert fell(before, {**before, "test_loss": 0.5}, "X") == fell(before, {**before, "retain": 80.0}, "X") == ""
+    assert fell({**before, "test_loss": 0.01}, {**before, "test_loss": 0.05}, "X") == "", (
+        "a small loss that stays small"
+    )
+    assert fell(before, {**before, "retain": 1.0}, "X").startswith("Retain fell by 99.0 points")

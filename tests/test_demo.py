@@ -12,6 +12,7 @@ from unfed.cli.story import story
 from unfed.data import Request
 from unfed.measures import undo
 from unfed.model.perturb import PERTURBATIONS
+from unfed.report.verdicts import verdicts
 from unfed.runs.config import Config
 from unfed.runs.probe import scene_of
 from unfed.runs.requests import Entry, now
@@ -51,6 +52,14 @@ def test_not_removes_the_backdoor_and_keeps_the_model_good(lines: Any) -> None:
 def test_not_is_closer_to_retrain_than_fine_tuning(lines: Any) -> None:
     retrain, fine, negated = (last(lines, method) for method in ("retrain", "ft", "not"))
     assert abs(negated["forget"] - retrain["forget"]) < abs(fine["forget"] - retrain["forget"]) - 20
+
+
+def test_not_forgot_the_backdoor_and_fine_tuning_did_not(run: Run) -> None:
+    """Retrain never saw it, so it has no verdict; without it nothing else changes."""
+    assert verdicts(run.info(), {"id": run.config.request_ids()[0]}) == [
+        "FT: Not all was forgotten: the planted backdoor still works. Try --method retrain.",
+        "NoT: Forgotten, as far as 330 rows show: the planted backdoor works no more often than by chance.",
+    ]
 
 
 def test_the_leaver_is_asked_by_nobody(lines: Any) -> None:

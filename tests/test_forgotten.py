@@ -6,15 +6,19 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from unfed.measures.forgotten import (
     Advantage,
     Evidence,
+    Forgetting,
     Losses,
     advantage,
     backdoor_forgotten,
     class_forgotten,
+    did_it_forget,
     halves,
+    opposite_signs,
     rows_forgotten,
     rows_needed,
     share_rows_needed,
@@ -159,3 +163,99 @@ def test_bounds_are_one_sided() -> None:
     found = Advantage(0.1, 0.02, 500, 300)
     assert found.upper == pytest.approx(0.1 + 1.6448536 * 0.02) and found.sees and found.enough
     assert not Advantage(0.04, 0.02, 500, 300).sees and not Advantage(0.1, 0.02, 200, 300).enough
+
+
+# --- did it forget? -------------------------------------------------------------------------------------------------
+
+
+def scored(rows: int, shift: float, seed: int = 0) -> Losses:
+    """The same rows as another model fits them: their labels stay, their losses are drawn again."""
+    label = np.arange(rows) % 4
+    return Losses.of(np.exp(np.random.default_rng(seed).normal(size=rows) + label - shift), label)
+
+
+def answered(
+    before: Evidence, after: Evidence, whole_class: bool = False, opposite: tuple[str, ...] = ()
+) -> Forgetting:
+    return did_it_forget(before, after, 10, whole_class, opposite)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [(2.0, 0.0, "forgotten"), (2.0, 2.0, "nothing"), (2.0, 1.0, "remembers"), (0.0, 0.0, "unseen")],
+)
+def test_what_rows_gave_away_before_is_looked_for_after(before: float, after: float, kind: str) -> None:
+    found = answered(shown(scored(300, before), scored(500, 0, 1)), shown(scored(300, after, 2), scored(500, 0, 3)))
+    assert found.kind == kind and found.rows == 300 and found.by == "loss"
+
+
+def test_few_rows_decide_nothing() -> None:
+    held = scored(500, 0, 1)
+    found = answered(shown(scored(9, 3.0), held), shown(scored(9, 3.0), held))
+    assert found.sentence() == "Whether it was forgotten cannot be decided: 9 rows are too few."
+    assert answered(shown(scored(12, 0.3), held), shown(scored(12, 0.0, 2), held)).kind == "undecided", "within noise"
+
+
+def test_a_model_that_never_saw_the_rows_is_seldom_said_to_have_had_them() -> None:
+    """IID rows that θ* fits like unseen ones: a false "nothing was forgotten" in at most two of a hundred cases."""
+    kinds = [
+        answered(
+            shown(scored(100, 0, 4 * s), scored(300, 0, 4 * s + 1)),
+            shown(scored(100, 0, 4 * s + 2), scored(300, 0, 4 * s + 3)),
+        ).kind
+        for s in range(200)
+    ]
+    assert kinds.count("unseen") > 100 and sum(kind in ("nothing", "remembers") for kind in kinds) <= 4
+
+
+def test_rows_that_are_fitted_worse_than_unseen_ones_are_not_called_forgotten() -> None:
+    held = scored(500, 0, 1)
+    found = answered(shown(scored(300, 2.0), held), shown(scored(300, -2.0), held))
+    assert (found.kind, found.why) == ("undecided", "its rows are now fitted worse than unseen ones")
+
+
+def test_accuracy_speaks_where_losses_do_not() -> None:
+    """All forgotten rows are read right, of the unseen ones four in five; losses are alike."""
+    loss = scored(200, 0)
+    rows = [Losses(loss.loss, loss.label, flags(right, 200)) for right in (200, 160, 160)]
+    np.random.default_rng(0).shuffle(rows[1].right)  # type: ignore[arg-type]
+    kept = answered(shown(rows[0], rows[1]), shown(rows[0], rows[1]))
+    assert (kept.kind, kept.by) == ("nothing", "accuracy")
+    assert answered(shown(rows[0], rows[1]), shown(rows[1], rows[1])).kind == "forgotten"
+
+
+@pytest.mark.parametrize(("after", "kind"), [(5, "forgotten"), (69, "remembers"), (96, "nothing")])
+def test_a_backdoor_and_a_class_are_measured_against_chance(after: int, kind: str) -> None:
+    before, now = shown(WHY, WHY, flags(97, 100), flags(97, 100)), shown(WHY, WHY, flags(after, 100), flags(after, 100))
+    found = answered(before, now)
+    assert (found.kind, found.by) == (kind, "backdoor")
+    then, late = (Evidence(one.forget, one.held_out, one.right, WHY) for one in (before, now))
+    assert (answered(then, late, whole_class=True).kind, answered(then, late).kind) == (kind, "undecided")
+
+
+def test_a_layer_that_takes_the_opposite_sign_gives_the_old_function_back() -> None:
+    before = {"embed": torch.randn(9, 4), "head": torch.randn(3, 4), "bias": torch.ones(3)}
+    swapped = {"embed": -before["embed"], "head": -before["head"], "bias": -before["bias"]}
+    assert opposite_signs(before, swapped, ["embed"]) == ["head"], "a bias of three numbers may turn by chance"
+    assert opposite_signs(before, {**swapped, "head": before["head"]}, ["embed"]) == []
+    assert opposite_signs(before, {**swapped, "embed": before["embed"]}, ["embed"]) == [], "embed came back instead"
+    assert opposite_signs(before, swapped, []) == []
+    few = shown(scored(3, 0), scored(50, 0, 1))
+    found = answered(few, few, opposite=("head",))
+    assert found.kind == "nothing" and found.sentence("Try X.") == (
+        "Nothing was forgotten: head took the opposite sign as well, which takes the negation back. Try X."
+    )
+
+
+def test_what_retrain_shows_as_well_proves_nothing() -> None:
+    kept, some = Forgetting("nothing", "loss", 50), Forgetting("remembers", "loss", 50)
+    gone, sign = Forgetting("forgotten", "loss", 50), Forgetting("nothing", "sign", 3, "head")
+    assert kept.beside(None) == kept and kept.beside(gone) == kept and kept.beside(some) == kept
+    assert kept.beside(kept).kind == some.beside(some).kind == some.beside(kept).kind == "undecided"
+    assert gone.beside(kept) == gone and sign.beside(kept) == sign
+
+
+def test_an_answer_comes_back_from_a_file_and_a_damaged_one_is_none() -> None:
+    found = Forgetting("nothing", "sign", 3, "head")
+    assert Forgetting.of(vars(found)) == found
+    assert Forgetting.of(None) is Forgetting.of({"kind": "perhaps"}) is Forgetting.of("nothing") is None

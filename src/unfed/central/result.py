@@ -11,10 +11,11 @@ from torch import nn
 
 from unfed import storage
 from unfed.measures.columns import COLUMNS, GAP_METRICS
+from unfed.measures.forgotten import Forgetting
 from unfed.measures.metrics import average_gap, reading
 from unfed.measures.trajectory import Line
-from unfed.report.fall import fell
 from unfed.report.units import flops_text, seconds_text
+from unfed.report.verdicts import fell, forgetting
 from unfed.values import Value, is_measured, not_measured
 
 NO_RETRAIN = not_measured("no Retrain")
@@ -22,7 +23,7 @@ NO_RETRAIN = not_measured("no Retrain")
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """An unlearned model with the evidence. Printing it gives a table of five lines."""
+    """An unlearned model with the evidence. Printing it gives a table of five lines and the verdict."""
 
     model: nn.Module
     """The unlearned model, a new module; the one that was handed in is as it was."""
@@ -53,6 +54,21 @@ class Result:
         return page
 
     @property
+    def forgetting(self) -> Forgetting | None:
+        """Whether the model forgot: `kind` is forgotten, remembers, nothing, unseen or undecided."""
+        return (
+            forgetting(self.info, {"id": self.after["request"]}).get(self.after["method"], {}).get(self.after["seed"])
+        )
+
+    @property
+    def verdict(self) -> str:
+        """The same in one or two sentences, with the next step where something is left to forget."""
+        if (found := self.forgetting) is None:
+            return "Retrain never saw these rows."
+        other = "other layers=" if self.after["method"] == "not" else "more epochs="
+        return found.sentence(f'Try {other}, or method="retrain".')
+
+    @property
     def note(self) -> str:
         """The sentence on a model that lost much of what it knew; else nothing."""
         other = ', fewer layers=, or method="sealed"' if self.after["method"] == "not" else ", or fewer layers="
@@ -75,6 +91,7 @@ class Result:
                 f"{'after':<{width}}{_cells(self.after)}",
                 f"{'Retrain':<{width}}{retrain}",
                 f"gap: {gap} · {cost}",
+                self.verdict,
                 *([self.note] if self.note else []),
             ]
         )

@@ -23,17 +23,17 @@ from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumab
 from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError, members
 from unfed.measures import trajectory
-from unfed.methods import NoT, Retrain
+from unfed.methods import NoT
 from unfed.methods.sealed import Sealed
 from unfed.report import wording
-from unfed.report.words import again_words, gate_words, left_before
+from unfed.report.words import again_words, left_before
 from unfed.runs.affected import ending, lasting_method
 from unfed.runs.folder import Job
 from unfed.runs.in_force import in_force
 from unfed.runs.onlooker import logged, request_name
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.requests import now
-from unfed.runs.run import Run
+from unfed.runs.run import Outcome, Run
 from unfed.runs.turning_back import MINUS, inverse_by, inverse_of
 
 stdout = Console(highlight=False)
@@ -237,6 +237,7 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
     if as_json:
         told = {"request": request, "status": status, "last": last, "report": report and str(report)}
         entry = run.queue.find(request)
+        told |= {"forgetting": ((entry and entry.gate) or {}).get("forgetting")}
         typer.echo(json.dumps({**told, "lasting": lasting, "again": dict(entry.again) if entry else {}}))
     if as_json or quiet:
         return
@@ -278,21 +279,11 @@ def _tell_served(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> 
             f" {percent(last['validation'])} (before {percent(last['validation_before'])}),"
             f" forget {percent(trajectory.forget_of(last))}, test {percent(last['test'])}."
         )
-    if last["method"] not in (Retrain.name, "before"):
-        stdout.print(escape(_whether_out(run, request)), soft_wrap=True)
+    if entry and (verdict := Outcome(entry, "done").verdict):
+        stdout.print(escape(verdict), soft_wrap=True)
     for name, shows in _measured_again(run, request, lines):
         stdout.print(escape(f"Earlier request {name}: {shows}."), soft_wrap=True)
     stdout.print(escape(_now_in_force(run, request)), soft_wrap=True)
-
-
-def _whether_out(run: Run, request: str) -> str:
-    """What Forget does not say, and what the checks of the gate said instead."""
-    told = "Forget alone does not say whether it is out, for others may hold data like it."
-    entry = run.queue.find(request)
-    found = dict(gate_words({"gate": entry.gate})) if entry else {}
-    checks = {"forgotten": "check for forgetting", "backdoor": "check of the backdoor"}
-    said = [f"The {title}: {found[f'Gate, {name}']}." for name, title in checks.items() if f"Gate, {name}" in found]
-    return " ".join([told, *said])
 
 
 def _now_in_force(run: Run, request: str) -> str:

@@ -38,7 +38,7 @@ from unfed.errors import Refused, UnfedError
 from unfed.methods import METHODS
 from unfed.report import wording
 from unfed.report.best import star
-from unfed.report.fall import falls
+from unfed.report.verdicts import falls, verdicts
 from unfed.report.words import date_text
 from unfed.runs.config import Config, presets
 from unfed.runs.folder import RunFolder
@@ -195,7 +195,9 @@ def _work(
             words = wording.of(run.description)
             title = f"After the last {words.unit} (rule: last). {star(found)}."
             print_results(stdout, found, title, words=words)
-        for sentence in (*falls(found), *story(run), *ending):
+        info = run.info()
+        forgot = [said for request in run.config.request_ids() for said in verdicts(info, {"id": request})]
+        for sentence in (*forgot, *falls(found), *story(run), *ending):
             stdout.print(escape(sentence), soft_wrap=True)
         if not found and not run.config.request:
             stdout.print(escape(_nothing_asked(run)), soft_wrap=True)

@@ -181,7 +181,9 @@ class HeldOut:
     def losses(self, params: Params) -> Losses | str:
         """The losses on the test rows with their labels, or why there are none."""
         source, test = self._yardstick.held_out, self.scores(params)
-        return NOT_HELD_OUT if source is None or test is None else Losses.of(test.loss, source.labels.cpu()[self._rows])
+        if source is None or test is None:
+            return NOT_HELD_OUT
+        return Losses.of(test.loss, source.labels.cpu()[self._rows], test.correct)
 
     def stamped(self, params: Params) -> NDArray[np.bool_] | str:
         """For each stamped test image whether the backdoor works, if it is the leaver who planted it."""
@@ -259,7 +261,7 @@ class Evaluator:
         if not len(rows):
             return Evidence(GONE, GONE, GONE, stamped)
         seen, labels = self._score(params, rows), self._source.labels
-        own: Losses | str = Losses.of(seen.loss, labels[rows.to(labels.device)])
+        own: Losses | str = Losses.of(seen.loss, labels[rows.to(labels.device)], seen.correct)
         if self._planted(rows):
             own = PLANTED
         return Evidence(own, self._held_out.losses(params), seen.correct.cpu().numpy(), stamped)

@@ -21,8 +21,9 @@ many rows that a model at 0 would pass with 99 % (`rows_needed`). Else the answe
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -30,8 +31,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unfed import rng
-from unfed.errors import counted
-from unfed.values import Value, not_measured
+from unfed.errors import counted, listed, option
+from unfed.model.params import Params
+from unfed.values import PREFIX, Value, not_measured
 
 # Of standard normal draws so many percent lie below.
 Z99, Z95 = 2.3263478740408408, 1.6448536269514722
@@ -44,21 +46,29 @@ Column = Tensor | NDArray[np.float64] | NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Losses:
-    """One loss and one label per row."""
+    """One loss and one label per row, and where it is known whether the row is read right."""
 
     loss: Floats
     label: NDArray[np.int64]
+    right: NDArray[np.bool_] | None = None
 
     @staticmethod
-    def of(loss: Column, label: Column) -> Losses:
-        return Losses(_numpy(loss).astype(np.float64), _numpy(label).astype(np.int64))
+    def of(loss: Column, label: Column, right: Column | None = None) -> Losses:
+        read = None if right is None else _numpy(right).astype(np.bool_)
+        return Losses(_numpy(loss).astype(np.float64), _numpy(label).astype(np.int64), read)
 
     def __len__(self) -> int:
         return len(self.loss)
 
     def __getitem__(self, places: Column) -> Losses:
         chosen = _numpy(places)
-        return Losses(self.loss[chosen], self.label[chosen])
+        return Losses(self.loss[chosen], self.label[chosen], None if self.right is None else self.right[chosen])
+
+    @property
+    def errors(self) -> Losses:
+        """The same with 0 for a row that is read right, and 1 for any other."""
+        assert self.right is not None
+        return Losses((~self.right).astype(np.float64), self.label)
 
 
 @dataclass(frozen=True)
@@ -96,21 +106,36 @@ def advantage(forget: Losses, held_out: Losses, margin: float) -> Advantage:
 
     It comes with DeLong's standard error.
     """
-    shared = [y for y in np.unique(forget.label) if np.count_nonzero(held_out.label == y) >= 2]
-    counts = {int(y): int(np.count_nonzero(forget.label == y)) for y in shared}
-    n = sum(counts.values())
+    placed = _placements(forget, held_out)
+    n = sum(len(mine) for mine, _ in placed)
     if n < 2:
         return Advantage(math.nan, math.inf, n, None)
-    placements, variance, held = [], 0.0, {}
-    for y, n_y in counts.items():
+    mean, error = _mean_won(placed)
+    shares = {y: len(mine) / n for y, (mine, _) in enumerate(placed)}
+    held = {y: len(theirs) for y, (_, theirs) in enumerate(placed)}
+    return Advantage(2 * mean - 1, 2 * error, n, rows_needed(shares, held, margin))
+
+
+Placements = list[tuple[Floats, Floats]]
+"""For each label that both sets have: the pairs that each row of D_u wins, and that are won over each held-out row."""
+
+
+def _placements(forget: Losses, held_out: Losses) -> Placements:
+    shared = [y for y in np.unique(forget.label) if np.count_nonzero(held_out.label == y) >= 2]
+    placed = []
+    for y in shared:
         mine, theirs = forget.loss[forget.label == y], held_out.loss[held_out.label == y]
-        placements.append(_won(mine, theirs))
-        held[y] = len(theirs)
-        variance += (n_y / n) ** 2 * float(np.var(_won(-theirs, -mine), ddof=1)) / len(theirs)
-    won = np.concatenate(placements)
-    variance += float(np.var(won, ddof=1)) / n
-    shares = {y: n_y / n for y, n_y in counts.items()}
-    return Advantage(2 * float(won.mean()) - 1, 2 * math.sqrt(variance), n, rows_needed(shares, held, margin))
+        placed.append((_won(mine, theirs), _won(-theirs, -mine)))
+    return placed
+
+
+def _mean_won(placed: Placements) -> tuple[float, float]:
+    """The share of pairs that D_u wins, with DeLong's standard error."""
+    won, variance = np.concatenate([mine for mine, _ in placed]), 0.0
+    for mine, theirs in placed:
+        variance += (len(mine) / len(won)) ** 2 * float(np.var(theirs, ddof=1)) / len(theirs)
+    variance += float(np.var(won, ddof=1)) / len(won)
+    return float(won.mean()), math.sqrt(variance)
 
 
 def rows_needed(shares: dict[int, float], held_out: dict[int, int], margin: float) -> int | None:
@@ -269,3 +294,208 @@ def _unmeasured(what: str, bound: float, why: str, rows: int | None = None, befo
 
 def _numpy(values: Any) -> NDArray[Any]:
     return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+
+
+# --- did it forget? -------------------------------------------------------------------------------------------------
+
+FEWEST = 10
+"""With fewer rows than these nothing is decided."""
+VISIBLE = 0.2
+"""An advantage that the model before must be shown not to have, for "nothing to forget could be seen"."""
+OPPOSITE = -0.9
+"""A cosine below which a tensor has taken the opposite sign."""
+
+Kind = Literal["forgotten", "remembers", "nothing", "unseen", "undecided"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its standard error."""
+
+    value: float
+    error: float
+
+    @property
+    def low(self) -> float:
+        """The lower 99 % bound."""
+        return self.value - Z99 * self.error
+
+    @property
+    def high(self) -> float:
+        return self.value + Z99 * self.error
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What shows that a model was trained on some rows: the advantage, or a share above chance."""
+
+    before: Estimate
+    after: Estimate
+    lost: Estimate
+    """Before minus after, on the same rows."""
+    rows: int
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """The answer to "did it forget?".
+
+    It holds no measured number, so a purge need not touch it.
+
+    the signal before   after      lost
+    none                                             unseen: there was nothing to see
+    there               gone       significantly     forgotten
+    there               there      significantly     remembers
+    there               there      not               nothing
+    there               gone       not               undecided: too few rows
+    """
+
+    kind: Kind
+    by: str = ""
+    """What decided: loss, accuracy, class, backdoor or sign."""
+    rows: int | None = None
+    why: str = ""
+    """Why it is undecided, or which tensors took the opposite sign."""
+
+    def sentence(self, remedy: str = "") -> str:
+        """The answer in words; `remedy` is the next step where something is left to forget."""
+        gone, there = _SIGNS.get(self.by, _SIGNS["loss"])
+        if self.kind == "forgotten":
+            return f"Forgotten, as far as {counted(self.rows or 0, 'row')} show: {gone}."
+        if self.kind == "unseen":
+            return f"Nothing to forget could be seen: even the model before shows no trace in {self.rows} rows."
+        if self.kind == "undecided":
+            return f"Whether it was forgotten cannot be decided: {self.why}."
+        if self.by == "sign":
+            there = f"{self.why} took the opposite sign as well, which takes the negation back"
+        said = f"Nothing was forgotten: {there}" if self.kind == "nothing" else f"Not all was forgotten: {there}"
+        return f"{said}. {remedy}".rstrip()
+
+    def beside(self, retrain: Forgetting | None) -> Forgetting:
+        """The same where Retrain was checked too.
+
+        Retrain never saw the rows, so what it shows as well proves nothing.
+        """
+        worse = ("remembers", "nothing")
+        if retrain is None or self.by == "sign" or {self.kind, retrain.kind} - {*worse}:
+            return self
+        if worse.index(self.kind) > worse.index(retrain.kind):
+            return self
+        return Forgetting("undecided", self.by, self.rows, "Retrain, which never saw these rows, shows the same")
+
+    @staticmethod
+    def of(raw: object) -> Forgetting | None:
+        """What `vars` of one gave, as a file has it; None where there is none."""
+        if not isinstance(raw, dict) or raw.get("kind") not in get_args(Kind):
+            return None
+        rows = raw.get("rows") if isinstance(raw.get("rows"), int) else None
+        return Forgetting(raw["kind"], str(raw.get("by", "")), rows, str(raw.get("why", "")))
+
+
+_SIGNS = {
+    "loss": ("its rows are fitted like unseen ones", "its rows are still fitted better than unseen ones"),
+    "accuracy": ("its rows are read like unseen ones", "its rows are still read better than unseen ones"),
+    "class": ("the class is read right no more often than by chance", "the class is still read right"),
+    "backdoor": ("the planted backdoor works no more often than by chance", "the planted backdoor still works"),
+}
+
+
+def remedy(method: str) -> str:
+    """The next step after a method that did not forget."""
+    return f"Try {option('method', 'retrain')}{', or other layers' if method == 'not' else ''}."
+
+
+def did_it_forget(
+    before: Evidence, after: Evidence, classes: int, whole_class: bool, opposite: Sequence[str] = ()
+) -> Forgetting:
+    """Decide whether a model forgot, from what it shows of the request before and after.
+
+    Args:
+        before: What the model that went in shows.
+        after: What the new model shows, on the same rows.
+        classes: How many there are; chance is one in so many.
+        whole_class: Whether a class leaves. Else rows are compared with held-out rows of the same labels.
+        opposite: Tensors that took the opposite sign beside the negated ones (`opposite_signs`).
+    """
+    found = _decided(_signals(before, after, classes, whole_class))
+    if opposite and found.kind != "forgotten":
+        return Forgetting("nothing", "sign", found.rows, listed(opposite, "and"))
+    return found
+
+
+def _decided(signals: dict[str, Signal] | str) -> Forgetting:
+    if isinstance(signals, str):
+        return Forgetting("undecided", why=signals.removeprefix(PREFIX))
+    name, signal = max(signals.items(), key=lambda one: one[1].before.low)
+    few = Forgetting("undecided", name, signal.rows, _too_few(signal.rows))
+    seen = {name: one for name, one in signals.items() if one.before.low > 0}
+    if not seen:
+        return few if signal.before.high > VISIBLE else Forgetting("unseen", name, signal.rows)
+    there = {name: one for name, one in seen.items() if one.after.low > 0}
+    moved = any(one.lost.low > 0 and one.lost.value > one.before.value / 10 for one in seen.values())
+    if not there and any(one.after.high < 0 for name, one in seen.items() if name in ("loss", "accuracy")):
+        return Forgetting("undecided", name, signal.rows, "its rows are now fitted worse than unseen ones")
+    if not there:
+        return Forgetting("forgotten", name, signal.rows) if moved else few
+    name, signal = max(there.items(), key=lambda one: one[1].after.low)
+    much = any(one.lost.high > one.before.value / 2 for one in there.values())
+    return Forgetting("remembers" if moved or much else "nothing", name, signal.rows)
+
+
+def _signals(before: Evidence, after: Evidence, classes: int, whole_class: bool) -> dict[str, Signal] | str:
+    """Every signal that can be measured, or why none can."""
+    shares = [("backdoor", before.stamped, after.stamped)]
+    shares += [("class", before.right, after.right)] if whole_class else []
+    found: dict[str, Signal] = {}
+    for name, then, now in shares:
+        if not (isinstance(then, str) or isinstance(now, str)) and len(now) >= FEWEST:
+            was, is_now = _above_chance(then, 1 / classes), _above_chance(now, 1 / classes)
+            lost = Estimate(was.value - is_now.value, math.hypot(was.error, is_now.error))
+            found[name] = Signal(was, is_now, lost, len(now))
+    if found:
+        return found
+    if whole_class:
+        return after.right if isinstance(after.right, str) else _too_few(len(after.right))
+    sets: list[Losses] = []
+    for one in (before.forget, before.held_out, after.forget, after.held_out):
+        if isinstance(one, str):
+            return one
+        sets.append(one)
+    if (rows := sum(len(mine) for mine, _ in _placements(*sets[:2]))) < FEWEST:
+        return _too_few(rows)
+    found["loss"] = _paired(sets, rows)
+    if all(one.right is not None for one in sets):
+        found["accuracy"] = _paired([one.errors for one in sets], rows)
+    return found
+
+
+def _paired(sets: Sequence[Losses], rows: int) -> Signal:
+    """The advantage before and after, and what it lost on the same rows."""
+    placed = _placements(*sets[:2]), _placements(*sets[2:])
+    lost = [(a - c, b - d) for (a, b), (c, d) in zip(*placed, strict=True)]
+    (was, e), (now, f), (less, g) = map(_mean_won, (*placed, lost))
+    return Signal(Estimate(2 * was - 1, 2 * e), Estimate(2 * now - 1, 2 * f), Estimate(2 * less, 2 * g), rows)
+
+
+def _above_chance(right: NDArray[np.bool_], chance: float) -> Estimate:
+    return Estimate(float(right.mean()) - chance, float(right.std(ddof=1)) / math.sqrt(len(right)))
+
+
+def _too_few(rows: int) -> str:
+    return f"{counted(rows, 'row')} {'is' if rows == 1 else 'are'} too few"
+
+
+def opposite_signs(before: Params, after: Params, negated: Collection[str]) -> list[str]:
+    """Weights that took the opposite sign though only `negated` was negated.
+
+    Two linear layers that both change sign compute what they did: −W₂ · −W₁ = W₂ · W₁.
+    """
+    turned = {
+        name: float(torch.cosine_similarity(old.flatten().double(), after[name].flatten().double(), dim=0))
+        for name, old in before.items()
+        if old.is_floating_point() and old.ndim > 1
+    }
+    own = [turned[name] for name in negated if name in turned]
+    if not own or max(own) > OPPOSITE:
+        return []
+    return [name for name, cosine in turned.items() if name not in negated and cosine < OPPOSITE]

@@ -34,6 +34,7 @@ from unfed.report.rules import RULES, Row, named, rows, trajectories
 from unfed.report.tables import name_of
 from unfed.report.unfinished import unfinished
 from unfed.report.units import flops_text
+from unfed.report.verdicts import verdicts
 from unfed.report.wording import FEDERATED, Wording
 from unfed.report.words import (
     ENDED,
@@ -180,6 +181,7 @@ def request_view(
         "beside_retrain": "retrain" in methods and "retrain" not in numbers,
         "ranking": ranking.orders(shown, words),
         "ranked": ranking.words(shown, words),
+        "verdicts": verdicts(run, request),
         "shortcomings": ranking.shortcomings(shown),
         "curves": [
             {"title": figures.CURVES[m], "svg": None, "reason": _reason(shown, m)} if one is None else one.view()

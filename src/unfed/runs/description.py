@@ -46,6 +46,7 @@ def jobs(
                 "finished": numbers.get("finished"),
                 "needs": needs(job),
                 "beginning": numbers.get("diary", {}).get("beginning"),
+                "forgetting": numbers.get("diary", {}).get("forgetting"),
                 "file": str(file.relative_to(folder.path)),
                 "came_out": digests_at(file),
                 "purged": purged and {**purged, "model": numbers.get("bound", {}).get("model")},

@@ -14,7 +14,7 @@ force and its request stays owed; whoever puts it in force all the same (`--acce
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,10 +26,13 @@ from unfed.measures.camouflage import camouflage
 from unfed.measures.evaluator import Scorer
 from unfed.measures.forgotten import (
     Evidence,
+    Forgetting,
     Judgement,
     Verdict,
     backdoor_forgotten,
     class_forgotten,
+    did_it_forget,
+    opposite_signs,
     rows_forgotten,
 )
 from unfed.model.params import Params
@@ -91,6 +94,8 @@ class Decision:
     """Who put it in force though it did not pass, and when: by, at."""
     again: Mapping[str, Again] = field(default_factory=dict)
     """What the model that is to follow shows of every request before this one; it is shown, and decides nothing."""
+    forgetting: Forgetting | None = None
+    """Whether the model forgot; it is shown, and decides nothing."""
 
     @property
     def stopped_by(self) -> tuple[Check, ...]:
@@ -106,6 +111,7 @@ class Decision:
             "checks": [check.to_json() for check in self.checks],
             "passed": self.passed,
             "accepted": None if self.passed or self.accepted is None else dict(self.accepted),
+            "forgetting": None if self.forgetting is None else vars(self.forgetting),
         }
 
 
@@ -173,16 +179,22 @@ class Gate:
                     f" use {option('until', 'recovered')} or {option('until', 'N')}."
                 )
 
-    def decide(self, evaluator: Scorer, before: Params, after: Params) -> Decision:
-        """Look at the model in force and at the one that is to follow it."""
+    def decide(self, evaluator: Scorer, before: Params, after: Params, negated: Collection[str] = ()) -> Decision:
+        """Look at the model in force and at the one that is to follow it.
+
+        `negated`: the tensors that the method negated.
+        """
         drop = utility(evaluator.validation(before), evaluator.validation(after), self.rules.max_drop)
         checks = [Check.of("utility", drop, True)]
         asked = self.stops_at_forgotten
-        for name, found in self.judged(evaluator.evidence(before), evaluator.evidence(after)).items():
+        seen = evaluator.evidence(before), evaluator.evidence(after)
+        for name, found in self.judged(*seen).items():
             checks.append(Check.of(name, found, asked or name in self.rules.require))
         armed = camouflage(evaluator.reactions(before), evaluator.reactions(after), self.rules.max_rise)
         checks.append(Check.of("camouflage", armed, "camouflage" in self.rules.require))
-        return Decision(tuple(checks), again=evaluator.again(after))
+        opposite = opposite_signs(before, after, negated)
+        forgetting = did_it_forget(*seen, self.classes, bool(self.request.classes), opposite)
+        return Decision(tuple(checks), again=evaluator.again(after), forgetting=forgetting)
 
 
 def gate_of(world: World, config: Config, entry: Entry) -> Gate:

@@ -32,12 +32,13 @@ from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members
 from unfed.federation.state import usable
 from unfed.measures import trajectory
-from unfed.measures.forgotten import Evidence
+from unfed.measures.forgotten import Evidence, Forgetting, did_it_forget, opposite_signs
 from unfed.measures.trajectory import Line, job_of
 from unfed.methods import Method, Retrain, State
 from unfed.model import digest
 from unfed.model.params import Params, cast, tensor_bytes
 from unfed.runs.description import versions
+from unfed.runs.elsewhere import elsewhere
 from unfed.runs.ending import Ending
 from unfed.runs.folder import BEST, Job, RunFolder
 from unfed.runs.gate import Gate, is_forgotten, told
@@ -170,6 +171,8 @@ class JobRunner:
             self._late.then(partial(self.watch.goes_on, self.job, state.round, self.rounds, line))
             if outcome is None and self._save_due(state):
                 self._save(state, diary, None)
+        if self.requests and self.spec.gate is None and not elsewhere(self.folder.description()):
+            diary.forgetting = vars(self._forgetting(state, diary))
         self._save(state, diary, outcome)
         if outcome.startswith("not "):
             raise self.ending.missed(self.job.request, state, diary, outcome, self.before)
@@ -357,6 +360,15 @@ class JobRunner:
             return None
         found = gate.watched(self._known, self.evaluator.evidence(state.params))
         return {"verdict": is_forgotten(found), "said": told(found), "checks": {n: asdict(j) for n, j in found.items()}}
+
+    def _forgetting(self, state: State, diary: JobNotes) -> Forgetting:
+        """Whether the model that is left forgot what the one that went in knew."""
+        before, after = self.spec.params, self._best_params or state.params
+        changes = (diary.beginning or {}).get("changes") or {}
+        negated = [name for name, how in changes.items() if how.startswith("negated")]
+        seen = self.evaluator.evidence(before), self.evaluator.evidence(after)
+        opposite = opposite_signs(before, after, negated)
+        return did_it_forget(*seen, self.world.classes, bool(self.requests[-1].classes), opposite)
 
     def _save(self, state: State, diary: JobNotes, outcome: str | None) -> None:
         self._late.settle()

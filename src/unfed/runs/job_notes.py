@@ -39,6 +39,8 @@ class JobNotes:
     """Which of the goals that it works for were not reached when it was last evaluated."""
     watched: str = ""
     """What was seen of forgetting then, in words, where that is a goal."""
+    forgetting: dict[str, Any] | None = None
+    """Whether the last model of a comparison, or of a call of `unlearn`, forgot."""
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "ledger": self.ledger.to_json(), "asked": {str(r): c for r, c in self.asked.items()}}
@@ -57,6 +59,7 @@ class JobNotes:
             raw.get("attempt", 0),
             raw.get("missing"),
             raw.get("watched", ""),
+            raw.get("forgetting"),
         )
 
 

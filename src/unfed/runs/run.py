@@ -27,6 +27,7 @@ from unfed.data import Request
 from unfed.errors import Refused, UnfedError, UnfedWarning, listed, option
 from unfed.federation.history import Recorder
 from unfed.measures import trajectory
+from unfed.measures.forgotten import Forgetting, remedy
 from unfed.methods import Retrain, State
 from unfed.model.params import Params, cast, check_like
 from unfed.runs import consistency, deny, description, lineage, onlooker, probe, purge
@@ -57,6 +58,12 @@ class Outcome:
     entry: Entry
     status: str
     """`done`, `already done`, `withdrawn`, or `queued`: another process is at work and will take it up."""
+
+    @property
+    def verdict(self) -> str:
+        """Whether the new model forgot, in one or two sentences; empty where there is none."""
+        found = Forgetting.of((self.entry.gate or {}).get("forgetting"))
+        return "" if found is None or self.entry.method == Retrain.name else found.sentence(remedy(self.entry.method))
 
 
 Builder = Callable[[RunFolder, Config, int], World]

@@ -45,6 +45,7 @@ from unfed.runs.refusals import reason_of
 from unfed.runs.request_options import RequestOptions, Until
 from unfed.runs.requests import Entry, date_of, in_force, next_number, next_place, now, turn
 from unfed.runs.together import Batch, Handed, may_share, refuse_if_alone, reserved, taken_up
+from unfed.runs.turning_back import negated_by
 from unfed.runs.worker import Worker
 
 # What befalls the machine, not a request: a device that is gone does not come back for the next request either.
@@ -323,8 +324,9 @@ class Queue:
         Where it says no, and nobody accepts that, it is the refusal.
         """
         run, config = self._run, entry.how.on(self._run.config, entry.method)
-        world = run.world(entry.seed)
-        decision = gate_of(world, config, entry).decide(world.evaluator(self._scope(batch, entry)), before, after)
+        world, job = run.world(entry.seed), Job(entry.seed, entry.request.id, entry.method)
+        evaluator = world.evaluator(self._scope(batch, entry))
+        decision = gate_of(world, config, entry).decide(evaluator, before, after, negated_by(self._folder, job))
         try:
             return passed(decision, entry.request.id, entry.how.accept)
         except NotPassed as refusal:
