@@ -266,6 +266,24 @@ def test_a_docstrings_first_line_is_a_sentence_of_less_than_100_characters() -> 
     ] == []
 
 
+def tracked(root: Path, folder: str) -> list[Path]:
+    """The files of a folder that git knows; all of them where there is no repository."""
+    found = subprocess.run(["git", "ls-files", "-z", folder], cwd=root, capture_output=True, text=True, check=False)
+    if found.returncode:
+        return sorted(path for path in (root / folder).rglob("*") if path.is_file())
+    return [path for name in found.stdout.split("\0") if name and (path := root / name).exists()]
+
+
+def test_a_new_record_of_make_bench_is_no_record_until_it_is_added(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    for name in ("kept.txt", "new.txt"):
+        (tmp_path / "records" / name).touch()
+    assert [path.name for path in tracked(tmp_path, "records")] == ["kept.txt", "new.txt"], "no repository"
+    for words in (("init", "-q"), ("add", "records/kept.txt")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    assert [path.name for path in tracked(tmp_path, "records")] == ["kept.txt"]
+
+
 def test_every_record_is_cited_by_some_page() -> None:
     """By its name, by a pattern, or as `…-rest-of-its-name` beside another; a record that no page needs is deleted."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
@@ -273,12 +291,12 @@ def test_every_record_is_cited_by_some_page() -> None:
     cited = {
         "*" + name.removeprefix("…") for name in re.findall(r"(?:records/|…)([\w*.…-]+\.(?:jsonl|json|txt|md))\b", said)
     }
-    records = sorted(path.name for path in (ROOT / "benchmarks" / "records").iterdir())
+    records = sorted(path.name for path in tracked(ROOT, "benchmarks/records"))
     assert [name for name in records if not any(fnmatch(name, pattern) for pattern in cited)] == []
 
 
 def test_no_record_names_a_folder_of_the_machine_it_was_made_on() -> None:
-    kept = [*(ROOT / "benchmarks" / "records").iterdir(), *(ROOT / "results").rglob("*.json")]
+    kept = [*tracked(ROOT, "benchmarks/records"), *(ROOT / "results").rglob("*.json")]
     told = {
         path.name: re.findall(r"(?<![\w.])/(?:root|home|tmp|work)/[^\s\"]+", path.read_text("utf-8")) for path in kept
     }
