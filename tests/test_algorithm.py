@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracles import hand
+from oracles import world
 from unfed.client.plan import Measure
 from unfed.engines.base import Block, Context
 from unfed.engines.observed import Observer
@@ -28,13 +28,13 @@ from unfed.runs.run import Run
 
 
 def test_the_model_is_changed_once_and_then_averaged_in_rounds_over_those_who_stay() -> None:
-    who = hand.gone("b")
-    theta = hand.fresh(3)
-    server, method = hand.serve(who, theta), NoT(layers=("body",))
+    who = world.gone("b")
+    theta = world.fresh(3)
+    server, method = world.serve(who, theta), NoT(layers=("body",))
     begun, first, second = islice(algorithm.unlearn(server, method), 3)
     negated = {name: -t if name == "body.weight" else t for name, t in theta.items()}
     assert same(begun.params, negated) and begun.round == 0
-    again = hand.serve(who, theta)
+    again = world.serve(who, theta)
     assert same(first.params, again.fedavg(negated, again.plan(1), again.retained))
     assert same(second.params, again.fedavg(first.params, again.plan(2), again.retained))
 
@@ -44,8 +44,8 @@ def test_from_a_state_that_was_kept_it_goes_on_and_begins_nothing() -> None:
         def begin(self, server: Server) -> State:
             raise AssertionError("begun twice")
 
-    who = hand.gone("b")
-    server = hand.serve(who, hand.fresh(3))
+    who = world.gone("b")
+    server = world.serve(who, world.fresh(3))
     (next_one,) = islice(algorithm.unlearn(server, Once(), State(server.params, round=4)), 1)
     assert next_one.round == 5
     assert list(islice(algorithm.unlearn(server, Once(), State(server.params, done=True)), 1)) == []

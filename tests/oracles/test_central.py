@@ -1,32 +1,41 @@
-"""One step of every centralised method by hand, inside a federation: owners of 4 of 10, 12 of 30 and none of 15 rows.
-
-The rules are those of one place that holds all data; with three clients the weights show as well. `hand.py` has both.
-"""
+"""Every centralised method against its plain twin: owners of 4 of 10, 12 of 30 and none of 15 rows, several batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal, cast
 
 import pytest
 import torch
-from torch import Tensor
 
-from oracles import hand
-from oracles.hand import SIZES, agree, clients, cross_entropy, differ, fedavg, fresh, mean, rows, serve, stepped
-from unfed import rng
+from oracles import central as twins
+from oracles.plain import Model, descend, model_of, net_of, steps
+from oracles.world import (
+    DECAY,
+    EPOCHS,
+    LR,
+    after,
+    agree,
+    clients,
+    differ,
+    floats,
+    fresh,
+    plainly,
+    same_way,
+    serve,
+    template,
+)
 from unfed.client.batch import positions_of
 from unfed.client.plan import Phase, term
 from unfed.data.scope import ClientData
-from unfed.federation.protocol import Server
-from unfed.federation.state import State
+from unfed.federation.schedule import Schedule
 from unfed.methods import BadTeacher, FineTune, GradientAscent, L1Sparse, NoT, RandL, SalUn, SelectiveSynapticDampening
 from unfed.methods.base import Method
 from unfed.model.flops import forward_flops
-from unfed.model.params import Params, load_into
 
 THETA = fresh(1)
+PLAIN = floats(THETA)
 MARKS = {"a": range(4), "b": range(12)}
 
 
@@ -34,22 +43,56 @@ def marked() -> dict[str, ClientData]:
     return clients(**MARKS)
 
 
-def after(method: Method, server: Server, rounds: int) -> State:
-    state = method.begin(server)
-    while state.round < rounds and not state.done:
-        state = method.round(server, state)
-    return state
+# --- one place --------------------------------------------------------------------------------------------------------
 
 
-def minus(loss: hand.Loss) -> hand.Loss:
-    return lambda net: -loss(net)
+def test_in_one_place_the_optimiser_goes_on_from_epoch_to_epoch() -> None:
+    who = {"b": marked()["b"]}
+    server = serve(who, THETA, keep=True, wired=False)
+    seen = same_way(FineTune(), server, twins.one_place(plainly(who), PLAIN), 3)
+    assert differ(seen[-1], after(FineTune(), serve(who, THETA), 3).params)
+    turned = PLAIN | {"conv.weight": -PLAIN["conv.weight"]}
+    same_way(NoT(), serve(who, THETA, keep=True, wired=False), twins.one_place(plainly(who), turned), 2)
 
 
-def gradient(params: Params, loss: Callable[..., Any]) -> Params:
-    """∇ loss at params."""
-    module = hand.module_of(params)
-    loss(module).backward()
-    return {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+def test_ga_in_one_place_descends_without_the_momentum_of_the_climb() -> None:
+    who = {"b": marked()["b"]}
+    server = serve(who, THETA, keep=True, wired=False)
+    same_way(GradientAscent(), server, twins.one_place(plainly(who), PLAIN, climbing=1), 3)
+
+
+def scheduled(kind: str, rounds: int) -> Iterator[float]:
+    """The rates of some rounds, by PyTorch's own schedulers."""
+    rule = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR)
+    schedulers: Any = torch.optim.lr_scheduler
+    schedule: Any = {
+        "cosine": lambda: schedulers.CosineAnnealingLR(rule, rounds, eta_min=0.01),
+        "step": lambda: schedulers.StepLR(rule, 2, gamma=0.3),
+        "warm": lambda: schedulers.SequentialLR(
+            rule,
+            [schedulers.LinearLR(rule, 1 / 2, 1.0, 1), schedulers.CosineAnnealingLR(rule, rounds - 2, eta_min=0.01)],
+            milestones=[2],
+        ),
+    }[kind]()
+    for _ in range(rounds):
+        yield rule.param_groups[0]["lr"]
+        rule.step()
+        schedule.step()
+
+
+SCHEDULES = {
+    "cosine": Schedule("cosine", minimum=0.01),
+    "step": Schedule("step", every=2, factor=0.3),
+    "warm": Schedule("cosine", minimum=0.01, warmup=2),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_the_rate_of_a_round_is_that_of_pytorchs_scheduler(kind: str) -> None:
+    who, rates = {"b": marked()["b"]}, list(scheduled(kind, 5))
+    assert [SCHEDULES[kind].rate(LR, r, 5) for r in range(1, 6)] == pytest.approx(rates)
+    server = serve(who, THETA, keep=True, wired=False, rounds=5, schedule=SCHEDULES[kind])
+    same_way(FineTune(), server, twins.one_place(plainly(who), PLAIN, lambda r: rates[r - 1]), 4)
 
 
 # --- what is asked of each --------------------------------------------------------------------------------------------
@@ -58,96 +101,30 @@ def gradient(params: Params, loss: Callable[..., Any]) -> Params:
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_ga_climbs_where_the_forgotten_rows_are_then_descends_on_the_others(epochs: int) -> None:
     """Owners weigh by what they climb on: 4 and 12 rows."""
-    who, method = marked(), GradientAscent(epochs=epochs)
-    expected = THETA
-    for _ in range(epochs):
-        losses = {k: cross_entropy(*rows(who[k], "forget")) for k in "ab"}
-        up = {k: stepped(expected, minus(loss)) for k, loss in losses.items()}
-        expected = mean(up, {"a": 4, "b": 12})
-    server = serve(who, THETA, lr=hand.LR)
-    agree(after(method, server, epochs).params, expected)
-    agree(after(method, server, epochs + 1).params, fedavg(expected, who))
-
-
-def test_ga_in_one_place_descends_without_the_momentum_of_the_climb() -> None:
-    who = {"a": marked()["a"]}
-    up = cross_entropy(*rows(who["a"], "forget"))
-    top = stepped(THETA, lambda net: -up(net))
-    expected = stepped(top, cross_entropy(*rows(who["a"])))
-    agree(after(GradientAscent(), serve(who, THETA, keep=True, wired=False), 2).params, expected)
-
-
-def test_in_one_place_the_optimiser_goes_on_from_epoch_to_epoch() -> None:
-    who = {"a": marked()["a"]}
-    expected = stepped(THETA, cross_entropy(*rows(who["a"])), times=6)
-    server = serve(who, THETA, keep=True, wired=False)
-    agree(after(FineTune(), server, 3).params, expected)
-    assert differ(expected, after(FineTune(), serve(who, THETA), 3).params)
-    turned = THETA | {"body.weight": -THETA["body.weight"]}
-    agree(after(NoT(), server, 2).params, stepped(turned, cross_entropy(*rows(who["a"])), times=4))
+    server = serve(marked(), THETA)
+    same_way(GradientAscent(epochs=epochs), server, twins.ga(plainly(marked()), PLAIN, epochs), epochs + 1)
 
 
 def test_l1_sparse_adds_a_penalty_that_falls_to_nothing() -> None:
-    who, method = clients(a=range(10)), L1Sparse(alpha=0.08, epochs=2)
-    expected = THETA
-    for alpha in (0.08, 0.04, 0.0):
-        models = {}
-        for k in "bc":
-            ce = cross_entropy(*rows(who[k]))
-
-            def loss(net: Any, ce: Callable[..., Any] = ce, alpha: float = alpha) -> Tensor:
-                return cast(Tensor, ce(net) + alpha * sum(p.abs().sum() for p in net.parameters()))
-
-            models[k] = stepped(expected, loss)
-        expected = mean(models, SIZES)
-    agree(after(method, serve(who, THETA), 3).params, expected)
+    who = clients(a=range(10))
+    method = L1Sparse(alpha=0.08, epochs=2)
+    same_way(method, serve(who, THETA), twins.l1_sparse(plainly(who), PLAIN, 0.08, 2), 3)
 
 
 @pytest.mark.parametrize("reduction", ["batchmean", "mean"])
 def test_badt_is_taught_by_the_bad_teacher_on_the_forgotten_rows_and_by_the_old_model_elsewhere(
     reduction: Literal["batchmean", "mean"],
 ) -> None:
-    who, method = marked(), BadTeacher(temperature=2.0, reduction=reduction)
-    server = serve(who, THETA)
-    bad = method.begin(server).tensors["bad"]
-    assert differ(bad, THETA)
-    expected = THETA
-    for _ in range(2):
-        models = {}
-        for k, client in who.items():
-            x, _ = rows(client, "all")
-            good, wrong = (hand.module_of(teacher)(x).detach() for teacher in (THETA, bad))
-            taught = torch.where(client.forget[client.view("all")][:, None], wrong, good)
-            share = 3 if reduction == "mean" else 1
-
-            def loss(net: hand.Tiny, t: Tensor = taught, x: Tensor = x, s: int = share) -> Tensor:
-                return hand.kl(t / 2.0, net(x) / 2.0) / s
-
-            models[k] = stepped(expected, loss)
-        expected = mean(models, SIZES)
-    agree(after(method, server, 2).params, expected)
+    method = BadTeacher(temperature=2.0, reduction=reduction)
+    same_way(method, serve(marked(), THETA), twins.badt(plainly(marked()), PLAIN, 2.0, reduction), 2)
 
 
-def test_badt_on_a_share_of_the_retained_rows_is_taught_the_same_ones_in_every_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Every order drawn is made the first rows first, so that the hand knows them: of six retained rows two."""
-    monkeypatch.setattr(rng, "order", lambda key, n: torch.arange(n))
-    client, method = marked()["a"], BadTeacher(retain_frac=0.4)
-    server = serve({"a": client}, THETA)
-    x, _ = rows(client, "all")
-    x = x[:6]  # four that are marked, and two of the other six
-    bad = method.begin(server).tensors["bad"]
-    good, wrong = (hand.module_of(teacher)(x).detach() for teacher in (THETA, bad))
-    taught = torch.cat([wrong[:4], good[4:]])
-    expected = THETA
-    for _ in range(2):
-        expected = stepped(expected, lambda net: hand.kl(taught, net(x)))
-    done = after(method, server, 2)
-    agree(done.params, expected)
-    assert server.ledger.flops == forward_flops(hand.template()) * (3 + 2) * 2 * hand.EPOCHS * 6, (
-        "and two teachers look on"
-    )
+def test_badt_on_a_share_of_the_retained_rows_is_taught_the_same_ones_in_every_round() -> None:
+    """Of 6, 18 and 15 retained rows 2, 7 and 6, drawn for each client; they and the forgotten ones are its weight."""
+    server = serve(marked(), THETA)
+    same_way(BadTeacher(retain_frac=0.4), server, twins.badt(plainly(marked()), PLAIN, share=0.4), 2)
+    taught = 4 + 2 + 12 + 7 + 6
+    assert server.ledger.flops == forward_flops(template()) * (3 + 2) * 2 * EPOCHS * taught, "and two teachers look on"
 
 
 def test_a_share_of_the_retained_rows_is_a_draw_of_the_seed_and_every_forgotten_row_stays() -> None:
@@ -159,91 +136,47 @@ def test_a_share_of_the_retained_rows_is_a_draw_of_the_seed_and_every_forgotten_
 
 
 def test_badt_can_take_adam() -> None:
-    who, method = {"a": marked()["a"]}, BadTeacher(optimiser="adam")
-    server = serve(who, THETA, epochs=3, lr=0.01)
-    x, _ = rows(who["a"], "all")
-    bad = method.begin(server).tensors["bad"]
-    good, wrong = (hand.module_of(teacher)(x).detach() for teacher in (THETA, bad))
-    taught = torch.where(who["a"].forget[:, None], wrong, good)
-    numbers: dict[str, Any] = {"lr": 0.01, "weight_decay": hand.DECAY, "betas": (0.9, 0.999)}
-    expected = stepped(THETA, lambda net: hand.kl(taught, net(x)), times=3, make=torch.optim.Adam, **numbers)
-    agree(after(method, server, 1).params, expected, 1e-9)
+    server = serve(marked(), THETA, lr=0.01)
+    same_way(BadTeacher(optimiser="adam"), server, twins.badt(plainly(marked(), lr=0.01), PLAIN, adam=True), 1, 1e-9)
 
 
-def test_randl_teaches_the_drawn_labels_and_then_the_true_ones_with_one_optimiser(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Every label drawn is made a 2, so that the hand knows it."""
-    monkeypatch.setattr(rng, "below", lambda words, classes: torch.full_like(words, 2))
-    who = marked()
-    models = {}
-    for k, client in who.items():
-        x, _ = rows(client, "forget")
-        wrong = [cross_entropy(x, torch.full((len(x),), 2))] if len(x) else []
-        models[k] = stepped(THETA, *wrong, cross_entropy(*rows(client)))
-    agree(after(RandL(), serve(who, THETA), 1).params, mean(models, SIZES))
+def test_randl_teaches_the_drawn_labels_and_then_the_true_ones_with_one_optimiser() -> None:
+    same_way(RandL(), serve(marked(), THETA), twins.randl(plainly(marked()), PLAIN), 2)
 
 
-def test_randl_that_excludes_the_true_label_counts_on_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draw of 1 among the two wrong labels of three is the label two further on."""
-    monkeypatch.setattr(rng, "below", lambda words, classes: torch.full_like(words, classes - 1))
-    who = {"a": marked()["a"]}
-    x, y = rows(who["a"], "forget")
-    expected = stepped(THETA, cross_entropy(x, (y + 2) % 3), cross_entropy(*rows(who["a"])))
-    agree(after(RandL(exclude_true=True), serve(who, THETA), 1).params, expected)
+def test_randl_that_excludes_the_true_label_counts_on_from_it() -> None:
+    method = RandL(exclude_true=True)
+    same_way(method, serve(marked(), THETA), twins.randl(plainly(marked()), PLAIN, exclude_true=True), 2)
 
 
-def importance(who: dict[str, ClientData], view: str) -> Params:
-    """Σ over clients and batches of five rows of (∇ mean CE)², divided by the number of batches."""
-    total, batches = {n: torch.zeros_like(t) for n, t in THETA.items()}, 0
-    for client in who.values():
-        x, y = rows(client, view)
-        for begin in range(0, len(x), 5):
-            squared = {
-                n: g.square()
-                for n, g in gradient(THETA, cross_entropy(x[begin : begin + 5], y[begin : begin + 5])).items()
-            }
-            total, batches = {n: total[n] + squared[n] for n in total}, batches + 1
-    return {n: t / batches for n, t in total.items()}
+def test_once_drawn_labels_do_not_depend_on_the_round() -> None:
+    """With `relabel = "once"` a row is taught one label in all rounds, otherwise one of each pass."""
+    once = twins.randl(plainly(marked()), PLAIN, once=True)
+    seen = same_way(RandL(relabel="once"), serve(marked(), THETA), once, 2)
+    anew = twins.after_rounds(twins.randl(plainly(marked()), PLAIN), 2)
+    assert differ(seen[-1], anew)
 
 
 def test_ssd_shrinks_what_matters_more_to_the_forgotten_rows_than_to_all() -> None:
-    who = clients(a=range(5), b=range(10))  # whole batches of five everywhere
-    forget, whole = importance(who, "forget"), importance(who, "all")
-    expected, chosen = {}, 0
-    for name, weight in THETA.items():
-        more = forget[name] > 1.2 * whole[name]
-        shrink = torch.minimum(0.7 * whole[name] / forget[name], torch.tensor(1.0).double())
-        expected[name], chosen = torch.where(more, weight * shrink, weight), chosen + int(more.sum())
-    assert 5 < chosen < 38
-    state = SelectiveSynapticDampening(alpha=1.2, lam=0.7).begin(serve(who, THETA, batch=5))
+    """Two leavers; a weight that matters to no row, as of a layer that no output asks for, stays as it is."""
+    who = clients(a=range(10), b=range(12), c=range(15))
+    expected, chosen = twins.ssd(plainly(who), PLAIN, 1.1, 0.7)
+    assert 5 < chosen < 100
+    state = SelectiveSynapticDampening(alpha=1.1, lam=0.7).begin(serve(who, THETA))
     assert state.done
     agree(state.params, expected)
+    agree(
+        {n: t for n, t in state.params.items() if "unused" in n}, {n: t for n, t in PLAIN.items() if "unused" in n}, 0
+    )
 
 
 @pytest.mark.parametrize(("ratio", "meaning"), [(0.3, "updated"), (0.7, "frozen")])
-def test_salun_lets_only_the_most_salient_weights_move(
-    monkeypatch: pytest.MonkeyPatch, ratio: float, meaning: Literal["updated", "frozen"]
-) -> None:
-    """|Σ of the owners' gradients over the forgotten rows|, the largest three tenths of all 43 weights together."""
-    monkeypatch.setattr(rng, "below", lambda words, classes: torch.full_like(words, 2))
-    who, method = marked(), SalUn(ratio=ratio, mask_meaning=meaning)
-    grads = [gradient(THETA, cross_entropy(*rows(who[k], "forget"))) for k in "ab"]
-    sums = {n: (grads[0][n] + grads[1][n]).abs() for n in THETA}
-    flat = torch.cat([t.flatten() for t in sums.values()])
-    least = flat.sort(descending=True).values[int(0.3 * len(flat)) - 1]
-    free = {n: t >= least for n, t in sums.items()}
-    assert sum(int(t.sum()) for t in free.values()) == 12
-
-    def home(module: Any, number: int) -> None:
-        load_into(module, {n: torch.where(free[n], p.detach(), THETA[n]) for n, p in module.named_parameters()})
-
-    models = {}
-    for k, client in who.items():
-        x, _ = rows(client, "forget")
-        wrong = [cross_entropy(x, torch.full((len(x),), 2))] if len(x) else []
-        models[k] = stepped(THETA, *wrong, cross_entropy(*rows(client)), after=home)
-    agree(after(method, serve(who, THETA), 1).params, mean(models, SIZES))
+def test_salun_lets_only_the_most_salient_weights_move(ratio: float, meaning: Literal["updated", "frozen"]) -> None:
+    """|Σ of gradients over the forgotten rows|, the largest three tenths of all weights together."""
+    free = twins.salient(plainly(marked()), PLAIN, 0.3)
+    assert sum(int(t.sum()) for t in free.values()) == int(0.3 * sum(t.numel() for t in free.values()))
+    method = SalUn(ratio=ratio, mask_meaning=meaning)
+    same_way(method, serve(marked(), THETA), twins.salun(plainly(marked()), PLAIN, 0.3), 2)
 
 
 @pytest.mark.parametrize(("method", "kept"), [(FineTune(), 2), (L1Sparse(), 2), (BadTeacher(), 0), (SalUn(), 0)])
@@ -256,13 +189,22 @@ def test_only_rounds_that_their_plan_can_repeat_are_recorded(method: Method, kep
     assert len(past) == kept
 
 
-def test_once_drawn_labels_do_not_depend_on_the_round() -> None:
-    """With `relabel = "once"` two rounds teach the same labels; drawn anew they differ."""
-    who = {"b": replace(marked()["b"])}
-    method = RandL(relabel="once")
-    seen = []
-    for one in (method, RandL()):
-        server = serve(who, THETA)
-        states = [one.round(server, State(THETA, round=r)).params for r in (0, 5)]
-        seen.append(differ(*states))
-    assert seen == [False, True]
+# --- the optimisers ---------------------------------------------------------------------------------------------------
+
+
+def trained_by(make: Any, **numbers: Any) -> Model:
+    """Client b's model after its local epochs with another of PyTorch's optimisers."""
+    fed = plainly({"b": clients()["b"]})
+    net = net_of(PLAIN)
+    descend(net, make(net.parameters(), **numbers), steps(fed, "b", "retain", 1))
+    return model_of(net)
+
+
+@pytest.mark.parametrize(("rule", "make"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_adam_adds_the_decay_to_the_gradient_and_adamw_takes_it_off_the_weight(
+    rule: str, make: type[torch.optim.Optimizer]
+) -> None:
+    server = serve({"b": clients()["b"]}, THETA, rule=rule, lr=0.05)
+    expected = trained_by(make, lr=0.05, weight_decay=DECAY)
+    agree(after(FineTune(), server, 1).params, expected)
+    assert differ(expected, trained_by(make, lr=0.05, weight_decay=0.0))

@@ -129,6 +129,8 @@ def advance(
     for rule in phase.after:
         if number % int(rule.get("every", 1)) == 0:
             weights = AFTER[_known(rule, AFTER, "after-step map")](weights, models, rule)
+            if rule.get("order", "") == "repo_call":  # the donor is the base, and its statistics stay
+                state = {name: models.tensors(str(rule["donor"]))[name] for name in state}
     after = carry | {"params": weights, "state": state, "optimiser": optimiser, "loss": value}
     return after if phase.stop is None else halt(phase.stop, carry, after, models)
 
