@@ -43,6 +43,7 @@ class InProcessGrid(Grid):
         self.app = app
         self.nodes: dict[int, dict[str, Any]] = {first + i: dict(c) for i, c in enumerate(configs)}
         self.names: dict[int, str] = {}
+        self.keys: dict[int, bytes] = {}
         self.lives: dict[int, float] = {}
         self.since: dict[int, str] = {}
         self.contexts: dict[int, Context] = {}
@@ -70,6 +71,7 @@ class InProcessGrid(Grid):
             NodeInfo(
                 node_id=node,
                 name=self.names.get(node, ""),
+                public_key=self.keys.get(node, b""),
                 online_until=self.lives.get(node, 0.0),
                 last_activated_at=self.since.get(node, ""),
             )

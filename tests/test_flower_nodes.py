@@ -26,6 +26,7 @@ from unfed.flower.server import run as serve
 from unfed.methods import FineTune, Retrain
 from unfed.remote.options import Options
 from unfed.remote.world import nodes_of
+from unfed.runs.deny import on_list
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from worlds import assert_same
@@ -158,6 +159,51 @@ def test_a_forgotten_client_that_joins_again_is_not_asked(name: str, tmp_path: P
     again = serve(grid, values(tmp_path / "run", mode="unlearn", methods="ft", forget_clients="1"))
     assert not grid.asked(7, "train", "evaluate"), "nor by a later request"
     assert again.lines()[-1]["asked"] == {"2": ["2", "3"]}
+
+
+def under_its_key(config: dict[str, Any]) -> Change:
+    """A node that proves to hold the key of client 0, under another id and config."""
+
+    def change(grid: Changing) -> None:
+        grid.nodes[7], grid.keys[7] = config, b"the key of client 0"
+
+    return change
+
+
+BACK: dict[str, tuple[dict[str, Any], str, Change]] = {
+    "another name, the same partition": (node(0), "0", joins(0, 7, client="north")),
+    "another name of its own": (node(0, client="south"), "south", joins(0, 7, client="north")),
+    "its partition alone": (node(0, client="south"), "south", joins(0, 7)),
+    "another registered name": (node(0, client="south"), "south", joins(0, 7, "north")),
+    "its key": (node(0), "0", under_its_key({**node(2), "client": "north"})),
+    "the name of one who stays": (node(0), "0", joins(0, 7, client="3")),
+}
+
+
+@pytest.mark.parametrize("how", list(BACK))
+def test_a_leaver_that_comes_back_under_another_name_is_not_trained_on_in_the_same_run(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    leaver, name, comes_back = BACK[how]
+    grid = Changing([leaver, *(node(k) for k in (1, 2, 3))], {})
+    grid.keys[1000] = b"the key of client 0"
+    serve(grid, values(tmp_path / "run", mode="train"))
+    later = Changing([node(k) for k in (1, 2, 3)], {1: comes_back})
+    with caplog.at_level("WARNING", "flwr"):
+        run = serve(later, values(tmp_path / "run", mode="unlearn", min_nodes=3, forget_clients=name))
+    assert 7 in later.nodes and not later.asked(7, "train", "evaluate")
+    assert [line["asked"] for line in run.lines() if line["method"] == "not"][-1] == {"2": ["1", "2", "3"]}
+    assert "node 7 goes by" in caplog.text and "which was forgotten, so it is not asked" in caplog.text
+    deny = on_list(tmp_path / "run").clients
+    assert {"0", name} <= {*deny} and not {"1", "2", "3"} & {*deny}, "and so in every later run"
+
+
+def test_a_leaver_that_claimed_the_name_of_another_does_not_take_it_along(tmp_path: Path) -> None:
+    grid = Changing([node(0, client="south", **{"client-name": "2"}), *(node(k) for k in (1, 2, 3))], {})
+    serve(grid, values(tmp_path / "run", mode="train"))
+    run = serve(grid, values(tmp_path / "run", mode="unlearn", forget_clients="south"))
+    assert run.lines()[-1]["asked"] == {"2": ["1", "2", "3"]}
+    assert set(on_list(tmp_path / "run").clients) == {"south", "0"}
 
 
 def test_one_that_left_with_its_data_is_not_even_asked_who_it_is(tmp_path: Path) -> None:

@@ -20,9 +20,14 @@ from flower_grid import InProcessGrid, Reply, flower_world, grid_of
 from test_flower_engine import DOUBLE, waiting
 from unfed.errors import Refused
 from unfed.flower.replies import decoded
+from unfed.flower.transport import GridTransport
 from unfed.methods.finetune import FineTune
 from unfed.remote import node_data
+from unfed.remote.node_data import describe
+from unfed.remote.nodes import Directory
 from unfed.remote.replies import Failure, attempt, said
+from unfed.remote.transport import Messenger
+from unfed.remote.world import nodes_of
 from unfed.runs.config import Config
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World
@@ -141,6 +146,41 @@ def test_a_census_that_cannot_be_is_its_senders_refusal(values: dict[str, Any], 
     grid.tamper[1002] = census(**values)
     directory = waiting(config, grid, 3)
     assert directory.names == ("0", "1", "3") and list(directory.failures) == [1002]
+
+
+def test_a_census_of_nine_million_rows_is_refused_by_name_unless_the_operator_allows_as_many(config: Config) -> None:
+    grid = grid_of(config)
+    grid.tamper[1002] = census(all=9_000_000, retain=9_000_000, val=0)
+    directory = waiting(config, grid, 3)
+    assert directory.names == ("0", "1", "3")
+    reason = "as client '2', it states 9000000 rows of the shape (1, 8, 8) in 10 classes; the most are 1000000 rows"
+    assert directory.failures[1002].startswith(reason)
+    allowed = Directory(Messenger(GridTransport(grid), 5.0), most_rows=9_000_000)
+    allowed.look(describe(config, 0))
+    assert allowed.names == ("0", "1", "2", "3")
+
+
+def test_one_client_cannot_say_of_how_many_classes_the_model_is(config: Config) -> None:
+    grid = grid_of(config)
+    grid.tamper[1002] = census(classes=90_000)
+    world = flower_world(config, grid)
+    assert nodes_of(world).classes == 10
+    assert nodes_of(world).refused == {"2": "it holds 90000 classes, the federation's model tells 10 apart"}
+    grid.tamper = dict.fromkeys(grid.nodes, census(classes=90_000))
+    assert nodes_of(flower_world(config, grid)).classes == 90_000, "all of them can"
+
+
+def test_a_client_that_states_more_than_half_of_all_rows_is_named(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid, heard = grid_of(config), "client 2 states 5000 of all"
+    with caplog.at_level("WARNING", "flwr"):
+        flower_world(config, grid)
+    assert "of the weight" not in caplog.text
+    grid.tamper[1002] = census(all=5000, retain=5000)
+    with caplog.at_level("WARNING", "flwr"):
+        flower_world(config, grid)
+    assert heard in caplog.text and "rows, so it has more than half of the weight" in caplog.text
 
 
 def test_a_name_that_would_write_on_the_terminal_is_no_name(config: Config) -> None:

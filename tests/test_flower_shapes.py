@@ -133,6 +133,18 @@ def test_a_partition_without_the_number_of_partitions_is_refused_where_nodes_sta
     assert list(SubsetGrid(stating, node_with(client="x"), gone=True).get_node_ids()) == [1000, 1001, 1002]
 
 
+def test_a_leaver_that_comes_back_by_its_partition_alone_stays_out() -> None:
+    configs = [{"client": f"site-{k}", "partition-id": k, "client-name": "shared"} for k in range(4)]
+    grid = InProcessGrid(configs, echoing())
+    subset = SubsetGrid(grid, node_with(client="site-0"), wait=0)
+    assert list(subset.get_node_ids()) == [1001, 1002, 1003]
+    assert list(subset.leavers[0].names) == ["site-0", "0"], "what all share says nothing"
+    del grid.nodes[1000]
+    grid.nodes[7] = {"client": "site-9", "partition-id": 0}
+    grid.nodes[8] = {"client": "site-8", "partition-id": 8, "client-name": "shared"}
+    assert list(subset.get_node_ids()) == [1001, 1002, 1003, 8]
+
+
 # --- who is who, at every moment --------------------------------------------------------------------------------------
 
 

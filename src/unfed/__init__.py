@@ -1,4 +1,4 @@
-"""Take a client, a class or samples out of a trained federated model, and measure whether they are out.
+"""Take a client, a class or samples out of a federated model, and measure whether they are out.
 
 unfed.negate(model)                                  one line: Eq. 3 on your own module
 unfed.suggest(model)                                 which layer, and how: with reasons and doubts

@@ -78,6 +78,7 @@ nodes = ""               # name=node-id pairs; empty: registered names, or what 
 min-nodes = {nodes}            # wait for so many clients ...
 wait-seconds = 120       # ... but not longer than this
 round-timeout = 600      # seconds; who has not answered by then is left out of the round
+max-rows = 1000000       # a node that says it holds more rows takes no part
 server-data = true       # the server holds the data set, of which it uses the test part
 public = ""              # unlabelled data at the server, for FUKD: package.module:function
 allow-code = false       # whether code may be run that the experiment, a run folder or `public` names

@@ -126,7 +126,7 @@ def node_with(timeout: float = 300.0, num_partitions: int | None = None, **confi
             f"There is no partition {said(wanted['partition-id'], 20)} of {num_partitions}: they are 0 to"
             f" {num_partitions - 1}; name another."
         )
-    roll = Roll(timeout)
+    roll, names, kin = Roll(timeout), [*wanted.values()], set[tuple[str, str]]()
 
     def doubt(node: int) -> str | None:
         own = roll.parts.get(node, "")
@@ -148,7 +148,14 @@ def node_with(timeout: float = 300.0, num_partitions: int | None = None, **confi
                 f" num-partitions={said(stated[0], 20)}; pass the number that the training had:"
                 " node_with(…, num_partitions=…)."
             )
-        return [node for node, own in roll.known.items() if wanted.items() <= own.items()]
+        mine = {node for node, own in roll.known.items() if wanted.items() <= own.items()}
+        if mine and not kin:  # what it goes by beside its name, and no other node did: it may come back by that alone
+            own, others = (
+                {p for n in some for p in roll.known[n].items()} for some in (mine, roll.known.keys() - mine)
+            )
+            kin.update(own - others)
+            names.extend(value for _, value in sorted(kin) if value not in names)
+        return [node for node, own in roll.known.items() if node in mine or kin & {*own.items()}]
 
     def willing() -> Collection[int]:
         return [node for node in roll.willing if wanted.items() <= roll.known[node].items()]
@@ -159,7 +166,7 @@ def node_with(timeout: float = 300.0, num_partitions: int | None = None, **confi
         found,
         doubt,
         lambda: _one_of(" ".join(f"{key}={value}" for key, value in own.items()) for own in roll.known.values()),
-        [*wanted.values()],
+        names,
         willing=willing,
     )
 

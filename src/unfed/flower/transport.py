@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -23,7 +24,10 @@ class GridTransport:
 
     def nodes(self) -> Sequence[Connected]:
         infos = connected(self._grid, "take Unlearn into an app of your own")
-        return [Connected(info.node_id, info.name, info.online_until, info.last_activated_at) for info in infos]
+        return [
+            Connected(info.node_id, info.name, info.online_until, info.last_activated_at, _key(info.public_key))
+            for info in infos
+        ]
 
     def send(self, asks: Mapping[int, Ask], timeout: float) -> Replies:
         shared: dict[int, ArrayRecord] = {}
@@ -41,6 +45,10 @@ class GridTransport:
                 found[node] = attempt(partial(_read, reply))
                 crossed += [reply.content] if reply.has_content() else []
         return Replies(found, sum(map(_packed_bytes, crossed)))
+
+
+def _key(public: bytes) -> str:
+    return f"key:{hashlib.sha256(public).hexdigest()[:32]}" if public else ""
 
 
 def _packed_bytes(records: RecordDict) -> int:

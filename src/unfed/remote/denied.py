@@ -1,8 +1,8 @@
-"""Staying out: who goes by a forgotten name is not asked in any later run.
+"""Staying out: a node with a forgotten name, partition or key is not asked again, in any run.
 
-A node is known by every name it goes by: what its key was registered under, and `client`, `client-name` and
-`partition-id` of its node config. One of them on the list is enough, under whatever node id. Each node that is found is
-named in the log, second keys of one name too, with what can be done to keep it out for good.
+A node is known by everything it goes by: its key, the name of that key, and `client`, `client-name` and `partition-id`
+of its node config. One of them on the list is enough, under any node id. The log names each node that is found, and how
+to keep it out for good.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Denied:
         """Who is refused, under every id seen so far, and by which name."""
         return self._nodes
 
-    def refuses(self, node: int, goes_by: Iterable[str]) -> bool:
-        """Whether a node goes by a name on the list; the log names it when it is first found."""
-        name = next((own for own in goes_by if own in self.names), None)
+    def refuses(self, node: int, goes_by: Iterable[str], left: Collection[str] = ()) -> bool:
+        """Whether a node goes by a name on the list, or by one that has `left` since; the log names it once."""
+        name = next((own for own in goes_by if own in self.names or own in left), None)
         if node in self._nodes or name is None:
             return node in self._nodes
         self._nodes[node] = name

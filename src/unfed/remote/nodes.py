@@ -4,8 +4,9 @@
     the registered name               where the transport vouches for it: in Flower it is bound to the node's key
     what the node says                `client` or `partition-id` of its node config, asked once
 
-A name that two nodes claim belongs to neither of them, and who goes by a forgotten name is not asked (`denied.py`).
-Nodes may come and go: whoever is connected when a round begins is found by its name, under whatever id.
+A name that two nodes claim belongs to neither of them. A node that goes by a forgotten name, partition or key is not
+asked (`denied.py`), unless it is the leaver under its own name: its request says what it may be asked. Nodes may come
+and go: each is found by its name when a round begins, under any id.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from unfed.remote.replies import (
     said,
 )
 from unfed.remote.transport import Messenger, Speech
+from unfed.runs.elsewhere import names_of
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,12 @@ class Census:
         return Census(**{**raw, "shape": tuple(raw["shape"]), "allow": frozenset(raw["allow"])})
 
     @staticmethod
-    def of(reply: Reply) -> Census | Failure:
-        """A client's answer to a census, if it makes sense."""
-        return attempt(lambda: Census._read(reply))
+    def of(reply: Reply, most: int = MOST_ROWS) -> Census | Failure:
+        """A client's answer to a census, if it makes sense and states no more rows than `most`."""
+        return attempt(lambda: Census._read(reply, most))
 
     @staticmethod
-    def _read(reply: Reply) -> Census:
+    def _read(reply: Reply, most: int) -> Census:
         counts, words = reply.numbers["counts"], reply.said
         rows = {name: count(counts, name) for name in ("all", "retain", "forget", "val")}
         shape, classes = counts["shape"], count(counts, "classes")
@@ -69,10 +71,10 @@ class Census:
         if rows["retain"] + rows["forget"] != rows["all"]:
             raise Unreadable("the counts it gives do not add up")
         total = rows["all"] + rows["val"]
-        if total > MOST_ROWS or classes > MOST_CLASSES or math.prod(shape) > MOST_PIXELS:
+        if total > most or classes > MOST_CLASSES or math.prod(shape) > MOST_PIXELS:
             raise Unreadable(
                 f"it states {total} rows of the shape {said(tuple(shape), 80)} in {classes} classes;"
-                f" the most are {MOST_ROWS} rows, {MOST_PIXELS} numbers in each, {MOST_CLASSES} classes"
+                f" the most are {most} rows (max-rows), {MOST_PIXELS} numbers in each, {MOST_CLASSES} classes"
             )
         sizes = tuple(int(size) for size in shape)
         allow = frozenset(str(words.get("allow", "")).split(",")) & frozenset(policy.KINDS)
@@ -83,9 +85,13 @@ class Directory:
     """The nodes that are connected, by client name."""
 
     def __init__(
-        self, messenger: Messenger, bound: Mapping[str, int] | None = None, speech: Speech | None = None
+        self,
+        messenger: Messenger,
+        bound: Mapping[str, int] | None = None,
+        speech: Speech | None = None,
+        most_rows: int = MOST_ROWS,
     ) -> None:
-        self.messenger, self.speech = messenger, speech or Speech()
+        self.messenger, self.speech, self.most_rows = messenger, speech or Speech(), most_rows
         self._bound = {node: name for name, node in (bound or {}).items()}
         self._names: dict[int, str] = {}
         self._online: tuple[int, ...] = ()
@@ -94,6 +100,12 @@ class Directory:
         self._heard: set[int] = set()
         self._since: dict[int, str] = {}
         self.denied = Denied((), self.speech)
+        self.leavers: set[str] = set()
+        """Clients that requests of this run name."""
+        self.goes_by: dict[str, set[str]] = {}
+        """Every name, partition and key that a client ever went by."""
+        self._own: dict[int, set[str]] = {}
+        self._left: frozenset[str] = frozenset()
         self.seen: dict[str, Census] = {}
         """What a node told when it was asked who it is."""
         self.failures: dict[int, str] = {}
@@ -108,18 +120,19 @@ class Directory:
     def look(self, shard: str) -> None:
         """See who is connected now; newcomers without a registered name are asked who they are."""
         nodes = self.messenger.transport.nodes()
-        infos = {node.id: node.name for node in nodes}
+        infos = {node.id for node in nodes}
         # A transport may list a node for a while after it died. One that let a question time out is asked again only
         # once it gave a new sign of life: a dead node costs one time-out, not one per round.
         self._lives = {node.id: node.alive for node in nodes}
         self._forget_who_went({node.id: node.since for node in nodes})
         silent = {n: at for n, at in self._silent.items() if at and self._lives.get(n) == at}
         awake, self._silent = self._silent.keys() - silent.keys(), silent
-        for node, registered in infos.items():
-            name = self._bound.get(node) or registered
+        self._left = names_of(self.leavers, self.goes_by) if self.leavers else frozenset()
+        for one in nodes:
+            name = self._bound.get(one.id) or one.name
             if name:
-                self._names[node] = name
-            self.denied.refuses(node, [own for own in (name, registered) if own])
+                self._names[one.id] = name
+            self._goes_by(one.id, name, one.name, one.key)
         self._online = tuple(sorted(n for n in infos if n not in self._silent and n not in self.denied.nodes))
         self.failures = {n: reason for n, reason in self.failures.items() if n in infos and n not in awake}
         strangers = [node for node in self._online if self._strange(node) and node not in self.failures]
@@ -133,6 +146,7 @@ class Directory:
         """Ask nodes again that went away or connected anew: under one key there may be another config."""
         for node in [node for node, since in self._since.items() if here.get(node) != since]:
             self._names.pop(node, None)
+            self._own.pop(node, None)
             self._heard.discard(node)
         self._since = here
 
@@ -143,25 +157,43 @@ class Directory:
 
     def _strange(self, node: int) -> bool:
         """Whether a node must say who it is; a named one too, if it might go by a forgotten name."""
-        return node not in self._names or (bool(self.denied.names) and node not in self._heard)
+        name = self._names.get(node)
+        wary = bool(self.denied.names or self.leavers)
+        return name is None or (wary and name not in self.leavers and node not in self._heard)
+
+    def _goes_by(self, node: int, name: str | None, *names: str) -> bool:
+        """Note what a node of this client goes by; whether it may take part with that."""
+        own = self._own.setdefault(node, set())
+        own |= {one for one in names if one}
+        if self.denied.refuses(node, sorted(own), self._left if name and name not in self.leavers else ()):
+            return False
+        if name:
+            self.goes_by.setdefault(name, set()).update(own)
+        return True
+
+    def heard(self, node: int, words: Mapping[str, Any]) -> list[str]:
+        """Note the names in a client's answer."""
+        names = [said(words[key], 100) for key in ("name", *KEYS) if key in words]
+        if node in self._names:
+            self._goes_by(node, self._names[node], *names)
+        return names
 
     def _meet(self, node: int, found: Reply | Failure) -> None:
         if isinstance(found, Failure):
             if node not in self._names:
                 self._fails(node, found.reason)
             return
-        words = found.said
-        if self.denied.refuses(node, [str(words[key]) for key in ("name", *KEYS) if key in words]):
-            return
-        bound = self._names.get(node)
+        words, bound = found.said, self._names.get(node)
         name = bound or attempt(lambda: name_of(words.get("name", "")))
-        census = Census.of(found)
+        if not self._goes_by(node, name if isinstance(name, str) else None, *self.heard(node, words)):
+            return
+        census = Census.of(found, self.most_rows)
         if isinstance(name, Failure):
             self._fails(node, name.reason)
         elif not name:
             self._fails(node, "it does not say who it is")
         elif isinstance(census, Failure):
-            self._fails(node, census.reason)
+            self._fails(node, f"as client {name!r}, {census.reason}")
         else:
             self._names[node] = name
             self.seen[name] = census

@@ -19,6 +19,7 @@ from typing import Any
 from unfed.data import Request, SampleList
 from unfed.errors import UnfedError, listed, nearest
 from unfed.remote.naming import parse_bound
+from unfed.remote.replies import MOST_ROWS
 from unfed.runs.config import Config, presets
 from unfed.runs.description import request_id
 
@@ -57,6 +58,8 @@ class Options:
     min_nodes: int = 2
     wait_seconds: float = 120.0
     round_timeout: float = 600.0
+    max_rows: int = MOST_ROWS
+    """The most rows that a node may say it holds; one that states more takes no part."""
     server_data: bool = True
     """Whether the server holds the experiment's data set, for its test part."""
     public: str = ""
@@ -96,6 +99,8 @@ class Options:
             raise UnfedError("Say where results go: run-folder = '/a/whole/path', on the server's machine.")
         if self.min_nodes < 1:
             raise UnfedError(f"min-nodes must be at least 1, not {self.min_nodes}.")
+        if self.max_rows < 1:
+            raise UnfedError(f"max-rows must be at least 1, not {self.max_rows}.")
         if not self.wait_seconds > 0:
             raise UnfedError(f"wait-seconds must be positive, not {self.wait_seconds}.")
         return self

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from unfed.errors import Refused, UnfedError
 from unfed.model.calling import Inputs
 from unfed.remote.messages import CENSUS, Ask, own_part
 from unfed.remote.nodes import Census, Directory
-from unfed.remote.replies import Failure
+from unfed.remote.replies import USUAL_CLASSES, Failure
 
 NOTHING = Census(0, 0, 0, 0, (), 0)
 
@@ -66,6 +67,8 @@ class KnownClients:
 
     order: tuple[str, ...] = ()
     held: Mapping[str, Census] = field(default_factory=dict)
+    names: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Every name, partition and key that each went by."""
     note: Callable[[KnownClients], None] = lambda past: None
     """Who writes down that somebody joined."""
 
@@ -93,6 +96,8 @@ def meet(
     """
     order = (*past.order, *(name for name in directory.names if name not in past.order))
     held, refused, met = {**past.held, **directory.seen}, {}, set[int]()
+    for name, names in past.names.items():
+        directory.goes_by.setdefault(name, set()).update(names)
     asks = {name: Ask(CENSUS, name, shard) for name in order if name not in held}
     for name, found in ask_census(directory, asks, met).items():
         if isinstance(found, Failure):
@@ -109,7 +114,9 @@ def meet(
         )
     else:
         shape = Counter(census.shape for census in told.values()).most_common(1)[0][0]
-        classes = max(census.classes for census in told.values() if census.shape == shape)
+        stated = [census.classes for census in told.values() if census.shape == shape]
+        most = max(USUAL_CLASSES, 10 * median_low(stated))
+        classes = max(number for number in stated if number <= most)
     misfits = {name: _misfit(census, shape, classes) for name, census in told.items()}
     refused |= {name: reason for name, reason in misfits.items() if reason}
     if told and all(name in refused for name in told):
@@ -128,7 +135,9 @@ def ask_census(directory: Directory, asks: Mapping[str, Ask], met: set[int]) -> 
     found: dict[str, Census | Failure] = {}
     for name in asks:
         answer = delivery.answers[nodes[name]] if name in nodes else Failure(directory.why_not(name))
-        found[name] = answer if isinstance(answer, Failure) else Census.of(answer)
+        found[name] = answer if isinstance(answer, Failure) else Census.of(answer, directory.most_rows)
+        if not isinstance(answer, Failure):
+            directory.heard(nodes[name], answer.said)
     return found
 
 
@@ -154,7 +163,8 @@ class Nodes:
     @property
     def past(self) -> KnownClients:
         """Everybody who ever took part, in the order in which answers are averaged, and what each holds."""
-        return KnownClients(self._order, dict(self._known), self._note)
+        names = {name: sorted(self.directory.goes_by.get(name, ())) for name in self._order}
+        return KnownClients(self._order, dict(self._known), names, self._note)
 
     def admit(self, requests: Sequence[Request]) -> bool:
         """Take in who joined since the last time, but nobody whom these requests name.
@@ -163,7 +173,8 @@ class Nodes:
 
         Who joins stands last in the federation's order, for good: answers are averaged in that order.
         """
-        directory = self.directory
+        directory, before = self.directory, self.past.names
+        directory.leavers |= {name for request in requests for name in request.clients}
         directory.look(self.shard)
         recounted = self._recount(requests)
         new = [n for n in directory.names if self._base(n) is NOTHING and not self._leaves(n, requests)]
@@ -187,8 +198,9 @@ class Nodes:
         if joined:
             self._order = (*self._order, *(name for name in joined if name not in self._order))
             self._clients = self._outlines()
-            self._note(self.past)
             self.directory.speech.log.info("unfed: client %s takes part from now on", ", ".join(joined))
+        if joined or self.past.names != before:
+            self._note(self.past)
         return bool(joined) or recounted
 
     def _recount(self, requests: Sequence[Request]) -> bool:
@@ -232,6 +244,7 @@ class Nodes:
     def scoped(self, requests: Sequence[Request], gone: Sequence[Request] = ()) -> Roster:
         """Outlines under these requests; who alone can tell is asked."""
         self._check_names(requests)
+        self.directory.leavers |= {name for request in (*requests, *gone) for name in request.clients}
         self._count(requests, gone)
         outlines, dropped = {}, {}
         for name in self._order:
@@ -320,6 +333,10 @@ class Nodes:
         return self._counts.get(self._key(name, requests, gone), base)
 
     def _outlines(self) -> tuple[ClientData, ...]:
+        rows = {name: self._base(name).all for name in self._order if self.present(name)}
+        for name in (name for name, own in rows.items() if len(rows) > 2 and 2 * own > sum(rows.values())):
+            words = "unfed: client %s states %d of all %d rows, so it has more than half of the weight"
+            self.directory.speech.log.warning(words, name, rows[name], sum(rows.values()))
         return tuple(self._outline(name, self._base(name)) for name in self._order)
 
     def _outline(self, name: str, census: Census) -> ClientData:

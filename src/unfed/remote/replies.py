@@ -21,9 +21,11 @@ from unfed.errors import UnfedError
 
 T = TypeVar("T")
 
-MOST_ROWS = 10_000_000
-"""Of one client: the server keeps a place for each of them."""
+MOST_ROWS = 1_000_000
+"""Of one client, unless the run config's max-rows says otherwise: the server keeps a place for each of them."""
 MOST_CLASSES = 100_000
+USUAL_CLASSES = 1_000
+"""More than these, and than ten times the median of all clients, one client cannot make of the model's classes."""
 MOST_PIXELS = 100_000_000
 """Numbers in one sample."""
 _WORDS = 500

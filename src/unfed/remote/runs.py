@@ -1,7 +1,7 @@
 """A run folder whose clients are elsewhere: the same layout, the same jobs, another world.
 
-Beside the documented files it holds `clients.json` (everybody who took part, in the order in which answers are
-averaged, and what each holds, so that one which is away when a run is resumed is still known).
+Beside the documented files it holds `clients.json`: everybody who took part, in the order in which answers are
+averaged, what each holds (so that one which is away when a run is resumed is still known), and every name it went by.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def _past(folder: RunFolder) -> KnownClients:
     """Who took part so far, in their order, and what they hold."""
     raw, note = client_list(folder.path), partial(_note, folder)
     if raw is None:
-        return KnownClients(tuple(folder.description()["clients"]), {}, note)
-    return KnownClients(tuple(raw["order"]), {name: Census.from_json(held) for name, held in raw["held"].items()}, note)
+        return KnownClients(tuple(folder.description()["clients"]), note=note)
+    held = {name: Census.from_json(held) for name, held in raw["held"].items()}
+    return KnownClients(tuple(raw["order"]), held, raw.get("names", {}), note)
 
 
 def _note(folder: RunFolder, past: KnownClients) -> None:
@@ -78,8 +79,10 @@ def _note(folder: RunFolder, past: KnownClients) -> None:
 
     A run that is resumed from the round before therefore asks the same clients in the same order.
     """
-    held = {name: census.to_json() for name, census in {**_past(folder).held, **past.held}.items()}
-    storage.write_json(folder.path / "clients.json", {"order": list(past.order), "held": held})
+    before = _past(folder)
+    held = {name: census.to_json() for name, census in {**before.held, **past.held}.items()}
+    names = {name: sorted({*before.names.get(name, ()), *own}) for name, own in past.names.items()}
+    storage.write_json(folder.path / "clients.json", {"order": list(past.order), "held": held, "names": names})
 
 
 # --- an existing model ------------------------------------------------------------------------------------------------

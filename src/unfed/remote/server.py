@@ -53,7 +53,7 @@ def run(
 
 
 def _work(transport: Transport, options: Options, speech: Speech, running: Callable[[], None]) -> Run:
-    directory = Directory(Messenger(transport, options.round_timeout), options.bound, speech)
+    directory = Directory(Messenger(transport, options.round_timeout), options.bound, speech, options.max_rows)
     folder, watch = options.folder, _Log(speech.log)
 
     def make(config: Config, seed: int, past: KnownClients) -> World:

@@ -32,6 +32,8 @@ class Connected:
     """Another number after every sign of life; 0 where the transport does not tell."""
     since: str = ""
     """Another word whenever it connects anew under this id; empty where the transport does not tell."""
+    key: str = ""
+    """The key that it proved to hold, as a digest; empty where the transport asks for none."""
 
 
 @dataclass(frozen=True)

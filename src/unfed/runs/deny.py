@@ -23,7 +23,7 @@ from unfed.data.deny import KEY_BYTES, recognisable, row_digests
 from unfed.errors import UnfedError
 from unfed.runs.config import Config
 from unfed.runs.config_tables import DenyConfig
-from unfed.runs.elsewhere import elsewhere
+from unfed.runs.elsewhere import client_list, elsewhere, names_of
 from unfed.runs.folder import KEY, RunFolder
 from unfed.runs.foreign import FILE, evidence
 from unfed.runs.world import World
@@ -87,11 +87,13 @@ def _of_run(folder: RunFolder, config: Config) -> dict[str, Any]:
             f"The rows on the deny list of {folder.path} are known by their pixels, stretched to {sides[0]}; stretched"
             f" to {sides[1]} none would be recognised, so set data.resize = {sides[0]}."
         )
+    left = {name for entry in asked for name in entry.request.clients}
+    goes_by = (client_list(folder.path) or {}).get("names", {})
     key = key_in(folder.path) if rows else None
     if rows and key is None:
         raise UnfedError(f"{folder.path} has rows on its deny list, but no deny.key; restore the file.")
     return {
-        "clients": tuple(sorted({*before.clients, *(name for e in asked for name in e.request.clients)})),
+        "clients": tuple(sorted({*before.clients, *names_of(left, goes_by)})),
         "classes": tuple(sorted({*before.classes, *(number for e in asked for number in e.request.classes)})),
         "rows": tuple(rows),
         "key": None if key is None else key.hex(),

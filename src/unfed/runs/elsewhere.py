@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from unfed import storage
-from unfed.runs.schema import CLIENTS, FLOWER_RUNS, checked
+from unfed.runs.schema import CLIENTS, CLIENTS_MAY, FLOWER_RUNS, checked
 
 NODES = {"flower": "Flower nodes", "remote": "nodes elsewhere"}
 """What carried a run's plans, and what its clients are called then."""
@@ -22,7 +22,17 @@ def elsewhere(description: Mapping[str, Any]) -> bool:
 def client_list(folder: Path) -> dict[str, Any] | None:
     """Who took part, in their order, and what each holds: what `clients.json` says, if it is there."""
     path = folder / "clients.json"
-    return checked(storage.read_json(path, "client list"), str(path), CLIENTS) if path.exists() else None
+    return checked(storage.read_json(path, "client list"), str(path), CLIENTS, CLIENTS_MAY) if path.exists() else None
+
+
+def names_of(clients: Collection[str], goes_by: Mapping[str, Collection[str]]) -> frozenset[str]:
+    """Every name, partition and key that these clients went by, and no other client did.
+
+    What another client went by too identifies neither; else a leaver that claims a name could take its owner along.
+    """
+    theirs = {name for client in clients for name in goes_by.get(client, ())}
+    others = {name for client, own in goes_by.items() if client not in clients for name in own}
+    return frozenset({*clients, *(theirs - others)})
 
 
 def flower_runs(folder: Path) -> list[dict[str, Any]]:

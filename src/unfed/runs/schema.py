@@ -122,6 +122,9 @@ CLIENTS: dict[str, Fits] = {
     "order": TEXTS,
     "held": ("a table of clients, each with the rows that it holds", its.table_of(_CENSUS)),
 }
+CLIENTS_MAY: dict[str, Fits] = {
+    "names": ("a table of clients, each with every name that it went by", its.table_of(its.list_of(its.is_text)))
+}
 FLOWER_RUNS: dict[str, Fits] = {
     "runs": (
         "a list of Flower runs, each with its number and state",
