@@ -11,10 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from unfed import storage
+from conftest import SMALL
+from unfed import plugins, storage
+from unfed.cli.main import app
 from unfed.data import sample_list
-from unfed.data.fetch import download, idx
+from unfed.data.fetch import catalogue, download, idx, roots
 from unfed.data.fetch.folders import _decoded
 from unfed.data.sample_list import SampleList
 from unfed.errors import UnfedError
@@ -22,9 +25,10 @@ from unfed.model.files import negate_file
 from unfed.paper import kept_files
 from unfed.remote import worker
 from unfed.runs.config import Config
-from unfed.runs.consistency import file_digest
+from unfed.runs.consistency import Prefix, file_digest
 from unfed.runs.folder import RunFolder
 from unfed.runs.request_options import Until
+from unfed.runs.run import Run
 from unfed.trust import bundle, keys, listening, verifier
 from unfed.trust.canonical import read_file
 
@@ -129,6 +133,11 @@ NAMED: dict[str, Callable[[Path], object]] = {
     "fingerprint": file_digest,
     "token": worker.token_of,
     "tokens": listening.tokens_in,
+    "trajectory's prefix": lambda path: Prefix(path).digest(1),
+    "a line to add to": lambda path: storage.append_line(path, "{}"),
+    "data set": lambda path: roots.read_file(path, "digits"),
+    "checksum": catalogue.md5_of,
+    "plugin": lambda path: plugins._file_module(str(path), "model"),
     "verifier's": verifier.read,
 }
 
@@ -136,7 +145,7 @@ NAMED: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("what", NAMED)
 def test_a_pipe_in_the_place_of_any_file_that_is_named_is_refused_and_not_waited_for(what: str, tmp_path: Path) -> None:
     os.mkfifo(path := tmp_path / "pipe", 0o600)
-    with pytest.raises((UnfedError, verifier.NotVerified), match=r"pipe is no file|There is no file .*pipe"):
+    with pytest.raises((UnfedError, verifier.NotVerified), match=r"pipe is (no file|a f)|There is no file .*pipe"):
         NAMED[what](path)
 
 
@@ -192,3 +201,35 @@ def test_postscript_that_calls_itself_png_is_no_image(tmp_path: Path, monkeypatc
     )
     with pytest.raises(UnfedError, match="cannot be decoded"):
         _decoded(tmp_path / "a.png", None)
+
+
+def test_a_pipe_as_trajectory_hangs_no_command(tmp_path: Path) -> None:
+    """In a child with a time limit: reading the pipe would block for ever."""
+    config = Config.parse(SMALL, ["training.rounds=1", "unlearning.rounds=1", "methods.run=['ft']"])
+    Run.create(config, tmp_path / "run").execute()
+    (tmp_path / "run/trajectory.jsonl").unlink()
+    os.mkfifo(tmp_path / "run/trajectory.jsonl")
+    tries = "; ".join(f"said.append(run.invoke(app, {[word, str(tmp_path / 'run')]}))" for word in HANGING)
+    code = f"from typer.testing import CliRunner; from unfed.cli.main import app; run = CliRunner(); said = []; {tries}"
+    code += "; print([one.exit_code or int(one.exception is not None) for one in said])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() and "0" not in done.stdout, done.stdout + done.stderr
+
+
+HANGING = ("status", "check", "report", "resume", "evaluate")
+
+
+def test_a_model_of_a_damaged_folder_is_neither_exported_nor_scored(tmp_path: Path) -> None:
+    config = Config.parse(SMALL, ["training.rounds=1", "unlearning.rounds=1", "methods.run=['ft']"])
+    run = Run.create(config, tmp_path / "run")
+    run.execute()
+    said, out = CliRunner(), str(tmp_path / "out.safetensors")
+    assert said.invoke(app, ["export", str(run.folder.path), "--method", "ft", "-o", out]).exit_code == 0
+    missing = said.invoke(app, ["export", str(run.folder.path), "-o", str(tmp_path / "no/such/m.safetensors")])
+    assert isinstance(missing.exception, UnfedError) and "There is no folder" in str(missing.exception)
+    assert not (tmp_path / "no").exists()
+    path = run.folder.path / "trajectory.jsonl"
+    path.write_text(path.read_text().replace('"test":', '"test":1', 1))
+    for words in (["export", "--method", "ft", "-o", out], ["evaluate"]):
+        refused = said.invoke(app, [words[0], str(run.folder.path), *words[1:]])
+        assert isinstance(refused.exception, UnfedError), words

@@ -77,7 +77,7 @@ def signed(client: str, name: str) -> bytes:
 @pytest.fixture(scope="module")
 def url(home: Path) -> Iterator[str]:
     address = Address(port=0)
-    rules = address.rules(frozenset({token_digest(TOKEN)}), per_minute=10_000)
+    rules = address.rules(frozenset({token_digest(TOKEN)}))
     listener = Listener(Desk(Run.open(home / "ward")), address, rules)
     thread = threading.Thread(target=listener.listen)
     thread.start()

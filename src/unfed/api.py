@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from unfed import storage
-from unfed.errors import UnfedError, UnfedWarning
+from unfed.errors import UnfedError, UnfedWarning, expect
 from unfed.model.calling import unwrapped
 from unfed.model.functional import Template
 from unfed.model.layers import Choice, cancellations, choose, frozen, refuse_both_halves
@@ -45,7 +45,8 @@ def negate(
     This is the paper's PyTorch listing, with names beside indices. Fine-tune on the retained data afterwards: negation
     alone leaves a broken model. With `dry_run` nothing changes.
     """
-    model = unwrapped(model)
+    model = unwrapped(_module(model))
+    expect(layers, (str, int, Sequence), "A name or index of a layer, or a list of them,")
     chosen = choose(model, [layers] if isinstance(layers, str | int) else list(layers), include_bias)
     refuse_both_halves(chosen)
     for sentence in (*frozen(model, chosen), *cancellations(model, chosen)):
@@ -55,6 +56,17 @@ def negate(
         after = negated(before, chosen)
         load_into(model, {choice.name: after[choice.name] for choice in chosen})
     return chosen
+
+
+def _module(given: nn.Module) -> nn.Module:
+    advice = " (load the state dict into its module first)" if isinstance(given, Mapping) else ""
+    expect(given, nn.Module, f"A torch.nn.Module{advice}")
+    return given
+
+
+def _run(given: Run | str | Path) -> Run:
+    """The run that is given, or the one in this folder."""
+    return given if isinstance(given, Run) else Run.open(given)
 
 
 def suggest(
@@ -72,9 +84,7 @@ def suggest(
     """
     from unfed.analysis.advice import Prober, Sample, advise
 
-    if not isinstance(module, nn.Module):
-        raise UnfedError(f"module must be a torch.nn.Module, not a {type(module).__name__}.")
-    module = _with_numbers(unwrapped(module))
+    module = _with_numbers(unwrapped(_module(module)))
     fresh = _fresh_of(module)
     if data is None:
         return advise(module, fresh=fresh, seed=seed)
@@ -120,18 +130,20 @@ def _fresh_of(module: nn.Module) -> Callable[[int], Params] | None:
     return drawn if drawn(0) else None
 
 
-def results(run: Run, rule: str = "best-gap") -> list[Row]:
+def results(run: Run | str | Path, rule: str = "best-gap") -> list[Row]:
     """One row per request and method, as a reporting rule reads the trajectory.
 
     Rules are best-gap, recovered and last.
     """
+    run = _run(run)
     return rows(run.lines(), rule, recovered_within=run.config.evaluation.recovered_within)
 
 
-def write_report(run: Run, path: str | Path | None = None, rule: str = "last") -> Path:
+def write_report(run: Run | str | Path, path: str | Path | None = None, rule: str = "last") -> Path:
     """Write the HTML report of a run, finished or not; by default to `report.html` in its folder."""
     from unfed.report.html import render  # matplotlib is slow to import, and only a report needs it
 
+    run = _run(run)
     target = Path(path) if path is not None else run.folder.path / "report.html"
     page = render(info_of(run), run.lines(), rule=rule).encode()
     if path is None:
@@ -148,7 +160,7 @@ def plot(run: Run | str | Path, what: str = "forget", rule: str = "last") -> Pic
     """
     from unfed.report import gallery  # matplotlib is slow to import
 
-    opened = run if isinstance(run, Run) else Run.open(run)
+    opened = _run(run)
     return gallery.one(gallery.pictures(opened.info(), opened.lines(), rule), what)
 
 

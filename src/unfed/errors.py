@@ -107,3 +107,9 @@ def listed(words: Iterable[object], last: str = "or") -> str:
     if len(items) < 2:
         return "".join(items)
     return ", ".join(items[:-1]) + f" {last} " + items[-1]
+
+
+def expect(value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
+    """Refuse a value whose type a public call does not take; `wanted` says what it takes."""
+    if not isinstance(value, kinds):
+        raise UnfedError(f"{wanted} is needed here, not a {type(value).__name__}.")

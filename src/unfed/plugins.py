@@ -157,6 +157,8 @@ def _file_module(name: str, what: str) -> ModuleType:
     The same content is run once; it hides no other module, whatever the file's name.
     """
     path = Path(name)
+    if path.exists() and not path.is_file():
+        raise UnfedError(f"{name} is a folder, a pipe or a device; give a Python file.")
     try:
         source = path.read_bytes()
     except OSError as error:

@@ -157,6 +157,7 @@ def read_json(path: Path, what: str) -> Any:
 
 def append_line(path: Path, line: str) -> int:
     """Add a line and give the file's new length, once it is on the disk."""
+    refuse_no_file(path)
     with disk_errors(path), open(path, "ab", opener=_own) as file:
         file.write(line.encode() + b"\n")
         file.flush()
@@ -195,7 +196,7 @@ def packed(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> bytes:
 
 
 def refuse_no_file(path: Path) -> None:
-    """Refuse what is there and is no file, before a reader of safetensors waits for a pipe."""
+    """Refuse a folder, pipe or device in the place of a file; reading a pipe can block for ever."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise UnfedError(f"{path} is no file but a folder, a pipe or a device; restore it, or name another.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import typer
 from rich.markup import escape
@@ -15,6 +16,12 @@ from unfed.runs import check as checking
 from unfed.runs.folder import RunFolder
 
 stdout = Console(highlight=False)
+
+
+def refuse_damaged(run: Path) -> None:
+    """Refuse a folder that `unfed check` refuses, before a model of it is used."""
+    if findings := [*checking.check(RunFolder(run)).findings, *log_faults(run)]:
+        raise UnfedError(f"{run} is not whole: {findings[0]}")
 
 
 def check(run: RunArgument, as_json: Json = False) -> None:

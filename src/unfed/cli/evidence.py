@@ -140,19 +140,14 @@ def _write_page(path: Path, verdict: Verdict, keys: list[str], folder: RunFolder
 
 def serve(
     run: RunArgument,
-    host: Annotated[
-        str, typer.Option(help="The address to listen on; anything but loopback needs TLS and --token.")
-    ] = ("127.0.0.1"),
+    host: Annotated[str, typer.Option(help="The loopback address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8640,
     names: Annotated[
-        list[str], typer.Option("--name", help="A name under which it is called, besides the address. Repeatable.")
+        list[str], typer.Option("--name", help="The public name that your reverse proxy passes on. Repeatable.")
     ] = [],  # noqa: B006
     token: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A file of tokens, one a line; made if it is not there.")
     ] = None,
-    certificate: Annotated[Path | None, typer.Option(metavar="FILE.pem", help="TLS: the certificate chain.")] = None,
-    certificate_key: Annotated[Path | None, typer.Option(metavar="FILE.pem", help="TLS: its private key.")] = None,
-    per_minute: Annotated[int, typer.Option(min=1, help="Calls that one address may make a minute.")] = 120,
     largest: Annotated[int, typer.Option(min=1024, help="Bytes that a call may send.")] = 1 << 20,
     method: Annotated[str, typer.Option(help="By which method what comes in is served.")] = "sealed",
     until: Annotated[str, typer.Option(help="`recovered`, `forgotten`, rounds, or `recovered,40`.")] = "recovered",
@@ -162,9 +157,9 @@ def serve(
     work: Annotated[bool, typer.Option("--work", help="Also serve what comes in; else `unfed resume` does.")] = False,
     allow_code: AllowCode = False,
 ) -> None:
-    """Take signed requests over the network, show the queue, hand out answers and evidence.
+    """Take signed requests, show the queue, hand out answers and evidence.
 
-    Loopback only, unless told otherwise. What comes in counts by its signature.
+    It listens on this machine only; put a reverse proxy with TLS before it. Requests count by their signature.
     """
     from unfed.runs.request_options import RequestOptions
     from unfed.trust.desk import Desk
@@ -173,13 +168,13 @@ def serve(
 
     opened = Run.open(run)
     opened.permit()
-    address = Address(host, port, tuple(names), certificate, certificate_key)
-    rules = address.rules(frozenset() if token is None else tokens_in(token), largest, per_minute)
+    address = Address(host, port, tuple(names))
+    rules = address.rules(frozenset() if token is None else tokens_in(token), largest)
     listener = Listener(
         Desk(opened, Handling(method, until, how=RequestOptions(together=together))), address, rules, work, allow_code
     )
     if token is not None:
-        say(f"Whoever calls needs a token of {token}.")
+        say(f"Callers need a token of {token}.")
     say(f"Serving {run} at {listener.url}; Ctrl-C ends it.")
     with contextlib.suppress(KeyboardInterrupt):  # the way in which a service is ended
         listener.listen()

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from unfed import storage
+from unfed.cli.check import refuse_damaged
 from unfed.cli.console import Console
 from unfed.cli.logged import entered
 from unfed.cli.options import Json, plain_file
@@ -73,6 +74,7 @@ def export(
     """Write a model of a run to a file; by default the one in force, and never one that nobody named."""
     _safetensors(out)
     opened = Run.open(run)
+    refuse_damaged(run)
     current = in_force(opened, opened.one_seed(seed))
     if method is None and request is None:
         current = to_hand_out(opened, seed)

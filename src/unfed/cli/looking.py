@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from unfed import storage
+from unfed.cli.check import refuse_damaged
 from unfed.cli.console import Console
 from unfed.cli.display import clock_text, percent, request_line
 from unfed.cli.logged import due_dates
@@ -73,6 +74,7 @@ def evaluate(
 ) -> None:
     """Score a model on the run's own data: retain, forget, test, membership inference, backdoor."""
     opened = Run.open(run)
+    refuse_damaged(run)
     one = opened.one_seed(seed)
     world = opened.world(one)
     world.settle()

@@ -58,8 +58,10 @@ AllowCode = Annotated[
 
 
 def plain_file(value: Path | None) -> Path | None:
-    """A file that a command is to write, refused before any work where a key, or no file, is there."""
+    """A file that a command is to write, refused before any work where it cannot or must not be written."""
     if value is not None:
+        if not value.absolute().parent.is_dir():
+            raise UnfedError(f"There is no folder {value.parent} to write {value.name} into; make it first.")
         storage.refuse_other(value)
         with suppress(OSError), open(value, "rb") as file:
             if file.read(10) == b"-----BEGIN":

@@ -25,7 +25,7 @@ from unfed import methods as all_methods
 from unfed import plugins, storage
 from unfed.data import Request, SampleList
 from unfed.data.sample_list import drawn_order
-from unfed.errors import UnfedError, listed, nearest, typed
+from unfed.errors import UnfedError, expect, listed, nearest, typed
 from unfed.population import store
 from unfed.population.memorised import most_memorised
 from unfed.runs.config_errors import explained
@@ -224,6 +224,7 @@ class Config(Table):
     @staticmethod
     def preset(name: str, sets: Sequence[str] = ()) -> Config:
         """A config that comes with the package."""
+        expect(name, str, "A preset's name")
         if name not in presets():
             raise UnfedError(f"There is no preset {name!r}; use {listed(presets())}.{nearest(name, presets())}")
         text = resources.files("unfed.experiments").joinpath(f"{name}.toml").read_text(encoding="utf-8")

@@ -47,6 +47,7 @@ class Prefix:
             self._hash, self._length = hashlib.sha256(), 0
         if not self.path.exists():
             return self._hash.hexdigest() if length == 0 else None
+        storage.refuse_no_file(self.path)
         with open(self.path, "rb") as file:
             file.seek(self._length)
             while self._length < length:

@@ -152,6 +152,7 @@ class HistoryLog:
                 raise ValueError("it lies elsewhere")
             if path.stat().st_size < said["length"]:  # before so many bytes are asked for
                 raise ValueError("its end is gone")
+            storage.refuse_no_file(path)
             with open(path, "rb") as file:
                 data = file.read(said["length"])
             if hashlib.sha256(data).hexdigest() != said["sha256"]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from unfed import plugins
 from unfed.data import Request
-from unfed.errors import Refused, UnfedError, UnfedWarning, listed, option
+from unfed.errors import Refused, UnfedError, UnfedWarning, expect, listed, option
 from unfed.federation.history import Recorder
 from unfed.measures import trajectory
 from unfed.measures.forgotten import Forgetting, remedy
@@ -89,6 +89,8 @@ class Run(Record):
 
         Without a world of this config, the one of its first repetition is simulated.
         """
+        expect(config, Config, "A config, such as unfed.Config.preset('demo'),")
+        expect(folder, (str, Path), "The path of a new folder")
         where, config = RunFolder(folder), deny.imported(config)
         if world is not None and world.config.deny != config.deny:
             raise UnfedError(
@@ -117,6 +119,7 @@ class Run(Record):
     @staticmethod
     def open(folder: str | Path, only: Collection[str] | None = None) -> Run:
         """A run that is there; with `only`, as if its comparison had these methods and no others."""
+        expect(folder, (str, Path), "An unfed.Run, or the path of its folder,")
         run = Run(RunFolder(folder))
         run.only = None if only is None else frozenset(only)
         return run
@@ -317,6 +320,7 @@ class Run(Record):
         Asked twice it is done once; one that was denied is tried again. Everything that waits is served. What becomes
         of the others is a warning at most; only this one's own refusal is raised.
         """
+        expect(request, Request, "A request, such as unfed.Request('bye', clients=('3',)),")
         entry, finished = self.ask(request, method, until, seed, expires, how)
         if finished:
             return Outcome(entry, "already done")

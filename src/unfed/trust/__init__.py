@@ -17,7 +17,7 @@
     page.py             a verified bundle as a page for the officer
     revocation.py       whoever asked takes a request back, signed
     desk.py             submit, follow, revoke, fetch: what can be done from outside
-    guard.py            who gets in: sizes, rates, hosts, tokens
+    guard.py            who gets in: sizes, hosts, tokens
     service.py          the desk on a network, and its page           listening.py   where it listens, and who works
 
 All of it is evidence, not a guarantee: a server that never writes a round into the log is outside what this can show.

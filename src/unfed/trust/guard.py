@@ -1,10 +1,10 @@
-"""Who gets in: sizes, rates, hosts and tokens, before anything is read.
+"""Who gets in: sizes, hosts and tokens, before anything is read.
 
-    too large ─► 413      too often ─► 429      another host's name ─► 421      no token where one is asked ─► 401
+    too large ─► 413      another host's name ─► 421      no token where one is asked ─► 401
 
-Written over bare ASGI, so that nothing behind it sees a request that is refused. A token comes in the header
-`Authorization: Bearer …`, or once in the form of the page, which then remembers a session; never in an address, where
-it would end in somebody's log. Only digests of tokens are held.
+Written over bare ASGI, so that the app never sees a refused request. A token comes in the header `Authorization:
+Bearer …`, or once in the form of the page, which then keeps a session; never in an address, which ends up in logs. Only
+digests of tokens are held. TLS, time-outs and limits per address are the reverse proxy's (docs/how-to/evidence.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 COOKIE = "unfed_session"
 SESSION_SECONDS = 12 * 3600.0
-MOST_KNOWN = 10_000  # addresses and sessions that are remembered
+MOST_KNOWN = 10_000  # sessions
 HEADERS = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -46,15 +46,13 @@ class Rules:
     """What is let in."""
 
     tokens: frozenset[bytes] = frozenset()
-    """SHA-256 of every token; with none, whoever reaches the port gets in."""
+    """SHA-256 of every token; with none, everyone on this machine gets in."""
     hosts: frozenset[str] = frozenset({"localhost", "127.0.0.1", "[::1]"})
     """The names under which it may be called, so that no strange name leads a browser here."""
     largest: int = 1 << 20
     """Bytes of a body."""
-    per_minute: int = 120
-    """Calls of one address."""
     secure: bool = False
-    """Whether it is reached by TLS alone."""
+    """Whether a proxy with TLS stands before it: then browsers send the session over TLS only."""
 
 
 class Guard:
@@ -62,7 +60,6 @@ class Guard:
 
     def __init__(self, app: App, rules: Rules, clock: Callable[[], float] = time.monotonic) -> None:
         self._app, self._rules, self._clock = app, rules, clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._sessions: OrderedDict[bytes, float] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,23 +87,12 @@ class Guard:
         host = host if host.endswith("]") else host.rsplit(":", 1)[0]  # [::1] has colons and no port
         if host.lower() not in self._rules.hosts:
             return 421, "This service is not called by that name; use the name or address that it was started with."
-        if not self._within_rate(str((scope.get("client") or ("?",))[0])):
-            return 429, f"At most {self._rules.per_minute} calls a minute are answered; wait a little and try again."
         declared = headers.get("content-length", "0")
         if not (declared.isascii() and declared.isdigit()) or int(declared[:15]) > self._rules.largest:
             return 413, f"A body has at most {self._rules.largest:,} bytes; send less."
         if self._rules.tokens and scope["path"] != "/login" and not self._known(headers):
             return 401, "This service asks for a token; send it as `Authorization: Bearer TOKEN`."
         return None
-
-    def _within_rate(self, address: str) -> bool:
-        at, most = self._clock(), float(self._rules.per_minute)
-        left, last = self._buckets.pop(address, (most, at))
-        left = min(most, left + (at - last) * most / 60.0)
-        self._buckets[address] = (left - 1.0 if left >= 1.0 else left, at)
-        while len(self._buckets) > MOST_KNOWN:
-            self._buckets.popitem(last=False)
-        return left >= 1.0
 
     def _known(self, headers: dict[str, str]) -> bool:
         kind, _, token = headers.get("authorization", "").partition(" ")

@@ -1,8 +1,8 @@
-"""Listening: where, under which names, with which certificate, and who does the work that comes in.
+"""Listening: where, under which names, and what serves the requests that come in.
 
-On loopback nothing more is needed. On any other address a token and TLS are, and it does not start without. The work is
-done, where it is asked for, by `unfed resume` in a process of its own: the service answers all the while, and killed
-with it, the work goes on from its last save.
+It listens on loopback only. A reverse proxy gives it a public name, TLS, time-outs and limits per address; then a token
+is needed. With `--work`, `unfed resume` serves requests in a process of its own: the service answers meanwhile, and if
+both are killed the work goes on from its last save.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class Address:
     host: str = "127.0.0.1"
     port: int = 8640
     names: tuple[str, ...] = ()
-    certificate: Path | None = None
-    certificate_key: Path | None = None
+    """Public names that a reverse proxy passes on."""
 
     @property
     def loopback(self) -> bool:
@@ -49,22 +48,17 @@ class Address:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         return self.host == "localhost"
 
-    def rules(self, tokens: frozenset[bytes] = frozenset(), largest: int = 1 << 20, per_minute: int = 120) -> Rules:
-        """Who is let in at this address; refused where it would be open to anybody."""
-        secure = self.certificate is not None
-        if secure != (self.certificate_key is not None):
-            raise UnfedError("TLS needs both --certificate and --certificate-key; give the other one too.")
-        for path in (self.certificate, self.certificate_key):
-            if path is not None and not path.is_file():
-                raise UnfedError(f"There is no file {path}; check the path.")
-        if not self.loopback and not (secure and tokens):
+    def rules(self, tokens: frozenset[bytes] = frozenset(), largest: int = 1 << 20) -> Rules:
+        """Who is let in at this address; refused where it would be open to anyone."""
+        if not self.loopback:
             raise UnfedError(
-                f"{self.host} can be reached from other machines, and that needs --token FILE, --certificate and"
-                " --certificate-key; or listen on 127.0.0.1 behind a server that has them."
+                f"{self.host} can be reached from other machines; listen on 127.0.0.1 behind a reverse proxy with TLS"
+                " (docs/how-to/evidence.md has its configuration)."
             )
-        own = {"localhost", "127.0.0.1", "[::1]"} if self.loopback else {_bracketed(self.host)}
-        hosts = frozenset(name.lower() for name in (*own, *self.names))
-        return Rules(tokens, hosts, largest, per_minute, secure)
+        if self.names and not tokens:
+            raise UnfedError("A service with a public --name needs a token too; give one with --token FILE.")
+        hosts = frozenset(name.lower() for name in ("localhost", "127.0.0.1", "[::1]", *self.names))
+        return Rules(tokens, hosts, largest, secure=bool(self.names))
 
 
 def _bracketed(host: str) -> str:
@@ -97,19 +91,17 @@ class Listener:
         self._worker = Worker(desk, allow_code) if work else None
         self._socket = _bound(address)
         port = self._socket.getsockname()[1]
-        self.url = f"{'https' if rules.secure else 'http'}://{_bracketed(address.host)}:{port}/"
+        self.url = f"http://{_bracketed(address.host)}:{port}/"
         config = uvicorn.Config(
             service(desk, rules, self._worker.wake if self._worker else lambda: None),
             log_level="warning",
             ws="none",
-            access_log=False,  # paths are no secret, but who asked for what is nobody's business
+            access_log=False,  # who asked for what is private
             server_header=False,
             proxy_headers=False,
             limit_concurrency=200,
             timeout_keep_alive=5,
             h11_max_incomplete_event_size=1 << 16,
-            ssl_certfile=address.certificate,
-            ssl_keyfile=address.certificate_key,
         )
         self._server = uvicorn.Server(config)
 

