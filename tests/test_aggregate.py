@@ -114,4 +114,4 @@ def test_only_the_bad_client_of_a_block_is_refused() -> None:
 def test_numbers_whose_sum_is_too_large_are_no_model() -> None:
     huge = torch.finfo(torch.float32).max
     good, bad = Check(update("a", [huge, -huge]), OLD, 1).result()
-    assert good.clients == () and "do not add up to a finite number" in bad[0].reason
+    assert good.clients == () and "its norm is not a finite number" in bad[0].reason

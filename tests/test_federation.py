@@ -432,7 +432,7 @@ def test_who_holds_what_is_noted_by_view(toy: Toy) -> None:
 class Examined:
     """An answer that is there at once, or one that a device is still working on."""
 
-    def __init__(self, block: str, like: dict[str, Any], round: int) -> None:
+    def __init__(self, block: str, like: dict[str, Any], round: int, size: Any) -> None:
         self.block = block
         self.event = object() if block.startswith("device") else None
 
@@ -457,7 +457,7 @@ def test_an_answer_on_a_device_is_read_when_the_next_client_is_at_work(
             noted.append(f"made {number}")
             yield answer
 
-    for found in server._checked(answers(), {}, 1):
+    for found in server._checked(answers(), {"w": torch.ones(1)}, 1):
         assert isinstance(found, Examined)
         noted.append(found.block)
     assert noted == seen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,22 @@ from typing import Any
 import pytest
 import torch
 
+from hostile import Attacker, HostileNodes, attacked
 from unfed.engines import Batched, Block, Sequential
+from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError
 from unfed.federation.aggregate import Check, average
-from unfed.federation.robust import Robust
+from unfed.federation.robust import Lengths, Robust
 from unfed.federation.state import State, usable
+from unfed.measures.trajectory import job_of
 from unfed.methods.finetune import FineTune
 from unfed.methods.retrain import Retrain
+from unfed.remote.server import run as serve_nodes
 from unfed.runs.folder import Job
+from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
-from worlds import Small, serve
+from worlds import Small, experiment, run_config, serve
 
 START = {"w": torch.tensor([0.0, 10.0], dtype=torch.float64), "n": torch.tensor(3)}
 
@@ -186,3 +192,145 @@ def test_batched_is_sequential_under_a_robust_rule(small: Small) -> None:
         ends.append(server.recover(FineTune().begin(server)).params)
     for name, value in ends[0].items():
         torch.testing.assert_close(ends[1][name], value, rtol=0, atol=1e-10)
+
+
+# --- the bound --------------------------------------------------------------------------------------------------------
+
+
+def judged(times: float, before: list[float], size: float, *lengths: float) -> tuple[float, list[str], list[float]]:
+    """The limit of a round, who is refused, and what is usual afterwards."""
+    found = Lengths(times, before, {str(k): length for k, length in enumerate(lengths)}, size)
+    blocks = [update(str(k), [0.0, 0.0]) for k in range(len(lengths))]
+    limit = found.limit
+    refused = [r.client for block in blocks for r in found.within(block, 1, limit)[1]]
+    return limit, refused, found.usual()
+
+
+def test_the_limit_by_hand() -> None:
+    # Earlier rounds say what is usual: the median of 1, 2, 4 is 2, ten times that is 20, which is more than the model.
+    assert judged(10.0, [1.0, 4.0, 2.0], 5.0, 19.0, 21.0) == (20.0, ["1"], [1.0, 4.0, 2.0, 19.0])
+    # An update that is shorter than the model is never refused, however short the others were.
+    assert judged(10.0, [0.1], 5.0, 4.9, 5.1) == (5.0, ["1"], [0.1, 4.9])
+    # A first round has its own median: 2 of 1, 2, 3, 400 (the lower one, so that one of four cannot lift it).
+    assert judged(10.0, [], 5.0, 1.0, 400.0, 3.0, 2.0) == (20.0, ["1"], [2.0])
+    # Two cannot outvote one another, so ten times the model is the limit.
+    assert judged(10.0, [], 5.0, 1.0, 49.0, 0.0) == (50.0, [], [1.0])
+    assert judged(10.0, [], 5.0, 51.0) == (50.0, ["0"], [])
+    # Who moved nothing says nothing of what is usual; nor is a model of zeros a measure.
+    assert judged(10.0, [], 1.0, 0.0, 0.0, 0.0, 7.0, 8.0, 9.0) == (80.0, [], [8.0])
+    assert judged(10.0, [], 0.0, 3.0)[0] == float("inf")
+    assert judged(0.0, [1.0], 1.0, 1e30) == (float("inf"), [], [1.0])
+    assert judged(10.0, [1.0, 2.0, 3.0, 4.0, 5.0], 1.0, 6.0)[2] == [2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def refused(run: Run, request: str | None, label: str) -> list[dict[str, Any]]:
+    """What a job refused, in its order."""
+    lines = [line for line in run.lines() if job_of(line) == (0, request, label)]
+    return [dict(one) for line in lines for one in line.get("refused", ())]
+
+
+SCALED = ("scale", "1e30", "3.4e38", "noise")
+
+
+@pytest.mark.parametrize("attack", SCALED)
+@pytest.mark.parametrize("engine", [Sequential, Batched])
+def test_an_update_outside_the_bound_is_refused_and_the_model_is_that_of_the_others(
+    engine: Any, attack: str, small: Small, tmp_path: Path
+) -> None:
+    """From the very first round on, in training and in recovery: as if the hostile client had never answered."""
+    sets = (f'engine.name="{engine.name}"', "training.rounds=3", "unlearning.rounds=2")
+    ends = []
+    for name, attacker in (("hostile", Attacker(attack)), ("silent", None)):
+        with attacked(engine, "1", attacker) if attacker else dropped(engine, "1"):
+            run = Run.create(small(*sets), tmp_path / name)
+            run.execute()
+        for label, request, rounds in (("train", None, 3), ("not", "r1", 2)):
+            named = refused(run, request, label)
+            assert [(r["round"], r["client"]) for r in named] == [(r, "1") for r in range(1, rounds + 1)]
+            if attacker and attack in ("scale", "noise"):  # the others have no length that is a number
+                assert all("refuse_above" in r["reason"] for r in named)
+        ends.append([run.folder.load_model(job) for job in (Job(0, None, "train"), Job(0, "r1", "not"))])
+    for one, other in zip(*ends, strict=True):
+        for tensor, name in ((t, n) for n, t in one.items()):
+            torch.testing.assert_close(tensor, other[name], rtol=1e-5, atol=1e-6)
+
+
+@contextmanager
+def dropped(engine: Any, client: str) -> Iterator[None]:
+    """A client that never answers."""
+    train = engine.train
+
+    def silent(self: Any, plan: Any, params: Any, clients: Any, *rest: Any) -> Iterator[Any]:
+        yield Refusal(plan.round, client, "it did not answer")
+        yield from train(self, plan, params, [c for c in clients if c != client], *rest)
+
+    engine.train = silent
+    try:
+        yield
+    finally:
+        engine.train = train
+
+
+@pytest.mark.parametrize("attack", ["scale", "3.4e38", "weight", "replay"])
+def test_over_messages_too_a_hostile_client_is_named_and_left_out(attack: str, tmp_path: Path) -> None:
+    nodes = [{"partition-id": k, "device": "cpu", "allow": "forget"} for k in range(4)]
+    what = {"run-folder": str(tmp_path / "run"), "forget-clients": "0", "min-nodes": 4, "wait-seconds": 1.0}
+    config = run_config({**experiment(4), "training.rounds": 3}, **what)
+    run = serve_nodes(HostileNodes(nodes, {3: Attacker(attack)}), config)
+    for request, label, rounds in ((None, "train", 3), ("client-0", "not", 2)):
+        named = [(r["round"], r["client"]) for r in refused(run, request, label)]
+        first = 2 if attack == "replay" and label == "train" else 1  # its first answer is right
+        assert named == [(r, "2") for r in range(first, rounds + 1)]
+    assert all(float(t.abs().max()) < 100 for t in run.folder.load_model(Job(0, "client-0", "not")).values())
+
+
+def test_the_bound_can_be_switched_off(small: Small, tmp_path: Path) -> None:
+    with attacked(Sequential, "1", Attacker("scale")):
+        sets = ("training.rounds=1", "methods.run=[]", "engine.name=sequential")
+        run = Run.create(small(*sets, "training.robust.refuse_above=0"), tmp_path / "run")
+        run.execute()
+    assert not refused(run, None, "train")
+    largest = max(float(t.abs().max()) for t in run.folder.load_model(Job(0, None, "train")).values())
+    assert largest > 100
+
+
+def test_what_is_usual_survives_a_crash_bit_for_bit(small: Small, tmp_path: Path) -> None:
+    """A run that is interrupted after any save judges later updates as one that was not."""
+    sets = ("training.rounds=4", "methods.run=[]", "checkpoint.rounds=1")
+    whole = Run.create(small(*sets), tmp_path / "whole")
+    whole.execute()
+    job = Job(0, None, "train")
+
+    class Stop(QuietWatch):
+        def saved(self, job: Job, state: State, histories: Any) -> None:
+            if state.round == 2:
+                raise KeyboardInterrupt
+
+    cut = Run.create(small(*sets), tmp_path / "cut")
+    with pytest.raises(KeyboardInterrupt):
+        cut.execute(Stop())
+    Run.open(tmp_path / "cut").execute()
+    usual = [(run.folder.numbers(job) or {})["diary"]["usual"] for run in (whole, cut)]
+    assert usual[0] == usual[1] and len(usual[0]["ce on retain"]) == 4
+
+
+def test_each_job_and_each_kind_of_visit_has_its_own_measure(small: Small, tmp_path: Path) -> None:
+    config = small(
+        "methods.run=['ga']",
+        "methods.ga.federated=true",
+        "training.rounds=2",
+        "unlearning.rounds=2",
+        "checkpoint.rounds=1",
+    )
+    run = Run.create(config, tmp_path / "run")
+    run.execute()
+    usual = (run.folder.numbers(Job(0, "r1", "ga")) or {})["diary"]["usual"]
+    assert all(len(lengths) <= 2 for lengths in usual.values()) and len(usual) >= 2
+
+
+def test_a_centralised_model_is_not_bounded(toy: Any) -> None:
+    """Where one place holds all data, that place decides."""
+    block = large("b", 1e6, 1)
+    lengths = Lengths(0.0, [])
+    lengths.add(Check(block, {"w": torch.zeros(2)}, 1))
+    assert lengths.known and lengths.limit == float("inf") and lengths.usual() == []

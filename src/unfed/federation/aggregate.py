@@ -5,7 +5,7 @@
 The delta form keeps what nobody changed bit-equal (a plain weighted mean of nine equal float32 tensors changes a third
 of their entries within a hundred rounds). Every floating-point entry is averaged, BatchNorm's running statistics
 included; integer counters are copied. An update is refused, and named, if its keys, shapes or types are wrong, if it
-holds NaN or infinity, if it is so large that its sizes do not add up to a number, or if its weight is not positive.
+holds NaN or infinity, if it is so large that its norm is no number, or if its weight is not positive.
 What is averaged is finite then, and so is the average: where Σ n_k (θ_k − θ) overflows, it is Σ (n_k / Σ n_k) θ_k.
 """
 
@@ -79,31 +79,44 @@ def _weighted(block: Block, names: list[str], start: list[Tensor]) -> list[Tenso
     return found
 
 
+def length_of(params: Params) -> Tensor:
+    """‖θ‖ over all floating-point entries, as one number that the device may still be working on."""
+    norms: Tensor = torch.stack(torch._foreach_norm([t for t in params.values() if t.is_floating_point()]))
+    return torch.linalg.vector_norm(norms, keepdim=True)
+
+
 class Check:
     """Which updates of a block may be averaged, in two halves.
 
     The device is asked at once, the answer is read later, so that the device can go on with the next client in between.
     """
 
-    def __init__(self, block: Block, like: Params, round: int) -> None:
+    def __init__(self, block: Block, like: Params, round: int, size: Tensor | None = None) -> None:
         self.block, self._round = block, round
         self._malformed = _malformed(block.params, like)
         self._answer: Tensor | None = None
         self.event: torch.cuda.Event | None = None
         """When the answer will be there; None if it is."""
+        self.lengths: dict[str, float] = {}
+        """‖θ_k − θ‖ of every usable update, once the result is read."""
+        self.size = math.inf
+        """‖θ‖, once the result is read."""
         if self._malformed:
             return
-        floating = [stack for stack in block.params.values() if stack.is_floating_point()]
-        # Sums of all entries' sizes: one with a NaN or an infinity in it is not finite. A sum of finite numbers may be
-        # too large, so whoever is suspected is looked at again.
+        names = [name for name, stack in block.params.items() if stack.is_floating_point()]
+        # One with a NaN or an infinity in it has no finite length. That of finite numbers may be too large, so whoever
+        # is suspected is looked at again.
         if len(block.clients) == 1:
-            sums = torch.stack(torch._foreach_norm(floating, 1)).sum()[None]
+            deltas = torch._foreach_sub([block.params[name][0] for name in names], [like[name] for name in names])
+            lengths = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(deltas)), keepdim=True)
         else:
-            sums = torch.stack([torch.linalg.vector_norm(t.flatten(1), 1, dim=1) for t in floating]).sum(0)
+            moved = ((block.params[name] - like[name]).flatten(1) for name in names)
+            lengths = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(d, dim=1) for d in moved]), dim=0)
+        found = torch.cat([lengths, length_of(like) if size is None else size])
         # Into pinned memory: a copy into any other would wait for the device.
-        self._answer = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=sums.is_cuda)
-        self._answer.copy_(sums, non_blocking=True)
-        if sums.is_cuda:
+        self._answer = torch.empty(found.shape, dtype=found.dtype, pin_memory=found.is_cuda)
+        self._answer.copy_(found, non_blocking=True)
+        if found.is_cuda:
             self.event = torch.cuda.Event()
             self.event.record()
 
@@ -114,12 +127,14 @@ class Check:
         if self.event is not None:
             self.event.synchronize()
         keep, refusals = [], []
-        for index, (client, size) in enumerate(zip(self.block.clients, self._answer.tolist(), strict=True)):
-            reason = self._unusable(index, math.isfinite(size))
+        *lengths, self.size = self._answer.tolist()
+        for index, (client, length) in enumerate(zip(self.block.clients, lengths, strict=True)):
+            reason = self._unusable(index, math.isfinite(length))
             if reason:
                 refusals.append(Refusal(self._round, client, reason))
             else:
                 keep.append(index)
+                self.lengths[client] = length
         return self.block.pick(keep), refusals
 
     def _unusable(self, index: int, finite: bool) -> str:
@@ -130,7 +145,7 @@ class Check:
         bad = next((name for name, t in floating.items() if not bool(torch.isfinite(t[index]).all())), None)
         if bad is not None:
             return f"its update has NaN or infinite values in {bad!r}"
-        return "" if finite else "its update is too large: the sizes of its entries do not add up to a finite number"
+        return "" if finite else "its update is too large: its norm is not a finite number"
 
 
 def _malformed(params: Params, like: Params) -> str:

@@ -8,20 +8,32 @@
 
 They hold against fewer than half of the clients (median), ⌊t·K⌋ of them (trimmed), or bound what each can do (norm).
 Where clients hold different kinds of rows, a coordinate-wise rule also loses what only a few of them know.
+
+Under every rule, an update that no honest training makes is refused by name before it is averaged:
+
+    refused if ‖Δ_k‖ > max( ‖θ‖, a·u )        u is the median of the last rounds' median ‖Δ‖; a = `refuse_above`
+
+Both must be exceeded: lengths differ between honest clients (more rows, more steps) and between rounds (a rate that
+rises), but an honest update is seldom longer than the model itself. Earlier rounds say what is usual, so an update can
+be averaged as it comes. A job's first round of a kind is held until everybody answered, and u is its own median; with
+fewer than three answers u is ‖θ‖. It is refused, not cut to length: its direction is no better than its length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from unfed.engines.base import Block
+from unfed.client.plan import Plan
+from unfed.engines.base import Block, Refusal
 from unfed.errors import Refused
-from unfed.federation.aggregate import average
+from unfed.federation.aggregate import Check, average
 from unfed.model.params import Params
 
 Rule = Literal["mean", "norm", "median", "trimmed"]
@@ -36,6 +48,8 @@ class Robust:
     """norm: how many times the median length an update may have."""
     trim: float = 0.2
     """trimmed: the share of clients that is left out at either end."""
+    refuse_above: float = 10.0
+    """How many times the usual length an update may have before it is refused; 0 is any length."""
 
     @property
     def additive(self) -> bool:
@@ -70,6 +84,60 @@ class Robust:
         count = sum(len(block.clients) for block in found)
         drop = (count - 1) // 2 if self.rule == "median" else min(int(self.trim * count), (count - 1) // 2)
         return {name: _middle(name, old, found, drop) for name, old in params.items()}
+
+
+Usual = dict[str, list[float]]
+"""The median lengths of the last rounds, by what clients were asked to do; a job keeps them with its state."""
+_ROUNDS = 5
+_MANY = 3
+
+
+def kind_of(plan: Plan) -> str:
+    """What clients are asked to do: lengths are compared with those of the same kind only."""
+    return ", ".join(f"{phase.objective.name} on {phase.view}" for phase in plan.phases)
+
+
+@dataclass
+class Lengths:
+    """The lengths of one round's updates, against what was usual before."""
+
+    times: float
+    before: Sequence[float]
+    found: dict[str, float] = field(default_factory=dict)
+    size: float = 0.0
+    """‖θ‖."""
+
+    @property
+    def known(self) -> bool:
+        """Whether an update can be judged as it comes."""
+        return bool(self.before) or not self.times
+
+    @property
+    def limit(self) -> float:
+        """The longest update that is averaged."""
+        own = [length for length in self.found.values() if length > 0]
+        usual = self.size if len(own) < _MANY else statistics.median_low(own)
+        if self.before:
+            usual = statistics.median(self.before)
+        return max(self.size, self.times * usual) if self.times and usual else math.inf
+
+    def add(self, checked: Check) -> None:
+        """Take note of the updates of a block that can be averaged."""
+        if checked.lengths:
+            self.found, self.size = self.found | checked.lengths, checked.size
+
+    def within(self, block: Block, round: int, limit: float) -> tuple[Block, list[Refusal]]:
+        """The updates that are not too long, and who sent the others."""
+        far = {client: length for client in block.clients if (length := self.found[client]) > limit}
+        reason = "its update has norm {:.3g}, where {:.3g} is allowed (see training.robust.refuse_above)"
+        refusals = [Refusal(round, client, reason.format(length, limit)) for client, length in far.items()]
+        self.found = {client: length for client, length in self.found.items() if client not in far}
+        return block.pick([i for i, client in enumerate(block.clients) if client not in far]), refusals
+
+    def usual(self) -> list[float]:
+        """What later rounds are compared with."""
+        own = [length for length in self.found.values() if length > 0 and self.times]
+        return [*self.before, *([statistics.median_low(own)] if own else [])][-_ROUNDS:]
 
 
 def _lengths(params: Params, block: Block) -> Tensor:

@@ -25,9 +25,10 @@ from unfed.engines.base import Block, Context, Engine, Metered, Refusal, context
 from unfed.engines.sequential import Sequential
 from unfed.errors import Refused, Unanswered, UnfedError
 from unfed.federation import algorithm
-from unfed.federation.aggregate import Check
+from unfed.federation.aggregate import Check, length_of
 from unfed.federation.history import FinishedRound, History, Recorder
 from unfed.federation.ledger import Ledger, Transfer
+from unfed.federation.robust import Lengths, Usual, kind_of
 from unfed.federation.schedule import Settings
 from unfed.federation.state import State
 from unfed.model.flops import Flops
@@ -100,6 +101,8 @@ class JobServer:
         """The requests in force, as JSON: what a recorded round is replayed under."""
         self.asked: dict[int, list[str]] = {}
         self.refusals: list[Refusal] = []
+        self.usual: Usual = {}
+        """How long updates were in earlier rounds of this job."""
         self.attempt = 0
         """How often the round at hand has failed for want of answers: who did not answer then may answer now."""
         self._public: ClientData | None = None
@@ -186,22 +189,38 @@ class JobServer:
         answering = [name for name in asked if how.patient or not self._drops_out(name, plan.round)]
         there = set(answering)
         refused = [Refusal(plan.round, name, "it did not answer") for name in asked if name not in there]
-        self.refusals += refused
-        accepted = 0
+        accepted, first = 0, list[Block]()
+        # Where one place holds all data, that place decides.
+        times = self.settings.robust.refuse_above if self._setup.wired else 0.0
+        lengths = Lengths(times, self.usual.get(kind_of(plan), ()))
         for found in _checked(engine.train(plan, params, answering, context, how.optimiser), params, plan.round):
             if isinstance(found, Refusal):
-                self.refusals.append(found)
                 refused.append(found)
                 continue
             block = found.block
             self.ledger.worked(self._setup.forward_flops, sum(block.trained), sum(block.forwarded))
             self._sent(engine, transfer.up * len(block.clients), tensor_bytes(block.params))
             good, bad = found.result()
-            self.refusals += bad
+            lengths.add(found)
+            refused += bad
+            if not lengths.known:
+                first.append(good)  # judged once all are there
+                continue
+            good, bad = lengths.within(good, plan.round, lengths.limit)
             refused += bad
             accepted += len(good.clients)
             if good.clients:
                 yield good
+        limit = lengths.limit
+        for block in first:
+            good, bad = lengths.within(block, plan.round, limit)
+            refused += bad
+            accepted += len(good.clients)
+            if good.clients:
+                yield good
+        self.refusals += refused
+        if how.engine is None and (usual := lengths.usual()):  # a round that is repeated says nothing of this job
+            self.usual[kind_of(plan)] = usual
         self._settle(engine)
         self._check_quorum(plan.round, asked, accepted, refused)
 
@@ -331,9 +350,9 @@ def _checked(answers: Iterator[Block | Refusal], like: Params, round: int) -> It
     An answer that a device is still working on is handed on when the next client is at work there, so that the device
     never waits for the server.
     """
-    waiting: Check | None = None
+    waiting, size = None, length_of(like)
     for answer in answers:
-        found = answer if isinstance(answer, Refusal) else Check(answer, like, round)
+        found = answer if isinstance(answer, Refusal) else Check(answer, like, round, size)
         if waiting is not None:
             yield waiting
         waiting = found if isinstance(found, Check) and found.event is not None else None

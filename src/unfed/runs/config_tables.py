@@ -127,6 +127,7 @@ class RobustConfig(Table):
     rule: Literal["mean", "norm", "median", "trimmed"] = "mean"
     bound: Annotated[float, Field(gt=0)] = 2.0
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    refuse_above: Annotated[float, Field(ge=0)] = 10.0
 
 
 class TrainingConfig(Table):

@@ -181,7 +181,7 @@ class JobRunner:
 
     def _begin(self, states: Iterator[State]) -> tuple[State, JobNotes]:
         diary = JobNotes(offset=self.folder.length())
-        self.server.ledger = diary.ledger
+        self.server.ledger, self.server.usual = diary.ledger, diary.usual
         if "history" in self.method.needs:
             self._account(diary, [Recorder(self.method, self.server.history)])
         started = time.monotonic()
@@ -210,13 +210,14 @@ class JobRunner:
         Resumed, it is asked for again, under other draws of who does not answer.
         """
         histories = {label: recorder.history for label, recorder in self.server.recorders.items()}
-        self.server.attempt = diary.attempt
+        self.server.attempt, usual = diary.attempt, dict(diary.usual)
         started = time.monotonic()
         try:
             after = usable(next(states))
         except Refused:
             for label, history in histories.items():
                 self.server.recorders[label].history = history
+            self.server.usual = diary.usual = usual
             self._noted(diary, time.monotonic() - started, attempt=diary.attempt + 1)
             self._save(state, diary, None)
             raise
@@ -233,7 +234,7 @@ class JobRunner:
 
     def _resumed(self, state: State, numbers: dict[str, Any]) -> tuple[State, JobNotes]:
         diary = JobNotes.from_json(numbers["diary"])
-        self.server.ledger = diary.ledger
+        self.server.ledger, self.server.usual = diary.ledger, diary.usual
         self._saved_round = state.round
         tensors = {name: self._on_device(group) for name, group in state.tensors.items()}
         self._best_params = tensors.pop(BEST, None)

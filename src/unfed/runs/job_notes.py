@@ -12,6 +12,7 @@ from typing import Any
 from unfed import storage
 from unfed.engines.base import Refusal
 from unfed.federation.ledger import Ledger
+from unfed.federation.robust import Usual
 from unfed.measures.trajectory import Line, RefusedUpdate, job_of
 from unfed.model import digest
 from unfed.model.params import Params
@@ -41,6 +42,8 @@ class JobNotes:
     """What was seen of forgetting then, in words, where that is a goal."""
     forgetting: dict[str, Any] | None = None
     """Whether the last model of a comparison, or of a call of `unlearn`, forgot."""
+    usual: Usual = field(default_factory=dict)
+    """How long updates were in the last rounds."""
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "ledger": self.ledger.to_json(), "asked": {str(r): c for r, c in self.asked.items()}}
@@ -60,6 +63,7 @@ class JobNotes:
             raw.get("missing"),
             raw.get("watched", ""),
             raw.get("forgetting"),
+            raw.get("usual", {}),
         )
 
 
