@@ -1,104 +1,139 @@
-"""What one wrong update does to a recovery, and what the robust rules do about it, on digits.
+"""What one hostile client of 4, 10 and 100 does to a training and to NoT's recovery, on digits.
 
-    PYTHONPATH=src python benchmarks/robust.py [--seeds 3] [--rounds 10] [--times -10] [--record FILE]
+    PYTHONPATH=src python benchmarks/robust.py [--clients 4 10 100] [--part simulator transport inside] [--record FILE]
 
-Ten clients train, client 0 leaves. In every round of NoT's recovery client 1 sends θ + s·(θ_1 − θ) in place of its
-model θ_1: with s = −10 the opposite of what it learned, ten times over. It is finite and of the right shape, so no
-check refuses it. Each row is a rule of `unlearning.robust`, with and without the attacker: test accuracy after the
-last round, mean and standard deviation over the seeds. A line of the record is one recovery.
+All clients train, then client 0 leaves by NoT. Client 1 is hostile in every round of both (`tests/hostile.py`). Each
+line of the record is one run: test accuracy of the trained and of the recovered model, and who was named; `without` is
+the run in which client 1 never answers. `simulator` and `transport` (clients in this process, over messages) send what
+no honest training makes, under the default settings; `inside` sends what looks honest, under each rule of
+`training.robust`. The simulator counts rows itself and has no messages, so there a client cannot lie about its weight
+or its census, nor answer an old question.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
-import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from itertools import product
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unfed.data import Request
-from unfed.engines import Batched, Block
+from unfed.engines import Batched
+from unfed.remote.server import run as serve
 from unfed.runs.config import Config
 from unfed.runs.run import Run
+from unfed.runs.simulated import simulated
 
-RULES = ('{rule="mean"}', '{rule="norm", bound=1.0}', '{rule="median"}', '{rule="trimmed", trim=0.2}')
-ATTACKER = "1"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from hostile import INSIDE, OUTSIDE, REPEATED, Attacker, HostileNodes, attacked, mislabelled
+
+HOSTILE = "1"
+LIES = ("weight", "census")
+RULES = {"mean": {}, "norm": {"bound": 1.0}, "median": {}, "trimmed": {"trim": 0.2}}
+SIZES = {"training.rounds": 15, "unlearning.rounds": 10, "evaluation.every": 5, "evaluation.attack": False}
+SIZES |= {"model.name": "cnn-tiny", "training.lr": 0.1, "checkpoint.rounds": 5, "gate.max_drop": 100.0}
+
+
+def sizes(clients: int, rule: str) -> dict[str, Any]:
+    batch = {"training.batch": 32 if clients < 100 else 8, "partition.clients": clients}
+    robust = {"training.robust.rule": rule} | {f"training.robust.{n}": v for n, v in RULES[rule].items()}
+    return {"name": "hostile", **SIZES, **batch, **robust}
 
 
 @contextmanager
-def attacked(times: float) -> Iterator[None]:
-    """The attacker's updates, as long as this lasts."""
-    honest = Batched.train
+def silent(client: str) -> Iterator[None]:
+    """A client that never answers, in the simulator."""
+    train = Batched.train
 
-    def train(self: Batched, plan: Any, params: Any, *rest: Any) -> Iterator[Any]:
-        for block in honest(self, plan, params, *rest):
-            yield spoilt(block, params, times) if ATTACKER in getattr(block, "clients", ()) else block
+    def others(self: Batched, plan: Any, params: Any, clients: Any, *rest: Any) -> Iterator[Any]:
+        yield from train(self, plan, params, [c for c in clients if c != client], *rest)
 
-    Batched.train = train  # type: ignore[method-assign, assignment]
+    Batched.train = others  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        Batched.train = honest  # type: ignore[method-assign]
+        Batched.train = train  # type: ignore[method-assign]
 
 
-def spoilt(block: Block, params: Any, times: float) -> Block:
-    place, changed = block.clients.index(ATTACKER), {name: stack.clone() for name, stack in block.params.items()}
-    for name, stack in changed.items():
-        if stack.is_floating_point():
-            stack[place] = params[name] + times * (stack[place] - params[name])
-    return replace(block, params=changed)
+def simulator(folder: Path, attack: str, clients: int, rule: str) -> Run:
+    request = ['request={id="leaves", clients=["0"]}', 'methods.run=["not"]', 'engine.name="batched"']
+    config = Config.parse({}, [f"{key}={json.dumps(value)}" for key, value in sizes(clients, rule).items()] + request)
+    world = simulated(config, 0)
+    ways: dict[str, AbstractContextManager[None]] = {"without": silent(HOSTILE), "none": nullcontext()}
+    if attack == "labels":
+        ways["labels"] = mislabelled(next(client for client in world.clients if client.name == HOSTILE))
+    with ways.get(attack) or attacked(Batched, HOSTILE, Attacker(attack)):
+        run = Run.create(config, folder, world)
+        run.execute()
+    return run
+
+
+def transport(folder: Path, attack: str, clients: int, rule: str) -> Run:
+    nodes = HostileNodes(({"partition-id": k, "allow": "forget"} for k in range(clients)), {})
+    what = {f"experiment.{key}": value for key, value in sizes(clients, rule).items()}
+    what |= {"run-folder": str(folder), "forget-clients": "0", "min-nodes": clients, "wait-seconds": 60.0}
+    if attack == "without":
+        nodes.deaf = {2}
+    elif attack != "none":
+        nodes.hostile = {2: Attacker(attack)}
+    return serve(nodes, what)
+
+
+def told(run: Run) -> dict[str, Any]:
+    lines = [line for line in run.lines() if line["method"] in ("train", "not")]
+    named = sorted({one["client"] for line in lines for one in line.get("refused", ())})
+    reasons = sorted({str(one["reason"])[:90] for line in lines for one in line.get("refused", ())})
+    last = {line["method"]: round(float(line["test"]), 2) for line in lines}
+    return {"trained": last["train"], "recovered": last["not"], "named": named, "reason": reasons[:1]}
+
+
+def cases(parts: list[str]) -> Iterator[tuple[str, str, str]]:
+    """(part, attack, rule)"""
+    for part in parts:
+        if part == "inside":
+            yield from ((part, attack, rule) for rule in RULES for attack in ("none", "without", *INSIDE))
+        else:
+            sent = [a for a in (*OUTSIDE, *REPEATED) if part == "transport" or a not in (*LIES, *REPEATED)]
+            yield from ((part, attack, "mean") for attack in ("without", *sent))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=10, help="of recovery")
-    parser.add_argument("--times", type=float, default=-10.0, help="the attacker's factor s")
-    parser.add_argument("--record", type=Path, help="a file for one JSON line per recovery")
+    parser.add_argument("--clients", type=int, nargs="+", default=[4, 10, 100])
+    parser.add_argument("--part", nargs="+", default=["simulator", "transport", "inside"])
+    parser.add_argument("--attacks", nargs="+", help="only these")
+    parser.add_argument("--record", type=Path, help="a file for one JSON line per run")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[tuple[str, bool], list[float]] = {}
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "hardware": "two shared x86-64 cores",
+        "torch": torch.__version__.split("+")[0],
+        "commit": subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        ).stdout.strip(),
+        "command": "python benchmarks/robust.py --record FILE",
+    }
     with tempfile.TemporaryDirectory() as where:
-        for number, (seed, rule, attack) in enumerate(product(range(given.seeds), RULES, (False, True))):
-            changes = [f"seed={seed}", f"unlearning.robust={rule}", "methods.run=[]", 'engine.name="batched"']
-            changes += ["gate.max_drop=100"]  # what an attacker leaves is to be measured, not refused
-            config = Config.preset("demo", [*changes, "training.rounds=30", "evaluation.every=10"])
-            plain = Config.parse(config.to_json() | {"request": []})
-            test = recovered(plain, Path(where) / str(number), attack, given)
-            found.setdefault((rule, attack), []).append(test)
-            line = {"seed": seed, "robust": rule, "attacked": attack, "times": given.times, "rounds": given.rounds}
-            told(given.record, line | {"test": test})
-    print(f"{given.seeds} seeds, {given.rounds} rounds of recovery, factor {given.times:g}; test accuracy in %")
-    print("| `unlearning.robust` | nobody attacks | client 1 attacks |\n|---|---|---|")
-    for rule in RULES:
-        cells = [found[rule, attack] for attack in (False, True)]
-        shown = [f"{statistics.mean(c):.1f} ± {statistics.stdev(c) if len(c) > 1 else 0:.1f}" for c in cells]
-        print(f"| `{rule}` | {shown[0]} | {shown[1]} |")
-
-
-def told(record: Path | None, line: dict[str, Any]) -> None:
-    """One recovery as it ends, so that a record that is cut off says what was done."""
-    print(json.dumps(line), flush=True)
-    if record is not None:
-        with record.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-
-def recovered(config: Config, folder: Path, attack: bool, given: argparse.Namespace) -> float:
-    """The test accuracy after the recovery."""
-    run = Run.create(config, folder)
-    run.execute()
-    with attacked(given.times) if attack else nullcontext():
-        run.forget(Request("client-0", clients=("0",)), "not", given.rounds)
-    lines = [x for x in run.lines() if x["request"] == "client-0" and x["round"] == given.rounds]
-    return float(lines[-1]["test"])
+        for number, (clients, (part, attack, rule)) in enumerate(
+            (k, c) for k in given.clients for c in cases(given.part)
+        ):
+            if given.attacks and attack not in given.attacks:
+                continue
+            make = transport if part == "transport" else simulator
+            case = {"part": part, "clients": clients, "attack": attack, "rule": rule}
+            line = case | told(make(Path(where) / str(number), attack, clients, rule))
+            print(json.dumps(line), flush=True)
+            if given.record is not None:
+                with given.record.open("a") as file:
+                    file.write(json.dumps(line | about) + "\n")
 
 
 if __name__ == "__main__":

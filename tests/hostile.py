@@ -31,8 +31,10 @@ from direct import Direct, log, packed
 
 OUTSIDE = ("scale", "1e30", "3.4e38", "noise", "weight", "census")
 REPEATED = ("stale", "replay")
-INSIDE = ("flip", "labels")
-ATTACKS = OUTSIDE + REPEATED + INSIDE
+INSIDE = ("flip", "labels", "old")
+SPOILING = ("climb",)
+"""Just inside the bound: up its own loss, by as much as the model is long."""
+ATTACKS = OUTSIDE + REPEATED + INSIDE + SPOILING
 WEIGHT = 10**12
 ROWS = 9_000_000
 """How many rows a client claims that lies in the census; a reply may claim as many then."""
@@ -47,7 +49,6 @@ class Attacker:
     ends: int = 10**9
     _first: Params | None = field(default=None, repr=False)
     _last: Answer | None = field(default=None, repr=False)
-    _before: Params | None = field(default=None, repr=False)
 
     def acts(self, round: int) -> bool:
         return self.begins <= round <= self.ends
@@ -55,14 +56,12 @@ class Attacker:
     def model(self, start: Params, honest: Params, round: int) -> Params:
         """What is sent in the place of a model that was trained honestly from `start`."""
         sent = self._spoilt(start, honest, round) if self.acts(round) else honest
-        self._first, self._before = self._first or honest, honest
+        self._first = self._first or honest
         return sent
 
     def _spoilt(self, start: Params, honest: Params, round: int) -> Params:
-        if self.attack == "stale" and self._first is not None:
+        if self.attack == "old" and self._first is not None:
             return self._first  # what it learned in its first round
-        if self.attack == "replay" and self._before is not None:
-            return self._before  # what it sent before
         change: Callable[[str, Any, Any], Any] | None = {
             "scale": lambda name, old, new: old + 1e6 * (new - old),
             "1e30": lambda name, old, new: torch.full_like(new, 1e30),
@@ -70,6 +69,12 @@ class Attacker:
             "flip": lambda name, old, new: old - (new - old),
         }.get(self.attack)
         floating = {name: t for name, t in honest.items() if t.is_floating_point()}
+        if self.attack == "climb":
+            size, step = (
+                sum(float(f(n).norm()) ** 2 for n in floating) ** 0.5
+                for f in (start.__getitem__, _moved(start, honest))
+            )
+            return honest | {n: start[n] - 0.99 * size / step * (t - start[n]) for n, t in floating.items()}
         if change is not None:
             return honest | {name: change(name, start[name], t) for name, t in floating.items()}
         if self.attack == "3.4e38":
@@ -88,14 +93,19 @@ class Attacker:
         if ask.kind != TRAIN or "params" not in found.tensors:
             return found
         round = int(json.loads(ask.body)["round"])
-        if self.attack == "replay":  # the whole answer, as it was
-            found, self._last = self._last if self._last and self.acts(round) else found, found
-            return found
+        if self.attack in REPEATED:  # the whole answer to an earlier question: the last one, or its first
+            sent = self._last if self._last and self.acts(round) else found
+            self._last = self._last if self._last and self.attack == "stale" else found
+            return sent
         params = self.model(ask.tensors["params"], found.tensors["params"], round)
         counts = dict(found.numbers["counts"])
         if self.acts(round) and self.attack in ("weight", "census"):
             counts["samples"] = WEIGHT if self.attack == "weight" else ROWS
         return replace(found, tensors={**found.tensors, "params": params}, numbers={"counts": counts})
+
+
+def _moved(start: Params, honest: Params) -> Callable[[str], Any]:
+    return lambda name: honest[name] - start[name]
 
 
 def _draws(round: int) -> torch.Generator:
@@ -108,9 +118,11 @@ class HostileNodes(Direct):
     def __init__(self, configs: Iterable[Mapping[str, Any]], hostile: Mapping[int, Attacker]) -> None:
         super().__init__(configs)
         self.hostile = dict(hostile)
+        self.deaf: set[int] = set()
+        """Who is connected and never answers when it is asked to train."""
 
     def send(self, asks: Mapping[int, Ask], timeout: float) -> Replies:
-        there = [node for node in asks if node in self.configs]
+        there = [node for node in asks if node in self.configs and not (node in self.deaf and asks[node].kind == TRAIN)]
         return Replies({node: self._answer(node, asks[node]) for node in there})
 
     def _answer(self, node: int, ask: Ask) -> Reply:

@@ -90,6 +90,8 @@ class Refusal:
     round: int
     client: str
     reason: str
+    absurd: bool = False
+    """Whether no honest training makes such an update."""
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,9 @@ def _weighted(block: Block, names: list[str], start: list[Tensor]) -> list[Tenso
 
 def length_of(params: Params) -> Tensor:
     """‖θ‖ over all floating-point entries, as one number that the device may still be working on."""
-    norms: Tensor = torch.stack(torch._foreach_norm([t for t in params.values() if t.is_floating_point()]))
-    return torch.linalg.vector_norm(norms, keepdim=True)
+    norms = torch.stack(torch._foreach_norm([t for t in params.values() if t.is_floating_point()]))
+    length: Tensor = torch.linalg.vector_norm(norms, keepdim=True)
+    return length
 
 
 class Check:

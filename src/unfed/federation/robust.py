@@ -130,7 +130,7 @@ class Lengths:
         """The updates that are not too long, and who sent the others."""
         far = {client: length for client in block.clients if (length := self.found[client]) > limit}
         reason = "its update has norm {:.3g}, where {:.3g} is allowed (see training.robust.refuse_above)"
-        refusals = [Refusal(round, client, reason.format(length, limit)) for client, length in far.items()]
+        refusals = [Refusal(round, client, reason.format(length, limit), absurd=True) for client, length in far.items()]
         self.found = {client: length for client, length in self.found.items() if client not in far}
         return block.pick([i for i, client in enumerate(block.clients) if client not in far]), refusals
 

@@ -103,6 +103,11 @@ class JobServer:
         self.refusals: list[Refusal] = []
         self.usual: Usual = {}
         """How long updates were in earlier rounds of this job."""
+        self.aside: frozenset[str] = frozenset()
+        """Clients that are not asked any more in this job: they spoiled a round."""
+        self.keeps = False
+        """Whether the updates that are averaged are kept until the next average."""
+        self.kept: tuple[Params, list[Block]] | None = None
         self.attempt = 0
         """How often the round at hand has failed for want of answers: who did not answer then may answer now."""
         self._public: ClientData | None = None
@@ -117,10 +122,16 @@ class JobServer:
         self._public = members.public or self._public
         self._place = {name: place for place, name in enumerate(clients)}.__getitem__
         self.clients: Sequence[str] = tuple(n for n, c in clients.items() if c.holds("all"))
-        self.retained: Sequence[str] = tuple(n for n, c in clients.items() if c.holds("retain"))
+        self._retained = tuple(n for n, c in clients.items() if c.holds("retain"))
         self.owners: Sequence[str] = tuple(n for n, c in clients.items() if c.holds("forget"))
-        if not self.retained:
+        self.leave_out(self.aside)
+        if not self._retained:
             raise UnfedError("Every client would be forgotten, so nobody is left to train; ask for fewer.")
+
+    def leave_out(self, clients: Iterable[str]) -> None:
+        """Ask these clients for nothing more in this job, but for what they themselves asked to forget."""
+        self.aside = frozenset(clients)
+        self.retained: Sequence[str] = tuple(name for name in self._retained if name not in self.aside)
 
     # --- what a plan is made of -----------------------------------------------------------------------------------
 
@@ -286,7 +297,11 @@ class JobServer:
 
     def average(self, params: Params, updates: Iterable[Block]) -> Params:
         """θ + Σ p_k (θ_k − θ), in the federation's order whatever order the answers came in."""
-        return self.settings.robust.average(params, self._in_order(updates))
+        return self._combined(params, self.settings.robust.entering(params, self._in_order(updates))[0])
+
+    def _combined(self, params: Params, updates: list[Block]) -> Params:
+        self.kept = (params, updates) if self.keeps else None
+        return self.settings.robust.combined(params, updates)
 
     def _in_order(self, updates: Iterable[Block]) -> list[Block]:
         return sorted(updates, key=lambda block: self._place(block.clients[0]))
@@ -316,7 +331,7 @@ class JobServer:
             updates, factors = robust.entering(start, self._in_order(self.train(plan, start, clients, context)))
             if not context:  # a round with context could not be repeated from its plan alone
                 self._record(plan, start, updates, factors)
-            return replace(state, params=robust.combined(start, updates), round=r)
+            return replace(state, params=self._combined(start, updates), round=r)
         (name,) = clients  # only one place can go on with its own optimiser
         kept = {name: state.tensors[OPTIMISER]} if OPTIMISER in state.tensors else None
         (block,) = self._train(plan, state.params, clients, context or {}, _Asking(optimiser=kept))

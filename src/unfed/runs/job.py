@@ -17,7 +17,8 @@ out: then its state began at what counts no more, and the job begins anew.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,13 +26,14 @@ from typing import Any
 from unfed.data import ClientData, Request
 from unfed.engines.base import Engine
 from unfed.engines.observed import ObservedEngine, observed_clients
-from unfed.errors import Refused, UnfedError, option
+from unfed.errors import Refused, Unanswered, UnfedError, UnfedWarning, option
 from unfed.federation import algorithm
 from unfed.federation.history import History, Recorder
 from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members
 from unfed.federation.state import usable
 from unfed.measures import trajectory
+from unfed.measures.evaluator import Evaluation
 from unfed.measures.forgotten import Evidence, Forgetting, did_it_forget, opposite_signs
 from unfed.measures.trajectory import Line, job_of
 from unfed.methods import Method, Retrain, State
@@ -46,6 +48,7 @@ from unfed.runs.job_notes import JobNotes, began, model_notes, noted, start_on
 from unfed.runs.late_line import LateLine
 from unfed.runs.progress import QuietWatch, Watch
 from unfed.runs.request_options import Until
+from unfed.runs.rollback import Rollback, Validation
 from unfed.runs.world import World
 from unfed.values import Value, is_measured
 
@@ -104,6 +107,9 @@ class JobRunner:
         self.server.recorders = dict(spec.recorders)
         self.before: Value = self.evaluator.validation(spec.params) if self.requests else 0.0
         self.left_out: tuple[Request, ...] = ()
+        rows = sum(len(client.view("val")) for client in members.clients.values())
+        validation = Validation(lambda params: self.evaluator.validation(params), world.classes, rows)
+        self._rollback = Rollback(self.server, validation)
         # The paper's centralised models are those of their best epoch, judged by test data; Retrain and θ* only.
         self._keeps_best = isinstance(spec.method, Retrain) and world.config.training.keep_model == "best-test"
         self._best_params: Params | None = None
@@ -143,21 +149,20 @@ class JobRunner:
                     " cannot go on; run the config anew in another folder."
                 )
             self.start = start_on(self.spec.base, saved[1])
-            if self.start != saved[1].get("start", 1):
+            if self.start != saved[1].get("start", 1) or self._poisoned(*saved):
                 self.folder.drop_samples(self.job)
                 saved = None
         if saved is None:
             self._update_members()  # who asked to leave while this one waited is not asked to help it begin
-            states = algorithm.unlearn(self.server, self.method)
-            state, diary = self._begin(states)
+            state, diary = self._begin()
             line = None
         else:
             state, diary = self._resumed(*saved)
-            states = algorithm.unlearn(self.server, self.method, state)
             for label, history in self.folder.load_histories(self.job).items():
                 if label in self.server.recorders:
                     self.server.recorders[label].history = history.to(self.world.device)
             self._begin_records(state)
+            self._rollback.keep(state, diary)
             line = self._seen_last(state, diary)
             if self.ending.enough(state, saved[1]["finished"], diary):
                 return self._write_model(state)
@@ -165,11 +170,24 @@ class JobRunner:
         outcome = self.ending.outcome(state, diary, line)
         while outcome is None:
             self._update_members()
-            state = self._round(states, state, diary)
-            line = self._evaluate(state, diary) if self._due(state) else None
-            outcome = self.ending.outcome(state, diary, line)
+            self.server.keeps = state.round < diary.careful
+            state = self._round(state, diary)
+            seen = self.evaluator.begun(state.params) if self._due(state) else None
+            outcome = None if seen else self.ending.outcome(state, diary)
+            save = not seen and (outcome is not None or self._save_due(state))
+            value = seen.numbers["validation"] if seen else None
+            if save or (self.server.keeps and not seen):
+                value = self.evaluator.validation(state.params)
+            if (good := self._rollback.spoilt(state, diary, value)) is not None:
+                state, outcome = good, None
+                continue
+            line = None
+            if seen:
+                line = self._evaluate(state, diary, seen)
+                outcome = self.ending.outcome(state, diary, line)
+                save = outcome is None and self._save_due(state)
             self._late.then(partial(self.watch.goes_on, self.job, state.round, self.rounds, line))
-            if outcome is None and self._save_due(state):
+            if outcome is None and save:
                 self._save(state, diary, None)
         if self.requests and self.spec.gate is None and not elsewhere(self.folder.description()):
             diary.forgetting = vars(self._forgetting(state, diary))
@@ -179,20 +197,34 @@ class JobRunner:
         self.watch.ends(self.job, outcome)
         return self._write_model(state)
 
-    def _begin(self, states: Iterator[State]) -> tuple[State, JobNotes]:
+    def _poisoned(self, state: State, numbers: dict[str, Any]) -> bool:
+        """Whether the saved state of a request is spoilt, so that its job begins again at the model that went in."""
+        notes = JobNotes.from_json(numbers["diary"]) if not numbers["finished"] else None
+        on_device = replace(state, params=self._on_device(state.params))
+        if notes is None or not (why := self._rollback.why_poisoned(on_device, notes, "good" in numbers["diary"])):
+            return False
+        spoilt = f"The saved state of {self.job.path.as_posix()} is spoilt ({why})"
+        if not self.requests:
+            raise UnfedError(f"{spoilt}, and no good one was kept; run the config again in a new folder.")
+        warnings.warn(f"{spoilt}, so the request begins again.", UnfedWarning, stacklevel=2)
+        self.start += 1
+        return True
+
+    def _begin(self) -> tuple[State, JobNotes]:
         diary = JobNotes(offset=self.folder.length())
         self.server.ledger, self.server.usual = diary.ledger, diary.usual
         if "history" in self.method.needs:
             self._account(diary, [Recorder(self.method, self.server.history)])
         started = time.monotonic()
-        state = usable(next(states))
+        state = usable(next(algorithm.unlearn(self.server, self.method)))
         diary.ledger.seconds += time.monotonic() - started
         self.watch.reached(self.job, state, self._asked())
         self._take_notes(diary)
         if self.requests:
             diary.beginning = digest.beginning(self.server.params, state.params)
         self._begin_records(state)
-        line = self._evaluate(state, diary)
+        line = self._evaluate(state, diary, self.evaluator.begun(state.params))
+        self._rollback.keep(state, diary)
         outcome = self.ending.outcome(state, diary, line)
         if outcome is None:
             self._save(state, diary, None)
@@ -202,7 +234,7 @@ class JobRunner:
         for recorder in self.server.recorders.values():
             recorder.begin(state.params)
 
-    def _round(self, states: Iterator[State], state: State, diary: JobNotes) -> State:
+    def _round(self, state: State, diary: JobNotes) -> State:
         """The state after `state`.
 
         A round that too few answered is noted, with what it cost, before the job gives up.
@@ -213,11 +245,17 @@ class JobRunner:
         self.server.attempt, usual = diary.attempt, dict(diary.usual)
         started = time.monotonic()
         try:
-            after = usable(next(states))
-        except Refused:
+            after = usable(next(algorithm.unlearn(self.server, self.method, state)))
+        except Refused as error:
+            absurd = {r.client: r.reason for r in self.server.refusals if r.absurd}
             for label, history in histories.items():
                 self.server.recorders[label].history = history
             self.server.usual = diary.usual = usual
+            if isinstance(error, Unanswered) and absurd and not absurd.keys() >= set(self.server.retained):
+                self._noted(diary, time.monotonic() - started, attempt=diary.attempt)
+                for client, reason in absurd.items():  # or it would end the run
+                    self._rollback.leave_out(diary, state.round + 1, client, reason)
+                return self._round(state, diary)
             self._noted(diary, time.monotonic() - started, attempt=diary.attempt + 1)
             self._save(state, diary, None)
             raise
@@ -238,6 +276,7 @@ class JobRunner:
         self._saved_round = state.round
         tensors = {name: self._on_device(group) for name, group in state.tensors.items()}
         self._best_params = tensors.pop(BEST, None)
+        self.server.leave_out(diary.aside)
         return replace(state, params=self._on_device(state.params), tensors=tensors), diary
 
     def _seen_last(self, state: State, diary: JobNotes) -> Line | None:
@@ -317,10 +356,9 @@ class JobRunner:
         diary.ledger.stored_server_bytes = sum(own for own, _ in kept)
         diary.ledger.stored_original_bytes = sum(original for _, original in kept)
 
-    def _evaluate(self, state: State, diary: JobNotes) -> Line:
+    def _evaluate(self, state: State, diary: JobNotes, seen: Evaluation) -> Line:
         if self.job.request is None:
             self._account(diary, self.server.recorders.values())
-        seen = self.evaluator.begun(state.params)
         line = trajectory.line(
             trajectory.Point(self.job.seed, self.job.request, self.job.label, state.round, state.done, state.model),
             seen.numbers,
@@ -340,6 +378,7 @@ class JobRunner:
         self.folder.save_samples(self.job, state.round, seen.samples, self.requests, only)
         self._late.expect(line, diary, seen.attack)
         diary.asked, diary.refused = {}, []
+        self._rollback.written()
         value = seen.numbers["validation"]
         if is_measured(value) and value > diary.best:
             diary.best, diary.best_round = value, state.round

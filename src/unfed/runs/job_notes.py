@@ -44,6 +44,12 @@ class JobNotes:
     """Whether the last model of a comparison, or of a call of `unlearn`, forgot."""
     usual: Usual = field(default_factory=dict)
     """How long updates were in the last rounds."""
+    good: float | None = None
+    """The validation accuracy of the last good state, once a round was scored."""
+    aside: list[str] = field(default_factory=list)
+    """Clients that spoiled a round, and are left out since."""
+    careful: int = 0
+    """Up to which round every round is scored, since one before it spoiled the model."""
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "ledger": self.ledger.to_json(), "asked": {str(r): c for r, c in self.asked.items()}}
@@ -64,6 +70,9 @@ class JobNotes:
             raw.get("watched", ""),
             raw.get("forgetting"),
             raw.get("usual", {}),
+            raw.get("good"),
+            raw.get("aside", []),
+            raw.get("careful", 0),
         )
 
 
