@@ -198,7 +198,7 @@ class JobRunner:
         return self._write_model(state)
 
     def _poisoned(self, state: State, numbers: dict[str, Any]) -> bool:
-        """Whether the saved state of a request is spoilt, so that its job begins again at the model that went in."""
+        """Whether the saved state of a request is spoilt: its job begins again at the model that went in."""
         notes = JobNotes.from_json(numbers["diary"]) if not numbers["finished"] else None
         on_device = replace(state, params=self._on_device(state.params))
         if notes is None or not (why := self._rollback.why_poisoned(on_device, notes, "good" in numbers["diary"])):

@@ -131,7 +131,10 @@ class Rollback:
         return max(found, key=found.__getitem__, default=None)
 
     def why_poisoned(self, state: State, notes: JobNotes, scored: bool) -> str:
-        """What is wrong with a saved state; nothing if it was scored before it was saved and its norm is a number."""
+        """What is wrong with a saved state, in words; nothing if it is good.
+
+        A state that was scored before it was saved is good if its norm is a number.
+        """
         if not math.isfinite(float(length_of(state.params))):
             return "its norm is not a finite number"
         if scored or not (state.round and state.model):
