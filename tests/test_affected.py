@@ -208,7 +208,7 @@ def test_what_is_named_to_be_typed_can_be_typed_whatever_the_folder_is_called(te
     run.forget(Request("first", clients=("1",)), "not", until=1)
     given("report", folder)
     assert commands(run, "1") == {
-        ("purge", where, "--request", "first"),
+        ("purge", where, "--request", "first", "--yes"),
         ("probe", where, "--request", "first"),
         ("forget", where, "--client", "1", "--method", "sealed", "--id", "first-lasts"),
         ("report", where),
@@ -331,12 +331,13 @@ def test_in_a_comparison_what_scores_its_rows_and_what_can_be_turned_back_is_lis
     probing.first_look(run, "not")
     of_leaver, of_another = ({one.file: one.what for one in affected(run, client)} for client in ("0", "1"))
     assert of_leaver["samples/0/r1/ft"] == "how a model scores its rows"
-    assert "and its labels" in of_leaver["undo/0/r1/not.json"]
+    assert of_leaver["undo/0/r1/not.json"] == "what came back of it when it was probed"
     assert (
         "by one minus sign" in of_leaver["models/0/r1/not.safetensors"]
         and "models/0/r1/ft.safetensors" not in of_leaver
     )
-    assert of_another["samples/0/r1/ft"] == "scores by a model that carries it", "it is in every model"
+    assert of_another["samples/0/train"] == "scores by a model that carries it", "it is in every model"
+    assert "samples/0/r1/ft" not in of_another, "these are another client's rows"
 
 
 def test_in_a_comparison_of_several_requests_a_model_that_turned_the_first_one_back_is_listed(tmp_path: Path) -> None:

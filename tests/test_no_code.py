@@ -134,14 +134,14 @@ READ = {
     "compare": ["compare", "run", "other", "--format", "md"],
     "export": ["export", "run", "--method", "train", "-o", "out.safetensors"],
     "flower costs": ["flower", "costs", "run"],
-    "withdraw": ["withdraw", "run", "client-1"],
+    "withdraw": ["withdraw", "run", "client-1", "--allow-code"],
     "lineage": ["lineage", "run", "--affected", "1"],
-    "purge": ["purge", "run", "--request", "client-1"],
+    "purge": ["purge", "run", "--request", "client-1", "--yes", "--allow-code"],
     "prune": ["prune", "run"],
     "index": ["index", "."],
     "bundle": ["bundle", "run", "--request", "client-1", "--key", "bundle.key", "-o", "bundle.json"],
 }
-"""Commands that only read a run folder; of `withdraw`, which writes down one word, the same is asked."""
+"""Commands that only read a run folder; of `withdraw` and `purge`, which change it, the same is asked."""
 
 LOGGED = {
     "keys roster": ["keys", "roster", "run", "0=client.pub", "--operator", "operator.key"],
@@ -188,7 +188,7 @@ def test_every_command_is_walked_and_those_that_read_cannot_be_told_to_run_code(
         *OTHERS,
     }, "a command was added: say here whether it works, reads, takes a config or a name, or none of these"
     able = {name for name, command in found.items() if any("--allow-code" in p.opts for p in command.params)}
-    assert able == WORK.keys() | CONFIGS.keys() | NAMED.keys()
+    assert able == WORK.keys() | CONFIGS.keys() | NAMED.keys() | {"withdraw", "purge"}, "what changes a run takes it"
     for name in READ | LOGGED:
         assert any(p.name in ("run", "runs") for p in found[name].params)
 

@@ -96,7 +96,8 @@ def test_what_carries_the_leaver_goes_and_leaves_tombstones(run: Run) -> None:
     assert studies.advice_file(run.folder, 0).exists(), "advice on the model in force stays"
     left = files(run.folder.path)
     assert {name for name in left if name.startswith("models/")} == {"models/0/second/ft.safetensors"}
-    assert not any(name.startswith(("samples/0/first/", "samples/0/train", "samples/0/r1", "undo/")) for name in left)
+    assert not any(name.startswith(("samples/0/first/", "samples/0/train", "undo/")) for name in left)
+    assert any(name.startswith("samples/0/r1/") for name in left), "the scores of another client stay"
     for name in left:
         if name.startswith("state/"):
             tensors, numbers = storage.load(run.folder.path / name)
@@ -117,8 +118,11 @@ def test_no_score_of_a_purged_row_is_left_in_what_later_requests_kept(run: Run) 
     rows = {e.request.id: (e.described or {})["forgotten_rows"] for e in run.folder.requests()}
     later = sorted((run.folder.path / "samples" / "0" / "second").rglob("*.safetensors"))
     assert all(len(storage.load(file)[0]["forget/loss"]) == rows["first"] + rows["second"] for file in later) and later
+    was = [storage.load(file)[0]["forget/loss"] for file in later]
     purge(run, "first")
-    assert not any(file.exists() for file in later) and check(run.folder).findings == []
+    for file, whole in zip(later, was, strict=True):  # clients stand in their order, the second's two rows last
+        assert torch.equal(storage.load(file)[0]["forget/loss"], whole[-2:]), "the others' rows stay"
+    assert check(run.folder).findings == []
 
 
 def test_nothing_that_the_folder_lists_is_left_and_it_is_whole(run: Run) -> None:
@@ -152,7 +156,9 @@ def test_purging_twice_is_purging_once(run: Run) -> None:
 def test_two_requests_are_purged_one_after_the_other(run: Run) -> None:
     gone = {grave.file for grave in purge(run, "first").gone}
     assert {"models/0/first/not.safetensors", "models/0/train.safetensors"} <= gone
-    assert [grave.file for grave in purge(run, "second").gone] == ["trajectory.jsonl#second"], "all else went along"
+    rest = {grave.file for grave in purge(run, "second").gone}
+    own = {file for file in rest if file.startswith("samples/0/second/")}
+    assert own and rest - own == {"trajectory.jsonl#second"}, "all else went along"
     assert all(entry.purged for entry in run.folder.requests())
     assert {name for name in files(run.folder.path) if name.startswith("models/")} == {"models/0/second/ft.safetensors"}
     assert check(run.folder).whole and consistency.tombstones(run.folder.path)[
@@ -471,7 +477,7 @@ def test_the_command_says_what_went(run: Run) -> None:
     where = str(run.folder.path)
     code, said = told(run.folder.path, "purge", where, "--request", "first", "--dry-run")
     assert code == 0 and "would purge models/0/train.safetensors" in said
-    code, said = told(run.folder.path, "purge", where, "--request", "first", "--json")
+    code, said = told(run.folder.path, "purge", where, "--request", "first", "--json", "--yes")
     found = json.loads(said)
     assert code == 0 and "models/0/train.safetensors" in {grave["file"] for grave in found["gone"]}
     assert "No file in the run folder was made with it" in (run.folder.path / "report.html").read_text()
@@ -479,13 +485,13 @@ def test_the_command_says_what_went(run: Run) -> None:
     assert "purged for request first" in page and "There is no new model yet" not in page, "it was there, and went"
     assert "not there yet" not in page
     (run.folder.path / "report.html").write_text("of the day before")  # as a killed purge leaves it
-    code, said = told(run.folder.path, "purge", where, "--request", "first")
+    code, said = told(run.folder.path, "purge", where, "--request", "first", "--yes")
     assert code == 0 and "was purged already" in said
     assert "No file in the run folder was made with it" in (run.folder.path / "report.html").read_text()
 
 
 def test_what_went_is_told_in_a_line_per_folder_of_scores_and_in_words_of_the_setting(run: Run, tmp_path: Path) -> None:
-    code, said = told(run.folder.path, "purge", str(run.folder.path), "--request", "first")
+    code, said = told(run.folder.path, "purge", str(run.folder.path), "--request", "first", "--yes")
     assert code == 0 and "samples/0/train (3 files)" in said and ".safetensors (" not in said
     path = run.folder.path
     assert f"what clients keep are not reached: `unfed lineage {path} --affected 1` lists" in said
@@ -496,5 +502,64 @@ def test_what_went_is_told_in_a_line_per_folder_of_scores_and_in_words_of_the_se
     (holder,) = central.world(0).clients
     assert holder.numbers is not None
     central.forget(Request("few", rows=tuple(holder.numbers[:2].tolist())), "ft", until=1)
-    code, said = told(central.folder.path, "purge", str(central.folder.path), "--request", "few")
+    code, said = told(central.folder.path, "purge", str(central.folder.path), "--request", "few", "--yes")
     assert code == 0 and f"Backups and exports are not reached: {central.folder.path / HANDED_OUT} lists" in said
+
+
+def test_it_lists_and_asks_and_a_script_says_yes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, before = str(run.folder.path), files(run.folder.path)
+    words = ("purge", where, "--request", "first")
+    code, said = told(run.folder.path, *words)
+    assert code != 0 and "read the list with --dry-run, then repeat the command with --yes" in said
+    assert files(run.folder.path) == before and not consistency.tombstones(run.folder.path)
+    monkeypatch.setattr("unfed.cli.purge._at_terminal", lambda: True)
+    for answer, done in (("n\n", False), ("y\n", True)):
+        found = CliRunner().invoke(app, [*words], input=answer)
+        assert (
+            "would purge models/0/train.safetensors" in found.output
+            and "Purge request 'first' for good?" in found.output
+        )
+        assert bool(consistency.tombstones(run.folder.path)) is done
+    assert CliRunner().invoke(app, [*words]).exit_code == 0, "nothing is left to ask about"
+
+
+def test_what_was_not_shown_does_not_go(run: Run) -> None:
+    with pytest.raises(UnfedError, match="has changed since the list was shown"):
+        purge(run, "first", agreed=["models/0/train.safetensors"])
+    assert not consistency.tombstones(run.folder.path)
+
+
+def test_what_another_request_keeps_is_left_to_it_and_pages_say_what_was_purged(run: Run) -> None:
+    """A probe of the first client's model is the first's, though that model knew the two rows of the second."""
+    probed = run.folder.path / "undo" / "0" / "first" / "not.json"
+    was = probed.read_bytes()
+    purge(run, "second")
+    assert probed.read_bytes() == was
+    record = Run.open(run.folder.path)
+    assert [one["request"] for one in record.info()["undo"]] == ["first"] and record.info()["probes_purged"] == []
+    purge(Run.open(run.folder.path), "first")
+    assert not probed.exists() and Run.open(run.folder.path).info()["probes_purged"] == ["first"]
+
+
+def test_a_probe_that_an_older_purge_took_along_is_said_to_be_purged(run: Run) -> None:
+    """Older versions deleted what other requests had; then their pages said that it was never tried."""
+    from unfed.trust.findings import findings
+
+    grave = consistency.Tombstone("undo/0/second/ft.json", "0" * 64, "first", "2026-01-01T00:00:00Z")
+    consistency.bury(run.folder.path, [grave])
+    write(Run.open(run.folder.path))
+    page = (run.folder.path / "report.html").read_text(encoding="utf-8")
+    assert "what was tried was purged with other data" in page
+    opened = Run.open(run.folder.path)
+    entry = opened.queue.find("second")
+    assert entry is not None and "was purged with other data" in findings(opened, entry)["undo"]
+
+
+def test_scores_of_an_older_version_which_do_not_say_whose_they_are_go_as_a_whole(run: Run) -> None:
+    later = sorted((run.folder.path / "samples" / "0" / "second").rglob("*.safetensors"))
+    for file in later:
+        scores, numbers = storage.load(file)
+        scores.pop("forget/request"), numbers.pop("over")
+        storage.save(file, scores, numbers)
+    purge(run, "first")
+    assert later and not any(file.exists() for file in later) and check(run.folder).findings == []

@@ -26,12 +26,12 @@ from unfed.runs import probe as probing
 from unfed.runs import purge as purging
 from unfed.runs.check import check
 from unfed.runs.config import Config
-from unfed.runs.few_rows import OWN
 from unfed.runs.folder import RunFolder
 from unfed.runs.probe import chosen
 from unfed.runs.purge import purge
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
+from unfed.runs.subtraction import OWN
 from unfed.values import is_measured
 from worlds import LITTLE
 
@@ -102,7 +102,7 @@ def test_what_comes_after_a_purge_holds_no_value_of_a_purged_row(where: Path) ->
     before = Run.open(where)
     assert holding(where, values(before, CLIENT, TWO)), "there is something to find"
     for name in ("client-1", "two"):
-        said("purge", where, "--request", name)
+        said("purge", where, "--request", name, "--yes")
     said("forget", where, "--client", "3", *ONE_ROUND)
     run = Run.open(where)
     later = sorted((where / "samples" / "0" / "client-3").rglob("*.safetensors"))
@@ -111,7 +111,7 @@ def test_what_comes_after_a_purge_holds_no_value_of_a_purged_row(where: Path) ->
     assert len(theirs) > 100 and holding(where, theirs) == []
     assert holding(where, values(run, NEXT)) != []
     for name in ("client-1", "two"):
-        assert "nothing in this folder carries it" in said("purge", where, "--request", name)
+        assert "nothing in this folder carries it" in said("purge", where, "--request", name, "--yes")
     for client in ("1", "2"):
         listed = said("lineage", where, "--affected", client)
         assert "samples/" not in listed or client == "2", "of client 2 no request was filed as a whole"
@@ -121,14 +121,14 @@ def test_what_comes_after_a_purge_holds_no_value_of_a_purged_row(where: Path) ->
 @pytest.mark.slow
 def test_a_probe_after_a_purge_looks_at_what_is_left(where: Path) -> None:
     for name in ("client-1", "two"):
-        said("purge", where, "--request", name)
+        said("purge", where, "--request", name, "--yes")
     said("forget", where, "--client", "3", *ONE_ROUND)
     said("probe", where, "--quick")
     run = Run.open(where)
     whole = json.loads((where / "undo" / "0" / "client-3" / "ft.json").read_text())
     assert whole["without"] == ["client-1", "two"]
     assert holding(where, values(run, CLIENT, TWO)) == []
-    assert "nothing in this folder carries it" in said("purge", where, "--request", "client-1")
+    assert "nothing in this folder carries it" in said("purge", where, "--request", "client-1", "--yes")
 
 
 def test_what_was_purged_is_measured_again_as_a_share_of_many_rows_only(where: Path) -> None:
@@ -176,7 +176,8 @@ def test_rows_that_another_request_names_too_are_not_scored_either(where: Path) 
 def test_purged_is_for_good_also_where_nothing_was_left_to_take_away(where: Path) -> None:
     run = Run.open(where)
     purge(run, "two")  # takes the model along that client 1 left
-    assert purge(Run.open(where), "client-1").gone == ()
+    own = purge(Run.open(where), "client-1").gone
+    assert all(grave.file.startswith("samples/0/client-1/") for grave in own), "its own scores, and nothing of others"
     assert all(e.purged and e.request.purged for e in run.folder.requests())
     again = purge(Run.open(where), "client-1")
     assert again.gone == () and again.entry.purged
@@ -239,12 +240,13 @@ def test_scores_that_a_request_kept_which_was_not_fulfilled_go_too(where: Path, 
     listed = {one["file"] for one in Run.open(where).info()["influence"] if one["request"] == "client-1"}
     assert {str(Path(name).parent) for name in kept} <= listed
     purge(run, "client-1")
-    assert not any((where / name).exists() for name in kept) and check(run.folder).findings == []
+    left = {len(storage.load(where / name)[0]["forget/loss"]) for name in kept}
+    assert left == {len(rows_of(run, TWO, NEXT))} and check(run.folder).findings == [], "the others' rows stay"
     if not withdrawn:
         again = Run.open(where)
         again.forget(NEXT, "not", until=2, how=RequestOptions(max_drop=100.0))
-        assert list((where / "samples" / "0" / "client-3").rglob("*.safetensors"))
-        assert holding(where, values(again, CLIENT)) == []
+        files = list((where / "samples" / "0" / "client-3").rglob("*.safetensors"))
+        assert {len(storage.load(file)[0]["forget/loss"]) for file in files} == {len(rows_of(again, TWO, NEXT))}
 
 
 def test_what_a_population_says_of_the_same_rows_goes_and_does_not_come_back(tmp_path: Path) -> None:
@@ -327,7 +329,7 @@ def test_of_a_few_rows_the_trajectory_tells_nothing_any_more(where: Path) -> Non
     listed = {(one["request"], one["file"]) for one in before.info()["influence"]}
     assert ("two", "trajectory.jsonl") in listed and ("client-1", "trajectory.jsonl") not in listed
     lines = [line for line in before.lines() if line["request"] != "two"]
-    gone = said("purge", where, "--request", "two")
+    gone = said("purge", where, "--request", "two", "--yes")
     assert "purged trajectory.jsonl: what it tells of the rows of two" in gone
     run = Run.open(where)
     told = numbers_of(run, "two")
@@ -336,12 +338,12 @@ def test_of_a_few_rows_the_trajectory_tells_nothing_any_more(where: Path) -> Non
     share = score(run.world(0).template, run.current(0), run.world(0).dataset.train, many).accuracy
     assert after[-1]["forget"] == pytest.approx(share), "Forget is over the others"
     for was, now in zip(lines, after, strict=True):
-        assert now == was or {name for name, value in now.items() if value != dict(was)[name]} == {
-            "forget",
-            "earlier",
-        }, "no other number"
+        changed = {name for name, value in now.items() if value != dict(was)[name]}
+        assert changed in (set(), {"forget", "earlier", "forget_loss", "loss_gap"}), "no other number"
     assert ("two", "trajectory.jsonl") not in {(one["request"], one["file"]) for one in run.info()["influence"]}
-    assert check(run.folder).whole and "nothing in this folder carries it" in said("purge", where, "--request", "two")
+    assert check(run.folder).whole and "nothing in this folder carries it" in said(
+        "purge", where, "--request", "two", "--yes"
+    )
     assert run.forget(Request("zero", clients=("0",)), "ft", until=1).status == "done", "and work goes on"
     assert check(Run.open(where).folder).whole
 
@@ -422,25 +424,34 @@ def test_purging_what_was_deleted_takes_no_score_that_never_held_it(tmp_path: Pa
     """Nobody could score its rows: what goes are the models that knew it, and what those read of others."""
     run = after_a_deletion(tmp_path / "run", method)
     where, lines, kept = run.folder.path, run.folder.trajectory.read_bytes(), scores(tmp_path / "run")
-    held = len(rows_of(run, CLIENT, NEXT))
+    held, was = len(rows_of(run, CLIENT, NEXT)), run.folder.lines()
     later = [where / "samples" / "0" / name for name in kept if name.startswith("client-3/")]
     assert {len(storage.load(file)[0]["forget/loss"]) for file in later} == {held}, "without the three rows"
     again = run.folder.requests()[-1].again
     purge(run, "gone")
-    own = {"gone/before/", *(() if method == "retrain" else (f"gone/{method}/",))}
-    assert kept - scores(where) == {n for n in kept if n.startswith(("train/", "client-1/", *own))}
+    assert kept - scores(where) == {name for name in kept if name.startswith("train/")}
     assert {path.parent.name for path in (where / "models" / "0").rglob("*.*")} == {"gone", "client-3"}
-    assert run.folder.trajectory.read_bytes() == lines and run.folder.requests()[-1].again == again
+    assert run.folder.trajectory.read_bytes() != lines and run.folder.requests()[-1].again == again
+    for old, new in zip(was, run.folder.lines(), strict=True):
+        begins = new["request"] == "gone" and new["round"] == 0  # at a model of which Retain with them is known
+        retain = {"retain", "retain_loss", "loss_gap"} if begins else set()
+        assert {name for name in new if dict(new)[name] != dict(old)[name]} == retain
     assert check(run.folder).findings == [] and not [
         one for one in Run.open(where).info()["influence"] if one["request"] == "gone"
     ]
 
 
-def test_the_same_rows_purged_though_nobody_deleted_them_take_the_later_scores_along(tmp_path: Path) -> None:
+def test_the_same_rows_purged_though_nobody_deleted_them_are_cut_out_of_later_scores(tmp_path: Path) -> None:
     run = after_a_deletion(tmp_path / "run", deleted=False)
     lines = run.folder.trajectory.read_bytes()
+    kept, held = scores(run.folder.path), len(rows_of(run, CLIENT, NEXT))
     purge(run, "gone")
-    assert scores(run.folder.path) == set() and run.folder.trajectory.read_bytes() != lines
+    assert kept - scores(run.folder.path) == {name for name in kept if name.startswith(("train/", "gone/"))}
+    files = (run.folder.path / "samples" / "0" / "client-3").rglob("*.safetensors")
+    assert {len(storage.load(file)[0]["forget/loss"]) for file in files} == {held}, (
+        "of others only its rows are cut out"
+    )
+    assert run.folder.trajectory.read_bytes() != lines
     assert check(run.folder).findings == []
 
 
@@ -448,21 +459,29 @@ def test_a_comparison_that_read_rows_before_they_were_deleted_tells_no_more_of_t
     few = tmp_path / "few.csv"
     few.write_text("client,position\n2,0\n2,5\n2,6\n")
     run = after_a_deletion(tmp_path / "run", request=[{"samples": str(few)}], methods={"run": ["ft"]})
-    compared, own = run.config.request_ids()[0], [line for line in run.folder.lines() if line["request"] == "gone"]
+    compared, own = (
+        run.config.request_ids()[0],
+        [line["forget"] for line in run.folder.lines() if line["request"] == "gone"],
+    )
     assert any(is_measured(line["forget"]) for line in run.folder.lines() if line["request"] == compared)
     purge(run, "gone")
     lines = RunFolder(run.folder.path).lines()
     assert not any(is_measured(line["forget"]) for line in lines if line["request"] == compared)
-    assert [line for line in lines if line["request"] == "gone"] == own, "they are over the rows of the first client"
+    assert [one["forget"] for one in lines if one["request"] == "gone"] == own, (
+        "it is over the rows of the first client"
+    )
     assert not any(name.startswith(f"{compared}/") for name in scores(run.folder.path))
     assert check(run.folder).findings == []
 
 
 @pytest.mark.slow
-def test_a_probe_beside_a_model_that_knew_what_was_deleted_goes_and_a_later_one_stays(tmp_path: Path) -> None:
+def test_a_probe_of_another_request_stays_whatever_its_model_knew(tmp_path: Path) -> None:
     run = after_a_deletion(tmp_path / "run")
     probing.probe(run, effort=LITTLE)
     there = {path.parent.name for path in (run.folder.path / "undo").rglob("*.json")}
     purge(run, "gone")
     assert there == {"client-1", "gone", "client-3"}
-    assert {path.parent.name for path in (run.folder.path / "undo").rglob("*.json")} == {"client-3"}
+    assert {path.parent.name for path in (run.folder.path / "undo").rglob("*.json")} == {"client-1", "client-3"}
+    assert {one["request"] for one in Run.open(run.folder.path).info()["undo"]} == {"client-1", "client-3"}, (
+        "and is shown"
+    )

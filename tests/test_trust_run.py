@@ -551,7 +551,7 @@ def test_the_whole_way_by_commands(made: Path, tmp_path: Path, unfed: Callable[.
     request = json.loads(proof["leaves"][0])["request"]
     code, said, err = unfed("purge", run, "--request", request, "--dry-run")
     assert code == 0 and f"Write its evidence first, `unfed bundle {run} --request {request} -o" in said, err
-    assert unfed("purge", run, "--request", request, "--quiet")[0] == 0
+    assert unfed("purge", run, "--request", request, "--quiet", "--yes")[0] == 0
     leaves = TrustFolder(run).log.leaves
     assert {"publication", "purge", "unlinked", "deny"} <= {leaf["type"] for leaf in leaves}
     assert not answer.exists()

@@ -326,6 +326,7 @@ def _lasting(run: Run, request: str) -> str | None:
 def withdraw(
     run: RunArgument,
     request: Annotated[str, typer.Argument(metavar="ID", help="The request's id; see `unfed status`.")],
+    allow_code: AllowCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

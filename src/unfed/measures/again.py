@@ -28,10 +28,10 @@ FEWEST = 10
 """Rows below which a share of purged rows is not written down, as tables hide small counts."""
 
 
-def too_few(rows: int) -> str:
+def too_few(rows: int | None) -> str:
     """Why nothing is said of a purged request that took out so many rows; empty if something is."""
-    several = "1 row was" if rows == 1 else f"{rows} rows were"
-    return not_measured(f"its {several} purged, {FEWEST} needed") if rows < FEWEST else ""
+    several = "1 row was" if rows == 1 else "rows were" if rows is None else f"{rows} rows were"
+    return not_measured(f"its {several} purged, {FEWEST} needed") if rows is None or rows < FEWEST else ""
 
 
 def expected(labels: Tensor, held_out: tuple[Scores, Tensor] | None, classes: int) -> Value:

@@ -41,6 +41,8 @@ DELETED = not_measured("its owners have deleted it")
 GONE = not_measured("all of it had left before")
 PURGED = not_measured("all of it was purged")
 NOT_YET = not_measured("the attack is still being computed")
+WHOSE = "forget/request"
+"""Which of several requests took out each forgotten row, among the scores of single rows."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +244,9 @@ class Evaluator:
         places = [self._places_of(number, scoped) for number in range(len(self._requests))]
         self._places = {request.id: own for request, own in zip(requests[:-1], places, strict=False)}
         self._own = places[-1] if len(self._requests) > 1 else None
+        self._whose = torch.zeros(len(self._forget), dtype=torch.int16)
+        for number, own in enumerate(places):
+            self._whose[own] = number
         # Validation speaks of the clients that stay: one without a retained row has left.
         staying = [c for c in holders if len(c.view("retain"))]
         self._val = torch.cat([c.rows[c.view("val")] for c in staying])
@@ -359,6 +364,8 @@ class Evaluator:
         own = None if self._own is None else self._accuracy_at(forget, self._requests[-1], self._own)
         attack = partial(self._held_out.membership, forget, test) if some else None
         columns = sample_columns(forget, test) if self._yardstick.samples else {}
+        if columns and self._own is not None:  # a purge cuts out the rows of one request
+            columns[WHOSE] = self._whose
         rows = {"retain": kept, "forget": len(forget), **self._held_out.counts()}
         rows |= {} if self._own is None else {"own": len(self._own)}
         return Evaluation(numbers, columns, again, own, attack, {name: count for name, count in rows.items() if count})

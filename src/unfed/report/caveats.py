@@ -12,7 +12,7 @@ from unfed.errors import listed
 from unfed.report import undo_section
 
 NOT_PROOF = "This is evidence, not proof: no measurement shows that no trace is left."
-_NOT_TRIED = (undo_section.NOT_PROBED, undo_section.PURGED)
+_NOT_TRIED = ((undo_section.NOT_PROBED,), (undo_section.PURGED, undo_section.PROBE_PURGED))
 
 
 def caveats(views: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -26,7 +26,7 @@ def caveats(views: Sequence[Mapping[str, Any]]) -> list[str]:
             "There is no Retrain to compare with, so how close this comes to never having seen the data is open."
         )
     undone = [view["undoing"] for view in views]
-    untried, purged = ({_small(view): why for view in views if view["undoing"]["reason"] == why} for why in _NOT_TRIED)
+    untried, purged = ({_small(view): 1 for view in views if view["undoing"]["reason"] in why} for why in _NOT_TRIED)
     tried = any(one["reason"] is None for one in undone)
     if untried and not tried:
         said.append("Whether it can be undone was not tried.")

@@ -194,7 +194,11 @@ def request_view(
             [f for f in run.get("undo", []) if f["request"] == request["id"]],
             f"undo-{index}",
             _nothing_to_undo(request, on_disk),
-            bool(request.get("purged")),
+            undo_section.PURGED
+            if request.get("purged")
+            else undo_section.PROBE_PURGED
+            if request["id"] in run.get("probes_purged", ())
+            else undo_section.NOT_PROBED,
         ),
         "sure": how_sure.view((run.get("population") or {}).get(str(request["id"])), f"sure-{index}"),
     }

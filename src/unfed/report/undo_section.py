@@ -28,6 +28,7 @@ from unfed.values import Value, is_measured, not_measured
 
 NOT_PROBED = not_measured("nobody tried to undo it, `unfed probe` would")
 PURGED = not_measured("its data was purged, and with it what was tried before, if anything")
+PROBE_PURGED = not_measured("what was tried was purged with other data, `unfed probe` tries again")
 ABOVE = 5.0
 """Points above Retrain from which on the words say that something comes back."""
 
@@ -40,16 +41,16 @@ REST = {"backdoor": "of stamped images", "forget": "of the forgotten rows right"
 PICTURES = {"backdoor": "Backdoor success (%)", "forget": "Accuracy on the forgotten data (%)"}
 
 
-def view(found: Sequence[Found], name: str, nothing: str = "", purged: bool = False) -> dict[str, Any]:
-    """Everything the page shows of one request; nothing but the reason where nobody probed.
+def view(found: Sequence[Found], name: str, nothing: str = "", untried: str = NOT_PROBED) -> dict[str, Any]:
+    """Everything the page shows of one request; nothing but the reason where there is no probe.
 
-    `nothing`: why there is nothing to undo, where there is not; `purged`: whether a probe is refused by now.
+    `nothing`: why there is nothing to undo, where there is not; `untried`: why there is no probe.
     """
     methods: dict[str, list[Found]] = {}
     for one in found:
         methods.setdefault(str(one["method"]), []).append(one)
     if not methods:
-        reason = f"nothing to undo: {nothing}" if nothing else PURGED if purged else NOT_PROBED
+        reason = f"nothing to undo: {nothing}" if nothing else untried
         return {
             "reason": reason,
             "fitted": False,

@@ -23,16 +23,15 @@ from typing import Any, Literal
 from unfed import storage
 from unfed.data import Request
 from unfed.federation.server import OPTIMISER
-from unfed.measures.again import FEWEST
 from unfed.methods import METHODS
-from unfed.runs import consistency, few_rows, studies
+from unfed.runs import studies
 from unfed.runs.config import Config
-from unfed.runs.folder import BEST, PARAMS, Job, RunFolder, left_out_at
+from unfed.runs.folder import BEST, OVER, PARAMS, Job, RunFolder, left_out_at
 from unfed.runs.histories import HISTORY, HistoryLog
 from unfed.runs.requests import Entry, in_force, overlap, owners
-from unfed.runs.trajectory_file import tombstone_of
+from unfed.runs.subtraction import Differences
 from unfed.runs.turning_back import turned_back, way_back
-from unfed.runs.undo_results import left_out, seen_before
+from unfed.runs.undo_results import left_out, read_at
 
 Kind = Literal[
     "model", "state", "history", "part", "samples", "undo", "study", "population", "statistics", "trajectory"
@@ -83,8 +82,7 @@ def carriers(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[
     look = _Look(folder, entry.seed, entry.request.id, entry.request.clients, clean, tried, scored)
     named = zip(config.request_ids(), config.request, strict=True)
     look.overlapping = [name for name, asked in named if overlap(asked.owners(), owners(entry.request))]
-    look.rows = (entry.described or {}).get("forgotten_rows")
-    look.anew = _drawn_without(config, entry, entries)
+    look.differences = Differences(folder, config, entries, entry.request.id)
     return [*look.all(), *_turned_back(folder, config, entry, entries)]
 
 
@@ -203,10 +201,8 @@ class _Look:
     """Its own request and those after it: whoever left is scored with whoever leaves, row by row, until purged."""
     overlapping: Collection[str] = ()
     """The requests of the comparison that may name the same rows."""
-    rows: int | None = None
-    """How many rows it took out itself, if that is known."""
-    anew: Collection[Path] = field(default_factory=set)
-    """Jobs that started over without it."""
+    differences: Differences | None = None
+    """Decides which means tell of it; None where no request was filed."""
 
     def all(self) -> list[Carrier]:
         return [
@@ -264,45 +260,42 @@ class _Look:
 
     def _samples(self) -> Iterator[Carrier]:
         top = self.folder.path / "samples" / str(self.seed)
-        bases = dict(_bases(self.folder, self.seed))
         for path in sorted(top.rglob("*")) if top.exists() else ():
             job = path.relative_to(self.folder.path / "samples")
             if not path.is_dir() or not any(one.suffix == ".safetensors" for one in path.iterdir()):
                 continue
-            if len(job.parts) > 2 and self._speaks_of_it(job) and not self._left_out_of(path):
+            file, scores = f"samples/{job.as_posix()}", sorted(path.glob("*.safetensors"))
+            if len(job.parts) == 2 and job not in self.clean:
+                yield self._carrier(file, "scores by a model that carries it", "samples")
+            elif (
+                len(job.parts) > 2
+                and self._speaks_of_it(job)
+                and not all(self.request in left_out_at(one) for one in scores)
+            ):
                 what = "how a model scores its rows" + self._among_others(job.parts[1])
-                yield self._carrier(f"samples/{job.as_posix()}", what, "samples")
-            elif self._knew(job, bases.get(job)):
-                yield self._carrier(f"samples/{job.as_posix()}", "scores by a model that carries it", "samples")
-
-    def _left_out_of(self, scores: Path) -> bool:
-        """Whether no score in a folder is of its rows, as the files say."""
-        return all(self.request in left_out_at(f) for f in scores.glob("*.safetensors"))
+                apart = job.parts[1] != self.request and all(self.request in left_out_at(one, OVER) for one in scores)
+                yield self._carrier(file, what, "samples", self.request if apart else "")
 
     def _speaks_of_it(self, job: Path) -> bool:
-        """Whether what is kept of a model is about these rows, though the model is without them."""
-        return job.parts[1] in self.scored or (job in self.clean and job.parts[1] in self.overlapping)
-
-    def _knew(self, job: Path, base: Path | None) -> bool:
-        """Whether a model that a job went through carries it: its last one, or where it began."""
-        if base in self.clean:
-            return False
-        return job not in self.clean or (base is not None and job not in self.anew)
+        """Whether what is kept of a job's models is about these rows, among others or not."""
+        return job.parts[1] in (self.request, *self.scored, *self.overlapping)
 
     def _among_others(self, request: str) -> str:
         own = request in (self.request, *self.overlapping)
         return "" if own else f", among those that had left by request {request}"
 
     def _undo(self) -> Iterator[Carrier]:
-        bases = dict(_bases(self.folder, self.seed))
         for path in sorted((self.folder.path / "undo" / str(self.seed)).rglob("*.json")):
             job = path.relative_to(self.folder.path / "undo").with_suffix("")
-            left_it_out = self.request in left_out(path)
-            if self._speaks_of_it(job) and not left_it_out:
-                what = "what came back of it when it was probed, and its labels" + self._among_others(job.parts[1])
-                yield self._carrier(f"undo/{job.as_posix()}.json", what, "undo")
-            elif job not in self.clean or (left_it_out and bases.get(job) not in self.clean and seen_before(path)):
-                yield self._carrier(f"undo/{job.as_posix()}.json", "a probe of a model that carries it", "undo")
+            file, what = f"undo/{job.as_posix()}.json", "what came back of it when it was probed"
+            if job.parts[1] in (self.request, *self.overlapping):
+                yield self._carrier(file, what, "undo")
+            elif self.differences is not None and self.request not in left_out(path):
+                probe = read_at(path)
+                if probe is None and self._speaks_of_it(job):  # of a layout that this version cannot cut
+                    yield self._carrier(file, what + self._among_others(job.parts[1]), "undo")
+                elif probe is not None and self.differences.of_probe(probe) != probe:
+                    yield self._carrier(file, what + self._among_others(job.parts[1]), "undo", self.request)
 
     def _studies(self) -> Iterator[Carrier]:
         """Verdicts and advice that were computed from a model with it."""
@@ -319,13 +312,9 @@ class _Look:
                 yield self._carrier(file, "how exposed its rows are, one by one", "population")
 
     def _trajectory(self) -> Iterator[Carrier]:
-        """Means over so few rows that they speak of each."""
-        gone = tombstone_of(self.request) in consistency.tombstones(self.folder.path)
-        if self.rows is not None and 0 < self.rows < FEWEST and self.scored and not gone:
-            if not few_rows.told_of(self.folder, self.request):
-                return
-            few = "the row that it took out" if self.rows == 1 else f"the {self.rows} rows that it took out"
-            what = f"how right models were on {few} and their mean loss, look by look, as of when it was served"
+        """Means from which one over a few of its rows follows."""
+        if self.differences is not None and self.differences.of_trajectory():
+            what = "how right models were on fewer than 10 of its rows, as it stands there or by subtraction"
             yield self._carrier(self.folder.trajectory.name, what, "trajectory", self.request)
 
     def _statistics(self) -> Iterator[Carrier]:

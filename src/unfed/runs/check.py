@@ -59,7 +59,7 @@ def check(folder: RunFolder) -> Found:
     for path, graves in (_told(found, lambda: pending(folder.path)) or {}).items():
         found.findings.append(
             f"{path} was to be purged for request {graves[0].request!r} and is still there;"
-            f" `{typed('purge', folder.path, '--request', graves[0].request)}` goes on."
+            f" `{typed('purge', folder.path, '--request', graves[0].request, '--yes')}` goes on."
         )
     samples = list(_files(folder.path / "samples"))
     for path in samples:

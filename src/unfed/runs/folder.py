@@ -36,6 +36,7 @@ from unfed.data import Request
 from unfed.errors import UnfedError, option, typed
 from unfed.federation.history import History
 from unfed.measures import trajectory
+from unfed.measures.evaluator import WHOSE
 from unfed.measures.trajectory import Line, job_of
 from unfed.methods import Method, State
 from unfed.model.digest import digests, fingerprint
@@ -84,6 +85,7 @@ class Job:
 PARAMS = "params"
 BEST = "best"
 PRUNED = "pruned"  # names the group that is read from the job's model (`prune.py`)
+OVER = "over"  # the requests whose rows scores and probes speak of, in their order
 WITHOUT = "without"  # what scores and probes say: the requests, purged or deleted, whose rows they do not speak of
 
 
@@ -104,10 +106,10 @@ def digests_at(path: Path) -> dict[str, str] | None:
     return checked(storage.numbers_of(path, "model"), f"The model {path}", {}, MODEL_MAY).get("sha256")
 
 
-def left_out_at(path: Path) -> list[str]:
-    """The purged requests of whose rows a file of scores does not speak."""
+def left_out_at(path: Path, said: str = WITHOUT) -> list[str]:
+    """The purged requests of whose rows a file of scores does not speak, or what else it names."""
     numbers = checked(storage.numbers_of(path, "file of scores"), f"The file of scores {path}", {}, SCORES_MAY)
-    return list(numbers.get(WITHOUT, ()))
+    return list(numbers.get(said, ()))
 
 
 class RunFolder:
@@ -336,9 +338,11 @@ class RunFolder:
         Where only the last are kept, the others go.
         """
         path = self.path / "samples" / job.path / f"{round:06d}.safetensors"
-        out = [request.id for request in requests if request.purged or request.deleted]
+        asked = [*requests]
+        out = [request.id for request in asked if request.purged or request.deleted]
+        whose = {OVER: [request.id for request in asked]} if WHOSE in samples else {}
         if samples:
-            storage.save(path, samples, {"round": round, **({WITHOUT: out} if out else {})})
+            storage.save(path, samples, {"round": round, **({WITHOUT: out} if out else {}), **whose})
         for other in set(path.parent.glob("*.safetensors")) - {path} if samples and only else ():
             storage.remove(other)
 

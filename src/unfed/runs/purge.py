@@ -9,14 +9,13 @@ moment has done all of it or will.
 
     models, scores, probes, exposure  deleted
     histories                         deleted
-    trajectory                        of fewer than 10 rows the numbers go (`few_rows.py`); shares of many stay
+    another request's scores, probes  only what they tell of its rows goes: its single rows, means over few of them
+    trajectory, request files         means go that tell of fewer than 10 rows (`subtraction.py`); means of many stay
     states                            their tensors go; the numbers stay (rounds, costs, what they vouch for)
     states of models without it       what their methods kept beside the model goes
 
-What exclusion needs stays: the request itself, with clients by name, and single rows as keyed hashes (`deny.py`). So
-does the trajectory, which holds shares and means over a request's rows and of no single one; where it took out so few
-that a mean speaks of each, these means go. Deleting takes a file's name away: backups, snapshots and what a disk keeps
-are not reached.
+What exclusion needs stays: the request itself, with clients by name, and single rows as keyed hashes (`deny.py`).
+Deleting takes a file's name away: backups, snapshots and what a disk keeps are not reached.
 
 Purged is for good: the request's file says so, and from then on no score of a single row of it is written, whoever
 leaves next. What is measured again of it is a share of all its rows (`measures/again.py`).
@@ -25,19 +24,21 @@ leaves next. What is measured again of it is a share of all its rows (`measures/
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+import torch
+
 from unfed import storage
 from unfed.errors import UnfedError, listed
-from unfed.measures.again import too_few
-from unfed.runs import carriers, consistency, few_rows
+from unfed.measures.evaluator import WHOSE
+from unfed.runs import carriers, consistency, subtraction
 from unfed.runs.carriers import Carrier
 from unfed.runs.config import Config
 from unfed.runs.consistency import Tombstone
-from unfed.runs.folder import PRUNED, Job, RunFolder
+from unfed.runs.folder import OVER, PRUNED, WITHOUT, Job, RunFolder
 from unfed.runs.histories import HISTORY
 from unfed.runs.requests import Entry, now
 from unfed.runs.trajectory_file import TRAJECTORY
@@ -76,8 +77,11 @@ class Outcome:
     """What had been purged for the same request already."""
 
 
-def purge(run: Purged, request: str, dry_run: bool = False) -> Outcome:
-    """Take away what still carries a fulfilled request; purging twice is purging once."""
+def purge(run: Purged, request: str, dry_run: bool = False, agreed: Collection[str] | None = None) -> Outcome:
+    """Take away what still carries a fulfilled request; purging twice is purging once.
+
+    `agreed` are the tombstones that were shown before somebody said yes: nothing else goes.
+    """
     folder = run.folder
     with folder.lock() as free:
         if not free:
@@ -96,27 +100,16 @@ def purge(run: Purged, request: str, dry_run: bool = False) -> Outcome:
                 _refuse_if_needed(run, entry, doomed, entries)
             before = [grave for grave in consistency.tombstones(folder.path).values() if grave.request == request]
             graves = tuple(_graves(folder, request, doomed))
+            if agreed is not None and {grave.file for grave in graves} - {*agreed}:
+                raise UnfedError(f"{folder.path} has changed since the list was shown; look at it again.")
             if not dry_run:
                 if graves:
                     consistency.bury(folder.path, graves)
                 if entry.purged is None:  # also where others had taken along all that carried it
                     folder.put_request(entry.buried(now()))
-                _take_back(folder, entry, entries)
         if not dry_run:
             finish(folder)
     return Outcome(entry, graves, tuple(before))
-
-
-def _take_back(folder: RunFolder, entry: Entry, entries: Sequence[Entry]) -> None:
-    """Let no later request's file say how few rows were read, which would be how single ones were."""
-    rows = (entry.described or {}).get("forgotten_rows")
-    if entry.request.deleted or not (isinstance(rows, int) and (why := too_few(rows))):
-        return
-    name = entry.request.id
-    for other in entries:
-        if name in other.again and set(other.again[name].values()) != {why}:
-            again = {**other.again, name: dict.fromkeys(other.again[name], why)}
-            folder.put_request(replace(other, again=again))
 
 
 def _fulfilled(run: Purged, request: str, entries: Sequence[Entry]) -> Entry:
@@ -174,7 +167,7 @@ def _parts(folder: RunFolder, one: Carrier) -> Iterator[tuple[str, str]]:
         return
     if one.kind == "samples":
         for path in sorted((folder.path / one.file).glob("*.safetensors")):
-            yield path.relative_to(folder.path).as_posix(), WHOLE
+            yield path.relative_to(folder.path).as_posix(), one.part or WHOLE
         return
     yield one.file, one.part or WHOLE
     if one.kind == "history":  # its state must not count what is gone
@@ -235,8 +228,13 @@ def finish(folder: RunFolder) -> None:
     # States first: one that has lost its history no longer counts it.
     for path, graves in sorted(waiting.items(), key=lambda pair: pair[0].suffix != ".safetensors"):
         parts = [part for grave in graves if (part := grave.file.partition("#")[2])]
+        kind = path.relative_to(folder.path).parts[0]
         if path == folder.trajectory:
-            few_rows.take_out(folder, graves[0].request)
+            subtraction.take_out(folder)
+        elif kind == "samples" and parts:
+            _cut_rows(path, parts)
+        elif kind == "undo" and parts:
+            storage.write_json(path, subtraction.as_it_stands(folder).of_probe(storage.read_json(path, "undoing")))
         elif path.relative_to(folder.path).parts[0] != "state" or path.suffix != ".safetensors":
             storage.remove(path)
             for empty in (path.parent, path.parent.parent):  # folders of scores and probes, once nothing is in them
@@ -246,6 +244,13 @@ def finish(folder: RunFolder) -> None:
             _strip(path, parts)
         else:
             _empty(path, graves[0].request)
+    with folder.lock("requests", wait=True):
+        entries = folder.requests()
+        if any(entry.purged for entry in entries):
+            about = subtraction.as_it_stands(folder)
+            for entry in entries:
+                if (less := about.of_entry(entry)) != entry:
+                    folder.put_request(less)
 
 
 def pending(folder: Path) -> dict[Path, list[Tombstone]]:
@@ -283,6 +288,15 @@ def _empty(path: Path, request: str) -> None:
     for gone in ("log", PRUNED):
         numbers.pop(gone, None)
     storage.save(path, {}, numbers)
+
+
+def _cut_rows(path: Path, requests: Sequence[str]) -> None:
+    """Take the rows of purged requests out of the scores that another request kept."""
+    scores, numbers = storage.load(path, "file of scores")
+    gone = torch.tensor([numbers[OVER].index(name) for name in requests], dtype=scores[WHOSE].dtype)
+    keep = ~torch.isin(scores[WHOSE], gone)
+    left = {name: column[keep] if name.startswith("forget/") else column for name, column in scores.items()}
+    storage.save(path, left, {**numbers, WITHOUT: list(dict.fromkeys([*numbers.get(WITHOUT, ()), *requests]))})
 
 
 def _strip(path: Path, parts: Sequence[str]) -> None:

@@ -178,6 +178,7 @@ class Record:
             "methods": self.description.get("methods", {}) | {e.method: self.about(e.method, e) for e in entries},
             "influence": carriers.influence(self.folder, self.config),
             "undo": undo_results.measured(self.folder, self.config),
+            "probes_purged": undo_results.purged(self.folder),
             **studies.of_run(self.folder),
             "population": judged.of_run(self.folder),
             "jobs": description.jobs(self.folder, self.jobs(), needs),

@@ -101,7 +101,7 @@ COHORT: dict[str, Fits] = {
     "members": ("a list of states, one for each seed", its.list_of(its.table_with(_MEMBER))),
 }
 MODEL_MAY: dict[str, Fits] = {"sha256": ("a table of tensors' digests", its.table_of(its.is_text))}
-SCORES_MAY: dict[str, Fits] = {"without": TEXTS}
+SCORES_MAY: dict[str, Fits] = {"without": TEXTS, "over": TEXTS}
 UNDOING: dict[str, Fits] = {
     "seed": COUNT,
     "request": TEXT,

@@ -3,7 +3,7 @@
     a state     offset, and the SHA-256 of the trajectory's first `offset` bytes
     beyond it   what no state vouches for is cut off when work goes on
 
-Lines are added, and never changed but by the purge of a request that took out a few rows (`few_rows.py`).
+Lines are added, and never changed but by a purge (`subtraction.py`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,6 @@ from unfed.runs import consistency
 TRAJECTORY = "trajectory.jsonl"
 States = Sequence[tuple[Path, Mapping[str, Any]]]
 """Every saved state's file and numbers."""
-
-
-def tombstone_of(request: str) -> str:
-    """By what a tombstone names what the trajectory told of a request's rows."""
-    return f"{TRAJECTORY}#{request}"
 
 
 class TrajectoryFile:

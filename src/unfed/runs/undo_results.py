@@ -15,6 +15,7 @@ from typing import Any
 from unfed import storage
 from unfed.data import Request
 from unfed.model.digest import fingerprint
+from unfed.runs import consistency
 from unfed.runs.config import Config
 from unfed.runs.folder import WITHOUT, Job, RunFolder, digests_at
 from unfed.runs.requests import Entry, in_force
@@ -90,12 +91,6 @@ def left_out(path: Path) -> tuple[str, ...]:
     return tuple(found.get(WITHOUT, ()))
 
 
-def seen_before(path: Path) -> bool:
-    """Whether the model before was looked at beside the one that was probed, whichever layout it has."""
-    models = storage.read_json(path, "undoing").get("models")
-    return not isinstance(models, dict) or models.get("before") is not None
-
-
 def measured(folder: RunFolder, config: Config) -> list[dict[str, Any]]:
     """What is known of the models that lie in the folder now; what was measured of others is not shown."""
     if not (folder.path / "undo").exists():
@@ -104,5 +99,16 @@ def measured(folder: RunFolder, config: Config) -> list[dict[str, Any]]:
     return [
         whole
         for job, whole in found
-        if whole is not None and whole["models"].get("unlearned") == model_digest(folder, job)
+        if whole is not None and whole["models"].get("unlearned") == (model_digest(folder, job) or _purged(folder, job))
     ]
+
+
+def _purged(folder: RunFolder, job: Job) -> str | None:
+    """Which model lay there until it was purged, by its job's state."""
+    return None if folder.buried(job) is None else (folder.numbers(job) or {}).get("bound", {}).get("model")
+
+
+def purged(folder: RunFolder) -> list[str]:
+    """The requests of which a probe was purged and none was made since."""
+    files = (file for file in consistency.tombstones(folder.path) if file.startswith("undo/") and "#" not in file)
+    return sorted({Path(file).parts[2] for file in files if not (folder.path / file).exists()})

@@ -228,6 +228,8 @@ def _undone(record: Record, job: Job, entry: Entry) -> dict[str, Any] | str:
     if whole is None:
         if entry.purged:  # a probe trains on what it took out, and is refused from then on
             return not_measured("what was tried, if anything, was purged with the data that left")
+        if entry.request.id in record.info()["probes_purged"]:
+            return not_measured("what was tried was purged with other data (`unfed probe` tries again)")
         return not_measured("nobody tried to undo it (`unfed probe` does)")
     found: dict[str, Any] = {}
     for name in ("unlearned", "retrain"):
