@@ -1,12 +1,20 @@
-"""How often does a verdict tell apart what is one kind of model, and how often what is not? It shares out 5 %.
+"""How often does a verdict call "remembers" or "unfinished" what is not, and what is? Its tests share out 5 %.
 
     python benchmarks/verdict_level.py                      # some CPU minutes
     python benchmarks/verdict_level.py --models 16          # one number of models
 
 φ of a row is the row's own level, plus a shift of the whole model (standard deviation 0.5), plus a heavy-tailed noise
-(Student's t with 4 degrees of freedom, standard deviation around 1, another one for each row). Unlearned models are
-draws of the same distribution as Retrains, or lie higher on the forgotten rows by an effect. Counted are the verdicts,
-who speaks at its share of the level, and, without an effect, which 95 % intervals hold ½.
+(Student's t with 4 degrees of freedom, standard deviation around 1, another one for each row). Models that were stopped
+early have a fraction of every row's level. Cases of unlearned models:
+
+    alike       draws of the same distribution as Retrains
+    early       Retrains stopped early
+    mislabelled the same, and half of the forgotten rows have wrong labels: there early models are surer, not less sure
+    leaky       as Retrains, and an effect higher on the forgotten rows
+    both        stopped early, and an effect higher
+
+Each is judged with Retrain's earlier rounds (`kept`) and without. Counted are the answers, which tests fall below their
+share of the level, and which 95 % intervals hold 0.
 """
 
 from __future__ import annotations
@@ -17,6 +25,8 @@ import os
 import platform
 import sys
 from datetime import UTC, datetime
+from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,60 +34,72 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unfed.measures.population import Effort, attacking, judge
+from unfed.measures.population.verdict import LEVEL
 
 RECORDS = Path(__file__).parent / "records"
-ROWS, SHIFT, LEVEL = 50, 0.5, 0.01
+ROWS, SHIFT, EARLY = 50, 0.5, 0.4
 MODELS = (8, 10, 16, 32, 64)
-EFFECTS = {0.0: 100, 0.7: 40, 1.5: 40}
+GROUPS = ("forget", "retain", "test")
+KEPT = range(1, 10)
+KINDS = ("before", "retrain", "x", *(f"retrain@{number}" for number in KEPT))
+CASES = {"alike": 100, "early": 100, "mislabelled": 100, "leaky": 40, "both": 40}
 """How many populations of each."""
 
 
 class Made:
-    """A population in which unlearned models still know an effect's worth of the forgotten rows."""
+    """A population of one of the cases."""
 
-    def __init__(self, seed: int, models: int, effect: float) -> None:
+    def __init__(self, seed: int, models: int, case: str, effect: float = 0.7) -> None:
         self._seed, self._models = seed, models
-        self._learnt = {"before": 3.0, "retrain": 0.0, "x": effect}
+        self._learnt = {"before": 3.0, "x": effect if case in ("leaky", "both") else 0.0}
+        stopped = 1.0 if case in ("alike", "leaky") else EARLY
+        self._grown = {"x": stopped} | {f"retrain@{number}": number / 10 for number in KEPT}
         draw = np.random.default_rng(seed)
-        self._level, self._spread = draw.normal(1, 1.5, ROWS), np.exp(draw.normal(0, 0.4, ROWS)) / np.sqrt(2)
+        self._level = {group: draw.normal(1, 1.5, ROWS) for group in GROUPS}
+        self._spread = {group: np.exp(draw.normal(0, 0.4, ROWS)) / np.sqrt(2) for group in GROUPS}
+        if case == "mislabelled":
+            self._level["forget"][::2] -= 4
 
     def logits(self, kind: str, group: str) -> NDArray[np.float64]:
-        of_kind = ["before", "retrain", "x"].index(kind)
+        of_kind = KINDS.index(kind)
         shift = np.random.default_rng([self._seed, of_kind]).normal(0, SHIFT, (self._models, 1))
-        draw = np.random.default_rng([self._seed, of_kind, ["forget", "retain", "test"].index(group)])
-        learnt = self._learnt[kind] if group == "forget" else 0.0
-        phi = self._level + learnt + shift + self._spread * draw.standard_t(4, (self._models, ROWS))
+        draw = np.random.default_rng([self._seed, of_kind, GROUPS.index(group)])
+        learnt = self._learnt.get(kind, 0.0) if group == "forget" else 0.0
+        noise = self._spread[group] * draw.standard_t(4, (self._models, ROWS))
+        phi = self._grown.get(kind, 1.0) * self._level[group] + learnt + shift + noise
         return np.stack([phi, np.zeros_like(phi)], axis=2)
 
     def labels(self, group: str) -> NDArray[np.int64]:
         return np.zeros(ROWS, dtype=np.int64)
 
 
-def counted(models: int, effect: float, populations: int) -> dict[str, Any]:
-    """Verdicts, tests and intervals over so many populations."""
-    verdicts = dict.fromkeys(("told", "cannot", "undecided"), 0)
-    spoke = dict.fromkeys((*attacking.ATTACKS, "klom", "agreement"), 0)
-    held, areas = dict.fromkeys(attacking.ATTACKS, 0), []
+def counted(models: int, case: str, populations: int, kept: bool) -> dict[str, Any]:
+    """Answers, tests and intervals over so many populations."""
+    answers: dict[str, dict[str, int]] = {"remembers": {}, "unfinished": {}}
+    spoke: dict[str, int] = {}
+    held: dict[str, int] = {}
     for seed in range(populations):
-        made = Made(seed, models, effect)
-        found: dict[str, Any] = judge(made, {"x": "X"}, effort=Effort(draws=200, permutations=200))["methods"]["x"]
-        verdicts[found["verdict"]["kind"]] += 1
-        for name, attack in found["attacks"].items():
-            spoke[name] += attack["auc"]["p"] < LEVEL
-            held[name] += attack["auc"]["low"] <= 0.5 <= attack["auc"]["high"]
-        for name in ("klom", "agreement"):
-            spoke[name] += found["distances"][f"{name}_p"] < LEVEL
-        areas.append(found["attacks"]["u-lira"]["auc"]["value"])
-    about: dict[str, Any] = {"models": models, "effect": effect, "populations": populations}
-    about |= {"verdicts": verdicts, "spoke": spoke, "median U-LiRA AUC": round(float(np.median(areas)), 3)}
-    return about if effect else about | {"held ½": held}
+        effort = Effort(draws=200, permutations=200, seed=seed)
+        whole = judge(Made(seed, models, case), {"x": "X"}, effort=effort, rounds=KEPT if kept else ())
+        found: dict[str, Any] = whole["methods"]["x"]
+        for question, given in answers.items():
+            kind = found["verdict"][question]["kind"]
+            given[kind] = given.get(kind, 0) + 1
+        for name, one in {**found["standing"], **found["held_out"]}.items():
+            middle = 0.5 if name == "u-lira" else 0.0
+            spoke[name] = spoke.get(name, 0) + (one["p"] < LEVEL)
+            held[name] = held.get(name, 0) + (one["low"] <= middle <= one["high"])
+    about = {"models": models, "case": case, "kept": kept, "populations": populations}
+    return {**about, "answers": answers, "below their level": spoke, "hold none": held}
 
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--models", type=int, nargs="*", default=MODELS)
     options = asked.parse_args()
-    attacking.alone = lambda side, seed: {}  # classifiers are no part of a verdict
+    attacking.alone = lambda side, seed: {}  # classifiers, attacks and distances are no part of a verdict
+    attacking.attacked = lambda pair, slices, care: {}
+    vars(import_module("unfed.measures.population.judge"))["permuted"] = lambda *rest: 1.0
     now = datetime.now(UTC)
     about = {
         "date": f"{now:%Y-%m-%d}",
@@ -86,8 +108,8 @@ def main() -> None:
     }
     with (RECORDS / f"{now:%Y-%m-%d}-verdict-level-cpu.jsonl").open("a", encoding="utf-8") as kept:
         for models in options.models:
-            for effect, populations in EFFECTS.items():
-                line = json.dumps({**about, **counted(models, effect, populations)}, ensure_ascii=False)
+            for (case, populations), with_rounds in product(CASES.items(), (True, False)):
+                line = json.dumps({**about, **counted(models, case, populations, with_rounds)})
                 print(line, flush=True)
                 print(line, file=kept, flush=True)
 

@@ -33,7 +33,7 @@ def test_a_run_without_a_population_says_which_command_would_measure() -> None:
 def test_the_page_has_verdicts_pictures_a_table_and_the_most_exposed_rows(judged: dict[str, Any]) -> None:
     run, lines = fake_run()
     page = render({**run, "population": {"r1": judged}}, lines)
-    assert "FT can be told from Retrain, by U-LiRA" in page
+    assert "FT remembers: it is surer of the forgotten rows than of held-out rows (LiRA AUC" in page
     assert "Retrain against Retrain" in page and "NeurIPS 2023 score" in page
     assert "Margins on the forgotten rows" in page and "U-LiRA: true against false positives" in page
     first = judged["methods"]["ft"]["exposure"][0]["row"]
@@ -43,9 +43,18 @@ def test_the_page_has_verdicts_pictures_a_table_and_the_most_exposed_rows(judged
 def test_verdicts_come_first_in_a_few_words_and_commands_look_like_commands(judged: dict[str, Any]) -> None:
     run, lines = fake_run()
     page = render({**run, "population": {"r1": judged}}, lines)
-    assert "<strong>Can be told from Retrain:</strong> FT." in page
-    assert page.index("<strong>Can be told from Retrain:") < page.index("FT can be told from Retrain, by U-LiRA")
+    assert "<strong>Remembers:</strong> FT." in page and "<strong>Recovery not decided:</strong> NoT, FT." in page
+    assert page.index("<strong>Remembers:") < page.index("FT remembers: it is surer")
     assert "<code>unfed population … --models 34</code>" in page
+
+
+def test_a_file_of_an_earlier_version_is_shown_with_its_one_answer_to_both_questions(judged: dict[str, Any]) -> None:
+    one = {"kind": "told", "sentence": "FT can be told from Retrain, by U-LiRA.", "bound": 0.9}
+    kept = {key: value for key, value in judged["methods"]["ft"].items() if key not in ("standing", "held_out")}
+    old = {**judged, "methods": {"ft": {**kept, "verdict": one}}}
+    words = "Differs from Retrain, by memory or recovery (judge again to see which)"
+    assert view(old, "x")["summary"] == [(words, "FT")] and view(old, "x")["sentences"] == [one["sentence"]]
+    assert grid(old)[0][0][1][0].startswith("not measured (")
 
 
 def test_the_table_has_a_row_for_every_method_and_for_the_yardstick(judged: dict[str, Any]) -> None:

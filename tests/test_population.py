@@ -69,11 +69,24 @@ def test_training_seeds_vary_and_rows_do_not(small: Small, tmp_path: Path) -> No
     assert not set(rows) & set(population.column("rows", "retain"))
 
 
+def test_retrain_at_an_earlier_round_is_the_retrain_that_stops_there(small: Small, tmp_path: Path) -> None:
+    quick = (*DOUBLE, LEAVES, 'methods.run=["retrain"]', "training.rounds=1")
+    whole = populate(small(*quick, "unlearning.retrain_rounds=4"), 2, tmp_path / "p")
+    short = populate(small(*quick, "unlearning.retrain_rounds=2"), 2, tmp_path / "q")
+    assert whole.rounds() == (1, 2, 3) and whole.about.kinds == ("before", "retrain")
+    for group in ("forget", "test"):
+        np.testing.assert_allclose(whole.logits("retrain@2", group), short.logits("retrain", group), atol=1e-6)
+        assert np.abs(whole.logits("retrain@2", group) - whole.logits("retrain", group)).max() > 1e-3
+    store.logits_file(whole.folder, "retrain@3", 1).unlink()
+    assert whole.rounds() == (1, 2), "a round counts where every model has it"
+    assert store.load(written(tmp_path / "old").folder).rounds() == (), "an earlier version kept the last round only"
+
+
 class Killed(BaseException):
     """As if the process had ended here."""
 
 
-@pytest.mark.parametrize("numbers", [(4, 9), *slow((tuple(set(range(1, 14)) - {4, 9}),))])
+@pytest.mark.parametrize("numbers", [(4, 9), *slow((tuple(set(range(1, 16)) - {4, 9}),))])
 def test_killed_at_any_write_it_goes_on_to_the_same_bytes(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, ...]
 ) -> None:
@@ -118,7 +131,8 @@ def test_more_models_and_methods_are_added_to_what_is_there(
     monkeypatch.setattr(store, "put", noted)
     more = populate(small(*TWO, 'methods.run=["ft"]'), 3, tmp_path / "p")
     assert more.about.seeds == (0, 1, 2) and more.about.kinds == ("before", "retrain", "not", "ft")
-    assert put == [("ft", 0), ("ft", 1), ("before", 2), ("retrain", 2), ("ft", 2)]
+    retrained = [(f"retrain@{number}", 2) for number in first.rounds()] + [("retrain", 2)]
+    assert put == [("ft", 0), ("ft", 1), ("before", 2), *retrained, ("ft", 2)]
     assert {name: data for name, data in _bytes(more.folder).items() if name in before} == before
     assert more.logits("ft", "test").shape[0] == 3
     with pytest.raises(UnfedError, match="2 of 3 models of 'not'"):

@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 import re
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from unfed.errors import UnfedError
-from unfed.measures.population import Effort, Rows, efficacy, iam, judge, klom, lira, neurips, rmia, roc, signals
+from unfed.measures.population import (
+    Effort,
+    Rows,
+    attacking,
+    efficacy,
+    iam,
+    judge,
+    klom,
+    lira,
+    neurips,
+    rmia,
+    roc,
+    signals,
+)
 from unfed.measures.population.agreement import agreement
-from unfed.measures.population.interval import Interval, auc_p, over_models, over_models_and_rows, permuted
+from unfed.measures.population.interval import (
+    Interval,
+    auc_p,
+    difference,
+    over_models,
+    over_models_and_rows,
+    permuted,
+)
 from unfed.measures.population.signals import Floats
-from unfed.measures.population.verdict import Apart, Attacked, share_of, verdict
-from unfed.report.how_sure import grid
+from unfed.measures.population.verdict import LEVEL, TESTS, Compared, verdict
+from unfed.report.how_sure import COLUMNS, grid
 from unfed.values import not_measured
 
 LOG = math.log
@@ -329,80 +353,167 @@ def test_the_challenges_score_scales_with_accuracies() -> None:
         neurips.epsilon(np.zeros((3, 1)), np.zeros((2, 1)))
 
 
+# --- forgotten beside held-out rows -----------------------------------------------------------------------------------
+
+
+def test_a_models_auc_of_forgotten_against_held_out_rows_by_hand() -> None:
+    """Scores 1 and 3 against 0, 1, 2, 4: 1 beats one and ties one (1.5 of 4), 3 beats three."""
+    forgotten, held_out = roc.placed(np.array([[1.0, 3.0]]), np.array([[0.0, 1.0, 2.0, 4.0]]))
+    assert forgotten.tolist() == [[1.5 / 4, 3 / 4]]
+    assert held_out.tolist() == [[1.0, 0.75, 0.5, 0.0]]
+    assert forgotten.mean() == pytest.approx(held_out.mean()) == pytest.approx(4.5 / 8)
+
+
+def test_a_row_is_standardised_by_what_retrains_make_of_it() -> None:
+    """Retrains have 1 and 3 (mean 2, spread √2), and 5 twice, whose spread is held at 0.001."""
+    found = lira.standardised(np.array([[4.0, 5.001]]), np.array([[1.0, 5.0], [3.0, 5.0]]))
+    assert found == pytest.approx(np.array([[2 / math.sqrt(2), 1.0]]))
+
+
+def test_the_difference_of_means_counts_models_and_rows() -> None:
+    generator = drawn(8)
+    rows, models = generator.normal(0, 1, 30), generator.normal(0, 1, (40, 1))
+    noise = generator.normal(0, 0.1, (40, 30))
+    alike = models + noise
+    found, p = difference([alike[:20]], [alike[20:]], draws=300, permutations=200)
+    assert found.low < 0 < found.high and p > 0.05
+    assert found.value == pytest.approx(alike[:20].mean() - alike[20:].mean())
+    apart, p = difference([alike[:20] + 2.0], [alike[20:]], draws=300, permutations=200)
+    assert apart.low > 0 and p < 0.01
+    by_row = 0.1 * noise
+    of_rows, p = difference([by_row[:20] + rows], [by_row[20:]], draws=300, permutations=200)
+    assert of_rows.low < 0 < of_rows.high and p > 0.05, "whole models differ for sure, other rows might not show it"
+    assert (
+        permuted(by_row[:20].mean(1) + rows.mean(), by_row[20:].mean(1), lambda u, r: abs(u.mean() - r.mean())) < 0.01
+    )
+
+
+def test_two_tables_of_one_mean_add_what_both_groups_of_rows_change() -> None:
+    """By held-out rows alone the same mean would look certain."""
+    generator = drawn(9)
+    ours, theirs = generator.normal(0.6, 0.01, (10, 40)), generator.normal(0.5, 0.01, (10, 40))
+    flat = [np.repeat(side.mean(axis=1, keepdims=True), 5, axis=1) for side in (ours, theirs)]
+    spread = np.where(np.arange(40) % 2, 1.0, -1.0)
+    (alone, _), (both, _) = (
+        difference([ours], [theirs], draws=400),
+        difference([ours + spread, flat[0]], [theirs, flat[1]], draws=400),
+    )
+    assert alone.value == pytest.approx(both.value) and both.high - both.low > 5 * (alone.high - alone.low)
+    assert both.high - both.low == pytest.approx(2 * 1.96 / math.sqrt(40), rel=0.2)
+
+
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_verdict_says_what_told() -> None:
-    found = verdict(
-        "FT",
-        32,
-        [
-            Attacked("U-LiRA", Interval(0.7, 0.65, 0.75), 0.002, 0.01),
-            Attacked("RMIA", Interval(0.5, 0.4, 0.6), 0.5, 0.01),
-        ],
-        [Apart("KLoM", 2.0, 0.5, 0.002, 0.01), Apart("prediction agreement", 0.9, 0.9, 0.3, 0.01)],
-    )
-    assert found.kind == "told"
+def shown(value: float, low: float, high: float, p: float = 0.002, **more: Any) -> Compared:
+    return Compared("RMIA AUC 0.580", Interval(value, low, high), p, more=value > 0, **more)
+
+
+def test_a_verdict_says_which_way_forgotten_rows_stand_out() -> None:
+    found = verdict("remembers", "FT", 32, [shown(0.08, 0.06, 0.1), shown(0.01, -0.1, 0.1, 0.5)], " And so on.")
+    assert found.kind == "remembers" and found.bound == 0.1
     assert found.sentence == (
-        "FT can be told from Retrain, by U-LiRA (AUC 0.700, 95 % interval 0.650 to 0.750) and KLoM (2.000, Retrain"
-        " against Retrain 0.500, p = 0.002)."
+        "FT remembers: it is surer of the forgotten rows than of held-out rows (RMIA AUC 0.580). And so on."
     )
+    less = verdict("remembers", "GA", 32, [shown(-0.2, -0.25, -0.15)])
+    assert less.kind == "remembers" and "less sure of the forgotten rows" in less.sentence, "pushed away shows as well"
 
 
-def test_a_distance_no_larger_than_between_retrains_tells_nothing() -> None:
-    """At few models a permutation test may call a distance rare that is smaller than the yardstick."""
-    attack = Attacked("U-LiRA", Interval(0.52, 0.48, 0.54), 0.4, 0.01)
-    near = [Apart("KLoM", 8.8, 9.0, 0.005, 0.01), Apart("prediction agreement", 0.95, 0.9, 0.005, 0.01, True)]
-    assert verdict("NoT", 16, [attack], near).kind == "cannot"
-    far = Apart("prediction agreement", 0.8, 0.9, 0.005, 0.01, nearer_is_larger=True)
-    assert verdict("NoT", 16, [attack], [far]).kind == "told"
+def test_unfinished_is_less_and_further_is_more_than_retrain() -> None:
+    tests = [replace(shown(0.1, -1.0, 1.0, 0.4), words="test"), shown(-0.2, -0.25, -0.15)]
+    less = verdict("unfinished", "NoT", 32, tests)
+    assert less.kind == "unfinished" and less.sentence == "NoT is unfinished (test; RMIA AUC 0.580)."
+    more = verdict("unfinished", "FT", 32, [shown(0.2, 0.15, 0.25)])
+    assert more.kind == "further" and more.sentence.startswith("FT is not unfinished, but trained further than Retrain")
 
 
-def test_cannot_is_said_only_with_what_is_ruled_out() -> None:
-    quiet = [Attacked("U-LiRA", Interval(0.505, 0.48, 0.53), 0.4, 0.01)]
-    found = verdict("NoT", 64, quiet, [])
-    assert found.kind == "cannot" and "every AUC beyond 0.530 is ruled out (95 % bound)" in found.sentence
+def test_no_difference_is_said_only_with_what_is_ruled_out() -> None:
+    quiet = [shown(0.005, -0.02, 0.03, 0.4), shown(0.1, -0.5, 0.7, 0.4, matters=1.0, unit=" points")]
+    found = verdict("unfinished", "NoT", 64, quiet)
+    assert found.kind == "finished" and "beyond 0.030 AUC and 0.700 points are ruled out" in found.sentence
+    assert verdict("remembers", "NoT", 64, quiet[:1]).kind == "none"
+    assert verdict("remembers", "NoT", 64, [shown(-0.01, -0.08, 0.01, 0.4)]).kind == "undecided", "either way counts"
+    points = shown(0.1, -0.5, 1.7, 0.4, matters=1.0, unit=" points")
+    wide = verdict("unfinished", "NoT", 64, [quiet[0], points])
+    assert wide.kind == "undecided" and "up to 1.700 points could have gone unseen" in wide.sentence
 
 
 def test_as_many_models_are_advised_as_show_a_difference_four_times_in_five() -> None:
-    """± 0.1 is 0.051 of standard error; 0.05 must be 2.576 + 0.842 of them, so 3.49² times as many models."""
-    wide = [Attacked("U-LiRA", Interval(0.51, 0.41, 0.61), 0.4, 0.01)]
-    open_ = verdict("NoT", 16, wide, [])
+    """± 0.1 is 0.051 of standard error; 0.05 must be 2.498 + 0.842 of them, so 3.41² times as many models."""
+    open_ = verdict("remembers", "NoT", 16, [shown(0.01, -0.09, 0.11, 0.4)])
     assert open_.kind == "undecided" and "not decided at N = 16" in open_.sentence
-    assert "about 200 models" in open_.sentence and "four times in five" in open_.sentence
+    assert "about 192 models" in open_.sentence and "four times in five" in open_.sentence
 
 
 def test_so_few_models_that_no_test_could_speak_decide_nothing() -> None:
-    """Four a side part in 70 ways: p is 2/70 at best, above 1 %. Five part in 252: 0.8 %."""
-    clear = [Attacked("U-LiRA", Interval(1.0, 0.99, 1.0), 2 / 70, 0.01)]
-    found = verdict("FT", 8, clear, [])
+    """Four a side part in 70 ways: p is 2/70 at best, above 1.25 %. Five part in 252: 0.8 %."""
+    found = verdict("remembers", "FT", 8, [shown(0.5, 0.49, 0.5, 2 / 70)])
     assert found.kind == "undecided"
-    assert "can be parted in only 70 ways" in found.sentence and "it takes 10 models" in found.sentence
-    assert "Nothing told" not in found.sentence
-    assert verdict("FT", 10, [Attacked("U-LiRA", Interval(1.0, 0.99, 1.0), 2 / 252, 0.01)], []).kind == "told"
+    assert "can be parted in only 70 ways" in found.sentence and "It takes 10 models" in found.sentence
+    assert verdict("remembers", "FT", 10, [shown(0.5, 0.49, 0.5, 2 / 252)]).kind == "remembers"
 
 
-def test_models_that_are_less_sure_than_retrain_can_be_told_as_well() -> None:
-    """A row that was pushed away shows as much as one that was kept."""
-    found = verdict("GA", 32, [Attacked("RMIA", Interval(0.3, 0.25, 0.35), 0.002, 0.01)], [])
-    assert found.kind == "told" and "less sure than Retrain" in found.sentence
-    lira = verdict("GA", 32, [Attacked("U-LiRA", Interval(0.3, 0.25, 0.35), 0.002, 0.01, signed=False)], [])
-    assert lira.kind == "told" and "less sure" not in lira.sentence, "its score has no such direction"
-    hidden = verdict("GA", 32, [Attacked("RMIA", Interval(0.46, 0.42, 0.505), 0.02, 0.01)], [])
-    assert hidden.kind == "undecided" and hidden.bound == pytest.approx(0.58)
-
-
-def test_an_attack_whose_interval_holds_a_half_tells_nothing() -> None:
-    """On these rows it may be rare among models of one kind; other rows could as well have given a coin toss."""
-    coin = Attacked("RMIA", Interval(0.505, 0.498, 0.511), 0.002, 0.01)
-    assert verdict("MoDE", 32, [coin], []).kind == "cannot"
-    lira = Attacked("U-LiRA", Interval(0.945, 0.941, 0.950), 0.002, 0.01)
-    found = verdict("MoDE", 32, [lira, coin], [])
-    assert found.kind == "told" and "RMIA" not in found.sentence
+def test_a_difference_whose_interval_holds_none_tells_nothing() -> None:
+    """On these rows it may be rare among models of one kind; other rows could as well have given none."""
+    assert verdict("remembers", "MoDE", 32, [shown(0.005, -0.002, 0.011)]).kind == "none"
 
 
 def test_tests_share_their_level() -> None:
-    assert share_of(5) == pytest.approx(0.01)
+    assert pytest.approx(0.05) == TESTS * LEVEL
+    assert not shown(0.1, 0.05, 0.2, p=0.013).told and shown(0.1, 0.05, 0.2, p=0.012).told
+
+
+# --- early-stopped, leaky, alike --------------------------------------------------------------------------------------
+
+
+def made_up() -> Any:
+    """The populations by which the level is measured."""
+    file = Path(__file__).parent.parent / "benchmarks/verdict_level.py"
+    spec = importlib.util.spec_from_file_location("verdict_level", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def level(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(attacking, "alone", lambda side, seed: {})
+    monkeypatch.setattr(attacking, "attacked", lambda pair, slices, care: {})
+    monkeypatch.setattr(importlib.import_module("unfed.measures.population.judge"), "permuted", lambda *rest: 1.0)
+    return made_up()
+
+
+CASES = {
+    "alike": ("undecided", "undecided"),
+    "early": ("undecided", "unfinished"),
+    "mislabelled": ("undecided", "unfinished"),
+    "leaky": ("remembers", "undecided"),
+    "both": ("remembers", "unfinished"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_early_retrain_is_unfinished_and_a_leaky_model_remembers(level: Any, case: str) -> None:
+    """Three populations of each: all are called what they are, and none what it is not."""
+    remembers, unfinished = CASES[case]
+    assert level.counted(16, case, 3, kept=True)["answers"] == {
+        "remembers": {remembers: 3},
+        "unfinished": {unfinished: 3},
+    }
+
+
+def test_without_earlier_rounds_rows_unlike_others_may_look_remembered_and_that_is_said(level: Any) -> None:
+    """Early models are surer of wrong labels: only a Retrain that was stopped as early shows that this is no memory."""
+    effort = Effort(draws=100, permutations=200)
+    without = judge(level.Made(1, 16, "mislabelled"), {"x": "X"}, effort=effort)["methods"]["x"]
+    kept = judge(level.Made(1, 16, "mislabelled"), {"x": "X"}, effort=effort, rounds=level.KEPT)["methods"]["x"]
+    assert without["verdict"]["remembers"]["kind"] == "remembers" and without["stopped"]["round"] is None
+    assert without["verdict"]["remembers"]["sentence"].endswith("so unfinished recovery may play a part.")
+    assert kept["verdict"]["remembers"]["kind"] == "undecided" and kept["stopped"]["round"] in (3, 4, 5)
+    assert (
+        f"Retrain was stopped at round {kept['stopped']['round']} for this" in kept["verdict"]["remembers"]["sentence"]
+    )
 
 
 # --- a whole population -----------------------------------------------------------------------------------------------
@@ -430,8 +541,11 @@ QUICK = Effort(draws=100, permutations=200)
 def test_a_population_is_judged_beside_retrain_against_retrain() -> None:
     found = judge(Made(16, 60, shift=2.0), {"not": "NoT", "ft": "FT"}, effort=QUICK)
     ft, same = found["methods"]["ft"], found["methods"]["not"]
-    assert ft["verdict"]["kind"] == "told" and "U-LiRA" in ft["verdict"]["sentence"]
-    assert same["verdict"]["kind"] in ("cannot", "undecided")
+    assert ft["verdict"]["remembers"]["kind"] == "remembers" and "LiRA" in ft["verdict"]["remembers"]["sentence"]
+    assert ft["verdict"]["unfinished"]["kind"] in ("finished", "undecided"), "it differs on forgotten rows only"
+    assert {answer["kind"] for answer in same["verdict"].values()} <= {"none", "finished", "undecided"}
+    assert ft["standing"]["lira"]["auc"] > 0.7 and abs(ft["standing"]["lira"]["own"] - 0.5) < 0.1
+    assert found["yardstick"]["standing"]["lira"]["low"] < 0 < found["yardstick"]["standing"]["lira"]["high"]
     assert ft["distances"]["klom"] > found["yardstick"]["distances"]["klom"] > 5, "so few models fill no bins"
     assert ft["distances"]["klom_p"] < 0.01 < same["distances"]["klom_p"]
     assert found["models"] == 16 and found["half"] == 8 and found["yardstick"]["quarter"] == 4
@@ -465,9 +579,9 @@ def test_of_a_single_forgotten_row_all_is_measured_that_can_be() -> None:
     ft = found["methods"]["ft"]
     assert ft["attacks"]["iam"] == not_measured("IAM takes its spread over rows, and there is only one forgotten row")
     assert found["yardstick"]["attacks"]["iam"] == ft["attacks"]["iam"]
-    assert ft["verdict"]["kind"] == "told" and "U-LiRA" in ft["verdict"]["sentence"]
-    assert "IAM" not in ft["verdict"]["sentence"] and ft["exposure"][0]["auc"] > 0.9
-    assert "not measured" in dict(grid(found)[0])["FT"][2]
+    assert ft["verdict"]["remembers"]["kind"] == "remembers" and ft["exposure"][0]["auc"] > 0.9
+    cells = dict(zip((column.title for column in COLUMNS), dict(grid(found)[0])["FT"], strict=True))
+    assert "not measured" in cells["IAM AUC"]
 
 
 def test_a_population_that_is_too_small_or_of_no_rows_is_one_sentence() -> None:
@@ -481,4 +595,4 @@ def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parent.parent / "docs/explanation/how-sure.md").read_text(encoding="utf-8")
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(block, {})
-    assert "FT can be told from Retrain, by U-LiRA" in capsys.readouterr().out
+    assert "FT remembers: it is surer of the forgotten rows than of held-out rows" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`unfed judge`: can a method's models be told from Retrains, and how sure is that?"""
+"""`unfed judge`: does a method remember, is it unfinished, and how sure is that?"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def judge(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say how sure it is that a method forgets: attacks, distances and a verdict over many models.
+    """Say how sure it is that a method forgets: does it remember, is it unfinished, beside attacks and distances.
 
     Half of the models are fitted on, the other half is judged, beside Retrain against Retrain.
     """
@@ -56,10 +56,11 @@ def judge(
 
 
 def _tell(whole: dict[str, Any], body: list[tuple[str, list[str]]], notes: list[str]) -> None:
-    from unfed.report.how_sure import COLUMNS, about_tuning
+    from unfed.report.how_sure import COLUMNS, about_tuning, answers
 
     for one in whole["methods"].values():
-        stdout.print(escape(str(one["verdict"]["sentence"])), soft_wrap=True)
+        for _, answer in answers(one):
+            stdout.print(escape(str(answer["sentence"])), soft_wrap=True)
     methods, own = body[:-1], body[-1]
     for first in range(0, len(methods), BESIDE):
         some = [*methods[first : first + BESIDE], own]

@@ -4,6 +4,7 @@
     state/FIRST/KIND.safetensors      what a cohort needs to go on (`runs/cohort.py`); θ* of `before` stays
     rows.safetensors                  labels/GROUP: the label of every row, and NAME/GROUP for what else is known of it
     logits/KIND/SEED.safetensors      GROUP: float32 [rows, classes], before the softmax
+    logits/retrain@ROUND/…            the same of Retrain at some earlier rounds
 
 A kind is `before` (θ*, trained on everything), or a method's label: `retrain`, `not`, … Groups are `forget` (D_u),
 `retain` (a fixed draw from D_r), `test` (held out), and `backdoor` (stamped test rows, labelled with the attacker's
@@ -129,10 +130,16 @@ class Population:
 
     def done(self, kind: str) -> tuple[int, ...]:
         """The seeds whose model of a kind is there."""
-        if kind not in self.about.kinds:
+        if kind.partition("@")[0] not in self.about.kinds:
             near = nearest(kind, self.about.kinds)
             raise UnfedError(f"{self.folder} has no models of {kind!r}; it has {listed(self.about.kinds)}.{near}")
         return tuple(seed for seed in self.about.seeds if logits_file(self.folder, kind, seed).exists())
+
+    def rounds(self) -> tuple[int, ...]:
+        """The earlier rounds at which every Retrain was kept; none in a folder of a version that kept the last only."""
+        there = [path.name.partition("@")[2] for path in (self.folder / "logits").glob(f"{RETRAIN}@*")]
+        found = sorted(int(number) for number in there if number.isdecimal())
+        return tuple(number for number in found if len(self.done(f"{RETRAIN}@{number}")) == self.about.models)
 
     def read(self, kind: str, seed: int) -> dict[str, Tensor]:
         """What one model says, by group."""

@@ -9,11 +9,11 @@ Nothing here is measured anew, and where there is no population the section says
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unfed.measures.population.attacking import ATTACKS
+from unfed.measures.population.attacking import ATTACKS, STANDING
 from unfed.report import how_sure_pictures as pictures
 from unfed.report.figures import styles
 from unfed.values import PREFIX, is_measured, not_measured
@@ -41,6 +41,11 @@ class Column:
 
 
 COLUMNS = (
+    *(
+        Column(f"{title}, forgotten against held-out: AUC minus Retrain's", ("standing", name))
+        for name, title in STANDING.items()
+    ),
+    Column("U-LiRA AUC on held-out rows", ("held_out", "u-lira")),
     *(Column(f"{title} AUC", ("attacks", name, "auc")) for name, title in ATTACKS.items()),
     Column("U-LiRA TPR at 1 % FPR", ("attacks", "u-lira", "tpr_0.01")),
     Column("U-LiRA TPR at 0.1 % FPR", ("attacks", "u-lira", "tpr_0.001"), 4),
@@ -71,7 +76,7 @@ def view(judged: Judged | None, name: str) -> dict[str, Any]:
         "quarter": judged["yardstick"]["quarter"],
         "rows": judged["rows"]["forget"],
         "summary": summary(judged),
-        "sentences": [one["verdict"]["sentence"] for one in methods.values()],
+        "sentences": [answer["sentence"] for one in methods.values() for _, answer in answers(one)],
         "pictures": [one.view() for one in drawn if one is not None],
         "legend": pictures.legend(judged, numbers),
         "header": [column.title for column in COLUMNS],
@@ -83,17 +88,31 @@ def view(judged: Judged | None, name: str) -> dict[str, Any]:
     }
 
 
-VERDICTS = {
-    "told": "Can be told from Retrain",
-    "cannot": "Cannot be told from Retrain",
-    "undecided": "Not decided",
+ANSWERS = {
+    ("remembers", "remembers"): "Remembers",
+    ("remembers", "none"): "No memory seen",
+    ("remembers", "undecided"): "Memory not decided",
+    ("unfinished", "unfinished"): "Unfinished",
+    ("unfinished", "further"): "Trained further than Retrain",
+    ("unfinished", "finished"): "As finished as Retrain",
+    ("unfinished", "undecided"): "Recovery not decided",
+    ("both", "told"): "Differs from Retrain, by memory or recovery (judge again to see which)",
+    ("both", "cannot"): "Cannot be told from Retrain",
+    ("both", "undecided"): "Not decided",
 }
+"""By question and kind of answer; files of earlier versions have one answer to both questions."""
+
+
+def answers(one: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The questions that a method was asked, with their answers."""
+    verdict: Mapping[str, Any] = one["verdict"]
+    yield from [("both", verdict)] if "kind" in verdict else verdict.items()
 
 
 def summary(judged: Judged) -> list[tuple[str, str]]:
-    """Each verdict that was given, and the methods that it was given of."""
-    titles = [(one["verdict"]["kind"], str(one["title"])) for one in judged["methods"].values()]
-    names = {words: ", ".join(title for own, title in titles if own == kind) for kind, words in VERDICTS.items()}
+    """Each answer that was given, and the methods that it was given of."""
+    given = [(q, answer["kind"], str(one["title"])) for one in judged["methods"].values() for q, answer in answers(one)]
+    names = {words: ", ".join(title for *own, title in given if (*own,) == key) for key, words in ANSWERS.items()}
     return [(words, found) for words, found in names.items() if found]
 
 

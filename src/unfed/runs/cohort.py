@@ -39,6 +39,8 @@ from unfed.runs.world import World
 
 Said = Callable[[str, int, int], None]
 """(kind, round, rounds): how far the cohort at work is."""
+Kept = Callable[[int, list[Params]], None]
+"""(round, models of every seed): called after each round."""
 
 
 def of_seed(world: World, seed: int) -> World:
@@ -105,13 +107,13 @@ class Cohort:
             self._histories = [{n: r.history for n, r in server.recorders.items()} for server in servers]
         return self._trained
 
-    def unlearned(self, kind: str, said: Said) -> list[Params]:
+    def unlearned(self, kind: str, said: Said, kept: Kept | None = None) -> list[Params]:
         """The model that a method makes of every seed's θ*."""
         servers = []
         for world, params, histories in zip(self._worlds, self._trained, self._histories, strict=True):
             history = histories.get(kind)
             servers.append(self._server(world, task_of(world, kind, self._request), params, history))
-        return [state.params for state in self._run(kind, servers, said)]
+        return [state.params for state in self._run(kind, servers, said, kept)]
 
     def part(self, world: World, seeds: Sequence[int], folder: Path) -> Cohort:
         """Some of its seeds, at the θ* they were trained to, with other hyperparameters of methods."""
@@ -152,7 +154,7 @@ class Cohort:
 
     # --- rounds ---------------------------------------------------------------------------------------------------
 
-    def _run(self, kind: str, servers: Sequence[JobServer], said: Said) -> list[State]:
+    def _run(self, kind: str, servers: Sequence[JobServer], said: Said, kept: Kept | None = None) -> list[State]:
         task = task_of(self._worlds[0], kind, self._request)
         rounds, recording = task.settings.rounds, any(server.recorders for server in servers)
         states = None if recording else self._saved(kind)
@@ -167,6 +169,8 @@ class Cohort:
                 states[i] = state
             done = min(state.round for state in states)
             said(kind, done, rounds)
+            if kept is not None:
+                kept(done, [state.params for state in states])
             if not recording and self._due(done, saved):
                 self._save(kind, states)
                 saved = time.monotonic(), done

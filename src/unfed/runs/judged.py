@@ -45,10 +45,11 @@ _ROW = {
     "exposure": _EXPOSED,
     **dict.fromkeys(("distances", "singles", "accuracy"), its.table_of(_CELL)),
 }
-_VERDICT = its.table_with(
-    {"kind": lambda value: value in ("told", "cannot", "undecided"), "sentence": its.is_text},
-)
-_METHOD = its.table_with({"title": its.is_text, "verdict": _VERDICT, **_ROW})
+_MEASURED_SINCE = dict.fromkeys(("standing", "held_out"), its.table_of(_CELL))
+_ANSWER = its.table_with({"kind": its.is_text, "sentence": its.is_text})
+_VERDICT = its.either(_ANSWER, its.table_with({"remembers": _ANSWER, "unfinished": _ANSWER}))
+"""Earlier versions gave one answer to both questions."""
+_METHOD = its.table_with({"title": its.is_text, "verdict": _VERDICT, **_ROW}, _MEASURED_SINCE)
 _TUNED = its.table_with(
     {"trials": its.is_count, "models": its.is_count, "on": its.is_text, "chosen": its.table_of(its.is_plain)},
     {"spoiled": its.is_yes, "best": its.or_null(its.table_with({}, {"drop": its.is_plain_number}))},
@@ -62,7 +63,7 @@ MUST: dict[str, Fits] = {
         "a table of methods, at least one, each with its verdict and what was measured",
         lambda value: bool(value) and its.table_of(_METHOD)(value),
     ),
-    "yardstick": ("what was measured of Retrain", its.table_with({"quarter": its.is_count, **_ROW})),
+    "yardstick": ("what was measured of Retrain", its.table_with({"quarter": its.is_count, **_ROW}, _MEASURED_SINCE)),
     "distributions": (
         "a table of edges, and of shares between them",
         its.table_with(

@@ -47,7 +47,7 @@ def judged(population: Population, effort: Effort | None = None) -> dict[str, An
         "effort": asdict(effort),
         "tuned": dict(about.tuned),
         "unfinished": {title_of(kind): models for kind, models in kinds.items() if kind not in methods},
-        **judge(population, methods, rows_of(population), effort),
+        **judge(population, methods, rows_of(population), effort, population.rounds()),
     }
     storage.write_json(population.folder / FILE, whole)
     return whole

@@ -37,12 +37,14 @@ from unfed.runs import lineage, presence, revisions
 from unfed.runs.cohort import Cohort, Said
 from unfed.runs.config import Config
 from unfed.runs.config_differences import differences
-from unfed.runs.description import hardware, versions
+from unfed.runs.description import hardware, rounds_of, versions
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World, cores, process_as_before
 
 RETAIN_ROWS = 2000
 """How many retained rows every model is asked about, at most."""
+EARLIER = (1, 2, 3, 4, 6, 8, 10, 12, 14)
+"""Sixteenths of its rounds after which Retrain is kept too: early, where accuracy moves most, they lie closer."""
 TOGETHER = {"cpu": 8, "cuda": 128}
 """How many seeds a cohort has, at most: all in memory at once; on a CPU, processes share cohorts out."""
 UNREAD = ("name", "device", "evaluation", "checkpoint", "gate", "seed")
@@ -309,9 +311,19 @@ def _cohort(population: Population, cohort: Cohort, methods: Mapping[str, Method
         return
     recorded = {label: m for label, m in methods.items() if label in missing and "history" in m.needs}
     trained = cohort.trained(recorded, said)
-    for kind in missing:
-        params = trained if kind == BEFORE else cohort.unlearned(kind, said)
-        for seed, own in zip(cohort.seeds, params, strict=True):
+
+    def keep(kind: str, models: Sequence[Params]) -> None:
+        for seed, own in zip(cohort.seeds, models, strict=True):
             store.put(population, kind, seed, rows.logits(cohort.world, own))
+
+    early = {rounds_of(cohort.config, RETRAIN, methods[RETRAIN]) * part // 16 for part in EARLIER} - {0}
+
+    def on_the_way(round: int, models: list[Params]) -> None:
+        if round in early:
+            keep(f"{RETRAIN}@{round}", models)
+
+    for kind in missing:
+        on_way = on_the_way if kind == RETRAIN else None
+        keep(kind, trained if kind == BEFORE else cohort.unlearned(kind, said, on_way))
         if kind != BEFORE:
             cohort.forget_states(kind)

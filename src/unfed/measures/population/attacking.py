@@ -1,6 +1,7 @@
 """The attacks on one kind of model: fitted on one half of a population, asked about the other.
 
 U-LiRA, RMIA, IAM     scores of every (model, row); are unlearned models told from Retrains?   AUC, TPR at low FPR
+LiRA, RMIA            how high forgotten rows stand among held-out rows of the same model, beside Retrain's
 SVC efficacy, entropy one number per model; the difference to Retrain's
 """
 
@@ -18,7 +19,6 @@ from unfed.measures.population import efficacy, iam, lira, rmia, roc
 from unfed.measures.population.interval import (
     DRAWS,
     PERMUTATIONS,
-    Interval,
     Rates,
     auc_p,
     over_models,
@@ -29,8 +29,8 @@ from unfed.measures.population.signals import Floats
 from unfed.values import not_measured
 
 ATTACKS = {"u-lira": "U-LiRA", "rmia": "RMIA", "iam": "IAM"}
-SIGNED = ("rmia", "iam")
-"""Those whose score is high where a model is sure of a row; U-LiRA's is high where it is like an unlearned one's."""
+STANDING = {"lira": "LiRA", "rmia": "RMIA"}
+"""Attacks that set forgotten rows beside held-out rows of the same model."""
 
 ONE_ROW = not_measured("IAM takes its spread over rows, and there is only one forgotten row")
 SINGLE_MODELS = 16
@@ -85,9 +85,24 @@ def scores(sides: Sides) -> dict[str, tuple[Floats, Floats]]:
     return found
 
 
-def attacked(
-    pair: tuple[Floats, Floats], slices: Mapping[str, NDArray[np.bool_]], care: Care
-) -> tuple[Interval, dict[str, Any]]:
+def standing(fit: Seen, unlearned: Seen, retrained: Seen) -> dict[str, tuple[tuple[Floats, ...], tuple[Floats, ...]]]:
+    """How high forgotten rows stand among held-out rows (`roc.placed`): in unlearned models, in Retrains.
+
+    Scores are relative to other Retrains (`fit`), so a row that is hard for every model stands no lower for it.
+    U-LiRA's own score is not taken: its Gaussians also hold how a method's models differ on any row.
+    """
+
+    def of_lira(side: Seen) -> tuple[Floats, Floats]:
+        return lira.standardised(side.phi, fit.phi), lira.standardised(side.phi_test, fit.phi_test)
+
+    def of_rmia(side: Seen) -> tuple[Floats, Floats]:
+        return side.forget / rmia.expected(fit.forget), side.test / rmia.expected(fit.test)
+
+    scores = dict(zip(STANDING, (of_lira, of_rmia), strict=True))
+    return {name: (roc.placed(*one(unlearned)), roc.placed(*one(retrained))) for name, one in scores.items()}
+
+
+def attacked(pair: tuple[Floats, Floats], slices: Mapping[str, NDArray[np.bool_]], care: Care) -> dict[str, Any]:
     """What one attack's scores tell: AUC with interval and p, TPR at low FPR, the worst slice, the curve."""
     unlearned, retrained = pair
     models, rows = retrained.shape
@@ -101,7 +116,7 @@ def attacked(
     found |= {f"tpr_{rate:g}": one.to_json() for rate, one in zip(given, low, strict=True)}
     by_slice = roc.slices(unlearned, retrained, slices)
     name, worst = next(iter(by_slice.items()))
-    return area, found | {"worst_slice": {"name": name, "auc": worst}, "roc": curve(unlearned, retrained)}
+    return found | {"worst_slice": {"name": name, "auc": worst}, "roc": curve(unlearned, retrained)}
 
 
 def curve(unlearned: Floats, retrained: Floats) -> list[list[float]]:

@@ -4,35 +4,44 @@
     second half   who is judged
 
 Attacks try to tell a method's judged models from the judged Retrains; KLoM, the challenge's score and agreement compare
-them with the Retrains of the first half. The yardstick is Retrain treated as if it were a method: its second half
-against its first for the distances, at the same N; four quarters for the attacks, which need four groups of models.
+them with the Retrains of the first half. Two questions get a verdict. Remembers? Forgotten rows beside held-out rows of
+the same model, against Retrains stopped where the method stands on held-out rows. Unfinished? Held-out rows, against
+Retrains at their last round. The yardstick is Retrain treated as if it were a method: its second half against its first
+for the distances, at the same N; four quarters for the attacks, which need four groups of models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unfed.errors import UnfedError
-from unfed.measures.population import attacking, neurips, roc
+from unfed.measures.population import attacking, lira, neurips, roc
 from unfed.measures.population.agreement import agreement
-from unfed.measures.population.attacking import ATTACKS, SIGNED, Care, Sides
-from unfed.measures.population.interval import DRAWS, PERMUTATIONS, permuted
+from unfed.measures.population.attacking import ATTACKS, STANDING, Care, Sides
+from unfed.measures.population.interval import (
+    DRAWS,
+    PERMUTATIONS,
+    Interval,
+    auc_p,
+    difference,
+    over_models_and_rows,
+    permuted,
+)
 from unfed.measures.population.klom import klom
 from unfed.measures.population.seen import Models, Seen, seen
 from unfed.measures.population.signals import Floats
-from unfed.measures.population.verdict import Apart, Attacked, share_of, verdict
+from unfed.measures.population.verdict import POINTS_MATTER, Compared, verdict
 from unfed.values import not_measured
 
 RETRAIN, BEFORE = "retrain", "before"
 FEWEST = 6
 """Models of each kind: three to fit on and three to judge."""
 MOST_EXPOSED = 20
-DISTANCES = {"klom": "KLoM", "agreement": "prediction agreement"}
 BINS = 40
 
 
@@ -60,9 +69,21 @@ class Rows:
 
 
 def judge(
-    population: Models, methods: Mapping[str, str], rows: Rows | None = None, effort: Effort | None = None
+    population: Models,
+    methods: Mapping[str, str],
+    rows: Rows | None = None,
+    effort: Effort | None = None,
+    rounds: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Everything that is measured of a population; `methods` maps a kind of model to its title."""
+    """Measure a population.
+
+    Args:
+        population: What the models say about the rows.
+        methods: The title of each kind of model that is judged.
+        rows: Names and groups of the forgotten rows.
+        effort: How many draws stand behind intervals and p-values.
+        rounds: Earlier rounds at which Retrains were kept, as kinds `retrain@ROUND`.
+    """
     effort = effort or Effort()
     labels = population.labels("forget")
     if len(labels) == 0:
@@ -77,7 +98,8 @@ def judge(
             f"A population of {models} is too small to be judged: attacks are fitted on one half and asked about the"
             f" other, which takes at least {FEWEST} models; `unfed population … --models {FEWEST}`, better 32."
         )
-    judges = _Judge(retrained, before, rows, effort)
+    stopped = {number: seen(population, f"{RETRAIN}@{number}") for number in rounds}
+    judges = _Judge(retrained, before, stopped, rows, effort)
     found = {kind: judges.of(kind, seen(population, kind), title) for kind, title in methods.items() if kind != RETRAIN}
     return {
         "models": models,
@@ -92,10 +114,9 @@ def judge(
 class _Judge:
     """What all methods of a population have in common."""
 
-    def __init__(self, retrained: Seen, before: Seen, rows: Rows, effort: Effort) -> None:
+    def __init__(self, retrained: Seen, before: Seen, stopped: Mapping[int, Seen], rows: Rows, effort: Effort) -> None:
         self._retrained, self._before, self._rows, self._effort = retrained, before, rows, effort
-        self._half = len(retrained) // 2
-        self._level = share_of(len(ATTACKS) + len(DISTANCES))
+        self._stopped, self._half = stopped, len(retrained) // 2
         self._care = Care(effort.draws, effort.permutations, effort.seed)
         self._reference, self._judged = retrained[: self._half], retrained[self._half : 2 * self._half]
         self._own = _distances(self._judged, self._reference)
@@ -109,17 +130,29 @@ class _Judge:
         sides = Sides(unlearned[:half], self._reference, judged, self._judged, before, before)
         self.margins[kind] = judged.phi
         scores = attacking.scores(sides)
-        tests, attacks = self._attacked(scores, self._care)
-        distances, apart = self._distances(judged)
-        told = verdict(title, len(unlearned), tests, apart)
+        round, stopped = self._stopped_at(unlearned[:half])
+        test = _accuracies(stopped[half : 2 * half])["test"]
+        standing, remembers = self._standing(stopped[:half], judged, stopped[half : 2 * half])
+        held_out, differs = self._held_out(unlearned[:half], self._reference, judged, self._judged)
+        unfinished = verdict("unfinished", title, len(unlearned), differs)
+        aside = "" if round is None else f" Retrain was stopped at round {round} for this (test {test:.1f} %)."
+        if not self._stopped and unfinished.kind in ("unfinished", "further"):
+            aside = " This population kept Retrain's last round only, so unfinished recovery may play a part."
+        answers = {
+            "remembers": verdict("remembers", title, len(unlearned), remembers, aside),
+            "unfinished": unfinished,
+        }
         return {
             "title": title,
-            "attacks": attacks,
+            "attacks": self._attacked(scores, self._care),
+            "stopped": {"round": round, "test": test},
+            "standing": standing,
+            "held_out": held_out,
             "singles": attacking.singles(attacking.alone(judged, self._effort.seed), self._alone),
-            "distances": distances,
+            "distances": self._distances(judged),
             "accuracy": _accuracies(judged),
             "exposure": self._exposure(*scores["u-lira"]),
-            "verdict": {"kind": told.kind, "sentence": told.sentence, "bound": told.bound},
+            "verdict": {question: asdict(answer) for question, answer in answers.items()},
         }
 
     def yardstick(self) -> dict[str, Any]:
@@ -129,38 +162,81 @@ class _Judge:
         found["singles"] = {name: float(values.mean()) for name, values in self._alone.items()}
         if quarter < 2:
             needs = f"it takes four groups of two Retrains, 8 models, and there are {len(self._retrained)}"
-            return found | {"attacks": dict.fromkeys(ATTACKS, not_measured(needs)), "exposure": []}
+            return found | {
+                "attacks": dict.fromkeys(ATTACKS, not_measured(needs)),
+                "standing": dict.fromkeys(STANDING, not_measured(needs)),
+                "held_out": {"u-lira": not_measured(needs)},
+                "exposure": [],
+            }
         groups = [self._retrained[i * quarter : (i + 1) * quarter] for i in range(4)]
         before = [self._before[i * quarter : (i + 1) * quarter] for i in (2, 3)]
         scores = attacking.scores(Sides(*groups, *before))
-        attacks = self._attacked(scores, replace(self._care, groups=4))[1]
-        return found | {"attacks": attacks, "exposure": self._exposure(*scores["u-lira"])[:1]}
+        return found | {
+            "attacks": self._attacked(scores, replace(self._care, groups=4)),
+            "standing": self._standing(*groups[1:])[0],
+            "held_out": self._held_out(*groups)[0],
+            "exposure": self._exposure(*scores["u-lira"])[:1],
+        }
 
-    def _attacked(
-        self, scores: Mapping[str, tuple[Floats, Floats]], care: Care
-    ) -> tuple[list[Attacked], dict[str, Any]]:
-        tests: list[Attacked] = []
-        found: dict[str, Any] = {}
-        for name, title in ATTACKS.items():
-            if name not in scores:
-                found[name] = attacking.ONE_ROW
-                continue
-            area, found[name] = attacking.attacked(scores[name], self._rows.slices, care)
-            tests.append(Attacked(title, area, found[name]["auc"]["p"], self._level, signed=name in SIGNED))
-        return tests, found
+    def _attacked(self, scores: Mapping[str, tuple[Floats, Floats]], care: Care) -> dict[str, Any]:
+        found: dict[str, Any] = dict.fromkeys(ATTACKS, attacking.ONE_ROW)
+        return found | {name: attacking.attacked(pair, self._rows.slices, care) for name, pair in scores.items()}
 
-    def _distances(self, judged: Seen) -> tuple[dict[str, float], list[Apart]]:
+    def _stopped_at(self, fit: Seen) -> tuple[int | None, Seen]:
+        """Retrains stopped at the round whose margins on held-out rows are nearest to the method's; None is the last.
+
+        It is chosen on the first half. Accuracy alone would choose by noise once it hardly grows.
+        """
+        rounds: dict[int | None, Seen] = {None: self._retrained, **self._stopped}
+        own = fit.phi_test.mean(axis=0)
+        off = {at: float(np.abs(one.phi_test[: self._half].mean(axis=0) - own).mean()) for at, one in rounds.items()}
+        best = min(rounds, key=lambda at: off[at])
+        return best, rounds[best]
+
+    def _standing(self, fit: Seen, unlearned: Seen, retrained: Seen) -> tuple[dict[str, Any], list[Compared]]:
+        """How high forgotten rows stand among held-out rows, beside Retrains."""
+        found, tests, effort = {}, [], self._effort
+        for name, (ours, theirs) in attacking.standing(fit, unlearned, retrained).items():
+            more, p = difference(ours, theirs, effort.seed, effort.draws, effort.permutations)
+            auc, own = float(ours[0].mean()), float(theirs[0].mean())
+            found[name] = more.to_json() | {"p": p, "auc": auc, "own": own}
+            words = f"{STANDING[name]} AUC {auc:.3f}, Retrain {own:.3f}: {more.value:+.3f}"
+            words += f", 95 % {more.low:+.3f} to {more.high:+.3f}"
+            tests.append(Compared(words, more, p, more=more.value > 0))
+        return found, tests
+
+    def _held_out(
+        self, fit: Seen, reference: Seen, judged: Seen, retrained: Seen
+    ) -> tuple[dict[str, Any], list[Compared]]:
+        """How a method's models differ from Retrains on rows that no model saw."""
+        effort = self._effort
+        points, p = difference(
+            [100 * judged.right], [100 * retrained.right], effort.seed, effort.draws, effort.permutations
+        )
+        gaussians = lira.fit(fit.phi_test, reference.phi_test)
+        pair = gaussians.score(judged.phi_test), gaussians.score(retrained.phi_test)
+        (area,) = over_models_and_rows(*pair, [roc.area], effort.seed, effort.draws)
+        rare = auc_p(*pair, effort.seed, effort.permutations)
+        surer = bool(judged.phi_test.mean() > retrained.phi_test.mean())
+        right, own = (100 * float(side.right.mean()) for side in (judged, retrained))
+        words = f"test {right:.1f} %, Retrain {own:.1f} %; 95 % {points.low:+.1f} to {points.high:+.1f} points"
+        told = f"U-LiRA on held-out rows AUC {area.value:.3f}, 95 % {area.low:.3f} to {area.high:.3f}"
+        told += f", {'surer' if surer else 'less sure'} than Retrain"
+        from_half = Interval(area.value - 0.5, area.low - 0.5, area.high - 0.5)
+        tests = [
+            Compared(words, points, p, points.value > 0, POINTS_MATTER, " points"),
+            Compared(told, from_half, rare, surer),
+        ]
+        return {"test": points.to_json() | {"p": p}, "u-lira": area.to_json() | {"p": rare}}, tests
+
+    def _distances(self, judged: Seen) -> dict[str, float]:
         values = _distances(judged, self._reference)
         draws, seed = self._effort.permutations, self._effort.seed
         p = {
             "klom": permuted(judged.phi, self._reference.phi, lambda u, r: float(klom(u, r).mean()), seed, draws),
             "agreement": permuted(judged.read, self._reference.read, lambda u, r: -agreement(u, r), seed, draws),
         }
-        apart = [
-            Apart(title, values[n], self._own[n], p[n], self._level, nearer_is_larger=n == "agreement")
-            for n, title in DISTANCES.items()
-        ]
-        return values | {f"{name}_p": value for name, value in p.items()}, apart
+        return values | {f"{name}_p": value for name, value in p.items()}
 
     def _exposure(self, unlearned: Floats, retrained: Floats) -> list[dict[str, Any]]:
         """The rows that give themselves away most, by name."""

@@ -53,6 +53,13 @@ def fit(unlearned: Floats, retrained: Floats) -> Gaussians:
     return Gaussians(*_moments(unlearned), *_moments(retrained))
 
 
+def standardised(phi: Floats, retrained: Floats) -> Floats:
+    """(φ − μ_r) / σ_r: how far a row lies from where Retrains have it; the side of the attack that knows no method."""
+    mean, std = _moments(retrained)
+    found: Floats = (phi - mean) / std
+    return found
+
+
 def _moments(phi: Floats) -> tuple[Floats, Floats]:
     return phi.mean(axis=0), np.maximum(phi.std(axis=0, ddof=1), NARROWEST)
 

@@ -57,6 +57,22 @@ def area(rates: tuple[Floats, Floats]) -> float:
     return float(np.sum(np.diff(fpr) * (tpr[1:] + tpr[:-1]) / 2))
 
 
+def placed(forgotten: Floats, held_out: Floats) -> tuple[Floats, Floats]:
+    """How high forgotten rows stand among held-out rows of the same model, by scores [models, rows].
+
+    The share of held-out rows that each forgotten row beats, and of forgotten rows that beat each held-out row, ties
+    counted half: a model's mean over either is its AUC of forgotten against held-out rows.
+    """
+    return _beaten(forgotten, held_out), 1.0 - _beaten(held_out, forgotten)
+
+
+def _beaten(ours: Floats, theirs: Floats) -> Floats:
+    pairs = [(np.sort(z), x) for x, z in zip(ours, theirs, strict=True)]
+    counts = [np.searchsorted(z, x, side="left") + np.searchsorted(z, x, side="right") for z, x in pairs]
+    found: Floats = np.stack(counts) / (2 * theirs.shape[1])
+    return found
+
+
 def tpr_at(rates: tuple[Floats, Floats], fpr: float) -> float:
     """The largest TPR whose FPR is at most this."""
     return float(rates[1][rates[0] <= fpr * (1 + 1e-12)].max())

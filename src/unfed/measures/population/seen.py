@@ -30,6 +30,8 @@ class Seen:
 
     phi: Floats
     """Margins on the forgotten rows."""
+    phi_test: Floats
+    """Margins on the held-out rows."""
     forget: Floats
     """p of the own label, on the forgotten rows."""
     retain: Floats
@@ -38,6 +40,8 @@ class Seen:
     """H on forgotten, retained and test rows."""
     read: Labels
     """The classes that are read in the forgotten rows."""
+    right: Floats
+    """Whether each held-out row is read right, 0 or 1."""
     accuracies: dict[str, Floats]
     """By group, the share that each model reads right."""
 
@@ -48,11 +52,13 @@ class Seen:
         forget, retain, test = self.entropies
         return Seen(
             self.phi[models],
+            self.phi_test[models],
             self.forget[models],
             self.retain[models],
             self.test[models],
             (forget[models], retain[models], test[models]),
             self.read[models],
+            self.right[models],
             {group: right[models] for group, right in self.accuracies.items()},
         )
 
@@ -65,10 +71,12 @@ def seen(population: Models, kind: str) -> Seen:
     p = {group: signals.probability(logits[group], labels[group]) for group in groups}
     return Seen(
         signals.margin(logits["forget"], labels["forget"]),
+        signals.margin(logits["test"], labels["test"]),
         p["forget"],
         p["retain"],
         p["test"],
         (signals.entropy(logits["forget"]), signals.entropy(logits["retain"]), signals.entropy(logits["test"])),
         signals.predictions(logits["forget"]),
+        (signals.predictions(logits["test"]) == labels["test"]).astype(np.float64),
         {group: np.asarray(signals.accuracy(logits[group], labels[group])) for group in groups},
     )

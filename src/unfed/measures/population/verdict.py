@@ -1,17 +1,19 @@
-"""Can a method's models be told from Retrains? A verdict, which says no more than was measured.
+"""Does a method's model remember, and is it unfinished? Two answers, each of which says no more than was measured.
 
-    told        something tells them apart: an attack's AUC is above ½ (they remember) or below it (they are less sure
-                of the rows than models that never saw them, which shows as well), or a distance is larger, than models
-                of one kind would show, by a permutation test with p below the level; an AUC whose 95 % interval holds
-                ½, or a distance no larger than that between Retrains, tells nothing, whatever its p. The tests share
-                5 % between them
-    cannot      nothing told, and every AUC farther than 0.05 from ½ is ruled out (the far end of the 95 % intervals):
-                what is ruled out is said with it
-    undecided   nothing told, but a difference that matters is not ruled out; how many models it takes is said. Up to 9
-                models of each kind can be parted in too few ways for any test to fall below its share of 5 %, so
-                nothing is ever decided there
+A method's models differ from Retrains for two reasons. They may treat forgotten rows unlike rows that no model saw, or
+they may not have recovered, which shows on any rows.
 
-Silence is evidence only where something would have spoken, so "cannot" is never said without that bound.
+    remembers    forgotten rows stand higher, or lower, among held-out rows than they do in Retrains that were stopped
+                 where they read held-out rows as the method does
+    unfinished   held-out rows themselves are read less often, or less surely, than by Retrains at their last round;
+                 "further" where it is more
+
+A difference counts if it is rare among models of one kind (a permutation test), and other models and rows would hardly
+have given none (an interval at the test's level). The tests share 5 % between them. Without such a difference:
+
+    none, finished   every difference that matters is ruled out (the far end of the 95 % intervals): the bound is said
+    undecided        a difference that matters could have gone unseen; how many models it takes is said. Up to 9 models
+                     of each kind can be parted in too few ways for any test to fall below its share of 5 %
 """
 
 from __future__ import annotations
@@ -26,108 +28,98 @@ from unfed.errors import listed
 from unfed.measures.population.interval import Interval
 
 MATTERS = 0.05
-"""An AUC so far above ½ would matter."""
-LEVEL = 0.05
-"""Shared by all tests of a method."""
+"""A difference of so much AUC would matter."""
+POINTS_MATTER = 1.0
+"""So many points of test accuracy would matter."""
+TESTS = 4
+LEVEL = 0.05 / TESTS
+"""Of each test: they share 5 %."""
 OFTEN = 0.8
-"""In so many populations of the number of models that is advised a difference that matters is told."""
+"""In so many populations of the number of models that is advised a difference that matters is shown."""
 
-Kind = Literal["told", "cannot", "undecided"]
+Question = Literal["remembers", "unfinished"]
+WORDS: dict[Question, dict[str, tuple[str, str]]] = {
+    "remembers": {
+        "more": ("remembers", "{} remembers: it is surer of the forgotten rows than of held-out rows"),
+        "less": ("remembers", "{} remembers: it is less sure of the forgotten rows than of held-out rows"),
+        "no": ("none", "No memory seen in {}"),
+        "open": ("undecided", "Whether {} remembers is not decided"),
+    },
+    "unfinished": {
+        "more": ("further", "{} is not unfinished, but trained further than Retrain"),
+        "less": ("unfinished", "{} is unfinished"),
+        "no": ("finished", "{} is as finished as Retrain"),
+        "open": ("undecided", "Whether {} is unfinished is not decided"),
+    },
+}
+"""Of each answer its kind, and how its sentence begins."""
 
 
 @dataclass(frozen=True)
-class Attacked:
-    """The AUC of one attack."""
+class Compared:
+    """One difference to Retrain, 0 where there is none, and how rare so large a one is."""
 
-    name: str
-    auc: Interval
+    words: str
+    """What was measured, with numbers."""
+    difference: Interval
     p: float
-    level: float
-    signed: bool = True
-    """Whether an AUC below ½ means less sure, as it does for scores of how sure a model is."""
+    more: bool
+    """Whether it means surer than Retrain."""
+    matters: float = MATTERS
+    unit: str = " AUC"
 
     @property
     def told(self) -> bool:
-        """Whether it is rare among models of one kind, and other rows would hardly have given a coin toss."""
-        return self.p < self.level and not self.auc.low <= 0.5 <= self.auc.high
+        return self.p < LEVEL and not self.difference.low <= 0 <= self.difference.high
 
     @property
     def far(self) -> float:
-        """The AUC farthest from ½ that the interval holds, as if it were above."""
-        return max(self.auc.high, 1.0 - self.auc.low)
+        """The largest difference that the interval holds."""
+        return max(self.difference.high, -self.difference.low)
 
     @property
-    def words(self) -> str:
-        less = "; less sure than Retrain" if self.signed and self.auc.value < 0.5 else ""
-        return f"{self.name} (AUC {self.auc.value:.3f}, 95 % interval {self.auc.low:.3f} to {self.auc.high:.3f}{less})"
-
-
-@dataclass(frozen=True)
-class Apart:
-    """A distance to Retrains, beside that between Retrains, and how rare so large a one is."""
-
-    name: str
-    value: float
-    yardstick: float
-    p: float
-    level: float
-    nearer_is_larger: bool = False
-    """Whether a larger value means nearer, as it does for agreement."""
-
-    @property
-    def told(self) -> bool:
-        """Whether it is rare among models of one kind, and farther than Retrains are from each other."""
-        farther = self.value < self.yardstick if self.nearer_is_larger else self.value > self.yardstick
-        return self.p < self.level and farther
-
-    @property
-    def words(self) -> str:
-        return f"{self.name} ({self.value:.3f}, Retrain against Retrain {self.yardstick:.3f}, p = {self.p:.3f})"
+    def bound(self) -> str:
+        return f"{self.far:.3f}{self.unit}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One of three answers, as a sentence."""
+    """One answer, as a sentence."""
 
-    kind: Kind
+    kind: str
     sentence: str
     bound: float
-    """The largest AUC that is not ruled out."""
+    """The largest difference that is not ruled out, in AUC."""
 
 
-def share_of(tests: int) -> float:
-    """The level of one test when so many share 5 %."""
-    return LEVEL / tests
+def verdict(question: Question, title: str, models: int, tests: Sequence[Compared], aside: str = "") -> Verdict:
+    """What can be said of a method after these tests, over `models` of each kind; `aside` ends the sentence."""
+    bound = max(test.far for test in tests if test.matters == MATTERS)
 
+    def answer(key: str, rest: str) -> Verdict:
+        kind, words = WORDS[question][key]
+        return Verdict(kind, words.format(title) + rest + aside, bound)
 
-def verdict(title: str, models: int, attacks: Sequence[Attacked], distances: Sequence[Apart]) -> Verdict:
-    """What can be said of a method after these attacks and distances, over `models` of each kind."""
-    bound = max(attack.far for attack in attacks)
-    tests: list[Attacked | Apart] = [*attacks, *distances]
-    level, open_ = min(test.level for test in tests), f"{title}: not decided at N = {models}."
-    if models < fewest(level):
-        return Verdict(
-            "undecided",
-            f"{open_} {models // 2} judged models of each kind can be parted in only {_ways(models // 2)} ways, so no"
-            f" difference, however large, could be told from chance; it takes {fewest(level)} models, better 32.",
-            bound,
+    if models < fewest(LEVEL):
+        half = models // 2
+        return answer(
+            "open",
+            f" at N = {models}: {half} judged models of each kind can be parted in only {_ways(half)} ways. It takes"
+            f" {fewest(LEVEL)} models, better 32.",
         )
-    told = [test.words for test in tests if test.told]
+    told = [test for test in tests if test.told]
     if told:
-        return Verdict("told", f"{title} can be told from Retrain, by {listed(told, last='and')}.", bound)
-    names = listed(test.name for test in tests)
-    if bound <= 0.5 + MATTERS:
-        return Verdict(
-            "cannot",
-            f"{title} cannot be told from Retrain by {names} at N = {models}: every AUC beyond {bound:.3f} is ruled out"
-            " (95 % bound), a smaller one could have gone unseen.",
-            bound,
-        )
-    return Verdict(
-        "undecided",
-        f"{open_} Nothing told it from Retrain, but an AUC of up to {bound:.3f} could have gone unseen; about"
-        f" {needed(models, attacks)} models of each kind would show {0.5 + MATTERS:.2f} four times in five.",
-        bound,
+        said = told if question == "remembers" else tests  # accuracy belongs to the second answer in any case
+        return answer("more" if told[0].more else "less", f" ({'; '.join(test.words for test in said)}).")
+    measured = "; ".join(test.words for test in tests)
+    if all(test.far <= test.matters for test in tests):
+        bounds = listed((test.bound for test in tests), last="and")
+        return answer("no", f" at N = {models} ({measured}): differences beyond {bounds} are ruled out.")
+    widest = max(tests, key=lambda test: test.far / test.matters)
+    return answer(
+        "open",
+        f" at N = {models} ({measured}). A difference of up to {widest.bound} could have gone unseen; about"
+        f" {needed(models, tests)} models of each kind would show {widest.matters:g}{widest.unit} four times in five.",
     )
 
 
@@ -139,7 +131,7 @@ def _ways(half: int) -> int:
 def fewest(level: float) -> int:
     """The fewest models of each kind whose halves a test can tell apart at this level.
 
-    An AUC counts on both sides of ½.
+    A difference counts on both sides of 0.
     """
     half = 1
     while 2 / _ways(half) >= level:
@@ -147,12 +139,13 @@ def fewest(level: float) -> int:
     return 2 * half
 
 
-def needed(models: int, attacks: Sequence[Attacked]) -> int:
+def needed(models: int, tests: Sequence[Compared]) -> int:
     """How many models it takes, if an interval narrows with the root of their number.
 
-    A test at its level shows a difference four times in five that is so many standard errors wide: 3.42 at 1 %.
+    A test at its level shows a difference four times in five that is so many standard errors wide: 3.34 at 1.25 %.
     """
     normal = NormalDist()
-    error = max(attack.auc.high - attack.auc.low for attack in attacks) / (2 * normal.inv_cdf(0.975))
-    wide = normal.inv_cdf(1 - min(attack.level for attack in attacks) / 2) + normal.inv_cdf(OFTEN)
-    return max(2 * models, 8 * math.ceil(models * (error * wide / MATTERS) ** 2 / 8))
+    widest = max((test.difference.high - test.difference.low) / test.matters for test in tests)
+    error = widest / (2 * normal.inv_cdf(0.975))
+    wide = normal.inv_cdf(1 - LEVEL / 2) + normal.inv_cdf(OFTEN)
+    return max(2 * models, 8 * math.ceil(models * (error * wide) ** 2 / 8))
