@@ -33,7 +33,7 @@ def test_a_run_without_a_population_says_which_command_would_measure() -> None:
 def test_the_page_has_verdicts_pictures_a_table_and_the_most_exposed_rows(judged: dict[str, Any]) -> None:
     run, lines = fake_run()
     page = render({**run, "population": {"r1": judged}}, lines)
-    assert "FT remembers: it is surer of the forgotten rows than of held-out rows (LiRA AUC" in page
+    assert "FT remembers: beside held-out rows it is surer of the forgotten rows than Retrain (LiRA AUC" in page
     assert "Retrain against Retrain" in page and "NeurIPS 2023 score" in page
     assert "Margins on the forgotten rows" in page and "U-LiRA: true against false positives" in page
     first = judged["methods"]["ft"]["exposure"][0]["row"]
@@ -44,7 +44,7 @@ def test_verdicts_come_first_in_a_few_words_and_commands_look_like_commands(judg
     run, lines = fake_run()
     page = render({**run, "population": {"r1": judged}}, lines)
     assert "<strong>Remembers:</strong> FT." in page and "<strong>Recovery not decided:</strong> NoT, FT." in page
-    assert page.index("<strong>Remembers:") < page.index("FT remembers: it is surer")
+    assert page.index("<strong>Remembers:") < page.index("FT remembers: beside held-out rows")
     assert "<code>unfed population … --models 34</code>" in page
 
 

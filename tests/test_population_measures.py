@@ -413,7 +413,7 @@ def test_a_verdict_says_which_way_forgotten_rows_stand_out() -> None:
     found = verdict("remembers", "FT", 32, [shown(0.08, 0.06, 0.1), shown(0.01, -0.1, 0.1, 0.5)], " And so on.")
     assert found.kind == "remembers" and found.bound == 0.1
     assert found.sentence == (
-        "FT remembers: it is surer of the forgotten rows than of held-out rows (RMIA AUC 0.580). And so on."
+        "FT remembers: beside held-out rows it is surer of the forgotten rows than Retrain (RMIA AUC 0.580). And so on."
     )
     less = verdict("remembers", "GA", 32, [shown(-0.2, -0.25, -0.15)])
     assert less.kind == "remembers" and "less sure of the forgotten rows" in less.sentence, "pushed away shows as well"
@@ -595,4 +595,6 @@ def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parent.parent / "docs/explanation/how-sure.md").read_text(encoding="utf-8")
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(block, {})
-    assert "FT remembers: it is surer of the forgotten rows than of held-out rows" in capsys.readouterr().out
+    assert (
+        "FT remembers: beside held-out rows it is surer of the forgotten rows than Retrain" in capsys.readouterr().out
+    )

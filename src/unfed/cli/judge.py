@@ -31,7 +31,7 @@ def judge(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say how sure it is that a method forgets: does it remember, is it unfinished, beside attacks and distances.
+    """Say whether a method remembers, whether it is unfinished, and how sure that is.
 
     Half of the models are fitted on, the other half is judged, beside Retrain against Retrain.
     """

@@ -136,7 +136,7 @@ class Population:
         return tuple(seed for seed in self.about.seeds if logits_file(self.folder, kind, seed).exists())
 
     def rounds(self) -> tuple[int, ...]:
-        """The earlier rounds at which every Retrain was kept; none in a folder of a version that kept the last only."""
+        """The earlier rounds at which every Retrain was kept; earlier versions kept the last one only."""
         there = [path.name.partition("@")[2] for path in (self.folder / "logits").glob(f"{RETRAIN}@*")]
         found = sorted(int(number) for number in there if number.isdecimal())
         return tuple(number for number in found if len(self.done(f"{RETRAIN}@{number}")) == self.about.models)

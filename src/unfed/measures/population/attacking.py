@@ -86,7 +86,7 @@ def scores(sides: Sides) -> dict[str, tuple[Floats, Floats]]:
 
 
 def standing(fit: Seen, unlearned: Seen, retrained: Seen) -> dict[str, tuple[tuple[Floats, ...], tuple[Floats, ...]]]:
-    """How high forgotten rows stand among held-out rows (`roc.placed`): in unlearned models, in Retrains.
+    """How high forgotten rows stand among held-out rows: in unlearned models, in Retrains.
 
     Scores are relative to other Retrains (`fit`), so a row that is hard for every model stands no lower for it.
     U-LiRA's own score is not taken: its Gaussians also hold how a method's models differ on any row.

@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,7 +113,7 @@ def difference(
             seen[i] += (ours @ table - theirs @ other) @ _counts(generator, rows, rows) / rows
         seen[i] -= (len(unlearned) - 1) * (ours @ own - theirs @ others)
     rare = math.erfc(abs(value) / max(float(seen.std()), 1e-12) / math.sqrt(2))
-    swapped = permuted(own, others, lambda u, r: round(abs(float(np.mean(u) - np.mean(r))), 12), seed, permutations)
+    swapped = permuted(own, others, _apart, seed, permutations)
     return Interval.of(value, seen), max(rare, swapped)
 
 
@@ -145,6 +146,11 @@ def auc_p(unlearned: Floats, retrained: Floats, seed: int = 0, draws: int = PERM
 
     here = far(np.arange(len(everybody)) < n)
     return _p(far(ours) >= here - 1e-12 for ours in _parted(len(everybody), n, generator, draws))
+
+
+def _apart(first: NDArray[Any], second: NDArray[Any]) -> float:
+    """Rounded, because a division and its mirror image differ by rounding alone."""
+    return round(abs(float(first.mean() - second.mean())), 12)
 
 
 def _counts(generator: np.random.Generator, n: int, draws: int) -> Floats:

@@ -20,18 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unfed.errors import UnfedError
-from unfed.measures.population import attacking, lira, neurips, roc
+from unfed.measures.population import attacking, interval, lira, neurips, roc
 from unfed.measures.population.agreement import agreement
 from unfed.measures.population.attacking import ATTACKS, STANDING, Care, Sides
-from unfed.measures.population.interval import (
-    DRAWS,
-    PERMUTATIONS,
-    Interval,
-    auc_p,
-    difference,
-    over_models_and_rows,
-    permuted,
-)
+from unfed.measures.population.interval import DRAWS, PERMUTATIONS, Interval, permuted
 from unfed.measures.population.klom import klom
 from unfed.measures.population.seen import Models, Seen, seen
 from unfed.measures.population.signals import Floats
@@ -98,7 +90,7 @@ def judge(
             f"A population of {models} is too small to be judged: attacks are fitted on one half and asked about the"
             f" other, which takes at least {FEWEST} models; `unfed population … --models {FEWEST}`, better 32."
         )
-    stopped = {number: seen(population, f"{RETRAIN}@{number}") for number in rounds}
+    stopped: dict[int | None, Seen] = {number: seen(population, f"{RETRAIN}@{number}") for number in rounds}
     judges = _Judge(retrained, before, stopped, rows, effort)
     found = {kind: judges.of(kind, seen(population, kind), title) for kind, title in methods.items() if kind != RETRAIN}
     return {
@@ -114,7 +106,9 @@ def judge(
 class _Judge:
     """What all methods of a population have in common."""
 
-    def __init__(self, retrained: Seen, before: Seen, stopped: Mapping[int, Seen], rows: Rows, effort: Effort) -> None:
+    def __init__(
+        self, retrained: Seen, before: Seen, stopped: Mapping[int | None, Seen], rows: Rows, effort: Effort
+    ) -> None:
         self._retrained, self._before, self._rows, self._effort = retrained, before, rows, effort
         self._stopped, self._half = stopped, len(retrained) // 2
         self._care = Care(effort.draws, effort.permutations, effort.seed)
@@ -138,10 +132,7 @@ class _Judge:
         aside = "" if round is None else f" Retrain was stopped at round {round} for this (test {test:.1f} %)."
         if not self._stopped and unfinished.kind in ("unfinished", "further"):
             aside = " This population kept Retrain's last round only, so unfinished recovery may play a part."
-        answers = {
-            "remembers": verdict("remembers", title, len(unlearned), remembers, aside),
-            "unfinished": unfinished,
-        }
+        answers = {"remembers": verdict("remembers", title, len(unlearned), remembers, aside), "unfinished": unfinished}
         return {
             "title": title,
             "attacks": self._attacked(scores, self._care),
@@ -183,9 +174,9 @@ class _Judge:
         return found | {name: attacking.attacked(pair, self._rows.slices, care) for name, pair in scores.items()}
 
     def _stopped_at(self, fit: Seen) -> tuple[int | None, Seen]:
-        """Retrains stopped at the round whose margins on held-out rows are nearest to the method's; None is the last.
+        """Retrains stopped where their margins on held-out rows are nearest to the method's.
 
-        It is chosen on the first half. Accuracy alone would choose by noise once it hardly grows.
+        None is the last round. It is chosen on the first half. Accuracy alone would choose by noise.
         """
         rounds: dict[int | None, Seen] = {None: self._retrained, **self._stopped}
         own = fit.phi_test.mean(axis=0)
@@ -197,7 +188,7 @@ class _Judge:
         """How high forgotten rows stand among held-out rows, beside Retrains."""
         found, tests, effort = {}, [], self._effort
         for name, (ours, theirs) in attacking.standing(fit, unlearned, retrained).items():
-            more, p = difference(ours, theirs, effort.seed, effort.draws, effort.permutations)
+            more, p = interval.difference(ours, theirs, effort.seed, effort.draws, effort.permutations)
             auc, own = float(ours[0].mean()), float(theirs[0].mean())
             found[name] = more.to_json() | {"p": p, "auc": auc, "own": own}
             words = f"{STANDING[name]} AUC {auc:.3f}, Retrain {own:.3f}: {more.value:+.3f}"
@@ -210,13 +201,13 @@ class _Judge:
     ) -> tuple[dict[str, Any], list[Compared]]:
         """How a method's models differ from Retrains on rows that no model saw."""
         effort = self._effort
-        points, p = difference(
+        points, p = interval.difference(
             [100 * judged.right], [100 * retrained.right], effort.seed, effort.draws, effort.permutations
         )
         gaussians = lira.fit(fit.phi_test, reference.phi_test)
         pair = gaussians.score(judged.phi_test), gaussians.score(retrained.phi_test)
-        (area,) = over_models_and_rows(*pair, [roc.area], effort.seed, effort.draws)
-        rare = auc_p(*pair, effort.seed, effort.permutations)
+        (area,) = interval.over_models_and_rows(*pair, [roc.area], effort.seed, effort.draws)
+        rare = interval.auc_p(*pair, effort.seed, effort.permutations)
         surer = bool(judged.phi_test.mean() > retrained.phi_test.mean())
         right, own = (100 * float(side.right.mean()) for side in (judged, retrained))
         words = f"test {right:.1f} %, Retrain {own:.1f} %; 95 % {points.low:+.1f} to {points.high:+.1f} points"

@@ -54,7 +54,7 @@ def fit(unlearned: Floats, retrained: Floats) -> Gaussians:
 
 
 def standardised(phi: Floats, retrained: Floats) -> Floats:
-    """(φ − μ_r) / σ_r: how far a row lies from where Retrains have it; the side of the attack that knows no method."""
+    """(φ − μ_r) / σ_r: how far a row lies from where Retrains have it."""
     mean, std = _moments(retrained)
     found: Floats = (phi - mean) / std
     return found

@@ -1,4 +1,4 @@
-"""Does a method's model remember, and is it unfinished? Two answers, each of which says no more than was measured.
+"""Does a method's model remember, and is it unfinished? Two answers, with what was measured.
 
 A method's models differ from Retrains for two reasons. They may treat forgotten rows unlike rows that no model saw, or
 they may not have recovered, which shows on any rows.
@@ -40,8 +40,8 @@ OFTEN = 0.8
 Question = Literal["remembers", "unfinished"]
 WORDS: dict[Question, dict[str, tuple[str, str]]] = {
     "remembers": {
-        "more": ("remembers", "{} remembers: it is surer of the forgotten rows than of held-out rows"),
-        "less": ("remembers", "{} remembers: it is less sure of the forgotten rows than of held-out rows"),
+        "more": ("remembers", "{} remembers: beside held-out rows it is surer of the forgotten rows than Retrain"),
+        "less": ("remembers", "{} remembers: beside held-out rows it is less sure of the forgotten rows than Retrain"),
         "no": ("none", "No memory seen in {}"),
         "open": ("undecided", "Whether {} remembers is not decided"),
     },
@@ -93,7 +93,7 @@ class Verdict:
 
 
 def verdict(question: Question, title: str, models: int, tests: Sequence[Compared], aside: str = "") -> Verdict:
-    """What can be said of a method after these tests, over `models` of each kind; `aside` ends the sentence."""
+    """What can be said of a method, over `models` of each kind; `aside` ends the sentence."""
     bound = max(test.far for test in tests if test.matters == MATTERS)
 
     def answer(key: str, rest: str) -> Verdict:
