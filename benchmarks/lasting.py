@@ -1,7 +1,7 @@
 """Forgetting that holds, measured: requests one after another, undoing, and whether it is cheaper than starting over.
 
     python benchmarks/lasting.py --data digits --model cnn,resnet-tiny,vit-tiny,mlp --scope client,class,instance \
-        --k 5 --at 1,5 --seeds 0,1,2 --undo all
+        --k 5 --at 1,5 --seeds 0,1,2 --undo all --variants retrain,sealed,not,reinit
     python benchmarks/lasting.py --data cifar10 --model cnn --device cuda --precision bf16 \
         --k 2 --seeds 0 --rounds 250 --every 5 --undo all --rows 1000,10000 --steps 100,800 --fit-batch 256 --passes 2
     python benchmarks/lasting_tables.py                       the tables of the records, into docs/methods/sealed.md
@@ -9,9 +9,10 @@
 Ten clients, the first one poisoned. θ* is trained with everybody; then k requests come, and each variant serves them in
 turn, every request from the model that the one before it left. Beside the variants stand two controls that start over
 at every request, under the same learning rate and rounds: `retrain`, and `reinit`, all tensors drawn anew under another
-seed. Rounds are counted until the test accuracy is within some points of θ*'s. One line per cell goes into the record
-as soon as it is known, all variants of the first request before those of the second; what stands there is not done
-again.
+seed. Rounds are counted until the test accuracy is within some points of θ*'s (`--within`): that round is the price.
+The model of that round is measured and attacked (`paid`), and so is the model after all rounds (`after`, `undo`). One
+line per cell goes into the record as soon as it is known, all variants of the first request before those of the second;
+what stands there is not done again.
 
 A variant is a method's name, or a perturbation of Sealed: `permute`, `fade:0.5` (λ), `reinit/late` (which layers).
 """
@@ -88,8 +89,12 @@ class Told:
     rounds: int
     reference: int
     every: int
+    within: float = 2.0
+    """Points below θ*'s test accuracy, at the first round of which the price is counted."""
     undo: str = "realign"
     undo_at: tuple[int, ...] = ()
+    unharmed: tuple[str, ...] = ()
+    """Variants whose rounds are counted but which nobody tries to undo."""
     grid: Grid | None = None
     """Of realign; without it nothing is tried to undo."""
     passes: int = 10
@@ -166,10 +171,10 @@ def _after(server: JobServer, params: Params, rounds: int) -> Params:
 # --- variants ---------------------------------------------------------------------------------------------------------
 
 
-def method_of(variant: str, module: nn.Module) -> Method:
-    """What serves the requests."""
+def method_of(variant: str, module: nn.Module, requests: Sequence[Request]) -> Method:
+    """What serves the last of the requests."""
     if variant in METHODS:
-        return METHODS[variant]()
+        return METHODS[variant]().for_requests(requests)
     if variant == "reinit":
         return Retrain()
     how, _, where = variant.partition("/")
@@ -181,7 +186,7 @@ def method_of(variant: str, module: nn.Module) -> Method:
         "rest": hidden[1:],
         "whole": [choice.name for choice in choose(module, ["conv+dense"])],
     }[where]
-    return Sealed(layers=tuple(layers), perturbation=how, keep=float(keep or 0.5))
+    return Sealed(layers=tuple(layers), perturbation=how, keep=float(keep or 0.5)).for_requests(requests)
 
 
 def begun(variant: str, method: Method, server: JobServer) -> Params:
@@ -212,6 +217,7 @@ class Sight:
         labels = self.held_out.labels.cpu()
         self.rows = (~torch.isin(labels, torch.tensor(gone, dtype=labels.dtype))).nonzero().flatten()
         self.before = self.everything(self.bench.theta)
+        self.before |= {"undo": self.light(self.bench.theta)} if self.bench.told.grid else {}
 
     def test(self, params: Params) -> float:
         assert self.held_out is not None
@@ -223,30 +229,47 @@ class Sight:
         return {n: seen.numbers[n] for n in names} | {"earlier": seen.earlier}
 
     def undone(self, params: Params, method: Method) -> dict[str, Any]:
-        """The worst that a small grid of `realign` brings back among usable models; with `--undo all` the rest too."""
+        """The worst that a small grid of `realign` brings back among usable models; with `--undo all` the rest too.
+
+        `light` leaves out what fits for long: flip, lift and triggers are left.
+        """
         told, scene, grid = self.bench.told, self.scene(), self.bench.told.grid
         assert grid is not None
         known = Knowledge(method.title, method.perturbed(scene.template.module))
-        best = undo.realign(scene, params, known, grid)
-        names = ("usable", "tried", "forget", "backdoor", "forget_at", "backdoor_at")
-        found = {name: best.get(name) for name in names} | {"rates": grid.rates, "batch": grid.budget.batch}
-        found |= {"rows": grid.rows, "steps": grid.budget.stops, "tries": [_short(one) for one in best["tries"]]}
-        if told.undo != "all":
+        found: dict[str, Any] = {}
+        if told.undo != "light":
+            best = undo.realign(scene, params, known, grid)
+            names = ("usable", "tried", "forget", "backdoor", "forget_at", "backdoor_at")
+            found = {name: best.get(name) for name in names} | {"rates": grid.rates, "batch": grid.budget.batch}
+            found |= {"rows": grid.rows, "steps": grid.budget.stops, "tries": [_short(one) for one in best["tries"]]}
+        if told.undo == "realign":
             return found
         theta, lr = self.bench.theta, self.bench.world.config.training.lr
         back, passes = undo.flip(scene, params, known), {"rounds": told.passes}
+        found |= {"flip": {name: back.get(name) for name in ("forget", "test", "backdoor")}, **self.light(params)}
+        if told.undo == "light":
+            return found
         up = undo.resurface(scene, params, lr, **passes)
         again = undo.relearn(scene, params, float(scene.forgotten(theta)), lr / 10, **passes)
         way = undo.path(scene, params, theta)
         apart = undo.difference(scene, params, theta, perturbed_before(theta, known))
         return found | {
-            "flip": {name: back.get(name) for name in ("forget", "test", "backdoor")},
             "resurface": {name: up[name] for name in ("rounds", "forget_rise", "backdoor_rise")},
             "relearn": {name: again[name] for name in ("rounds", "areas", "area")},
             "path": {name: way[name] for name in ("relative_l2", "cosine", "peak")},
             "difference": {
                 name: apart[name] for name in ("cosine", "variation", "variation_of_equal_shares") if name in apart
             },
+        }
+
+    def light(self, params: Params) -> dict[str, Any]:
+        """The attacks that fit nothing or for twenty steps: a class's bias lifted, a backdoor taught again."""
+        scene = self.scene()
+        lifted = undo.lift(scene, params)
+        taught = undo.triggers(scene, params, self.bench.world.config.training.lr)
+        return {
+            "lift": {name: lifted[name] for name in ("back_1", "back_5") if name in lifted},
+            "triggers": {name: taught[name] for name in ("own", "known") if name in taught},
         }
 
     def scene(self) -> Scene:
@@ -268,6 +291,7 @@ class Sight:
             world.fresh,
             world.seeds.evaluation,
             stack=world.choice.name == "batched",
+            classes=tuple(c for request in self.requests for c in request.classes),
         )
 
 
@@ -280,16 +304,27 @@ def _short(tried: dict[str, Any]) -> list[Any]:
     ]
 
 
-def recovered(
-    server: JobServer, params: Params, sight: Sight, rounds: int, every: int
-) -> tuple[Params, list[tuple[int, float]]]:
-    """The params after some rounds over what stays, and the test accuracy on the way."""
-    state, curve = State(params), [(0, sight.test(params))]
-    while state.round < rounds:
+@dataclass
+class Recovery:
+    """The params after some rounds over what stays, the test accuracy on the way, and the model that is paid for."""
+
+    params: Params
+    curve: list[tuple[int, float]]
+    paid: tuple[int, Params] | None = None
+    """The first round that was looked at and came near enough to θ*, with its model; None where none did."""
+
+
+def recovered(server: JobServer, params: Params, sight: Sight, told: Told) -> Recovery:
+    """Some rounds over what stays, looked at every so often."""
+    state, found = State(params), Recovery(params, [(0, sight.test(params))])
+    while state.round < told.rounds:
         state = server.recover(state)
-        if state.round % every == 0 or state.round == rounds:
-            curve.append((state.round, sight.test(state.params)))
-    return state.params, curve
+        if state.round % told.every == 0 or state.round == told.rounds:
+            found.curve.append((state.round, sight.test(state.params)))
+            if found.paid is None and found.curve[-1][1] >= sight.before["test"] - told.within:
+                found.paid = state.round, state.params
+    found.params = state.params
+    return found
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
@@ -302,7 +337,7 @@ def cells(bench: Bench, scope: str, variants: Sequence[str]) -> Iterator[dict[st
     for k in range(1, told.k + 1):
         sight = Sight(bench, requests[:k]) if k in told.at else None
         for variant in variants:
-            method = method_of(variant, bench.world.template.module)
+            method = method_of(variant, bench.world.template.module, requests[:k])
             if variant in CONTROLS and sight is None:
                 continue  # a control owes nothing to the request before
             started = time.monotonic()
@@ -311,13 +346,18 @@ def cells(bench: Bench, scope: str, variants: Sequence[str]) -> Iterator[dict[st
             if sight is None:
                 left[variant] = _after(server, begin, told.rounds)
                 continue
-            params, curve = recovered(server, begin, sight, told.rounds, told.every)
-            left[variant] = params
+            recovery = recovered(server, begin, sight, told)
+            left[variant] = params = recovery.params
             line = bench.key(scope, variant, k) | {"rounds": told.rounds, "lr": server.base.optimiser.lr}
-            line |= {"before": sight.before, "after": sight.everything(params), "curve": curve}
+            line |= {"before": sight.before, "after": sight.everything(params), "curve": recovery.curve}
             line["recovery_seconds"] = round(time.monotonic() - started, 1)
-            if told.grid and k in told.undo_at:
+            attacked = told.grid and k in told.undo_at and variant not in told.unharmed
+            if attacked:
                 line["undo"] = sight.undone(params, method)
+            line["paid"] = {"within": told.within, "round": None}
+            if recovery.paid is not None:
+                line["paid"] |= {"round": recovery.paid[0], "after": sight.everything(recovery.paid[1])}
+                line["paid"] |= {"undo": sight.undone(recovery.paid[1], method)} if attacked else {}
             yield line | {"seconds": round(time.monotonic() - started, 1)}
             if variant == "retrain" and told.reference > told.rounds:
                 # Retrain's rounds go on to as many as θ* had: what the gap is measured against.
@@ -332,12 +372,15 @@ def said(line: dict[str, Any]) -> str:
     """A line of the record in words."""
     after, curve = line["after"], line.get("curve", [])
     numbers = [f"{n} {after[n]:.1f}" for n in ("retain", "forget", "test", "backdoor") if isinstance(after[n], float)]
-    goal = line["before"]["test"] - 2.0 if curve else None
-    reached = next((r for r, test in curve if r and test >= goal), f"over {line['rounds']}") if curve else "—"
-    back = line.get("undo", {})
-    worst = f", undone at worst {back['forget']:.1f} / {back['backdoor']:.1f}" if back.get("usable") else ""
+    reached = line["paid"]["round"] or f"over {line['rounds']}" if curve else "—"
+    tried = {when: of.get("undo", {}) for when, of in (("then", line.get("paid", {})), ("at the end", line))}
+    worst = "".join(
+        f", undone {when} at worst {back['forget']:.1f} / {back['backdoor']:.1f}"
+        for when, back in tried.items()
+        if back.get("usable")
+    )
     what = f"{line['data']} {line['model']} {line['scope']} seed {line['seed']} k {line['k']} {line['variant']}"
-    return f"{what}: {' '.join(numbers)}; within 2 points after {reached}{worst} ({line.get('seconds', 0)} s)"
+    return f"{what}: {' '.join(numbers)}; near θ* after {reached}{worst} ({line.get('seconds', 0)} s)"
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -378,7 +421,9 @@ def main() -> None:
     )
     parser.add_argument("--rates", default="0.02,0.002", help="of these fits")
     parser.add_argument("--fit-batch", type=int, default=64, help="rows of each of their steps")
-    parser.add_argument("--undo", choices=("realign", "all"), default="realign", help="which attempts to undo")
+    parser.add_argument("--undo", choices=("light", "realign", "all"), default="realign", help="which attempts to undo")
+    parser.add_argument("--within", type=float, default=2.0, help="points below θ*'s test accuracy that are paid for")
+    parser.add_argument("--unharmed", default="", help="variants that nobody tries to undo, with commas")
     parser.add_argument("--undo-at", default="", help="after which requests; as --at if not given")
     parser.add_argument("--passes", type=int, default=10, help="of resurface and relearn")
     parser.add_argument("--size", type=int, default=None, help="images are stretched to so many pixels")
@@ -399,8 +444,10 @@ def main() -> None:
         options.rounds or usual[0],
         options.reference or usual[1],
         options.every or usual[2],
+        options.within,
         options.undo,
         numbers(options.undo_at) or at,
+        tuple(options.unharmed.split(",")),
         grid_of(options),
         options.passes,
         options.train_rounds,

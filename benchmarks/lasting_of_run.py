@@ -5,7 +5,8 @@
 Per variant its trajectory's test accuracies, what its last round left, and, where `unfed probe RUN` has tried to undo
 it, what came back. LABEL=NAME gives a label of the config the name that the tables know. The first folder's θ* is the
 one that rounds are counted to, its request the one that is shown; a later folder may hold a variant that owes nothing
-to θ*, such as everything drawn anew.
+to θ*, such as everything drawn anew. A run keeps the model of its last round alone, so these lines are attacked at the
+end only, and the tables say so.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def _told(measured: dict[str, Any], effort: dict[str, Any]) -> dict[str, Any]:
         "relearn": ("rounds", "areas", "area"),
         "difference": ("cosine", "variation", "variation_of_equal_shares"),
     }
+    light = {"lift": ("back_1", "back_5"), "triggers": ("own", "known")}  # files of before November 17 have none
+    parts |= {part: own for part, own in light.items() if set(own) <= set(measured.get(part, ()))}
     found |= {part: {name: measured[part].get(name) for name in own} for part, own in parts.items()}
     return found | {"path": {name: measured["path"]["before"][name] for name in ("relative_l2", "cosine", "peak")}}
 

@@ -5,7 +5,8 @@
 
 Per network, kind of request and number of requests: what each variant left, how far that is from Retrain, how many
 rounds it took to come within some points of θ*, beside both controls, and the worst that undoing brought back. Several
-seeds are shown as their mean, over those that have every cell; rounds as one number per seed. Where the controls may
+seeds are shown as their mean, over those that have every cell; rounds as one number per seed. Records that have it show
+what was left, and what came back, at the round that is counted as the price as well as at the end. Where controls may
 not come so near in their rounds, a second table counts the rounds to stated accuracies. Where every way of undoing was
 tried, another table shows what each brought back. Where every attacked model was kept, a last one says what came back
 in models further below the published one: a fit that is not finished yet shows there, and NoT beside it tells whether
@@ -30,6 +31,7 @@ CONTROLS = ("retrain", "reinit")
 TITLES = {"retrain": "Retrain", "reinit": "everything drawn anew", "not": "NoT", "ft": "FT", "sealed": "**Sealed**"}
 STATED = {("cifar10", "cnn"): (70.0, 72.0, 74.0)}
 """Test accuracies, in percent, to which rounds are counted as well."""
+AT_THE_END = "attacked at the end only, not at the round that is counted"
 FURTHER = (5, 10, 15)
 """Points of Test below the published model."""
 Line = Mapping[str, Any]
@@ -113,6 +115,9 @@ def table(lines: Sequence[Line], within: float) -> list[str]:
     head = ["requests", "", "retain", "forget", "test", "MIA", "avg. gap"]
     head += ["backdoor"] if client else []
     head += [f"rounds to θ* − {within:g}", "at most half", "undone: forget"] + (["undone: backdoor"] if client else [])
+    paid = any("paid" in x for x in lines)
+    names = ("forget", "backdoor") if client else ("forget",)
+    head += [f"at the round paid for: {n}" for n in names] + [f"undone: {n}" for n in names] if paid else []
     text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for k, by in by_requests(lines).items():
         reference = {x["seed"]: x["after"] for x in by.get("reference") or by.get("retrain", [])}
@@ -127,7 +132,11 @@ def table(lines: Sequence[Line], within: float) -> list[str]:
             cells += [mean([x["after"]["backdoor"] for x in own])] if client else []
             cells += rounds_and_price(variant, by, near(within))
             worst = [x.get("undo", {}) for x in own]
-            cells += [mean([w.get(n) for w in worst]) for n in (("forget", "backdoor") if client else ("forget",))]
+            cells += [mean([w.get(n) for w in worst]) for n in names]
+            then = [x.get("paid", {}) for x in own]
+            cells += (
+                [mean([t.get(w, {}).get(n) for t in then]) for w in ("after", "undo") for n in names] if paid else []
+            )
             text.append("| " + " | ".join(cells) + " |")
     return text
 
@@ -151,7 +160,7 @@ def undo_table(lines: Sequence[Line]) -> list[str]:
     names += [("difference", n) for n in ("cosine", "variation", "variation_of_equal_shares")]
     for k, by in by_requests(lines).items():
         for variant, own in by.items():
-            undone = [x["undo"] for x in own if "flip" in x.get("undo", {})]
+            undone = [x["undo"] for x in own if "resurface" in x.get("undo", {})]
             if not undone or len(undone) < len(own):
                 continue
             cells = [str(k), TITLES.get(variant, f"`{variant}`")]
@@ -161,6 +170,28 @@ def undo_table(lines: Sequence[Line]) -> list[str]:
                     cells.append(mean([u[part].get(name) for u in undone], places))
             text.append("| " + " | ".join(cells) + " |")
     return text if len(text) > 2 else []
+
+
+def light_table(lines: Sequence[Line]) -> list[str]:
+    """What lifted biases (classes) or five stamped rows (clients) bring back, at the round paid for and at the end."""
+    part, names = {
+        "client": ("triggers", {"own": "own trigger", "known": "planted trigger"}),
+        "class": ("lift", {"back_1": "others lose 1 point", "back_5": "5 points"}),
+    }.get(lines[0]["scope"], ("", {}))
+    title = {"triggers": "backdoor taught again, in points", "lift": "class back by lift, in %"}.get(part, "")
+    head = ["requests", "", *(f"{when}: {what}" for when in ("paid for", "end") for what in names.values())]
+    text = [f"*{title}*", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for k, by in by_requests(lines).items():
+        known = {v: own for v, own in by.items() if all(part in x.get("undo", {}) for x in own)}
+        if not part or not known:
+            continue
+        star = [x["before"].get("undo", {}).get(part, {}) for x in next(iter(known.values()))]
+        text.append(f"| {k} | θ*, before | " + " | ".join(2 * [mean([x.get(n) for x in star]) for n in names]) + " |")
+        for variant, own in known.items():
+            when = [[x.get("paid", {}).get("undo", {}) for x in own], [x["undo"] for x in own]]
+            cells = [mean([one.get(part, {}).get(n) for one in of]) for of in when for n in names]
+            text.append(f"| {k} | {TITLES.get(variant, f'`{variant}`')} | " + " | ".join(cells) + " |")
+    return text if len(text) > 4 else []
 
 
 def worst(line: Line, within: float) -> tuple[float, float]:
@@ -194,11 +225,13 @@ def page(lines: Sequence[Line], within: float) -> str:
         text += [
             f"**{data}, `{model}`, {scope}** (seeds {_seeds(own)};"
             f" {_trained(some)}{some['rounds']} rounds, learning rate {some['lr']:g};"
-            f" {some.get('hardware', 'CPU')}, {some.get('precision', 'float32')})",
+            f" {some.get('hardware', 'CPU')}, {some.get('precision', 'float32')};"
+            f" {'attacked at the round paid for and at the end' if 'paid' in some else AT_THE_END})",
             "",
             *table(own, within),
             "",
             *([*stated_table(own, STATED[data, model]), ""] if (data, model) in STATED else []),
+            *([*light, ""] if (light := light_table(own)) else []),
             *([*undo, ""] if (undo := undo_table(own)) else []),
             *([*further, ""] if (further := further_table(own)) else []),
         ]

@@ -160,7 +160,7 @@ def test_without_a_method_forget_says_before_anything_is_done_that_not_does_not_
     """Whoever only files the request can still choose; who has chosen, or wants no words, is told nothing."""
     told = (
         "note: no --method was given, so it is NoT, which does not last: one minus sign brings back what leaves, and so"
-        f" would a second NoT; `unfed forget {done} --client 2 --method sealed` does, where it was measured.\n"
+        f" would a second NoT; `unfed forget {done} --client 2 --method sealed` has no inverse.\n"
     )
     for words, says in (
         (("--client", "2", "--wait"), told),
@@ -218,7 +218,7 @@ def test_forget_by_not_ends_with_what_that_choice_means(unfed: Callable[..., Any
     _, out, _ = unfed("forget", done, "--client", "2", "--until", "1")
     said = out.replace("\n", " ")
     assert "undo NoT by one minus sign" in said and f"unfed probe {done}" in said
-    assert "`--method retrain` lasts, `--method sealed` held where it was measured." in said
+    assert "`--method retrain` lasts, `--method sealed` has no inverse." in said
     told = json.loads(unfed("forget", done, "--client", "2", "--until", "1", "--json")[1])
     assert told["lasting"] in said
 

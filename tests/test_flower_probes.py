@@ -56,6 +56,18 @@ def test_a_negated_model_that_is_turned_back_is_the_model_before() -> None:
     assert found["unlearned"]["path"]["perturbed"]["relative_l2"] == 0.0
 
 
+def test_the_bias_of_a_class_that_left_is_lifted_at_the_server_too() -> None:
+    """Class 1 hidden behind its bias alone: read as nothing, and back by the lift; nothing tells of a backdoor."""
+    before, gone = trained(), rows(60, 2)
+    ones, zeros = ((gone[0][gone[1] == c], gone[1][gone[1] == c]) for c in (1, 0))
+    hidden = {**before, "2.bias": before["2.bias"] + torch.tensor([0.0, -50.0])}
+    found = Probes(net, zeros, zeros, ones, classes=[1], effort=QUICK).found(before, hidden)["measured"]
+    assert found["unlearned"]["published"]["forget"] == 0.0 and found["unlearned"]["lift"]["back_1"] > 80
+    assert "no backdoor is known" in found["unlearned"]["triggers"]["reason"]
+    without = Probes(net, zeros, zeros, ones, effort=QUICK).found(before, hidden)["measured"]
+    assert "no class was asked to leave" in without["unlearned"]["lift"]["reason"]
+
+
 def test_arrays_that_an_app_numbers_are_the_modules_in_order() -> None:
     before = trained()
     numbered = {str(place): value for place, value in enumerate(before.values())}

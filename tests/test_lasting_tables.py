@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).parent.parent
 
@@ -13,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 def benchmark(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -82,6 +83,57 @@ def test_what_came_back_further_below_the_published_model_is_shown_too() -> None
     assert made.further_table([{**found, "undo": {}}]) == []
 
 
+def test_the_model_that_is_paid_for_is_that_of_the_first_round_near_enough() -> None:
+    """Test accuracies 90, 95, 96, 94 and 97 by round; θ* has 97. Looked at every round, round 2 is paid for."""
+    made = benchmark("lasting")
+    tests = [90.0, 94.0, 96.0, 94.0, 97.0]
+
+    class Server:
+        def recover(self, state: Any) -> Any:
+            return made.State({"round": state.round + 1}, round=state.round + 1)
+
+    class Sight:
+        before: ClassVar[dict[str, float]] = {"test": 97.0}
+
+        def test(self, params: Any) -> float:
+            return tests[int(params["round"])]
+
+    def told(every: int, within: float) -> Any:
+        return made.Told("cpu", "float32", 1, (1,), 4, 4, every, within)
+
+    found = made.recovered(Server(), {"round": 0}, Sight(), told(1, 2.0))
+    assert found.paid == (2, {"round": 2}) and found.params == {"round": 4}
+    assert found.curve == list(enumerate(tests))
+    assert made.recovered(Server(), {"round": 0}, Sight(), told(3, 2.0)).paid == (4, {"round": 4}), "what was looked at"
+    assert made.recovered(Server(), {"round": 0}, Sight(), told(1, -1.0)).paid is None
+
+
+def test_what_came_back_of_the_model_that_is_paid_for_stands_beside_the_end() -> None:
+    left = {"retain": 99.0, "forget": 25.0, "test": 95.0, "mia": 60.0, "backdoor": 1.0}
+    end = {"forget": 26.0, "backdoor": 2.0, "triggers": {"own": 20.0, "known": 30.0}}
+    then = {"forget": 31.0, "backdoor": 5.5, "triggers": {"own": 21.0, "known": 40.0}}
+    paid = {"round": 5, "after": {**left, "forget": 27.0, "backdoor": 3.6}, "undo": then}
+    theta = {**left, "undo": {"triggers": {"own": 50.0, "known": 90.0}}}
+    whole = {**line("sealed", 0, [(5, 77.0)]), "scope": "client", "after": left, "before": theta, "undo": end}
+    made = tables()
+    rows = made.table([{**whole, "paid": paid}], 2.0)
+    assert rows[0].endswith(
+        "undone: backdoor | at the round paid for: forget | at the round paid for: backdoor |"
+        " undone: forget | undone: backdoor |"
+    )
+    assert rows[3].endswith("| 26.0 | 2.0 | 27.0 | 3.6 | 31.0 | 5.5 |")
+    light = made.light_table([{**whole, "paid": paid}])
+    assert light[-2] == "| 1 | θ*, before | 50.0 | 90.0 | 50.0 | 90.0 |"
+    assert light[-1] == "| 1 | **Sealed** | 21.0 | 40.0 | 20.0 | 30.0 |"
+    never = made.table([{**whole, "paid": {"round": None}}], 2.0)
+    assert never[3].endswith("| 26.0 | 2.0 | — | — | — | — |"), "a goal that was not reached pays for no model"
+    old = made.table([whole], 2.0)
+    assert "paid" not in old[0]
+    about = {"data": "digits", "model": "cnn", "lr": 0.1}
+    assert made.AT_THE_END in made.page([{**whole, **about}], 2.0)
+    assert made.AT_THE_END not in made.page([{**whole, **about, "paid": paid}], 2.0)
+
+
 def test_a_run_of_a_large_network_gives_the_lines_of_the_benchmark(tmp_path: Path) -> None:
     """The control went further in the second folder; Retrain's undoing is in Sealed's file."""
     seen = {"retain": 48.0, "forget": 20.0, "mia": 60.0, "backdoor": 4.0}
@@ -127,6 +179,7 @@ def test_a_run_of_a_large_network_gives_the_lines_of_the_benchmark(tmp_path: Pat
         "path": way,
     }
     measured["difference"] = {"cosine": 0.0}
+    measured["triggers"] = {"own": 20.0, "known": 30.0, "lr": 0.001}
     told = {"unlearned": measured, "retrain": {**measured, "resurface": {"forget_rise": 1.8}}}
     effort = {"grid": {"rows": [100], "rates": [0.02], "budget": {"batch": 32, "stops": [20]}}}
     (tmp_path / "first" / "undo" / "0" / "r").mkdir(parents=True)
@@ -137,5 +190,6 @@ def test_a_run_of_a_large_network_gives_the_lines_of_the_benchmark(tmp_path: Pat
     assert (sealed["curve"], sealed["rounds"], sealed["trained"]) == ([[0, 8.8], [60, 38.8]], 60, 150)
     assert sealed["undo"]["tries"] == [["flip conv_proj", 100, 20, 0.02, 20.7, 38.0, 7.5]]
     assert (sealed["undo"]["resurface"]["forget_rise"], retrain["undo"]["resurface"]["forget_rise"]) == (5.0, 1.8)
+    assert sealed["undo"]["triggers"] == {"own": 20.0, "known": 30.0} and "lift" not in sealed["undo"]
     assert anew["variant"] == "reinit" and anew["curve"][-1] == [90, 38.3] and "undo" not in anew
     assert {line["before"]["test"] for line in (sealed, retrain, anew)} == {39.5}, "the θ* of the first folder"

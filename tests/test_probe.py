@@ -126,7 +126,7 @@ def test_a_probe_that_was_interrupted_shows_what_it_has_and_goes_on(
     assert "not tried yet, <code>unfed probe</code> does it" in write_report(run).read_text()
     steps: list[Step] = []
     (found,) = quick(run, request="r1", said=steps.append)
-    assert steps[:2] == [Step("0/r1/not"), Step("0/r1/not", "retrain", "resurface", 7, 15)] and len(steps) == 10
+    assert steps[:2] == [Step("0/r1/not"), Step("0/r1/not", "retrain", "resurface", 10, 21)] and len(steps) == 13
     assert path.read_bytes() == whole and found == json.loads(whole)
     some = json.loads(whole)
     del some["measured"]["before"]["path"]

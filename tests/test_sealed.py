@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -27,6 +27,7 @@ from unfed.model.params import Params, params_of
 from unfed.model.sealing import NAMES, SEALS, seal, solved, statistics_afresh
 from unfed.runs.config import Config
 from unfed.runs.folder import Job
+from unfed.runs.progress import QuietWatch
 from unfed.runs.purge import purge
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
@@ -211,11 +212,67 @@ def test_every_kind_of_network_can_be_sealed_and_trained_on(model: str) -> None:
     assert all(torch.isfinite(t).all() for t in after.params.values() if t.is_floating_point())
 
 
+# --- a class leaves: the head too -------------------------------------------------------------------------------------
+
+
+CLASS, CLIENT = Request("nine", classes=(9,)), Request("one", clients=("1",))
+HIDDEN, HEAD = ("conv1.weight", "conv2.weight"), ("head.linear.weight", "head.linear.bias")
+
+
+def moved_by(method: Sealed) -> set[str]:
+    server = serve(simulated(Config.parse(SMALL), 0))
+    begun = method.begin(server).params
+    return {name for name, old in server.params.items() if not torch.equal(old, begun[name])}
+
+
+def test_once_a_class_has_left_the_head_is_drawn_and_what_it_says_of_itself_follows() -> None:
+    module = network("cnn-tiny")
+    assert {name for name in params_of(module) if name.startswith("head.")} == set(HEAD)
+    for requests, layers in (([CLIENT], HIDDEN), ([CLASS], (*HIDDEN, *HEAD)), ([CLASS, CLIENT], (*HIDDEN, *HEAD))):
+        method = Sealed().for_requests(requests)
+        assert moved_by(method) == set(layers) == method.drawn(module)
+        did = method.perturbed(module)
+        assert did is not None and {choice.name for choice in did.choices} == set(layers)
+        assert method.short_of(module) == ""
+    assert Sealed(layers=("conv1",)).for_requests([CLASS]).drawn(module) == {"conv1.weight", *HEAD}
+    assert Sealed().for_requests([CLIENT]) == Sealed(), "a client or samples leave as before"
+
+
+def test_a_head_that_is_frozen_or_shared_is_not_drawn_for_a_class() -> None:
+    module = network("cnn-tiny")
+    module.get_submodule("head").requires_grad_(False)
+    assert Sealed().for_requests([CLASS]).drawn(module) == set(HIDDEN)
+    assert Sealed().for_requests([CLASS]).drawn(Tied()) == {"table.weight", "mix.weight"}, (
+        "the head has nothing of its own"
+    )
+    with pytest.raises(UnfedError, match="Which layer is the head is not known"):
+        Sealed(layers=("0",), head=True).check(nn.Sequential(nn.Conv2d(1, 1, 3)))
+
+
+def test_a_run_draws_the_head_for_a_class_and_keeps_it_for_a_client(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run")
+    was = dict(run.current(0))
+
+    class Watching(QuietWatch):
+        begun: ClassVar[list[Params]] = []
+
+        def saved(self, job: Job, state: State, histories: Any) -> None:
+            if job.label == "sealed" and state.round == 0:
+                self.begun.append(state.params)
+
+    run.forget(CLIENT, "sealed", until=1, watch=Watching())
+    after = dict(run.current(0))
+    run.forget(CLASS, "sealed", until=1, watch=Watching())
+    one, other = Watching.begun
+    assert all(torch.equal(one[name], was[name]) for name in HEAD)
+    assert not any(torch.equal(other[name], after[name]) for name in HEAD)
+
+
 # --- nobody keeps the draw --------------------------------------------------------------------------------------------
 
 
 def test_no_option_sets_the_draw_and_two_runs_of_one_config_draw_differently() -> None:
-    assert {name for name, *_ in Sealed.options()} == {"layers", "perturbation", "keep"}
+    assert {name for name, *_ in Sealed.options()} == {"layers", "perturbation", "keep", "head"}
     server = serve(simulated(Config.parse(SMALL), 0))
     with drawn_from(from_the_system):
         one, other = (Sealed().begin(server).params["conv1.weight"] for _ in range(2))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from unfed.client.plan import Optimiser
 from unfed.data.source import TensorSource
 from unfed.measures.undo import (
+    MEASUREMENTS,
     UNTRIED,
     Budget,
     Effort,
@@ -406,7 +407,7 @@ def test_every_measurement_stands_beside_retrain_and_the_model_before() -> None:
     found = undo(scene(), Models(fresh(1), fresh(2), fresh(3)), NEGATED, EFFORT)
     assert list(found) == ["unlearned", "retrain", "before"]
     for who in found.values():
-        assert list(who) == ["published", "flip", "realign", "resurface", "relearn", "path", "difference"]
+        assert list(who) == ["published", *MEASUREMENTS]
         usable = [one["forget"] for one in who["realign"]["tries"] if one["test"] >= who["realign"]["bound"]]
         assert who["realign"]["forget"] == max(usable), "the most that a usable model reads right"
     assert set(found["unlearned"]["path"]) == {"before", "perturbed", "retrain"}
@@ -447,7 +448,7 @@ def test_a_measuring_that_was_stopped_goes_on_with_the_piece_it_was_at() -> None
 
     def keep(found: Found) -> None:
         kept.append(deepcopy(found))
-        if len(kept) == 5:
+        if len(kept) == 7:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -457,7 +458,7 @@ def test_a_measuring_that_was_stopped_goes_on_with_the_piece_it_was_at() -> None
     shared = Shared()
     going = Going(said=lambda *step: said.append(step), known=kept[-1])
     assert undo(scene(), models, NEGATED, EFFORT, shared, going) == undo(scene(), models, NEGATED, EFFORT)
-    assert said[0] == ("unlearned", "difference", 5, 15) and len(said) == 11
+    assert said[0] == ("unlearned", "difference", 7, 21) and len(said) == 15
     known = undo(scene(), models, NEGATED, EFFORT, shared)["unlearned"]["realign"]
     assert known == kept[-1]["unlearned"]["realign"], "what was known is shared with the methods that follow"
 

@@ -33,6 +33,6 @@ def told(turned: dict[str, Any], control: dict[str, Any], probe: str) -> list[st
         f"{first}: with its first layer negated once more, without data or training, NoT's model fires on"
         f" {percent(turned['backdoor'])} and is right on {percent(turned['forget'])} of the forgotten data (Retrain's,"
         f" treated alike: {percent(control['backdoor'])} and {percent(control['forget'])}).",
-        f"What lasts is Retrain, at the price of starting over; Sealed held where it was measured. `{probe}`"
-        " tries to undo every model of this run.",
+        f"What lasts is Retrain, at the price of starting over; Sealed has no inverse to apply. `{probe}` tries other"
+        " ways to undo every model of this run.",
     ]

@@ -167,7 +167,7 @@ def _warn_of_default(run: Run, how: RequestOptions, words: list[object]) -> None
     if inverse is None:
         return
     other = lasting_method(run)
-    lasts = "does, where it was measured" if other == Sealed.name else "does"
+    lasts = "has no inverse" if other == Sealed.name else "lasts"
     again = f", and so would a second {NoT.title}" if inverse == MINUS else ""
     stderr.print(
         f"[bold yellow]note:[/bold yellow] no --method was given, so it is {NoT.title}, which does not last: {inverse}"
@@ -318,7 +318,7 @@ def _lasting(run: Run, request: str) -> str | None:
     title = run.about(by[0].method, by[0])["title"]
     return (
         f"Whoever has this model can undo {title} by {by[1]}: `{run.command('probe')}` shows how far;"
-        " `--method retrain` lasts, `--method sealed` held where it was measured."
+        " `--method retrain` lasts, `--method sealed` has no inverse."
         + (f" `{command}` ends it." if (command := ending(run, entry)) else "")
     )
 

@@ -4,7 +4,9 @@
 
 `Net` builds the app's model anew; `retain` are rows like those of the clients that stay, `forget` rows like the
 leaver's, where the server has any (else whatever needs them is not measured). The attacks, their rows and their budget
-are those of `unfed probe` (measures/undo), on the model after and, as the yardstick, on the model before.
+are those of `unfed probe` (measures/undo), on the model after and, as the yardstick, on the model before. `classes` are
+the classes that left, for the lift of their bias. A planted backdoor is not known here, and prepared rows cannot be
+stamped, so synthetic triggers are not measured.
 """
 
 from __future__ import annotations
@@ -42,12 +44,13 @@ class Probes:
         forget: Rows | None = None,
         *,
         layers: Iterable[str | int] = ("first",),
+        classes: Iterable[int] = (),
         effort: Effort = Effort(),  # noqa: B008  (frozen)
     ) -> None:
-        """`layers`: what was negated, as `negate` took it · `effort`: how hard is tried."""
+        """`layers`: what was negated, as `negate` took it · `classes`: which left · `effort`: how hard is tried."""
         if not len(retain[0]):
             raise UnfedError("Probes needs at least one row like those of the clients that stay; give it some.")
-        self._model, self._effort = model, effort
+        self._model, self._effort, self._classes = model, effort, tuple(classes)
         self._module = model()
         self._retain, self._test, self._forget = retain, test, forget
         for rows in (retain, test, forget):
@@ -88,7 +91,9 @@ class Probes:
         assert retain is not None
         nothing = View(retain.source, retain.rows[:0])
         template = Template(self._module, tuple(self._retain[0].shape[1:]))
-        return Scene(template, retain, view["forget"] or nothing, view["test"], None, self._fresh)
+        return Scene(
+            template, retain, view["forget"] or nothing, view["test"], None, self._fresh, classes=self._classes
+        )
 
     def _fresh(self, seed: int) -> Params:
         with torch.random.fork_rng(devices=[]):

@@ -110,6 +110,10 @@ class Method(ABC):
         It is called before any work starts.
         """
 
+    def for_requests(self, requests: Sequence[Request]) -> Self:
+        """The method as it serves the last of these requests, after the others; most serve all alike."""
+        return self
+
     def undoes(self, module: nn.Module, earlier: Sequence[Method]) -> tuple[str, ...]:
         """The tensors that it would turn back to what they were before an earlier method began.
 

@@ -95,6 +95,14 @@ def weights_of(module: nn.Module) -> tuple[str, ...]:
     return tuple(t.name for t in table_of(module).tensors.values() if t.kind in (CONV, DENSE))
 
 
+def head_tensors(module: nn.Module) -> tuple[str, ...]:
+    """The head's own tensors that train, weight and bias; a weight that a layer before it shares is not among them."""
+    table = table_of(module)
+    if table.head is None:
+        raise UnfedError("Which layer is the head is not known here; set the class attribute head_name of the module.")
+    return tuple(tensor.name for tensor in table.tensors.values() if tensor.name in table.head and not tensor.frozen)
+
+
 def frozen(module: nn.Module, choices: Sequence[Choice]) -> list[str]:
     """The sentence for chosen tensors that training will not touch, where there are some."""
     tensors = table_of(module).tensors

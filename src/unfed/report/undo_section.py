@@ -144,11 +144,11 @@ def _sentence(found: Sequence[Found]) -> str:
     told += f" on up to {back:.1f} %." if metric == "backdoor" else f" up to {back:.1f} %."
     told += _flip_words(found, metric, rest)
     if not is_measured(theirs):
-        return f"{told} Retrain under the same attacks is {theirs}."
-    told += f" Retrain under the same attacks: {theirs:.1f} %."
+        return f"{told} Retrain under the same attacks is {theirs}.{_beside_retrain(found)}"
+    told += f" Retrain under the same attacks: {theirs:.1f} %.{_beside_retrain(found)}"
     if published > theirs + ABOVE:
         return f"{told} It was not forgotten to begin with."
-    if back > theirs + ABOVE:
+    if back > theirs + ABOVE or comes_back(found):
         return f"{told} What was forgotten can be brought back."
     if weak(found):
         return f"{told} {TOO_WEAK}"
@@ -162,6 +162,7 @@ def comes_back(found: Sequence[Found]) -> str | None:
     pairs = [
         [_mean(found, who, "flip", metric) for who in ("unlearned", "retrain")],
         [worst(found, who, metric) for who in ("unlearned", "retrain")],
+        [_mean(found, who, "lift", "back_1") for who in ("unlearned", "retrain") if metric == "forget"] or ["", ""],
     ]
     known = [(mine, theirs) for mine, theirs in pairs if is_measured(mine) and is_measured(theirs)]
     more = [pair for pair in known if is_measured(published) and pair[0] > max(pair[1], published) + ABOVE]
@@ -170,6 +171,20 @@ def comes_back(found: Sequence[Found]) -> str | None:
     mine, theirs = max(more)
     again = f"undone, {SHOWS[metric]} {mine:.1f} % {REST[metric]} again (Retrain, treated alike: {theirs:.1f} %)"
     return f"What {title} forgot is still in its model: {again}."
+
+
+def _beside_retrain(found: Sequence[Found]) -> str:
+    """The attacks that no other sentence names: a lifted class, a backdoor taught again."""
+    told = ""
+    for part, name, what, unit in (
+        ("lift", "back_1", "With its bias raised until the other classes lose 1 point, the class comes back to", " %"),
+        ("triggers", "known", "Taught again by five stamped rows in 20 steps, the backdoor reaches", " points"),
+    ):
+        mine, theirs = (_mean(found, who, part, name) for who in ("unlearned", "retrain"))
+        if is_measured(mine):
+            beside = f"{theirs:.1f}{unit}" if is_measured(theirs) else theirs
+            told += f" {what} {mine:.1f}{unit} (Retrain: {beside})."
+    return told
 
 
 def _turned_words(found: Sequence[Found], metric: str, rest: str) -> str:

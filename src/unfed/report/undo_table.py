@@ -2,7 +2,7 @@
 
 There is one row per number, beside it the same for Retrain and for the model before.
 
-published · flip · realign · resurface · relearn · path · difference     ×     the method, Retrain, before
+published · flip · lift · realign · resurface · relearn · triggers · path · difference  ×  the method, Retrain, before
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from typing import Any
 
 from unfed.measures.metrics import mean_std
 from unfed.measures.sampling import accuracy_error, attack_error
+from unfed.measures.undo.lift import NO_CLASS
+from unfed.measures.undo.triggers import NOTHING_PLANTED
 from unfed.report.tables import moved_by_chance, number_text
 from unfed.values import PREFIX, Value, is_measured, not_measured
 
 Found = Mapping[str, Any]
 """One file of a run's `undo/`."""
 
+NOT_FOR_ALL = (NO_CLASS, NOTHING_PLANTED)
+"""Why an attack was not made whose kind of request this is not."""
 COLUMNS = {"unlearned": "{title}", "retrain": "Retrain", "before": "before"}
 
 
@@ -41,12 +45,16 @@ ROWS = (
     Line("MIA after flip", ("flip", "mia")),
     Line("Backdoor after flip", ("flip", "backdoor")),
     Line("Test after flip", ("flip", "test")),
+    Line("Class back by lift, others lose 1 point", ("lift", "back_1")),
+    Line("Class back by lift, others lose 5 points", ("lift", "back_5")),
     Line("Largest Forget after realign, usable", ("realign", "forget")),
     Line("Largest backdoor after realign, usable", ("realign", "backdoor")),
     Line("Models that realign fitted", ("realign", "fits"), "", 0),
     Line("Of these usable", ("realign", "usable_fits"), "", 0),
     Line("Rise of Forget in further training (resurface)", ("resurface", "forget_rise"), " points"),
     Line("Area of relearning", ("relearn", "area")),
+    Line("Backdoor taught again, own trigger", ("triggers", "own"), " points"),
+    Line("Backdoor taught again, planted trigger", ("triggers", "known"), " points"),
     Line("Distance to the model before", ("path", "before", "relative_l2"), "", 2),
     Line("Loss peak on the way there", ("path", "before", "peak"), "", 2),
     Line("Distance to the perturbed model before", ("path", "perturbed", "relative_l2"), "", 2),
@@ -73,7 +81,8 @@ def grid(
 ) -> tuple[list[tuple[str, list[str]]], list[str]]:
     """The table of one method over its repetitions, and the notes below it.
 
-    These say what chance alone moves, and each reason for a missing number once.
+    These say what chance alone moves, and each reason for a missing number once. What the request gives no occasion
+    for stands there too.
     """
     notes: list[str] = []
 
@@ -87,8 +96,10 @@ def grid(
         return f"not measured ({notes.index(reason) + 1})"
 
     models = tuple(columns)
-    body = [(row.title, [text(row, who) for who in models]) for row in rows]
-    return body, [*_by_chance(found, rows, models), *(f"({place}) {reason}" for place, reason in enumerate(notes, 1))]
+    apart = {row.title: reason for row in rows if (reason := value(found[0], models[0], row.path)) in NOT_FOR_ALL}
+    body = [(row.title, [text(row, who) for who in models]) for row in rows if row.title not in apart]
+    below = [*(f"({place}) {reason}" for place, reason in enumerate(notes, 1)), *map(": ".join, apart.items())]
+    return body, [*_by_chance(found, rows, models), *below]
 
 
 def _by_chance(found: Sequence[Found], rows: Sequence[Line], models: Sequence[str]) -> list[str]:

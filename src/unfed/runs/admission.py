@@ -86,7 +86,8 @@ class Admission:
         lineage.welcome(config, method, request, [e.request for e in ahead])
         lineage.unbroken(self._run.config, method, _line(ahead))
         if ahead:
-            own, module = config.method(method), self._run.world(ahead[0].seed).template.module
+            own = config.method(method).for_requests([*(entry.request for entry in ahead), request])
+            module = self._run.world(ahead[0].seed).template.module
             same = [seen for _, made, seen in self._made(ahead) if made == own]
             lineage.lasting(same[-1] if same else own, self.makers(ahead), module, own.title)
 
@@ -117,8 +118,10 @@ class Admission:
 
     def _made(self, ahead: Sequence[Entry]) -> Iterator[tuple[str, Method, Method]]:
         """The same: which request, the method as it was asked for, and what it was seen to be."""
+        out: list[Request] = []
         for entry in _line(ahead):
-            method = entry.how.on(self._run.config, entry.method).method(entry.method)
+            out.append(entry.request)
+            method = entry.how.on(self._run.config, entry.method).method(entry.method).for_requests(out)
             yield entry.request.id, method, self._as_seen(entry, method)
 
     def _as_seen(self, entry: Entry, method: Method) -> Method:

@@ -73,7 +73,7 @@ def task_of(world: World, kind: str, request: Request) -> Task:
     """As a run of the config would do it: the training, or a method's turn."""
     if kind == BEFORE:
         return Task(training_method(world), world.training_settings(), world.seeds.training, ())
-    method = world.config.method(kind)
+    method = world.config.method(kind).for_requests((request,))
     settings = world.unlearning_settings(isinstance(method, Retrain), kind)
     rounds = rounds_of(world.config, kind, method)
     return Task(method, replace(settings, rounds=rounds), world.seeds.request(request.id), (request,))

@@ -93,7 +93,8 @@ class JobRunner:
 
     def __init__(self, folder: RunFolder, world: World, spec: JobSpec, watch: Watch | None = None) -> None:
         self.folder, self.world, self.spec = folder, world, spec
-        self.job, self.method, self.requests, self.rounds = spec.job, spec.method, spec.requests, spec.rounds
+        self.job, self.requests, self.rounds = spec.job, spec.requests, spec.rounds
+        self.method = spec.method.for_requests(spec.requests)
         self.watch: Watch = watch or QuietWatch()
         self._observer = self.watch.observer(spec.job)
         self.start = 1

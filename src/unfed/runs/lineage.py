@@ -80,7 +80,7 @@ def welcome(config: Config, label: str, request: Request, earlier: Sequence[Requ
     method = config.method(label)
     admit(label, method, request.kind, *offers(config, label, request))
     method.after(earlier)
-    return method
+    return method.for_requests([*earlier, request])
 
 
 # What becomes of a history that follows sums or rounds, by the lineage of the method that makes the model in force.

@@ -1,6 +1,6 @@
 """Undoing, measured on the models of a run: which models, whose data, and where the numbers are kept.
 
-    the folder's models ─► scene (the world's rows) ─► flip, realign, resurface, relearn, path, difference ─► undo/…json
+    the folder's models ─► scene (the world's rows) ─► flip, lift, realign, resurface, relearn, … ─► undo/…json
 
 This is all that the measurements (`measures.undo`) know of a run. The file of a model is written after every piece,
 and what was measured already, on the same models with the same effort, is not measured again: a probe that was stopped
@@ -269,6 +269,7 @@ def scene_of(world: World, requests: Sequence[Request]) -> Scene:
         batch=world.config.evaluation.batch,
         stack=world.choice.name == "batched",
         way=world.yardstick.way,
+        classes=tuple(dict.fromkeys(c for request in requests for c in request.classes)),
     )
 
 
@@ -310,7 +311,8 @@ def _about(run: Probed, world: World, target: Target, effort: Effort | None) -> 
 def _knowledge(run: Probed, world: World, target: Target) -> Knowledge:
     """What the method says of itself; one of several variants goes by its label."""
     label, config = target.job.label, run.config
-    method = (config if target.entry is None else target.entry.how.on(config, label)).method(label)
+    asked = config if target.entry is None else target.entry.how.on(config, label)
+    method = asked.method(label).for_requests(target.requests)
     begun_as = str(target.job.request) if target.entry is None else target.entry.names[-1]
     title = method.title if label == method.name else label
     return Knowledge(title, method.perturbed(world.template.module), world.seeds.request(begun_as))

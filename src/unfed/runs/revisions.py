@@ -19,7 +19,7 @@ METHODS: dict[str, int] = {
     **dict.fromkeys(("randl", "ga", "badt", "l1-sparse", "ssd", "salun"), 1),
     "mode": 2,  # plain SGD in φ and the guidance
     "fcu": 2,  # a parameter without a gradient rests
-    "sealed": 1,
+    "sealed": 1,  # for a class, whose results were never kept, the head is drawn too since 2026-11-17
 }
 ANALYSES = {"bound": 1, "cka": 1, "spectrum": 1}
 """What is measured on models for an item of the paper, by its view."""

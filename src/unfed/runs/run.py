@@ -103,7 +103,7 @@ class Run(Record):
         lineage.recordable(config)
         methods = {label: config.method(label) for label in config.methods.build()} if requests else {}
         for label, method in methods.items():
-            method.check(world.template.module)
+            method.for_requests(requests).check(world.template.module)
             for i, request in enumerate(requests):
                 lineage.welcome(config, label, request, requests[:i])
                 lineage.unbroken_by_itself(config, label, requests[:i])

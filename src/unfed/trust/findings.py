@@ -236,9 +236,11 @@ def _undone(record: Record, job: Job, entry: Entry) -> dict[str, Any] | str:
         own = whole["measured"].get(name) or {}
         found[name] = {
             "flip": _only(own.get("flip"), ("forget", "test", "backdoor", "mia", "reason")),
+            "lift": _only(own.get("lift"), ("back_1", "back_5", "reason")),
             "realign": _only(own.get("realign"), ("forget", "backdoor", "bound", "tried", "usable", "reason")),
             "resurface": _only(own.get("resurface"), ("forget_rise", "backdoor_rise", "rounds", "reason")),
             "relearn": _only(own.get("relearn"), ("area", "rounds", "reason")),
+            "triggers": _only(own.get("triggers"), ("own", "known", "reason")),
         }
     return found
 

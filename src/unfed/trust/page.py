@@ -75,9 +75,15 @@ def _undo(undo: Any) -> list[tuple[str, str, str]] | str:
     rows = []
     for name, value, what in (
         ("flip", "forget", "the perturbation turned back: accuracy on the data that left, in %"),
+        ("lift", "back_1", "the class's bias raised until the others lose 1 point: share of the class back, in %"),
         ("realign", "forget", "layers fitted again on retained rows, the worst usable result, in %"),
         ("resurface", "forget_rise", "trained on: rise of the accuracy on the data that left, in points"),
         ("relearn", "area", "shown some of it again: mean accuracy on it while learning, in %"),
+        (
+            "triggers",
+            "known",
+            "its backdoor taught again by five stamped rows: success minus false alarms, in points",
+        ),
     ):
         found = [undo.get(model, {}).get(name, {}) for model in ("unlearned", "retrain")]
         own, retrain = (_number(one.get(value, one.get("reason", "not measured"))) for one in found)

@@ -1,9 +1,11 @@
 """Undoing: how much of what was forgotten comes back, and by how little.
 
     flip         the public inverse of the perturbation                                        no data, no training
+    lift         the head's bias of a forgotten class raised as far as the others allow         no data, no training
     realign      layers turned back or drawn anew and fitted on a few retained rows; mixing matrices fitted
     resurface    some more passes over retained data alone
     relearn      a few forgotten rows mixed in at a low rate
+    triggers     a planted backdoor taught again with five stamped rows of those who stay
     path         distance, angle and loss peak to θ*, to perturb(θ*), to Retrain
     difference   what the models before and after tell together about the leaver
 
@@ -14,6 +16,7 @@ Retrain gives away too is no memory. All are pure functions of params, a functio
 from unfed.measures.undo.difference import difference
 from unfed.measures.undo.fitting import Budget, Problem, Task, fit
 from unfed.measures.undo.flip import INVERSES, REDRAWN, Knowledge, flip, flipped
+from unfed.measures.undo.lift import lift
 from unfed.measures.undo.measure import (
     MEASUREMENTS,
     NOT_TRIED,
@@ -31,6 +34,7 @@ from unfed.measures.undo.realign import Grid, realign
 from unfed.measures.undo.relearn import relearn
 from unfed.measures.undo.resurface import resurface
 from unfed.measures.undo.scene import Scene, View
+from unfed.measures.undo.triggers import triggers
 
 __all__ = [
     "INVERSES",
@@ -54,10 +58,12 @@ __all__ = [
     "fit",
     "flip",
     "flipped",
+    "lift",
     "path",
     "realign",
     "relearn",
     "resurface",
+    "triggers",
     "turned_back",
     "undo",
 ]

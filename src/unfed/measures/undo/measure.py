@@ -1,6 +1,6 @@
 """All of undoing, for one unlearned model beside Retrain and θ*.
 
-    {"unlearned", "retrain", "before"}  ×  {flip, realign, resurface, relearn, path, difference}
+    {"unlearned", "retrain", "before"}  ×  {flip, lift, realign, resurface, relearn, triggers, path, difference}
 
 Each model meets the same attacks with the same knowledge, rows, grid and budget. A model that is not there has, in the
 place of every number, the reason why.
@@ -18,18 +18,20 @@ from typing import Any
 
 from unfed.measures.undo.difference import difference
 from unfed.measures.undo.flip import Knowledge, flip
+from unfed.measures.undo.lift import lift
 from unfed.measures.undo.path import path
 from unfed.measures.undo.realign import Grid, attack_of, realign
 from unfed.measures.undo.relearn import relearn
 from unfed.measures.undo.resurface import resurface
 from unfed.measures.undo.scene import Scene
+from unfed.measures.undo.triggers import triggers
 from unfed.model.params import Params
 from unfed.model.perturb import perturb
 from unfed.values import not_measured
 
 NOT_TRIED = not_measured("not tried yet, `unfed probe` does it")
 UNTRIED = {"reason": NOT_TRIED}
-MEASUREMENTS = ("flip", "realign", "resurface", "relearn", "path", "difference")
+MEASUREMENTS = ("flip", "lift", "realign", "resurface", "relearn", "triggers", "path", "difference")
 
 
 Found = dict[str, dict[str, Any]]
@@ -41,10 +43,10 @@ class Effort:
     """How hard is tried; the same for every model of a comparison."""
 
     lr: float = 0.01
-    """The rate of the training, at which `resurface` goes on."""
+    """The rate of the training, for `resurface` and `triggers`."""
     relearn_lr: float = 0.001
     """A low one, for `relearn`."""
-    rounds: int = 10
+    rounds: int = 5
     batch: int = 64
     grid: Grid = field(default_factory=Grid)
 
@@ -142,9 +144,11 @@ def _pieces(
     for who, params in models.items().items():
         if isinstance(params, str):
             continue
+        yield who, "lift", "lift", partial(lift, scene, params)
         yield who, "realign", attack, partial(realign, scene, params, knowledge, effort.grid)
         yield who, "resurface", "resurface", partial(resurface, scene, params, effort.lr, **passes)
         yield who, "relearn", ("relearn", was), partial(relearn, scene, params, was, effort.relearn_lr, **passes)
+        yield who, "triggers", "triggers", partial(triggers, scene, params, effort.lr)
         yield who, "path", object(), partial(_paths, scene, who, models, knowledge)
         yield who, "difference", object(), partial(_difference, scene, who, models, knowledge)
 

@@ -4,7 +4,7 @@ Does the leaver return?
 
     for S in single layers, all perturbed layers, all hidden layers:
         θ_S ← perturb⁻¹(θ_S)  or  a fresh draw;     fit θ_S on n retained rows at rate η, the rest frozen;     look
-    and the mixing matrices of `mixing.py`, several restarts
+    and the mixing matrices of `mixing.py`, from one start or several
 
     result = the largest Forget and backdoor among what is usable: Test ≥ the published model's − 5 points
 
@@ -46,7 +46,7 @@ class Grid:
     """Of every fit, in place of the budget's own: one network is fitted by a rate that tears the next one apart."""
     singles: int = 8
     """Of a deep network so many single layers, evenly spread."""
-    restarts: int = 2
+    restarts: int = 1
     """Of the mixing attack, on each side."""
 
     def counts(self, retained: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unfed import rng
@@ -68,6 +69,8 @@ class Scene:
     """Whether fits of a grid go as one stack: where the batched engine takes the network, it can."""
     way: Way = called
     """How the logits of a look are computed: as the run's own evaluation computes them."""
+    classes: tuple[int, ...] = ()
+    """The classes that were asked to leave."""
 
     def numbers(self, params: Params) -> dict[str, Any]:
         """Retain, Forget, Test, MIA and backdoor of a model, and of how many rows Forget and Test are."""
@@ -94,6 +97,21 @@ class Scene:
             "test": NO_TEST if test is None else test.accuracy,
             "backdoor": NO_BACKDOOR if stamped is None else stamped.accuracy,
         }
+
+    def logits(self, params: Params, view: View) -> tuple[Tensor, Tensor]:
+        """(logits, labels) of a view's rows, on the CPU in double."""
+        net, found = self.template.bind(params), []
+        with torch.no_grad():
+            for rows in torch.split(view.rows, self.batch):
+                x, y = view.source.fetch(rows, None)
+                found.append((self.way(net, x).double().cpu(), y.cpu()))
+        empty = torch.empty(0, view.source.classes, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
+        logits, labels = zip(*found, strict=True) if found else ((part,) for part in empty)
+        return torch.cat(tuple(logits)), torch.cat(tuple(labels))
+
+    def read_as(self, params: Params, view: View, target: int) -> float:
+        """The share of a view's rows that are read as one class, in percent."""
+        return 100.0 * float((self._scored(params, view).predicted == target).double().mean())
 
     def retain_loss(self, params: Params) -> float:
         """Mean loss on D_r."""
