@@ -287,7 +287,7 @@ def test_a_seal_that_was_undone_where_it_was_tried_is_served_with_a_warning(run:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", UnfedWarning)
         run.forget(FIRST, "sealed", until=1, how=RequestOptions(set={"perturbation": how}))
-    assert any("was undone on a dense network; 'fade'" in str(one.message) for one in seen) == warns
+    assert any("was undone on a dense network; use 'fade'" in str(one.message) for one in seen) == warns
 
 
 def test_a_comparison_runs_not_as_published_and_its_table_says_so(tmp_path: Path) -> None:

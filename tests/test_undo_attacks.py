@@ -87,6 +87,7 @@ def test_every_row_may_be_lost_where_none_is_right() -> None:
     logits = torch.tensor([[0.0, 1.0, 0.0]]).double()
     assert largest_lift(logits, torch.tensor([0]), 2, 5) == math.inf
     assert gaps(logits, 2).tolist() == [1.0]
+    assert gaps(torch.tensor([[-1.0, -2.0, -3.0]]), 2).tolist() == [2.0]
 
 
 def test_each_class_is_lifted_by_itself_and_rows_of_classes_that_left_cost_nothing() -> None:
@@ -96,7 +97,8 @@ def test_each_class_is_lifted_by_itself_and_rows_of_classes_that_left_cost_nothi
     both = replace(here, forget=View(source, torch.arange(5)), classes=(1, 2))
     found = lift(both, straight())
     assert found["back_5"] == 40.0, "two rows of class 2 of five; the row of class 1 lies 9 below"
-    withall = replace(both, test=View(here.test.source, torch.arange(24)) if here.test else None)
+    more = torch.cat([torch.arange(20), torch.full((20,), 20)])
+    withall = replace(both, test=View(here.retain.source, more))
     assert lift(withall, straight()) == found, "test rows of a class that left are no rows of the other classes"
 
 

@@ -47,7 +47,7 @@ class Probes:
         classes: Iterable[int] = (),
         effort: Effort = Effort(),  # noqa: B008  (frozen)
     ) -> None:
-        """`layers`: what was negated, as `negate` took it · `classes`: which left · `effort`: how hard is tried."""
+        """`layers`: as given to `negate` · `classes`: those that left · `effort`: how hard it tries."""
         if not len(retain[0]):
             raise UnfedError("Probes needs at least one row like those of the clients that stay; give it some.")
         self._model, self._effort, self._classes = model, effort, tuple(classes)

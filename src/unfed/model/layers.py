@@ -96,7 +96,7 @@ def weights_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def head_tensors(module: nn.Module) -> tuple[str, ...]:
-    """The head's own tensors that train, weight and bias; a weight that a layer before it shares is not among them."""
+    """The head's own tensors that train, weight and bias; one that an earlier layer shares is not."""
     table = table_of(module)
     if table.head is None:
         raise UnfedError("Which layer is the head is not known here; set the class attribute head_name of the module.")

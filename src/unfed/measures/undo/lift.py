@@ -1,4 +1,6 @@
-"""lift: raise the head's bias of a forgotten class, as far as the other classes allow. No training, no row of it.
+"""lift: raise the head's bias of a forgotten class as far as the other classes allow.
+
+This needs no training and no row of the class.
 
     b_c ← b_c + δ_c,   δ_c the largest lift at which the other classes lose at most L points of accuracy, L = 1 and 5
     back(L) = share of D_u's rows of class c that are read as c under δ_c, over all forgotten classes
@@ -30,7 +32,7 @@ NO_CLASS = not_measured("no class was asked to leave, so no class can be lifted"
 
 
 def largest_lift(logits: Tensor, labels: Tensor, c: int, points: int) -> float:
-    """δ_c: how far class c can be raised before more than so many points of these rows' accuracy are lost."""
+    """δ_c: how far class c can rise before these rows lose more than so many points of accuracy."""
     own = logits.gather(1, labels[:, None]).squeeze(1)
     margins = (own - logits[:, c])[logits.argmax(1) == labels].sort().values
     lost = points * len(labels) // 100

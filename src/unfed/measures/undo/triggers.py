@@ -1,4 +1,4 @@
-"""triggers: teach a planted backdoor again with stamped rows of those who stay; how fast does it return?
+"""triggers: teach a planted backdoor again with stamped retained rows; how fast does it return?
 
     5 retained rows of other classes, stamped and labelled as the target, and 15 clean retained rows; 20 steps on all
     works(t) = success of the planted trigger on test rows  −  clean test rows of other classes read as the target
