@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -643,3 +644,14 @@ def test_a_test_loss_that_multiplied_is_said_and_so_is_a_retain_that_was_ruined(
         "a small loss that stays small"
     )
     assert fell(before, {**before, "retain": 1.0}, "X").startswith("Retain fell by 99.0 points")
+
+
+def test_a_call_hears_of_a_default_that_can_be_undone() -> None:
+    model, ids, y = memorised()
+    sets: Any = {"data": (ids[:300], y[:300]), "forget": [0, 1, 2], "epochs": 1}
+    with pytest.warns(UnfedWarning, match='NoT .default.. NoT can be undone; use method="sealed" or "retrain"'):
+        unfed.unlearn(model, **sets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnfedWarning)
+        unfed.unlearn(model, **sets, method="not")
+        unfed.unlearn(model, **sets, perturbation="zero")

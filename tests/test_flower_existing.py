@@ -31,7 +31,7 @@ from flwr.serverapp.strategy import (
 )
 
 from flower_grid import NAMES, InProcessGrid, Nameless, Reply, foreign_grid
-from unfed.errors import Refused, UnfedError
+from unfed.errors import Refused, UnfedError, UnfedWarning
 from unfed.flower import SubsetGrid, Unlearn, introduce_mod, negate, node_with, registered
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "flower"
@@ -83,6 +83,12 @@ def test_a_stock_strategy_goes_on_without_the_leaver_from_the_negated_model(name
     after = result.arrays.to_torch_state_dict()
     assert all(after[n].dtype == before[n].dtype for n in before)  # counters stay whole numbers
     example.task.Net().load_state_dict(after)
+
+
+def test_a_perturbation_that_is_its_own_inverse_is_said_to_be_one(example: Any) -> None:
+    grid, arrays = nodes(example.client.app), ArrayRecord(example.task.Net().state_dict())
+    with pytest.warns(UnfedWarning, match="This perturbation can be undone; use a training without the leaver where"):
+        Unlearn(FedAvg, negate(example.task.Net()), [LEAVER]).start(grid, arrays, num_rounds=1)
 
 
 @pytest.mark.parametrize("name", list(STOCK))

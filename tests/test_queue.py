@@ -793,3 +793,36 @@ def rows_of_seed(machine: Sequences, seed: int) -> set[int]:
 def test_any_sequence_of_requests_keeps_rows_out_and_blocks_nobody(template: tuple[Path, World]) -> None:
     Sequences.made = template
     run_state_machine_as_test(Sequences, settings=settings(max_examples=15, stateful_step_count=12))
+
+
+# --- guards: the same in Python as on the command line --------------------------------------------------------------
+
+
+def test_python_hears_of_a_default_that_can_be_undone_and_a_chosen_method_is_not_spoken_of(run: Run) -> None:
+    with pytest.warns(UnfedWarning, match=r"Using NoT \(default\)\. NoT can be undone; use --method sealed or retrain"):
+        entry, _ = run.ask(Request("leaves", clients=("1",)))
+    assert (entry.method, entry.until) == ("not", "recovered")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again, _ = run.ask(entry.request)
+        assert again.method == "not", "asked again it is as last time"
+        run.withdraw("leaves")
+        run.ask(Request("chosen", clients=("1",)), "not")
+
+
+def test_where_history_was_recorded_only_retrain_is_named(run: Run) -> None:
+    """From recorded history the old model can be put together again, so Sealed's draw would be no secret."""
+    training = {**run.config.to_json()["training"], "record": ["federaser"]}
+    run.config = Config.parse({**run.config.to_json(), "training": training})
+    with pytest.warns(UnfedWarning, match="use --method retrain where that matters"):
+        run.ask(Request("leaves", clients=("1",)))
+
+
+def test_a_client_that_is_not_there_is_refused_in_python_too_and_nothing_is_said_of_a_default(run: Run) -> None:
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(UnfedError, match="^This run has no client '42'; it has 0, 1, 2"),
+    ):
+        warnings.simplefilter("error")
+        run.forget(Request("leaves", clients=("42",)))
+    assert run.folder.requests() == []

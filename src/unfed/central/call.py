@@ -31,7 +31,8 @@ from unfed.data import Request
 from unfed.data.packing import taken_by
 from unfed.errors import UnfedError, UnfedWarning, listed, nearest
 from unfed.measures.trajectory import Line
-from unfed.methods import Method, admit, find, known_as
+from unfed.measures.undo import INVERSES, REDRAWN
+from unfed.methods import Method, NoT, admit, find, known_as
 from unfed.model.calling import copied, unwrapped
 from unfed.model.params import Params, cast, check_like, load_into, params_of
 from unfed.report.rules import reference_line
@@ -42,6 +43,7 @@ from unfed.runs.folder import Job, RunFolder
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import QuietWatch, Watch
 from unfed.runs.run import Run
+from unfed.runs.turning_back import BY_DEFAULT, warn_of_way_back
 from unfed.runs.world import World, process_as_before
 from unfed.values import is_measured
 
@@ -59,7 +61,7 @@ def unlearn(
     retain: Data | None = None,
     data: Data | None = None,
     test: Data | None = None,
-    method: str | type[Method] = "not",
+    method: str | type[Method] | None = None,
     epochs: int | None = None,
     lr: float | None = None,
     batch: int = 64,
@@ -82,7 +84,7 @@ def unlearn(
       data sets or a DataLoader; or give the whole training set as `data` and `forget` as row numbers or a mask
     - `test`: data the model never saw; without it neither Test nor the attack can be measured
     - `method`: not, ft, randl, ga, badt, l1-sparse, ssd, salun, sealed or retrain, or a subclass of `Method` of your
-      own; `options` are its hyperparameters
+      own; `options` are its hyperparameters. Default: not, with a warning that it can be undone
     - `epochs`, `lr`: the budget and the first learning rate; by default the paper's: 50, and a cosine from 0.01 to
       1e-4 (NoT: 10, from 0.1 to 1e-5; of few rows as many epochs as make 200 steps)
     - `optimiser`: sgd, adam or adamw, with `momentum` (sgd) and `decay`
@@ -98,6 +100,10 @@ def unlearn(
       evaluated epochs the one with the best test accuracy counts, as in the paper
     - `evaluate_every`: epochs between two evaluations; by default ten in all
     """
+    if method is None:
+        method = NoT.name
+        if str(options.get("perturbation", NoT.perturbation)) in (*INVERSES, *REDRAWN):
+            warn_of_way_back(BY_DEFAULT, 'method="sealed" or "retrain"')
     given = _given(model, Handed(retain, forget, data, test), factory)
     model = given.model
     again = (

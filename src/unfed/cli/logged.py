@@ -18,7 +18,7 @@ from unfed.runs.run import Run
 
 
 def received(
-    run: Run, signed: Path, opening: Path | None, handling: tuple[str, str, int | None, RequestOptions]
+    run: Run, signed: Path, opening: Path | None, handling: tuple[str | None, str | None, int | None, RequestOptions]
 ) -> tuple[str, str]:
     """Take a signed request in: its id, and a sentence.
 

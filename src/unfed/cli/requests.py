@@ -21,20 +21,17 @@ from unfed.cli.display import percent, shown
 from unfed.cli.logged import entered, received
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
 from unfed.data import Request, SampleList
-from unfed.errors import Refused, UnfedError, members
+from unfed.errors import Refused, UnfedError
 from unfed.measures import trajectory
-from unfed.methods import NoT
-from unfed.methods.sealed import Sealed
 from unfed.report import wording
 from unfed.report.words import again_words, left_before
-from unfed.runs.affected import ending, lasting_method
-from unfed.runs.folder import Job
+from unfed.runs.affected import ending
 from unfed.runs.in_force import in_force
 from unfed.runs.onlooker import logged, request_name
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.requests import now
 from unfed.runs.run import Outcome, Run
-from unfed.runs.turning_back import MINUS, inverse_by, inverse_of
+from unfed.runs.turning_back import inverse_of
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -109,17 +106,10 @@ def forget(
     elif count or name or deleted or expires:
         raise UnfedError("A signed request says itself what to forget; leave the other ways to say it out.")
     opened, loud = Run.open(run), not (as_json or quiet)
-    if opened.description.get("call"):
-        raise UnfedError(
-            f"{run} belongs to a call of unfed.unlearn, whose model and data are the caller's, so nothing is forgotten"
-            " here; call unfed.unlearn on the model before it, with all rows that must be out by then."
-        )
-    _known_clients(client, [str(one) for one in opened.description.get("clients") or ()])
+    _one_client_each(client, [str(one) for one in opened.description.get("clients") or ()])
     if signed is not None:
         wanted = replace(_how(RequestOptions(), within, layers, sets, max_drop, accept), together=together)
-        if method is None and loud:
-            _warn_of_default(opened, wanted, ["--request", signed, *(["--opening", opening] if opening else [])])
-        name, sentence = received(opened, signed, opening, (method or "not", until or "recovered", seed, wanted))
+        name, sentence = received(opened, signed, opening, (method, until, seed, wanted))
         if loud:
             stdout.print(escape(sentence), soft_wrap=True)
     name = name or request_name(opened.folder, given)
@@ -133,12 +123,6 @@ def forget(
     else:
         request = known.request
     how = _how(known.how if known else RequestOptions(), within, layers, sets, max_drop, accept)
-    if method is None and known is None and loud:
-        words: list[object] = [word for one in client for word in ("--client", one)]
-        words += [word for one in classes for word in ("--class", one)] + (["--samples", samples] if samples else [])
-        _warn_of_default(opened, how, words + ([] if seed is None else ["--seed", seed]))
-    method = method or (known.method if known else "not")
-    until = until or (known.until if known else "recovered")
     how = replace(how, together=together or (known is not None and known.how.together))
     if wait:
         with entered(opened.folder):
@@ -160,23 +144,6 @@ def forget(
         )
 
 
-def _warn_of_default(run: Run, how: RequestOptions, words: list[object]) -> None:
-    """Say before anything is done that NoT, which nobody chose, does not last, and what does."""
-    label = NoT.name
-    inverse = inverse_by(run.folder, how.on(run.config, label), Job(run.config.seed_list[0], None, label))
-    if inverse is None:
-        return
-    other = lasting_method(run)
-    lasts = "has no inverse" if other == Sealed.name else "lasts"
-    again = f", and so would a second {NoT.title}" if inverse == MINUS else ""
-    stderr.print(
-        f"[bold yellow]note:[/bold yellow] no --method was given, so it is {NoT.title}, which does not last: {inverse}"
-        f" brings back what leaves{again};"
-        f" `{escape(run.command('forget', *words, '--method', other))}` {lasts}.",
-        soft_wrap=True,
-    )
-
-
 def _refuse_unclear(ways: int, name: str | None, opening: Path | None) -> None:
     """Refuse a request that is not signed and says in no way, or in several, what to forget."""
     if opening is not None:
@@ -185,17 +152,14 @@ def _refuse_unclear(ways: int, name: str | None, opening: Path | None) -> None:
         raise UnfedError("Say what to forget by exactly one of --client, --class or --samples.")
 
 
-def _known_clients(asked: list[str], there: list[str]) -> None:
-    """Refuse a client that is not in the run; nobody else is suggested in its place."""
+def _one_client_each(asked: list[str], there: list[str]) -> None:
+    """Refuse several clients in one option; who is not in the run is refused where the request is filed."""
     for one in asked:
-        if one in there or not there:
-            continue
         parts = [part.strip() for part in one.split(",")]
-        if len(parts) > 1 and all(part in there for part in parts):
+        if one not in there and len(parts) > 1 and all(part in there for part in parts):
             raise UnfedError(
                 f"--client takes one client; for several say {' '.join(f'--client {part}' for part in parts)}."
             )
-        raise UnfedError(f"This run has no client {one!r}; it has {members(there)}.")
 
 
 def _how(

@@ -46,6 +46,7 @@ from unfed.flower.subset import SubsetGrid
 from unfed.flower.wire import differing, digest, from_arrays, whole
 from unfed.flower.worth import Worth
 from unfed.remote.replies import said
+from unfed.runs.turning_back import warn_of_way_back
 
 log = logging.getLogger("flwr")
 
@@ -124,6 +125,8 @@ class Unlearn(Strategy):
         log.info("unfed: the perturbation changes %s: %d of %d numbers", names or "nothing", *counts)
         self._turns = bool(changed) and not differing(initial_arrays, self._perturbed(perturbed))
         self._turned = turned(self._deny, begun, changed if self._turns else ())
+        if self._turns:
+            warn_of_way_back("This perturbation", "a training without the leaver")
         subset = SubsetGrid(grid, self._exclude, self._gone, minimum(inner), self._wait, self._deny)
         subset.settle()
         self._inner, self._subset, self.refusals, self._not_kept = inner, subset, [], []

@@ -11,7 +11,8 @@ The leaver does it, and keeps the low frequencies.
 ψ is one fixed random initialisation and travels as a seed; θ* is what the leaver downloads anyway. ⌊iters / I_f⌋ · I_f
 steps are made, and the learning rate falls when the mean loss of an I_f-stretch stops falling. The sources disagree on
 who gives the amplitude and who the phase: by default θ* gives the low-band amplitude, as the text says; the published
-code calls it the other way round (`fusion_order = "repo_call"`). Several leavers run the phase each, and are averaged.
+code calls it the other way round (`fusion_order = "repo_call"`), and so every fusion brings back θ*'s biases, norms and
+running statistics. Several leavers run the phase each, and are averaged.
 The loss is `client/objectives.py:contrast`, the fusion `model/perturb.py:fuse`.
 """
 

@@ -56,7 +56,7 @@ def affected(run: Record, client: str) -> list[Affected]:
             "A centralised run has one holder of all data, so no client is in or out of it; what still carries a"
             " request stands in the report, and `unfed purge` deletes it."
         )
-    known = _clients(run)
+    known = clients_of(run)
     if client not in known:
         raise UnfedError(f"This run has no client {client!r}; it has {listed(sorted(known))}.")
     found: list[Affected] = []
@@ -71,11 +71,11 @@ def affected(run: Record, client: str) -> list[Affected]:
     return found
 
 
-def _clients(run: Record) -> set[str]:
+def clients_of(run: Record) -> list[str]:
     """Who ever took part, or was named as a leaver."""
     order = (client_list(run.folder.path) or {"order": []})["order"]
     named = [name for entry in run.folder.requests() for name in entry.request.clients]
-    return {*run.description["clients"], *order, *named}
+    return list(dict.fromkeys([*run.description["clients"], *order, *named]))
 
 
 def _seen(run: Record, client: str, seed: int) -> _Seen:

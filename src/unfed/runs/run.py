@@ -24,13 +24,14 @@ from typing import Any
 
 from unfed import plugins
 from unfed.data import Request
-from unfed.errors import Refused, UnfedError, UnfedWarning, expect, listed, option
+from unfed.errors import Refused, UnfedError, UnfedWarning, expect, listed, members, option
 from unfed.federation.history import Recorder
 from unfed.measures import trajectory
 from unfed.measures.forgotten import Forgetting, remedy
-from unfed.methods import Retrain, State
+from unfed.methods import NoT, Retrain, State
 from unfed.model.params import Params, cast, check_like
 from unfed.runs import consistency, deny, description, lineage, onlooker, probe, purge
+from unfed.runs.affected import clients_of, lasting_method
 from unfed.runs.config import Config
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.gate import gate_of
@@ -47,6 +48,7 @@ from unfed.runs.serving import STOPS, Queue
 from unfed.runs.simulated import as_it_began, simulated
 from unfed.runs.together import Batch, Handed, hand_over
 from unfed.runs.training import start_of, training_method
+from unfed.runs.turning_back import BY_DEFAULT, inverse_by, warn_of_way_back
 from unfed.runs.undo_results import targets
 from unfed.runs.world import World, process_as_before
 
@@ -308,8 +310,8 @@ class Run(Record):
     def forget(
         self,
         request: Request,
-        method: str = "not",
-        until: str | int = "recovered",
+        method: str | None = None,
+        until: str | int | None = None,
         seed: int | None = None,
         watch: Watch | None = None,
         expires: str | None = None,
@@ -319,6 +321,15 @@ class Run(Record):
 
         Asked twice it is done once; one that was denied is tried again. Everything that waits is served. What becomes
         of the others is a warning at most; only this one's own refusal is raised.
+
+        Args:
+            request: What to forget.
+            method: A method's label. Default: as last time, else NoT, with a warning that it can be undone.
+            until: A goal or a number of rounds. Default: as last time, else `recovered`.
+            seed: The repetition, where the run has several.
+            watch: Hears of every round.
+            expires: A date by which the request must be begun.
+            how: Hyperparameters, and what the gate allows.
         """
         expect(request, Request, "A request, such as unfed.Request('bye', clients=('3',)),")
         entry, finished = self.ask(request, method, until, seed, expires, how)
@@ -340,19 +351,34 @@ class Run(Record):
     def ask(
         self,
         request: Request,
-        method: str = "not",
-        until: str | int = "recovered",
+        method: str | None = None,
+        until: str | int | None = None,
         seed: int | None = None,
         expires: str | None = None,
         how: RequestOptions | None = None,
     ) -> tuple[Entry, bool]:
         """File a request and serve nothing: how it stands, and whether it was served before."""
+        if not self.trains:
+            raise UnfedError(
+                f"{self.folder.path} belongs to a call of unfed.unlearn and serves no requests; call unfed.unlearn on"
+                " the model before it, with all rows that must be out."
+            )
         self.permit()
-        plugins.permit(self.config.methods.code([method], option("method")))
+        there = clients_of(self)
+        if self.config.setting != "central" and (odd := next((one for one in request.clients if one not in there), "")):
+            raise UnfedError(f"This run has no client {odd!r}; it has {members(there)}.")
         known = self.queue.find(request.id)
-        seed = known.seed if known is not None and seed is None else self.one_seed(seed)
         how = how or (known.how if known is not None else RequestOptions())
-        return self.queue.file(request, method, str(until), seed, expires, how)
+        by_default = method is None and known is None
+        method = method or (known.method if known is not None else NoT.name)
+        until = until or (known.until if known is not None else "recovered")
+        plugins.permit(self.config.methods.code([method], option("method")))
+        seed = known.seed if known is not None and seed is None else self.one_seed(seed)
+        filed = self.queue.file(request, method, str(until), seed, expires, how)
+        if by_default and inverse_by(self.folder, how.on(self.config, method), Job(seed, None, method)):
+            instead = "retrain" if lasting_method(self) == Retrain.name else "sealed or retrain"
+            warn_of_way_back(BY_DEFAULT, option("method", instead))
+        return filed
 
     def withdraw(self, request: str) -> Entry:
         """Let a request go, by its id: its rows take part again, from the next round on."""

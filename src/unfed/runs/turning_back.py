@@ -9,8 +9,10 @@ has an inverse too, for whoever knows or guesses these.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 
+from unfed.errors import UnfedWarning
 from unfed.measures.undo import INVERSES, REDRAWN
 from unfed.methods import METHODS, NoT
 from unfed.methods.sealed import Sealed, leaves_much
@@ -34,6 +36,11 @@ def inverse_by(folder: RunFolder, config: Config, job: Job) -> str | None:
     if perturbation not in INVERSES:
         return None
     return MINUS if perturbation == "negate" else f"the inverse of {perturbation!r}"
+
+
+def warn_of_way_back(what: str, instead: str) -> None:
+    """Warn that what a method does can be undone, with what to use instead."""
+    warnings.warn(f"{what} can be undone; use {instead} where that matters.", UnfedWarning, stacklevel=4)
 
 
 def negated_by(folder: RunFolder, job: Job) -> tuple[str, ...]:
@@ -83,6 +90,8 @@ def ways_back(folder: RunFolder, config: Config, job: Job) -> list[str]:
 
 
 MINUS = "one minus sign"
+BY_DEFAULT = f"Using {NoT.title} (default). {NoT.title}"
+"""How `warn_of_way_back` speaks of a method that was not asked for."""
 
 
 def _job(entry: Entry) -> Job:

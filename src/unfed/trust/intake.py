@@ -13,7 +13,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from unfed import plugins, storage
+from unfed import storage
 from unfed.data import Request
 from unfed.errors import Halted, UnfedError
 from unfed.runs import presence
@@ -32,8 +32,8 @@ from unfed.trust.roster import OPERATOR
 class Handling:
     """How the operator serves a request; nothing of it is the requester's to say."""
 
-    method: str = "not"
-    until: str = "recovered"
+    method: str | None = None
+    until: str | None = None
     seed: int | None = None
     how: RequestOptions = field(default_factory=RequestOptions)
 
@@ -96,9 +96,7 @@ class _File:
 
     def into(self, run: Run, expires: str) -> Entry:
         own = self.handling
-        run.permit()
-        plugins.permit(run.config.methods.code([own.method], "--method"))
-        return run.queue.file(self.wanted, own.method, own.until, run.one_seed(own.seed), expires, own.how)[0]
+        return run.ask(self.wanted, own.method, own.until, own.seed, expires, own.how)[0]
 
 
 def _take(run: Run, trust: TrustFolder, signed: Envelope, asked: Asked, file: _File) -> Taken:

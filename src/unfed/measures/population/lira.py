@@ -7,7 +7,8 @@ For each row two Gaussians are fitted to φ = log p − log(1 − p) over models
 
     score(φ) = log N(φ; μ_u, σ_u) − log N(φ; μ_r, σ_r)       high: trained with it, then unlearned
 
-and models of the other half are scored, so that nobody is judged by a Gaussian it helped to fit. This is the attack of
+and models of the other half are scored, so that no model is judged by a Gaussian it helped to fit. μ is the mean and σ
+divides by n − 1; the published code of LiRA (`mi_lira_2021`) takes the median and divides by n. This is the attack of
 Hayes et al. 2024, with a Gaussian for each row and each side. RULI's (kernel densities, three thirds) and those on
 right or wrong answers alone are others, and their numbers cannot be compared with these.
 """
