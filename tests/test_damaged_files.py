@@ -160,6 +160,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _ask(home: Path, name: str, scope: dict[str, Any]) -> bytes:
     """A request that client 1 signed, which lies there too."""
     value = request.value(scope, "1", keys.public_key(home / "operator.pub").id, name=name)
+    value["log"] = TrustFolder(home / "run").log.origin
     signed = request.sign(value, keys.signing_key(home / "one.key")).to_bytes()
     (home / f"{name}.json").write_bytes(signed)
     return signed

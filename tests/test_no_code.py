@@ -201,8 +201,9 @@ def test_commands_that_read_build_no_method_no_model_and_no_data(
     shutil.copytree("run", "other")
     for name in ("operator", "client"):
         assert unfed("keys", "new", name)[0] == 0
+    assert unfed("keys", "roster", "run", "--operator", "operator.key")[0] == 0
     own = ("--key", "operator.key", "--to", "operator.pub", "--client", "0", "-o", "request.json")
-    assert unfed("request", "sign", *own)[0] == 0
+    assert unfed("request", "sign", *own, "--log", "run/trust/checkpoints.jsonl")[0] == 0
 
     def built(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError(f"built {args}")
@@ -217,7 +218,7 @@ def test_commands_that_read_build_no_method_no_model_and_no_data(
     (file,) = (canary / "run/requests").iterdir()
     edit(file, lambda entry: {**entry, "described": None})  # what was not written down is not known
     for name, words in (READ | LOGGED).items():
-        code, said = unfed(*words)
+        code, said = unfed(*("operator.key" if word == "bundle.key" else word for word in words))  # the log's own
         known = {"withdraw": "is fulfilled", "log prove": "has no pseudonym"}.get(name)
         assert code == 0 or (known and known in said), f"{name}: {said}"
     code, said = unfed("report", "run")

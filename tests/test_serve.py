@@ -61,6 +61,8 @@ TINY: dict[str, Any] = {
 }
 KEYS = {str(k): SigningKey.drawn() for k in range(CLIENTS)}
 OPERATOR = SigningKey.drawn()
+LOG: dict[str, str] = {}
+"""The federation that requests here are signed for."""
 TOKEN = "a-token-that-nobody-guesses-0123456789"
 
 
@@ -70,7 +72,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serve")
     OPERATOR.write(folder / "operator.key")
     run = Run.create(Config.parse(TINY), folder / "run")
-    TrustFolder.begin(run.folder.path, folder / "operator.key").enrol({n: key.public for n, key in KEYS.items()})
+    trust = TrustFolder.begin(run.folder.path, folder / "operator.key")
+    trust.enrol({n: key.public for n, key in KEYS.items()})
+    LOG["log"] = trust.log.origin
     with watching.logged(run) as watch:
         run.execute(watch)
     return folder
@@ -87,7 +91,7 @@ def desk(home: Path) -> Desk:
 
 
 def asked(client: str, **more: Any) -> bytes:
-    value = request.value({"clients": [client]}, client, OPERATOR.id, **more)
+    value = request.value({"clients": [client]}, client, OPERATOR.id, **more) | LOG
     return request.sign(value, KEYS[client]).to_bytes()
 
 

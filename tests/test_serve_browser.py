@@ -37,6 +37,8 @@ pytestmark = pytest.mark.skipif(
 TOKEN = "a-token-that-nobody-guesses-0123456789"
 KEYS = {str(k): SigningKey.drawn() for k in range(4)}
 OPERATOR = SigningKey.drawn()
+LOG: dict[str, str] = {}
+"""The federation that requests here are signed for."""
 TINY: dict[str, Any] = {
     "name": "ward",
     "partition": {"clients": 6},
@@ -55,7 +57,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("browser")
     OPERATOR.write(folder / "operator.key")
     run = Run.create(Config.parse(TINY), folder / "ward")
-    TrustFolder.begin(run.folder.path, folder / "operator.key").enrol({n: key.public for n, key in KEYS.items()})
+    trust = TrustFolder.begin(run.folder.path, folder / "operator.key")
+    trust.enrol({n: key.public for n, key in KEYS.items()})
+    LOG["log"] = trust.log.origin
     with watching.logged(run) as watch:
         run.execute(watch)
     desk = Desk(run, Handling("sealed", "3"))
@@ -70,7 +74,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def signed(client: str, name: str) -> bytes:
-    value = request.value({"clients": [client]}, client, OPERATOR.id, name=name)
+    value = request.value({"clients": [client]}, client, OPERATOR.id, name=name) | LOG
     return request.sign(value, KEYS[client]).to_bytes()
 
 

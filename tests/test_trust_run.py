@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from commands import called
+from unfed import storage
 from unfed.data import Request, SampleList
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.runs import onlooker, requests
@@ -80,6 +81,7 @@ def home(made: Path, tmp_path: Path) -> Path:
 def signed(home: Path, who: str = "zero", scope: Any = None, agent: str = "0", **more: Any) -> Envelope:
     operator = keys.public_key(home / "operator.pub")
     value = request.value(scope or {"clients": [agent]}, agent, operator.id, **more)
+    value["log"] = TrustFolder(home / "run").log.origin
     return request.sign(value, keys.signing_key(home / f"{who}.key"))
 
 
@@ -151,6 +153,25 @@ def test_what_is_not_believed_is_refused_and_logged_by_one_word(home: Path) -> N
         assert (leaf["type"], leaf["reason"]) == ("refusal", reason)
     assert len(run.folder.requests()) == 1
     assert faults_of(home / "run") == []
+
+
+def test_a_request_is_taken_by_the_federation_that_it_was_signed_for_and_by_no_other(home: Path) -> None:
+    """The same operator runs a second federation with the same client: a request is bound to the log's origin."""
+    other = home / "other"
+    Run.create(Config.parse({**TINY, "name": "other"}), other)
+    trust = TrustFolder.begin(other, home / "operator.key")
+    trust.enrol({"0": keys.public_key(home / "zero.pub")})
+    asked = signed(home)
+    with pytest.raises(NotBelieved, match="The request names another federation .*; sign it for this one") as caught:
+        intake.receive(Run.open(other), asked.to_bytes(), None, TWO)
+    assert caught.value.reason == "federation" and Run.open(other).folder.requests() == []
+    value = {name: own for name, own in json.loads(asked.payload).items() if name != "log"}
+    older = request.sign(value, keys.signing_key(home / "zero.key"))
+    with pytest.raises(NotBelieved, match="names no federation, so any run could take it; sign it for this one"):
+        hand_in(home, older)
+    path = TrustFolder(home / "run").request_file(value["agent-request-id"])
+    storage.write_bytes(path, older.to_bytes())  # an earlier version had begun to take it
+    assert hand_in(home, older).entry.request.clients == ("0",)
 
 
 def test_a_second_request_under_a_taken_id_is_refused(home: Path) -> None:
@@ -528,7 +549,7 @@ def test_the_whole_way_by_commands(made: Path, tmp_path: Path, unfed: Callable[.
     code, said, _ = unfed("keys", "roster", run, f"0={tmp_path / 'zero.pub'}", "--operator", operator)
     assert code == 0 and "the operator and 1 client." in said
     words = ("--key", tmp_path / "zero.key", "--to", tmp_path / "operator.pub", "--client", "0", "-o", file)
-    assert unfed("request", "sign", *words)[0] == 0
+    assert unfed("request", "sign", *words, "--log", run / "trust/checkpoints.jsonl")[0] == 0
     code, said, _ = unfed("request", "check", run, file)
     assert code == 0 and "is believed: 0 asks to forget all its data" in said
     code, said, err = unfed("forget", run, "--request", file, "--until", "1")

@@ -101,7 +101,7 @@ def test_a_careless_command_is_answered_before_anything_is_signed(
     if "roster" in line:
         Run.create(small(), "run")
     before = sorted(Path().rglob("*"))
-    own = ["--key", "me.key", "--to", "operator.pub"] if "sign" in line else []
+    own = ["--key", "me.key", "--to", "operator.pub", "--log", "log.json"] if "sign" in line else []
     code, _, err = called([*line.split(), *own], monkeypatch, capsys)
     assert code == 2 and CARELESS[line] in " ".join(err.split()), err
     assert sorted(Path().rglob("*")) == before

@@ -22,7 +22,7 @@ COMMANDS = [
     ["index", "runs", "-o"],
     ["report", "run", "-o"],
     ["report", "run", "--format", "csv", "-o"],
-    ["request", "sign", "--client", "3", "--key", "me.key", "--to", "operator.pub", "-o"],
+    ["request", "sign", "--client", "3", "--key", "me.key", "--to", "operator.pub", "--log", "c.json", "-o"],
     ["request", "revoke", "r", "--client", "3", "--key", "me.key", "--to", "operator.pub", "-o"],
     ["log", "prove", "run", "r", "-o"],
 ]

@@ -36,7 +36,7 @@ def logged(home: Path, clients: int = 2) -> Path:
     trust.enrol({"1": keys.public_key(home / "one.pub")})
     with watching.logged(run) as watch:
         run.execute(watch)
-    value = request.value({"clients": ["1"]}, "1", trust.operator.id, name="leaves")
+    value = request.value({"clients": ["1"]}, "1", trust.operator.id, name="leaves") | {"log": trust.log.origin}
     (home / "leave.json").write_bytes(request.sign(value, keys.signing_key(home / "one.key")).to_bytes())
     return home
 
@@ -55,6 +55,7 @@ def waiting_together(root: Path) -> None:
     home = logged(root / "two wait", clients=3)
     run, operator = Run.open(home / "run"), keys.signing_key(home / "operator.key")
     asked = request.value({"clients": ["0"]}, OPERATOR, operator.public.id, name="goes")
+    asked["log"] = TrustFolder(home / "run").log.origin
     handling = intake.Handling("not", "2", how=RequestOptions(together=True))
     for data in ((home / "leave.json").read_bytes(), request.sign(asked, operator).to_bytes()):
         intake.receive(run, data, None, handling)
@@ -95,6 +96,7 @@ def requests(home: Path, count: int) -> list[str]:
     for number, place in enumerate(client.train[:count].tolist()):
         opening, name = Opening.drawn([("1", place)]), f"sample-{number}"
         value = request.value({"samples": opening.scope()}, "1", operator.id, name=name)
+        value["log"] = TrustFolder(home / "run").log.origin
         (home / f"{name}.json").write_bytes(request.sign(value, key).to_bytes())
         (home / f"{name}.opening").write_bytes(intake.opening_bytes(opening))
         names.append(name)

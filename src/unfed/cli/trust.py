@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -19,6 +19,10 @@ from unfed.data import SampleList
 from unfed.errors import UnfedError
 from unfed.runs.folder import RunFolder
 from unfed.runs.run import Run
+
+if TYPE_CHECKING:
+    from unfed.trust.keys import PublicKey
+    from unfed.trust.log import Checkpoint
 
 keys_app = typer.Typer(help="Keys that sign requests, and whose they are.", no_args_is_help=True)
 request_app = typer.Typer(help="Signed deletion requests: sign one, look at one.", no_args_is_help=True)
@@ -61,6 +65,7 @@ def keys_roster(
     """Say whose key is whose, signed by the operator; the first time, begin the run's log."""
     from unfed.trust import keys, roster, story
     from unfed.trust.folder import TrustFolder
+    from unfed.trust.log import CHECKPOINTS
 
     described = RunFolder(run).description()
     known = described["clients"]
@@ -82,6 +87,7 @@ def keys_roster(
     else:
         number = f"{len(found.clients)} client{'' if len(found.clients) == 1 else 's'}"
         say(f"On the roster of {run}: the operator and {number}. Requests go to {found.business}.")
+        say(f"Give clients your public key and {trust.path / CHECKPOINTS}: they sign for this federation (--log).")
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -91,6 +97,7 @@ def keys_roster(
 def request_sign(
     key: Annotated[Path, typer.Option(metavar="FILE.key", help="Your private key.")],
     to: Annotated[Path, typer.Option(metavar="FILE.pub", help="The operator's public key: to whom it goes.")],
+    log: Annotated[Path, typer.Option(metavar="FILE", help="Checkpoints of the log of the federation that it is for.")],
     out: Annotated[Path, typer.Option("--out", "-o", callback=plain_file, help="The signed request.")],
     client: Annotated[str | None, typer.Option(help="You: the client that asks, and leaves as a whole.")] = None,
     classes: Annotated[list[int], typer.Option("--class", help="A class, by the operator's key only.")] = [],  # noqa: B006
@@ -124,8 +131,10 @@ def request_sign(
     value = request.value(scope, agent, operator.id, digest, regime, expires)
     request.refuse_if_not_its_own(request.read(value))
     beside = out.with_name(out.name + ".opening")
-    if opening is not None:  # first: without it nobody can serve the request
+    if opening is not None:
         plain_file(beside)
+    value["log"] = _checkpoint_in(log, operator).origin
+    if opening is not None:  # first: without it the request cannot be served
         storage.deliver(beside, intake.opening_bytes(opening))
     storage.deliver(out, request.sign(value, own).to_bytes())
     if as_json:
@@ -177,6 +186,19 @@ def request_revoke(
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 
+def _checkpoint_in(file: Path, operator: PublicKey) -> Checkpoint:
+    """The last checkpoint in a file that this operator signed; an acknowledgement has one too."""
+    from unfed.trust import acknowledgement, envelope
+    from unfed.trust.canonical import read_file
+    from unfed.trust.log import checkpoint_in
+
+    lines = [line for line in read_file(file, "checkpoint").splitlines() if line.strip()]
+    signed = envelope.read(lines[-1] if lines else b"", "checkpoint")
+    if signed.type == acknowledgement.TYPE:
+        return acknowledgement.verified(signed, [operator]).checkpoint
+    return checkpoint_in(signed, [operator])
+
+
 @log_app.command("check")
 def log_check(
     run: RunArgument,
@@ -187,19 +209,12 @@ def log_check(
 
     Both files cut back together are found only by a checkpoint that somebody else kept (`--kept`).
     """
-    from unfed.trust import acknowledgement, envelope
-    from unfed.trust.canonical import read_file
     from unfed.trust.checking import faults_of
     from unfed.trust.folder import TrustFolder
     from unfed.trust.log import checkpoint_in
 
-    trust, theirs = TrustFolder(run), None
-    if kept is not None:
-        signed = envelope.read(read_file(kept, "checkpoint"), "checkpoint")
-        if signed.type == acknowledgement.TYPE:
-            theirs = acknowledgement.verified(signed, [trust.operator]).checkpoint
-        else:
-            theirs = checkpoint_in(signed, [trust.operator])
+    trust = TrustFolder(run)
+    theirs = None if kept is None else _checkpoint_in(kept, trust.operator)
     found, leaves = faults_of(run, theirs), len(trust.log.lines)
     if as_json:
         echo(json.dumps({"whole": not found, "findings": found, "leaves": leaves}))

@@ -3,7 +3,8 @@
     {"agent-id": who asks, "business-id": whom, "agent-request-id": the request's id,
      "issued-at": …, "expires-at": …, "drp.version": "1.0", "exercise": "deletion", "regime": "gdpr",
      "scope": {"clients": [NAME]} or {"classes": [NUMBER, …]} or {"samples": {"client": …, "count": …, "commitment": …}}
-     "model": digest of the model in force when it was signed, or null: recorded, never a ground for refusal}
+     "model": digest of the model in force when it was signed, or null: recorded, never a ground for refusal,
+     "log": the origin of the federation's log, for which alone it is signed: another run refuses it}
 
 Single samples are not named in what is signed. The commitment is SHA-256(salt ‖ canonical(samples)); salt and samples
 are a file of their own, the *opening*, that goes to the operator beside the request. He holds it against the commitment
@@ -63,6 +64,8 @@ class Asked:
     regime: str
     scope: Mapping[str, Any]
     model: str | None
+    log: str | None = None
+    """The log of the federation that it was signed for; requests of before 17 November 2026 do not say."""
 
     @property
     def kind(self) -> str:
@@ -159,9 +162,9 @@ def sign(asked: Mapping[str, Any], key: SigningKey) -> Envelope:
 
 def read(raw: Any) -> Asked:
     """The request in a JSON value, each field of it looked at; who signed it is not asked here."""
-    if not isinstance(raw, Mapping) or set(raw) != {*FIELDS, "scope", "model"}:
-        raise UnfedError(f"A signed request has exactly {', '.join(FIELDS)}, scope and model; sign it anew.")
-    for name in FIELDS:
+    if not isinstance(raw, Mapping) or set(raw) - {"log"} != {*FIELDS, "scope", "model"}:
+        raise UnfedError(f"A signed request has exactly {', '.join(FIELDS)}, scope, model and log; sign it again.")
+    for name in (*FIELDS, *({"log"} & set(raw))):
         if not isinstance(raw[name], str) or not 0 < len(raw[name]) <= 200:
             raise UnfedError(f"The request's {name} is {str(raw[name])[:60]!r}, not a short text; sign it anew.")
     check_id(raw["agent-request-id"], "agent-request-id")
@@ -176,7 +179,7 @@ def read(raw: Any) -> Asked:
         raise UnfedError(f"The request's model is {str(model)[:60]!r}, no SHA-256 in 64 hex digits; sign it anew.")
     names = ("agent-request-id", "agent-id", "business-id", "issued-at", "expires-at", "regime")
     name, agent, business, at, until, regime = (raw[name] for name in names)
-    return Asked(name, agent, business, at, until, regime, _scope(raw["scope"]), model)
+    return Asked(name, agent, business, at, until, regime, _scope(raw["scope"]), model, raw.get("log"))
 
 
 def believed(signed: Envelope, roster: Roster, moment: str | None = None) -> Asked:
