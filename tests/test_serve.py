@@ -207,8 +207,7 @@ def test_whoever_asked_can_revoke_and_nobody_else(home: Path) -> None:
         done = http.post("/api/revocations", content=taken_back("r-three", "3"))
         assert done.status_code == 200 and done.json()["state"] == "revoked"
         assert http.post("/api/revocations", content=taken_back("r-three", "3")).json()["state"] == "revoked"
-    reasons = [leaf["reason"] for leaf in TrustFolder(home / "run").log.leaves if leaf["type"] == "refusal"]
-    assert reasons.count("revocation") == 5
+    assert [*json.loads((home / "run/trust/refused.json").read_text()).values()] == [{"revocation": 5}]
     assert Run.open(home / "run").queue.besides(0) == []
 
 

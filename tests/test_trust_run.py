@@ -10,7 +10,7 @@ import stat
 import sys
 import warnings
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,19 @@ from unfed.runs.progress import QuietWatch
 from unfed.runs.record import Record
 from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
-from unfed.trust import acknowledgement, bundle, index, intake, keys, participation, request, watching
+from unfed.trust import (
+    acknowledgement,
+    bundle,
+    envelope,
+    index,
+    intake,
+    keys,
+    participation,
+    request,
+    revocation,
+    story,
+    watching,
+)
 from unfed.trust.checking import faults_of
 from unfed.trust.envelope import Envelope
 from unfed.trust.findings import findings, served
@@ -134,7 +146,17 @@ def test_an_answer_that_was_altered_is_not_believed(home: Path, name: str) -> No
         acknowledgement.verified(Envelope(payload, taken.type, taken.signatures), [operator])
 
 
-def test_what_is_not_believed_is_refused_and_logged_by_one_word(home: Path) -> None:
+class Later(datetime):
+    """An hour and more after now."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> Any:
+        return datetime.now(tz) + timedelta(hours=1, minutes=1)
+
+
+def test_what_is_not_believed_is_refused_and_counted_by_hour_and_reason(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run.open(home / "run")
     taken = signed(home)
     hand_in(home, taken)
@@ -145,12 +167,24 @@ def test_what_is_not_believed_is_refused_and_logged_by_one_word(home: Path) -> N
         "not its own": signed(home, scope={"clients": ["1"]}).to_bytes(),
         "replayed": taken.to_bytes(),
     }
-    for reason, data in cases.items():
-        with pytest.raises(NotBelieved) as caught:
-            intake.receive(run, data, None, TWO)
-        assert caught.value.reason == reason
-        leaf = TrustFolder(home / "run").log.leaves[-1]
-        assert (leaf["type"], leaf["reason"]) == ("refusal", reason)
+    before = len(TrustFolder(home / "run").log.lines), len(TrustFolder(home / "run").log.checkpoints())
+    for _ in range(3):
+        for reason, data in cases.items():
+            with pytest.raises(NotBelieved) as caught:
+                intake.receive(run, data, None, TWO)
+            assert caught.value.reason == reason
+    log = TrustFolder(home / "run").log
+    assert (len(log.lines), len(log.checkpoints())) == before, "a flood adds no leaf and no checkpoint"
+    serve(home)
+    assert "refusals" not in types(home), "their hour is not over"
+    monkeypatch.setattr(requests, "datetime", Later)
+    for _ in range(2):
+        serve(home)
+    (leaf,) = [leaf for leaf in TrustFolder(home / "run").log.leaves if leaf["type"] == "refusals"]
+    assert leaf["reasons"] == dict.fromkeys(cases, 3)
+    with pytest.raises(NotBelieved):
+        intake.receive(run, b"nothing", None, TWO)
+    assert [*json.loads((home / "run/trust" / story.REFUSED).read_text()).values()] == [{"unreadable": 1}]
     assert len(run.folder.requests()) == 1
     assert faults_of(home / "run") == []
 
@@ -174,6 +208,97 @@ def test_a_request_is_taken_by_the_federation_that_it_was_signed_for_and_by_no_o
     assert hand_in(home, older).entry.request.clients == ("0",)
 
 
+# --- it is refused, or taken back -------------------------------------------------------------------------------------
+
+
+def test_what_a_client_signed_only_the_client_takes_back(
+    home: Path, unfed: Callable[..., tuple[int, str, str]]
+) -> None:
+    run, name = home / "run", hand_in(home, signed(home)).entry.request.id
+    code, _, err = unfed("withdraw", run, name)
+    assert code == 2 and f"Client '0' signed request '{name}'" in err and "--revocation FILE" in err
+    with pytest.raises(UnfedError, match="only its revocation"):
+        Run.open(run).withdraw(name)
+    file, operator = home / "back.json", keys.public_key(home / "operator.pub").id
+    for who, agent in (("operator", "operator"), ("one", "1")):
+        own = revocation.sign(name, agent, operator, keys.signing_key(home / f"{who}.key"))
+        file.write_bytes(own.to_bytes())
+        code, _, err = unfed("withdraw", run, name, "--revocation", file)
+        assert code == 2 and f"is not one that '{agent}' asked for" in err
+    assert Run.open(run).queue.find(name).state == "open"  # type: ignore[union-attr]
+    words = ("--client", "0", "--key", home / "zero.key", "--to", home / "operator.pub", "-o", file)
+    assert unfed("request", "revoke", "another", *words)[0] == 0
+    code, _, err = unfed("withdraw", run, name, "--revocation", file)
+    assert code == 2 and f"does not revoke request '{name}'" in err
+    assert unfed("request", "revoke", name, *words)[0] == 0
+    assert unfed("withdraw", run, name, "--revocation", file)[0] == 0
+    assert [e.state for e in Run.open(run).folder.requests()] == ["revoked"] and faults_of(run) == []
+
+
+def test_what_the_operator_asked_the_operator_takes_back(
+    home: Path, unfed: Callable[..., tuple[int, str, str]]
+) -> None:
+    run = home / "run"
+    assert unfed("forget", run, "--client", "2", "--wait", "-q", "--method", "ft")[0] == 0
+    asked = hand_in(home, signed(home, "operator", {"classes": [3]}, "operator"))
+    for entry in Run.open(run).folder.requests():
+        assert unfed("withdraw", run, entry.request.id)[0] == 0
+    assert {e.state for e in Run.open(run).folder.requests()} == {"revoked"} and asked.entry.number == 2
+    code, _, err = unfed("request", "refuse", run, "nothing", "--reason", "no")
+    assert code == 2 and "came unsigned" in err
+
+
+def test_a_refusal_is_signed_and_logged_and_the_request_stays_owed(
+    home: Path, unfed: Callable[..., tuple[int, str, str]]
+) -> None:
+    run, asked = home / "run", signed(home, name="r")
+    hand_in(home, asked)
+    for bad in ("", "  ", "two\nlines"):
+        assert unfed("request", "refuse", run, "r", "--reason", bad)[0] == 2
+    reason = "The law obliges us to keep it until 2030."
+    code, said, err = unfed("request", "refuse", run, "r", "--reason", reason)
+    assert code == 0 and "declined/r.json" in said, err
+    trust = TrustFolder(run)
+    told, _ = envelope.opened(
+        envelope.read((run / "trust/declined/r.json").read_bytes()), revocation.REFUSAL, [trust.operator]
+    )
+    assert told["reason"] == reason and told["request"] == asked.digest and "complain" in told["complaint"]
+    entry = Run.open(run).queue.find("r")
+    assert entry is not None and entry.owed and entry.accepted and entry.reason == "by the operator"
+    assert types(home)[-2:] == ["declined", "state"] and faults_of(run) == []
+    said = " ".join(unfed("status", run)[1].split())
+    assert f"denied (by the operator); The operator refused it: {reason.removesuffix('.')}" in said
+    assert "stays owed" in said and "unfed withdraw" not in said
+    assert unfed("report", run)[0] == 0
+    assert "for the operator refused it; it stays owed" in (run / "report.html").read_text()
+    (run / "trust/declined/r.json").unlink()
+    assert any("is not the declined that was logged" in one for one in faults_of(run))
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["the same file", "signed again"])
+def test_a_client_whose_request_was_refused_may_hand_it_in_again(home: Path, fresh: bool) -> None:
+    run, asked = home / "run", signed(home, name="r")
+    first = hand_in(home, asked)
+    with pytest.raises(NotBelieved, match="served once"):
+        hand_in(home, asked)
+    revocation.refuse(Run.open(run), "r", "We think not.")
+    with pytest.raises(NotBelieved, match="used for another"):
+        hand_in(home, signed(home, "one", agent="1", name="r"))
+    taken = hand_in(home, signed(home, name="r", regime="ccpa") if fresh else asked)
+    assert taken.entry.state == "open" and taken.acknowledgement != first.acknowledgement
+    assert [types(home).count(kind) for kind in ("request", "acknowledgement", "declined")] == [2, 2, 1]
+    with pytest.raises(NotBelieved, match="used for another" if fresh else "served once"):
+        hand_in(home, asked)
+    serve(home)
+    record, trust = Record(RunFolder(run)), TrustFolder(run)
+    entry = served(record, "r")
+    whole = bundle.sign(findings(record, entry), trust.key, bundle.from_log(record, entry))
+    shown = verdict(whole.to_bytes(), [trust.operator.pem])
+    assert any(one.startswith("The operator first refused this request, on 20") for one in shown.proven)
+    assert any("first refused, and signed the reason" in one for _, one in shown.checklist)
+    assert shown.decision[1][1] == "proven: 2 rounds" and faults_of(run) == []
+
+
 def test_a_second_request_under_a_taken_id_is_refused(home: Path) -> None:
     hand_in(home, signed(home, name="mine"))
     with pytest.raises(NotBelieved, match="was used for another"):
@@ -186,7 +311,7 @@ def test_a_request_that_the_queue_refuses_is_logged_and_leaves_nothing(home: Pat
     with pytest.raises(UnfedError, match="out already"):
         hand_in(home, again)
     trust = TrustFolder(home / "run")
-    assert trust.log.leaves[-1]["reason"] == "queue"
+    assert [*json.loads((home / "run/trust" / story.REFUSED).read_text()).values()] == [{"queue": 1}]
     assert trust.signed_request("again") is None
 
 
@@ -228,7 +353,8 @@ def test_handed_in_again_after_a_crash_the_rest_is_done_once(
         with pytest.raises(Killed):
             intake.receive(run, asked.to_bytes(), None, TWO)
     hand_in(home, asked)
-    assert [types(home).count(kind) for kind in ("request", "acknowledgement", "refusal")] == [1, 1, 0]
+    assert [types(home).count(kind) for kind in ("request", "acknowledgement")] == [1, 1]
+    assert not (home / "run/trust" / story.REFUSED).exists()
     assert len(Run.open(home / "run").folder.requests()) == 1
     with pytest.raises(NotBelieved, match="served once"):
         hand_in(home, asked)
@@ -496,7 +622,9 @@ def test_leaves_that_are_not_signed_for_yet_are_told_from_those_that_are(
 ) -> None:
     assert "is the one that was signed for.\n" in unfed("log", "check", home / "run")[1]
     TrustFolder(home / "run").log.append({"type": "test", "at": "2026-01-01T00:00:00Z"})
-    assert "signed for; the last 1 are not signed for yet.\n" in unfed("log", "check", home / "run")[1]
+    said = unfed("log", "check", home / "run")[1]
+    assert "signed for; the last 1 (test) are not signed for yet: the next command signs them.\n" in said
+    assert json.loads(unfed("log", "check", home / "run", "--json")[1])["unsigned"] == 1
 
 
 def test_what_a_killed_writer_left_is_swept(home: Path) -> None:

@@ -14,6 +14,7 @@ from unfed.errors import UnfedError, UnfedWarning
 from unfed.runs.folder import RunFolder
 from unfed.runs.onlooker import keeps_log
 from unfed.runs.request_options import RequestOptions
+from unfed.runs.requests import Entry
 from unfed.runs.run import Run
 
 
@@ -34,6 +35,18 @@ def received(
     due = acknowledgement.verified(taken.acknowledgement, [trust.operator]).expected_by
     answer = trust.acknowledgement_file(name)
     return name, f"Request {name!r} is believed and filed, to be dealt with by {due}; the signed answer is {answer}."
+
+
+def revoked(run: Run, name: str, file: Path) -> Entry:
+    """Let a request go by the signed revocation in a file."""
+    from unfed.trust import envelope, revocation
+    from unfed.trust.canonical import read_file
+
+    data = read_file(file, "revocation")
+    told = envelope.shown(envelope.read(data, "revocation"))
+    if not isinstance(told, dict) or told.get("agent-request-id") != name:
+        raise UnfedError(f"{file} does not revoke request {name!r}; give the right file.")
+    return revocation.receive(run, data)
 
 
 @contextmanager

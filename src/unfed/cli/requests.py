@@ -18,7 +18,7 @@ from rich.markup import escape
 from unfed.api import write_report
 from unfed.cli.console import Console
 from unfed.cli.display import percent, shown
-from unfed.cli.logged import entered, received
+from unfed.cli.logged import entered, received, revoked
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
 from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError
@@ -290,17 +290,23 @@ def _lasting(run: Run, request: str) -> str | None:
 def withdraw(
     run: RunArgument,
     request: Annotated[str, typer.Argument(metavar="ID", help="The request's id; see `unfed status`.")],
+    revocation: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The signed revocation by the client that signed the request.")
+    ] = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Let a request go that is not fulfilled: its rows take part in training again.
 
-    Withdrawing twice is withdrawing once. What is fulfilled cannot be withdrawn.
+    A request that a client signed needs its signed revocation. What is fulfilled cannot be withdrawn.
     """
     opened = Run.open(run)
-    with entered(opened.folder):
-        entry = opened.withdraw(request)
+    if revocation is not None:
+        entry = revoked(opened, request, revocation)
+    else:
+        with entered(opened.folder):
+            entry = opened.withdraw(request)
     if as_json:
         typer.echo(json.dumps({"request": request, "state": entry.state, "changed": entry.changed}))
     elif not quiet:

@@ -104,6 +104,7 @@ def request_sign(
     samples: Annotated[Path | None, typer.Option(help="A CSV file `client,position` of your own samples.")] = None,
     model: Annotated[Path | None, typer.Option(help="The model you know of: its digest is recorded.")] = None,
     regime: Annotated[str, typer.Option(help="gdpr, ccpa or voluntary.")] = "gdpr",
+    again: Annotated[str | None, typer.Option(metavar="ID", help="File a request again that was refused.")] = None,
     expires: Annotated[str | None, typer.Option(help="Until when it can be taken up; default: in 30 days.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -128,7 +129,7 @@ def request_sign(
     whose = client or (scope["samples"]["client"] if opening else own.id)
     agent = OPERATOR if own.id == operator.id else whose
     digest = None if model is None else fingerprint(digests(storage.load(model, "model")[0]))
-    value = request.value(scope, agent, operator.id, digest, regime, expires)
+    value = request.value(scope, agent, operator.id, digest, regime, expires, again)
     request.refuse_if_not_its_own(request.read(value))
     beside = out.with_name(out.name + ".opening")
     if opening is not None:
@@ -183,6 +184,22 @@ def request_revoke(
     say(f"Signed the revocation of request {request} by {client}: {out}.")
 
 
+@request_app.command("refuse")
+def request_refuse(
+    run: RunArgument,
+    request: Annotated[str, typer.Argument(metavar="ID", help="The request's id; see `unfed status`.")],
+    reason: Annotated[str, typer.Option(help="Why it is refused; it is signed, and goes to the client.")],
+) -> None:
+    """Refuse a signed request, with a signed reason (GDPR, Article 12(4)).
+
+    It stays owed and visible, its rows stay out of training, and the client may hand it in again.
+    """
+    from unfed.trust import revocation
+
+    file = revocation.refuse(Run.open(run), request, reason)
+    say(f"Request {request} is refused; it stays owed, and its rows stay out. Send the client the reason: {file}.")
+
+
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 
@@ -211,13 +228,12 @@ def log_check(
     """
     from unfed.trust.checking import faults_of
     from unfed.trust.folder import TrustFolder
-    from unfed.trust.log import checkpoint_in
 
     trust = TrustFolder(run)
     theirs = None if kept is None else _checkpoint_in(kept, trust.operator)
-    found, leaves = faults_of(run, theirs), len(trust.log.lines)
+    found, leaves, waiting = faults_of(run, theirs), len(trust.log.lines), trust.log.unsigned()
     if as_json:
-        echo(json.dumps({"whole": not found, "findings": found, "leaves": leaves}))
+        echo(json.dumps({"whole": not found, "findings": found, "leaves": leaves, "unsigned": len(waiting)}))
         if found:
             raise typer.Exit(UnfedError.exit_code)
         return
@@ -225,9 +241,9 @@ def log_check(
         for sentence in found[1:]:
             say(f"- {sentence}")
         raise UnfedError(found[0])
-    waiting = leaves - checkpoint_in(trust.log.latest(), [trust.operator]).size
     since = f", and has grown from the {theirs.size} of {theirs.at}" if theirs else ""
-    since += f"; the last {waiting} are not signed for yet" if waiting else ""
+    if waiting:
+        since += f"; the last {len(waiting)} ({', '.join(waiting)}) are not signed for yet: the next command signs them"
     say(f"The log of {run} has {leaves} leaves and is the one that was signed for{since}.")
 
 

@@ -29,6 +29,7 @@ _DENIED = {
     "gate": "its model did not pass the checks of the gate",
     "not recovered": "its rounds did not suffice",
     "refused": "it could not be served",
+    "by the operator": "the operator refused it",
 }
 
 

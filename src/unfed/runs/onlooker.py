@@ -46,6 +46,12 @@ def logged(run: Record, watch: Watch | None = None) -> AbstractContextManager[Wa
     return found
 
 
+def signing_client(run: Path, request: str) -> str | None:
+    """The client that signed a request; None where the operator did, or it came unsigned."""
+    agent: str | None = _extra("folder").TrustFolder(run).agent(request) if keeps_log(run) else None
+    return None if agent == "operator" else agent
+
+
 def begin_log(run: Path, key: Path) -> None:
     """Begin the log of a run, signed by the operator's key; one that was begun with it goes on."""
     _extra("folder").TrustFolder.begin(run, key)

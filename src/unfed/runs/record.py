@@ -130,7 +130,9 @@ class Record:
         accept = ""
         if entry.gate is not None and not elsewhere(self.description):
             accept = f"`{self.command('forget', '--id', name, '--accept')}` puts its model in force all the same, "
-        return f"{accept}{again} trains anew without it, `{self.command('withdraw', name)}` lets it go"
+        signed = (self.folder.path / "trust" / "requests" / f"{name}.json").exists()  # then its client lets it go
+        let_go = "" if signed else f", `{self.command('withdraw', name)}` lets it go"
+        return f"{accept}{again} trains anew without it{let_go}"
 
     @property
     def going_on(self) -> str:

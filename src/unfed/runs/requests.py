@@ -3,9 +3,10 @@
 It says what is asked, where it stands, and which steps it may take.
 
     open ◄─► in_progress ──► fulfilled      the model that came out is in force
-      │           ├────────► denied         for a reason: refused, not recovered, gate; asked again it is open
+      ├───────────┼────────► denied         for a reason: refused, not recovered, gate, by the operator; asked again
+      │           │                         it is open
       ├──────────┄│┄───────► expired        its date passed before it was begun; asked again it is open
-      └───────────┴────────► revoked        withdrawn by its owner, from every state but fulfilled
+      └───────────┴────────► revoked        withdrawn by its owner: a client by its signature, else the operator
 
 From acceptance on a request's rows are in no training view, whatever becomes of it; only withdrawal readmits them. A
 request that is denied or expired is owed: the next recovery leaves its rows out and measures them. One whose clients
@@ -32,17 +33,17 @@ SHARED = "together-"
 SCHEMA = 2  # 1 had no states: a request whose job had ended was served, any other was waiting
 
 Standing = Literal["open", "in_progress", "fulfilled", "denied", "revoked", "expired"]
-Reason = Literal["refused", "not recovered", "gate"]
+Reason = Literal["refused", "not recovered", "gate", "by the operator"]
 STATES: tuple[Standing, ...] = get_args(Standing)
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
 STEPS: dict[Standing, frozenset[Standing]] = {
-    "open": frozenset({"in_progress", "revoked", "expired"}),
+    "open": frozenset({"in_progress", "denied", "revoked", "expired"}),
     "in_progress": frozenset({"open", "fulfilled", "denied", "revoked"}),
     "fulfilled": frozenset(),
-    "denied": frozenset({"open", "revoked"}),
+    "denied": frozenset({"open", "denied", "revoked"}),
     "revoked": frozenset(),
-    "expired": frozenset({"open", "revoked"}),
+    "expired": frozenset({"open", "denied", "revoked"}),
 }
 """Where a request may go from where it stands."""
 

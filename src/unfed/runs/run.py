@@ -381,7 +381,11 @@ class Run(Record):
         return filed
 
     def withdraw(self, request: str) -> Entry:
-        """Let a request go, by its id: its rows take part again, from the next round on."""
+        """Let a request go, by its id: its rows take part again, from the next round on.
+
+        Raises:
+            UnfedError: A client signed it; then only the client's signed revocation takes it back.
+        """
         return self.queue.withdraw(request)
 
     # --- reading --------------------------------------------------------------------------------------------------

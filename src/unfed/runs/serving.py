@@ -33,7 +33,7 @@ from unfed.data.sample_list import drawn_order
 from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed, option
 from unfed.measures.again import Again
 from unfed.model.params import Params
-from unfed.runs import deny, lineage
+from unfed.runs import deny, lineage, onlooker
 from unfed.runs.admission import Admission
 from unfed.runs.description import describe_request, method_facts
 from unfed.runs.folder import Job
@@ -215,15 +215,19 @@ class Queue:
 
     # --- withdrawing ----------------------------------------------------------------------------------------------
 
-    def withdraw(self, name: str) -> Entry:
-        """Let a request go: its rows take part again. Withdrawn twice is withdrawn once."""
+    def withdraw(self, name: str, by: str | None = None) -> Entry:
+        """Let a request go: its rows take part again. Withdrawn twice is withdrawn once.
+
+        `by` is the client whose signed revocation was believed. What a client signed is not let go without it.
+        """
         with self._desk() as entries:
-            entry = next((e for e in entries if e.request.id == name), None)
-            if entry is None:
-                if name in self._run.config.request_ids():
-                    raise UnfedError(f"Request {name!r} belongs to this run's comparison, where nothing is served.")
-                known = listed(e.request.id for e in entries) or "none at all"
-                raise UnfedError(f"This run has no request {name!r}; it has {known}.")
+            entry = self._named(name, entries)
+            client = onlooker.signing_client(self._folder.path, name)
+            if client not in (None, by):
+                raise UnfedError(
+                    f"Client {client!r} signed request {name!r}: only its revocation (--revocation FILE) takes it back;"
+                    f" `{self._run.command('request', 'refuse', name, '--reason', 'TEXT')}` refuses it."
+                )
             if entry.state == "fulfilled":
                 raise UnfedError(
                     f"Request {name!r} is fulfilled: the model in force was made without its rows, and withdrawing does"
@@ -233,6 +237,25 @@ class Queue:
                 entry = entry.stepped("revoked", now())
                 self._folder.put_request(entry)
             return entry
+
+    def refuse(self, name: str, reason: str) -> Entry:
+        """Write down that the operator refuses a request, and why: it stays owed, and its rows stay out."""
+        with self._desk() as entries:
+            entry = self._named(name, entries)
+            if entry.state in ("in_progress", "fulfilled", "revoked"):
+                raise UnfedError(f"Request {name!r} is {entry.standing}, so it cannot be refused.")
+            entry = entry.stepped("denied", now(), reason="by the operator", why=f"The operator refused it: {reason}")
+            self._folder.put_request(entry)
+            return entry
+
+    def _named(self, name: str, entries: Sequence[Entry]) -> Entry:
+        entry = next((e for e in entries if e.request.id == name), None)
+        if entry is None:
+            if name in self._run.config.request_ids():
+                raise UnfedError(f"Request {name!r} belongs to this run's comparison, where nothing is served.")
+            known = listed(e.request.id for e in entries) or "none at all"
+            raise UnfedError(f"This run has no request {name!r}; it has {known}.")
+        return entry
 
     # --- serving --------------------------------------------------------------------------------------------------
 

@@ -76,6 +76,7 @@ def _signed(trust: TrustFolder, leaves: Iterable[Mapping[str, Any]], entries: It
         "roster": lambda name: trust.path / ROSTER,
         "request": trust.request_file,
         "acknowledgement": trust.acknowledgement_file,
+        "declined": trust.declined_file,
     }
     last = {(leaf["type"], str(leaf.get("request"))): leaf.get("sha256") for leaf in leaves}
     for (kind, name), digest in last.items():

@@ -168,6 +168,7 @@ def _event(leaf: Mapping[str, Any]) -> str:
         return f"the gate: {said}" + ("; put in force all the same" if leaf.get("accepted") else "")
     words = {
         "request": "the signed request was received",
+        "declined": "the operator refused it, with a signed reason",
         "acknowledgement": f"acknowledged, to be answered by {date_text(str(leaf.get('expected_by')))}",
         "in-force": "its model came into force",
         "publication": "its model was exported",

@@ -4,6 +4,8 @@
     roster.json          whose key is whose, signed
     requests/ID.json     signed requests that were taken, as they came
     acknowledgements/    the answers, as they were given; those of purged clients go
+    declined/ID.json     the operator's signed refusals, with their reasons
+    refused.json         how many requests were not believed, by hour and reason, until the hour is logged
     log.jsonl …          what happened (`log.py`), under names that can be made meaningless (`pseudonyms.py`)
     index.sqlite         an index over all of this; deleted, it is made again (`index.py`)
 
@@ -185,6 +187,15 @@ class TrustFolder:
     def signed_request(self, name: str) -> Envelope | None:
         """A signed request as it came, if it was taken."""
         return envelope_at(self.request_file(name), "request")
+
+    def declined_file(self, name: str) -> Path:
+        return self.path / "declined" / f"{check_id(name, 'request id')}.json"
+
+    def agent(self, name: str) -> str | None:
+        """Who signed a request: a client's name, or `operator`; None where it came unsigned."""
+        signed = self.signed_request(name)
+        told = envelope.shown(signed) if signed else None
+        return told.get("agent-id") if isinstance(told, dict) else None
 
     def acknowledgement(self, name: str) -> Envelope | None:
         """The answer that was given to a request, if it is still here."""

@@ -17,7 +17,6 @@ from typing import Any
 from unfed import storage
 from unfed.runs.folder import RunFolder
 from unfed.runs.requests import Entry
-from unfed.trust import envelope
 from unfed.trust.folder import TrustFolder
 
 FILE = "index.sqlite"
@@ -132,9 +131,7 @@ def leaves_about(entry: Entry, leaves: Sequence[Mapping[str, Any]]) -> list[Mapp
 def _row(entry: Entry, trust: TrustFolder, own: Sequence[Mapping[str, Any]]) -> Row:
     received = next((leaf["at"] for leaf in own if leaf["type"] == "request"), None)
     due = next((leaf["expected_by"] for leaf in own if leaf["type"] == "acknowledgement"), None)
-    signed = trust.signed_request(entry.request.id)
-    told = envelope.shown(signed) if signed else None
-    agent = told.get("agent-id") if isinstance(told, dict) else None
+    agent = trust.agent(entry.request.id)
     moments = (entry.created, entry.changed, received, due)
     return Row(
         entry.request.id, entry.number, entry.state, entry.reason, phase(own), agent, entry.request.kind, *moments

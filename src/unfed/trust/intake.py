@@ -9,7 +9,6 @@ they are a replay, and refused.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,14 +56,14 @@ def receive(run: Run, data: bytes, opening: Opening | None = None, handling: Han
         except Halted:
             raise
         except UnfedError as error:
-            _log_refusal(trust, data, error.reason if isinstance(error, NotBelieved) else "opening")
+            story.count_refusal(trust, error.reason if isinstance(error, NotBelieved) else "opening")
             raise
         try:
             return _take(run, trust, signed, asked, _File(wanted, handling))
         except Halted:
             raise
         except UnfedError:
-            _log_refusal(trust, data, "queue")
+            story.count_refusal(trust, "queue")
             raise
 
 
@@ -75,11 +74,12 @@ def believe(trust: TrustFolder, data: bytes) -> tuple[Envelope, Asked]:
     except UnfedError as error:
         raise NotBelieved("unreadable", str(error)) from error
     asked = request.believed(signed, trust.roster)
-    before = trust.signed_request(asked.id)
-    if before is not None and before.digest != signed.digest:
+    before, answer = trust.signed_request(asked.id), _leaf_of(trust, "acknowledgement", asked.id)
+    again = _since_declined(trust, answer, asked.id)
+    same = again and before is not None and _who_and_what(before) == _who_and_what(signed)
+    if before is not None and before.digest != signed.digest and not same:
         raise NotBelieved("replayed", f"The id {asked.id!r} was used for another signed request; sign it anew.")
-    answer = _leaf_of(trust, "acknowledgement", asked.id)
-    if answer is not None:
+    if answer is not None and not again:
         raise NotBelieved(
             "replayed",
             f"Request {asked.id!r} was taken already and answered at {answer[1]['at']}; it is served once.",
@@ -108,20 +108,22 @@ class _File:
 
 def _take(run: Run, trust: TrustFolder, signed: Envelope, asked: Asked, file: _File) -> Taken:
     """The steps after belief, each of which is not done again where it was done before."""
-    begun = trust.request_file(asked.id)
-    if not begun.exists():
-        if run.queue.find(asked.id) is not None:
-            raise UnfedError(f"The id {asked.id!r} stands in the queue already, unsigned; sign anew under another.")
-        storage.write_bytes(begun, signed.to_bytes())  # the intent
+    begun, queued, before = trust.request_file(asked.id), run.queue.find(asked.id), trust.signed_request(asked.id)
+    if before is None and queued is not None:
+        raise UnfedError(f"The id {asked.id!r} stands in the queue already, unsigned; sign anew under another.")
+    storage.write_bytes(begun, signed.to_bytes())  # the intent
     try:
         entry = file.into(run, asked.expires)
     except Halted:
         raise
     except UnfedError:
-        storage.remove(begun)
+        if before is None or queued is None:
+            storage.remove(begun)
+        else:  # it was declined, and stays so
+            storage.write_bytes(begun, before.to_bytes())
         raise
     found = _leaf_of(trust, "request", asked.id)
-    if found is None:
+    if found is None or _since_declined(trust, found, asked.id):
         leaf = {"type": "request", "at": now(), "request": asked.id, "sha256": signed.digest, "model": asked.model}
         found = trust.enter(leaf)[0], leaf
     place, leaf = found
@@ -150,9 +152,15 @@ def _leaf_of(trust: TrustFolder, type: str, name: str) -> tuple[int, dict[str, A
     return found[-1] if found else None
 
 
-def _log_refusal(trust: TrustFolder, data: bytes, reason: str) -> None:
-    """A word and a digest: what was refused need not be kept, and who sent it is not said."""
-    trust.enter({"type": "refusal", "at": now(), "reason": reason, "sha256": hashlib.sha256(data).hexdigest()})
+def _since_declined(trust: TrustFolder, leaf: tuple[int, Any] | None, name: str) -> bool:
+    """Whether the operator refused a request after this leaf of it, so that it may be handed in again."""
+    declined = _leaf_of(trust, "declined", name)
+    return declined is not None and (leaf is None or leaf[0] < declined[0])
+
+
+def _who_and_what(signed: Envelope) -> tuple[Any, Any]:
+    asked = request.read(envelope.shown(signed))
+    return asked.agent, asked.scope
 
 
 def opening_in(data: bytes) -> Opening:

@@ -54,6 +54,7 @@ def _text_or_none(value: Any) -> bool:
 NEEDED: dict[str, dict[str, Callable[[Any], bool]]] = {
     "request": {"request": _text, "sha256": _text},
     "acknowledgement": {"request": _text, "sha256": _text, "expected_by": _text},
+    "declined": {"request": _text, "sha256": _text},
     "state": {"request": _text, "state": _text},
     "gate": {"request": _text},
     "in-force": {"request": _text, "model": _text_or_none},
@@ -137,6 +138,11 @@ class Log:
         if not (found := self.checkpoints()):
             raise UnfedError(f"The log in {self.folder} has no checkpoint yet; whatever is logged next signs one.")
         return found[-1]
+
+    def unsigned(self) -> list[str]:
+        """The types of the leaves after the newest checkpoint; anyone who can write here could have added them."""
+        size = max((Checkpoint.from_json(envelope.shown(one)).size for one in self.checkpoints()), default=0)
+        return [leaf["type"] for leaf in self.leaves[size:]]
 
     def _forget(self) -> None:
         self._lines: list[bytes] = []

@@ -3,7 +3,7 @@
     state         a request came to stand where it stands        gate         what the gate found, and who overruled it
     in-force      a model came into force                        publication  a model left the folder
     purge         files went for good                            unlinked     the secrets behind pseudonyms went
-    deny          what no training may read, as a commitment
+    deny          what no training may read, as a commitment     refusals     requests not believed, by hour and reason
 
 Each leaf is a function of the folder, moments included, so entering what is missing is all that is ever done: after a
 crash the next command does it. A state that came and went while nobody entered anything has no leaf.
@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from unfed import json_checks as its
 from unfed import storage
+from unfed.errors import UnfedError
 from unfed.runs import consistency, handed_out
 from unfed.runs.folder import RunFolder
-from unfed.runs.requests import Entry
+from unfed.runs.requests import Entry, now
 from unfed.trust import index
 from unfed.trust.canonical import canonical
 from unfed.trust.folder import TrustFolder, model_of
+
+REFUSED = "refused.json"
 
 
 def enter(folder: RunFolder, trust: TrustFolder, purged: Sequence[str] = ()) -> None:
@@ -36,9 +40,38 @@ def enter(folder: RunFolder, trust: TrustFolder, purged: Sequence[str] = ()) -> 
     _unlink(trust, [entry for entry in entries if entry.request.id in gone])
     with trust.log.held():
         known = set(trust.log.lines)
-        trust.log.append(*(leaf for leaf in due(folder, trust, entries) if canonical(leaf) not in known), held=True)
+        happened = [*due(folder, trust, entries), *_refusals(_counts(trust))]
+        trust.log.append(*(leaf for leaf in happened if canonical(leaf) not in known), held=True)
         trust.log.sign(trust.key, held=True)
     index.refresh(folder, trust)
+
+
+def count_refusal(trust: TrustFolder, reason: str) -> None:
+    """Count a request that was not believed; its hour becomes one leaf when it is over, however many came.
+
+    Whoever calls holds the lock of the intake. What was refused is not kept, and who sent it is not said.
+    """
+    known, counts, hour = set(trust.log.lines), _counts(trust), now()[: len("2026-01-31T12")]
+    logged = {leaf["at"][: len(hour)] for leaf in _refusals(counts) if canonical(leaf) in known}
+    counts = {one: found for one, found in counts.items() if one not in logged}
+    own = counts.setdefault(hour, {})
+    own[reason] = own.get(reason, 0) + 1
+    storage.write_json(trust.path / REFUSED, counts)
+
+
+def _counts(trust: TrustFolder) -> dict[str, dict[str, int]]:
+    path = trust.path / REFUSED
+    raw = storage.read_json(path, "count of refusals") if path.exists() else {}
+    if not its.table_of(its.table_of(its.is_count))(raw):
+        raise UnfedError(f"{path} is damaged; restore it from a copy, or delete it.")
+    found: dict[str, dict[str, int]] = raw
+    return found
+
+
+def _refusals(counts: Mapping[str, Mapping[str, int]]) -> Iterator[dict[str, Any]]:
+    """A leaf for each hour that is over."""
+    for hour in sorted(one for one in counts if one < now()[: len(one)]):
+        yield {"type": "refusals", "at": f"{hour}:59:59Z", "reasons": dict(counts[hour])}
 
 
 def due(folder: RunFolder, trust: TrustFolder, entries: Sequence[Entry]) -> list[dict[str, Any]]:
