@@ -202,6 +202,7 @@ def request_line(request: Mapping[str, Any]) -> str:
     """
     standing = str(request["standing"])
     about = [f"request {request['id']}: {standing}"]
+    about += [f"it takes out {request['subject']}"] if request.get("subject") else []
     if request["state"] == "fulfilled":
         how = "no model was made" if request.get("left_by") else f"by {name_of(str(request['method']))}"
         about.append(f"{request['changed'] or request['created']}, {how}")

@@ -68,6 +68,13 @@ class Request:
         """How many single samples are named."""
         return len(self.samples or self.rows)
 
+    @property
+    def subject(self) -> str:
+        """Who or what leaves, in words."""
+        if self.kind != "instance":
+            return f"{self.kind} " + ", ".join(str(one) for one in self.clients or self.classes)
+        return f"{self.named} samples" if self.named else "a share of every client's samples"
+
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary: the id and the one thing that is asked for."""
         plain: dict[str, Any] = {"id": self.id} | ({"deleted": True} if self.deleted else {})

@@ -48,7 +48,10 @@ def status(run: Run) -> dict[str, Any]:
     begun = any(e.state == "in_progress" for e in entries) or not unfinished <= open_ones
     complete = not unfinished and not open_ones
     state = "running" if busy else "interrupted" if begun else "finished" if complete else "waiting"
-    requests = [{"id": e.request.id, "number": e.number, **description.entry(e, run.way_out)} for e in entries]
+    requests = [
+        {"id": e.request.id, "number": e.number, "subject": e.request.subject, **description.entry(e, run.way_out)}
+        for e in entries
+    ]
     return {
         "state": state,
         "jobs": jobs,

@@ -118,7 +118,7 @@ def _told(row: index.Row, entry: Entry, carried: list[str]) -> dict[str, Any]:
     counts = {what: carried.count(what) for what in carried}
     return {
         "id": row.id,
-        "subject": _subject(entry),
+        "subject": entry.request.subject,
         "state": row.state,
         "reason": row.reason,
         "standing": entry.standing,
@@ -133,15 +133,6 @@ def _told(row: index.Row, entry: Entry, carried: list[str]) -> dict[str, Any]:
         "why": entry.why,
         "still_carries": [{"what": what, "files": count} for what, count in counts.items()],
     }
-
-
-def _subject(entry: Entry) -> str:
-    request = entry.request
-    if request.kind == "client":
-        return "client " + ", ".join(request.clients)
-    if request.kind == "class":
-        return "class " + ", ".join(str(number) for number in request.classes)
-    return f"{request.named} samples" if request.named else "a share of every client's samples"
 
 
 def _without_rounds(leaves: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
