@@ -267,7 +267,9 @@ def test_a_refusal_is_signed_and_logged_and_the_request_stays_owed(
     assert entry is not None and entry.owed and entry.accepted and entry.reason == "by the operator"
     assert types(home)[-2:] == ["declined", "state"] and faults_of(run) == []
     said = " ".join(unfed("status", run)[1].split())
-    assert f"denied (by the operator); it takes out client 0; The operator refused it: {reason.removesuffix('.')}" in said
+    assert (
+        f"denied (by the operator); it takes out client 0; The operator refused it: {reason.removesuffix('.')}" in said
+    )
     assert "stays owed" in said and "unfed withdraw" not in said
     assert unfed("report", run)[0] == 0
     assert "for the operator refused it; it stays owed" in (run / "report.html").read_text()

@@ -140,7 +140,7 @@ class Log:
         return found[-1]
 
     def unsigned(self) -> list[str]:
-        """The types of the leaves after the newest checkpoint; anyone who can write here could have added them."""
+        """The types of the leaves after the newest checkpoint: they could be written without a key."""
         size = max((Checkpoint.from_json(envelope.shown(one)).size for one in self.checkpoints()), default=0)
         return [leaf["type"] for leaf in self.leaves[size:]]
 

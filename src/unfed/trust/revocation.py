@@ -70,7 +70,7 @@ def believed(trust: TrustFolder, signed: Envelope) -> str:
 
 
 def refuse(run: Run, name: str, reason: str) -> Path:
-    """Refuse a request for a reason, signed by the operator; where the refusal lies that goes to the client."""
+    """Refuse a request, signed by the operator; the file that goes to the client."""
     trust, wanted = TrustFolder(run.folder.path), reason.strip()
     if not 0 < len(wanted) <= 2000 or not verifier.one_line(wanted):
         raise UnfedError("A refusal needs a reason in one line of at most 2,000 characters; give it with --reason.")

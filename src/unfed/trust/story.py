@@ -47,7 +47,7 @@ def enter(folder: RunFolder, trust: TrustFolder, purged: Sequence[str] = ()) -> 
 
 
 def count_refusal(trust: TrustFolder, reason: str) -> None:
-    """Count a request that was not believed; its hour becomes one leaf when it is over, however many came.
+    """Count a request that was not believed; its hour becomes one leaf when it is over.
 
     Whoever calls holds the lock of the intake. What was refused is not kept, and who sent it is not said.
     """
