@@ -42,7 +42,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     trust.enrol({"0": CLIENT.public, "1": SigningKey.drawn().public})
     with watching.logged(run) as watch:
         run.execute(watch)
-    asked = request.value({"clients": ["0"]}, "0", OPERATOR.id, name="r-1")
+    asked = request.value({"clients": ["0"]}, "0", OPERATOR.id, name="r-1") | {"log": trust.log.origin}
     intake.receive(run, request.sign(asked, CLIENT).to_bytes(), None, Handling(until="2"))
     with watching.logged(run) as watch:
         run.execute(watch)
