@@ -208,7 +208,7 @@ def test_what_is_named_to_be_typed_can_be_typed_whatever_the_folder_is_called(te
     run.forget(Request("first", clients=("1",)), "not", until=1)
     given("report", folder)
     assert commands(run, "1") == {
-        ("purge", where, "--request", "first", "--yes"),
+        ("purge", where, "--request", "first"),
         ("probe", where, "--request", "first"),
         ("forget", where, "--client", "1", "--method", "sealed", "--id", "first-lasts"),
         ("report", where),

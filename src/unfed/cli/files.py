@@ -74,12 +74,12 @@ def export(
     """Write a model of a run to a file; by default the one in force, and never one that nobody named."""
     _safetensors(out)
     opened = Run.open(run)
-    refuse_damaged(run)
     current = in_force(opened, opened.one_seed(seed))
     if method is None and request is None:
         current = to_hand_out(opened, seed)
     job = opened.job_of(seed, request, method)
     params, model = opened.saved(seed, request, method), opened.config.model
+    refuse_damaged(run)
     is_current = job == current.job
     what = current.sentence if is_current else f"the model {job.path}, which is not in force"
     about: dict[str, Any] = {"architecture": model.name, "options": model.options}

@@ -74,7 +74,6 @@ def evaluate(
 ) -> None:
     """Score a model on the run's own data: retain, forget, test, membership inference, backdoor."""
     opened = Run.open(run)
-    refuse_damaged(run)
     one = opened.one_seed(seed)
     world = opened.world(one)
     world.settle()
@@ -89,6 +88,7 @@ def evaluate(
         params, _ = storage.load(model, "model")
         check_like(params, world.template.like, f"The model {model}")
         params = cast({n: params[n] for n in world.template.like}, world.dtype, world.device)
+    refuse_damaged(run)
     requests = opened.scope(one)
     found = world.evaluator(requests)(params).numbers
     if as_json:
