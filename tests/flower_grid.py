@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,13 @@ from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-from unfed.flower import introduce
+from hostile import Attacker
+from unfed.flower import introduce, wire
 from unfed.flower.client import app as client_app
-from unfed.flower.speech import SPEECH
+from unfed.flower.speech import SPEECH, log
 from unfed.flower.transport import GridTransport
+from unfed.remote.client import answered
+from unfed.remote.messages import Answer
 from unfed.remote.node_data import describe
 from unfed.remote.nodes import Directory
 from unfed.remote.population import KnownClients
@@ -161,6 +165,25 @@ def echoing() -> ClientApp:
     def evaluate(message: Message, context: Context) -> Message:
         return Message(RecordDict({"metrics": MetricRecord({"num-examples": 2, "acc": 0.5})}), reply_to=message)
 
+    return app
+
+
+def hostile_app(partition: int, *attacks: str) -> ClientApp:
+    """unfed's own client app with one hostile partition, which makes the n-th attack in the n-th round."""
+    app = ClientApp()
+
+    def replied(message: Message, context: Context) -> Message:
+        def answer() -> Answer:
+            return answered(lambda: wire.ask_of(message), dict(context.node_config), log)
+
+        if context.node_config["partition-id"] == partition:
+            for round, attack in enumerate(attacks, start=1):
+                answer = partial(Attacker(attack, round, round).answer, wire.ask_of(message), answer)
+        found = answer()
+        return Message(wire.to_records(found.words, found.numbers, found.tensors), reply_to=message)
+
+    for register in (app.train, app.evaluate, app.query):
+        register()(replied)
     return app
 
 

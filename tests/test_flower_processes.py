@@ -39,6 +39,13 @@ SET = (
     " training.lr=0.02; engine.precision=float64; methods.conv2={use='not', layers=['conv2']}; data.train_size=300"
 )
 
+ATTACKS = ("scale", "3.4e38", "weight")
+"""What the hostile client sends in rounds 1, 2 and 3 (tests/hostile.py)."""
+HOSTILE_APP = """import sys
+sys.path.insert(0, {tests!r})
+from flower_grid import hostile_app
+app = hostile_app(1, *{attacks!r})
+"""
 PATIENCE = 600.0
 """Seconds: a busy machine takes several times as long as an idle one."""
 FIRST, SECOND = Request("client-0", clients=("0",)), Request("client-1", clients=("1",))
@@ -184,3 +191,34 @@ def test_the_example_forgets_a_partition_in_a_second_run_on_real_nodes(tmp_path:
         deployment.down()
     before, after = (torch.load(f"{model}{end}", weights_only=True) for end in ("", ".unlearned"))
     assert before.keys() == after.keys() and not torch.equal(before["0.weight"], after["0.weight"])
+
+
+def test_a_hostile_node_is_named_in_every_round_and_the_model_is_that_of_the_others(tmp_path: Path) -> None:
+    deployment, app, folder = Deployment(tmp_path), tmp_path / "app", tmp_path / "run"
+    three = f"{SET}; training.rounds=3"
+    try:
+        deployment.up()
+        made = ["unfed", "flower", "init", str(app), "--nodes", "4", "--run-folder", str(folder)]
+        subprocess.run(made, env=deployment.env, check=True, timeout=PATIENCE, capture_output=True)
+        (app / "hostile_client.py").write_text(HOSTILE_APP.format(tests=str(Path(__file__).parent), attacks=ATTACKS))
+        project = app / "pyproject.toml"
+        honest = project.read_text()
+        project.write_text(honest.replace("unfed.flower.client:app", "hostile_client:app"))
+        assert project.read_text() != honest
+        out = deployment.script("4-train", *words(set=three), timeout=PATIENCE)
+    finally:
+        deployment.down()
+    run = Run.open(folder)
+    assert states(folder) == ["finished"], out
+    refused = [(r["round"], r["client"], r["reason"]) for line in run.lines() for r in line.get("refused", [])]
+    assert [(round, client) for round, client, _ in refused] == [(1, "1"), (2, "1"), (3, "1")], out
+    for (*_, reason), begins in zip(refused, ("its update has", "its update has", "it counts 10000"), strict=True):
+        assert reason.startswith(begins) and reason in out
+    checked = subprocess.run(["unfed", "check", str(folder)], env=deployment.env, capture_output=True, text=True)
+    assert checked.returncode == 0 and "whole" in checked.stdout, checked.stdout + checked.stderr
+
+    grid = InProcessGrid({"partition-id": k, "device": "cpu"} for k in range(4))
+    grid.tamper[1001] = lambda question, reply: None if question.metadata.message_type == "train" else reply
+    values = {"run-folder": str(tmp_path / "here"), "min-nodes": 4, "set": f"{three}; partition.clients=4"}
+    for name, value in serve(grid, {**values, "mode": "train"}).model().items():
+        torch.testing.assert_close(run.folder.load_model(Job(0, None, "train"))[name], value, rtol=0, atol=1e-9)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
 import logging
+import math
+import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +25,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, Strategy
 
 from flower_grid import NAMES, InProcessGrid, foreign_grid
+from hostile import Attacker
 from unfed.cli.main import app as cli
 from unfed.errors import Refused, UnfedError
 from unfed.flower import Evidence, SubsetGrid, Unlearn, introduce, negate, negate_arrays, node_with, registered
+from unfed.flower.wire import digest
 
 LEAVER = 1000
 ARRAYS = ArrayRecord({"w": torch.ones(2)})
@@ -204,6 +211,108 @@ def test_a_reply_with_more_than_half_of_the_weight_is_named_in_log_evidence_and_
     said = "node 1002 in round 1: it has 60.0% of the weight of all 3 replies"
     assert kept(tmp_path / "more")["rounds"][0]["heavy"] == [said] and f"unfed: {said}" in caplog.text
     assert said in page(tmp_path / "more")
+
+
+def learning(step: float = 0.1) -> ClientApp:
+    """A foreign app whose clients take a step of their own, longer for a higher partition."""
+    app = introduce(ClientApp())
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        w = message.content.array_records["arrays"].to_torch_state_dict()["w"]
+        arrays = ArrayRecord({"w": w + step * int(context.node_config["partition-id"])})
+        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 2})}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 2, "acc": 0.5})}), reply_to=message)
+
+    return app
+
+
+def sending(attack: str, begins: int = 1) -> Any:
+    """A client that attacks from one of the rounds on."""
+    attacker, rounds = Attacker(attack, begins), count(1)
+
+    def changed(question: Message, reply: Message) -> Message:
+        if question.metadata.message_type == "train":
+            start, honest = (m.content.array_records["arrays"].to_torch_state_dict() for m in (question, reply))
+            reply.content["arrays"] = ArrayRecord(OrderedDict(attacker.model(start, honest, next(rounds))))
+        return reply
+
+    return changed
+
+
+@pytest.mark.parametrize("attack", ["scale", "3.4e38"])
+@pytest.mark.parametrize("begins", [1, 2])
+def test_an_update_of_an_absurd_length_is_dropped_and_named_in_log_and_evidence(
+    attack: str, begins: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("flwr").propagate = True
+    grid, silent, strategy = (
+        foreign_grid(app=learning()),
+        foreign_grid(app=learning()),
+        unlearn(evidence=tmp_path / "e"),
+    )
+    grid.tamper[1003] = sending(attack, begins)
+    silent.tamper[1003] = silent_from(begins)
+    with caplog.at_level("WARNING", "flwr"):
+        after = rounds_of(strategy, grid, 3)
+    assert after == rounds_of(unlearn(evidence=tmp_path / "silent"), silent, 3), "as if it had not answered"
+    assert [(r.round, r.client) for r in strategy.refusals] == [(n, "1003") for n in range(begins, 4)]
+    said = {"scale": "its update has norm 4.24e+05, where ", "3.4e38": "its update has norm 3.4e+38, where "}[attack]
+    for line in kept(tmp_path / "e")["rounds"][begins - 1 :]:
+        (refused,) = line["refused"]
+        assert said in refused and "is allowed (see Unlearn's refuse_above)" in refused
+        assert f"unfed: {refused}" in caplog.text and refused in html.unescape(page(tmp_path / "e"))
+
+
+def rounds_of(strategy: Unlearn, grid: Grid, rounds: int) -> str:
+    """The digest of the arrays after some rounds; Flower draws the order in which it asks, and so that of the sum."""
+    random.seed(0)
+    return digest(strategy.start(grid, ARRAYS, num_rounds=rounds).arrays)
+
+
+def silent_from(begins: int) -> Any:
+    rounds = count(1)
+    return lambda question, reply: (
+        None if question.metadata.message_type == "train" and next(rounds) >= begins else reply
+    )
+
+
+def test_the_bound_on_lengths_by_hand() -> None:
+    """Node 1003 sends −1 + x: x·√2 may be as long as the model (√2), or 10 times what was usual."""
+
+    def refused(x: float, count: int, rounds: int = 1, step: float = 0.1, **more: Any) -> list[int]:
+        grid, strategy, sent = foreign_grid(count, learning(step)), unlearn(**more), iter([0.3] * (rounds - 1) + [x])
+
+        def changed(question: Message, reply: Message) -> Message:
+            if question.metadata.message_type == "train":
+                start = question.content.array_records["arrays"].to_torch_state_dict()["w"]
+                reply.content["arrays"] = ArrayRecord({"w": start + next(sent)})
+            return reply
+
+        grid.tamper[1000 + count - 1] = changed
+        strategy.start(grid, ARRAYS, num_rounds=rounds)
+        return [r.round for r in strategy.refusals]
+
+    assert refused(1.9, 4) == [] and refused(2.1, 4) == [1], "the first round's own median is 0.2"
+    assert refused(9.9, 3) == [] and refused(10.1, 3) == [1], "two replies: the model's length counts"
+    assert refused(0.9, 4, step=0.01) == [] and refused(1.1, 4, step=0.01) == [1], "as long as the model is too long"
+    assert refused(0.9, 3, 2) == [] and refused(1.1, 3, 2) == [2], "the round before says what is usual"
+    assert refused(1e6, 4, refuse_above=0) == [], "switched off"
+
+
+@pytest.mark.parametrize("wrong", [-1, math.nan, math.inf, "10", True, None])
+def test_a_bound_that_is_none_is_refused(wrong: Any) -> None:
+    with pytest.raises(UnfedError, match="refuse_above is a number from 0 on, not"):
+        unlearn(refuse_above=wrong)
+
+
+def test_honest_updates_are_averaged_to_the_same_bits_with_and_without_the_bound() -> None:
+    bounded, unbounded = unlearn(), unlearn(refuse_above=0.0)
+    found = [rounds_of(one, foreign_grid(app=learning()), 4) for one in (bounded, unbounded)]
+    assert found[0] == found[1] != digest(ARRAYS) and bounded.refusals == []
 
 
 def test_unlearn_around_unlearn_is_refused() -> None:

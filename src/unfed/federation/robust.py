@@ -128,11 +128,16 @@ class Lengths:
 
     def within(self, block: Block, round: int, limit: float) -> tuple[Block, list[Refusal]]:
         """The updates that are not too long, and who sent the others."""
-        far = {client: length for client in block.clients if (length := self.found[client]) > limit}
-        reason = "its update has norm {:.3g}, where {:.3g} is allowed (see training.robust.refuse_above)"
-        refusals = [Refusal(round, client, reason.format(length, limit), absurd=True) for client, length in far.items()]
-        self.found = {client: length for client, length in self.found.items() if client not in far}
+        far = self.too_long(block.clients, limit)
+        hint = "(see training.robust.refuse_above)"
+        refusals = [Refusal(round, client, f"{why} {hint}", absurd=True) for client, why in far.items()]
         return block.pick([i for i, client in enumerate(block.clients) if client not in far]), refusals
+
+    def too_long(self, clients: Iterable[str], limit: float) -> dict[str, str]:
+        """Why the updates of some clients are refused; what is usual is computed without them."""
+        far = {client: length for client in clients if (length := self.found[client]) > limit}
+        self.found = {client: length for client, length in self.found.items() if client not in far}
+        return {c: f"its update has norm {length:.3g}, where {limit:.3g} is allowed" for c, length in far.items()}
 
     def usual(self) -> list[float]:
         """What later rounds are compared with."""

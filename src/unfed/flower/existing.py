@@ -12,9 +12,10 @@ It takes five lines in the server app and one in the client app.
 
 The strategy sees a `SubsetGrid` without the leaver. Of a reply only that is judged which the strategy aggregates, the
 arrays and the weight; metrics are left alone. A reply is refused and named if it has other tensors, NaN, or a weight
-that is not positive or out of all proportion; one with more than half of the weight of all is named. A round without a
-usable reply changes nothing, as in a stock strategy; the last good arrays are kept (`strategy.arrays`, and in a file if
-`keep` names one, from which the next start goes on).
+that is not positive or out of all proportion, or if its update is longer than the model and 10 times the usual; one
+with more than half of the weight of all is named. A round without a usable reply changes nothing, as in a stock
+strategy; the last good arrays are kept (`strategy.arrays`, and in a file if `keep` names one, from which the next start
+goes on).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from unfed import storage
 from unfed.engines.base import Refusal
 from unfed.errors import Refused, UnfedError, listed
+from unfed.federation.robust import Robust
 from unfed.flower.earlier import turned
 from unfed.flower.evidence import Enough, Evidence
 from unfed.flower.judging import Judge, check_forgets, minimum, setting
@@ -45,6 +47,7 @@ from unfed.flower.probes import Probes
 from unfed.flower.subset import SubsetGrid
 from unfed.flower.wire import differing, digest, from_arrays, whole
 from unfed.flower.worth import Worth
+from unfed.json_checks import is_number
 from unfed.remote.replies import said
 from unfed.runs.turning_back import warn_of_way_back
 
@@ -70,12 +73,17 @@ class Unlearn(Strategy):
         keep: str | Path | None = None,
         deny: str | Path | None = None,
         evidence: str | Path | Evidence | None = None,
+        refuse_above: float = Robust.refuse_above,
     ) -> None:
         """`gone`: the leaver need not be connected · `wait`: seconds until too few nodes are an error.
 
         `deny`: a run or evidence folder, or a file of names; who was forgotten there stays out as well.
         `evidence`: a folder to write down what was done (see evidence.py).
+        `refuse_above`: refuse an update longer than the model and so many times the usual; 0: never.
         """
+        if not is_number(refuse_above) or refuse_above < 0:
+            raise UnfedError(f"refuse_above is a number from 0 on, not {refuse_above!r}; leave it out for the default.")
+        self._refuse_above = float(refuse_above)
         self._deny = deny
         self._evidence = Evidence(evidence) if isinstance(evidence, str | Path) else evidence
         self._factory, self._perturb, self._exclude = strategy_factory, perturb, exclude
@@ -130,7 +138,7 @@ class Unlearn(Strategy):
         subset = SubsetGrid(grid, self._exclude, self._gone, minimum(inner), self._wait, self._deny)
         subset.settle()
         self._inner, self._subset, self.refusals, self._not_kept = inner, subset, [], []
-        self._judge, self._done = Judge(inner, initial_arrays), 0
+        self._judge, self._done = Judge(inner, initial_arrays, self._refuse_above), 0
         self._begun = Beginning(begun, sorted(one.mark for one in subset.leavers), self._perturb is not None)
         self._digests = {"before": begun, "perturbed": digest(perturbed), "changed": changed}
         subset.classes.weight = setting(inner, "weighted_by_key")
@@ -344,10 +352,10 @@ class Unlearn(Strategy):
     def _aggregated_train(
         self, number: int, replies: Sequence[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        assert self._judge is not None
+        assert self._judge is not None and self.arrays is not None
         self._heavy = []
         out = self._out()  # once for all replies: on real nodes it is a question to the SuperLink
-        good, refused = self._judge.sift(replies, out)
+        good, refused = self._judge.sift(replies, out, self.arrays)
         mute = sorted(self._asked - {reply.metadata.src_node_id for reply in replies})
         for reply, why in refused:
             node = reply.metadata.src_node_id

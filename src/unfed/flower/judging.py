@@ -1,7 +1,8 @@
 """What may be aggregated of the replies to a round, and what the average of them must be.
 
 Of a reply only that is judged which the strategy aggregates: the arrays under its key, and the weight that it uses.
-Metrics and further records are the app's own affair.
+Metrics and further records are the app's own affair. An update is refused for its length by the rule of
+`federation/robust.py`; replies that are not of the usual form have no length.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Strategy
 
 from unfed.errors import UnfedError
 from unfed.federation.aggregate import all_finite
+from unfed.federation.robust import Lengths
 from unfed.flower.classes import NOT_LEFT_OUT
 from unfed.flower.replies import decoded, tensors
 from unfed.flower.wire import from_arrays
+from unfed.model.params import Params
 from unfed.remote.packed import TYPES, Declared
 from unfed.remote.replies import Failure, Unreadable, attempt, finite, said
 
@@ -34,16 +37,19 @@ TIMES = 10_000
 class Judge:
     """Knows the arrays that went out, and where the strategy finds arrays and weights in a reply."""
 
-    def __init__(self, strategy: Strategy, arrays: ArrayRecord) -> None:
+    def __init__(self, strategy: Strategy, arrays: ArrayRecord, refuse_above: float = 0.0) -> None:
         own = [type(layer).aggregate_train.__module__ for layer in layers(strategy)]
         self._own = any(not module.startswith("flwr.") for module in own)
         self._weight = setting(strategy, "weighted_by_key")
         self._key = setting(strategy, "arrayrecord_key")
         self._usual = True
+        self._times, self._lengths = refuse_above, list[float]()
         self._like: dict[str, Declared] = {name: (tuple(array.shape), array.dtype) for name, array in arrays.items()}
 
-    def sift(self, replies: Iterable[Message], out: Collection[int]) -> tuple[list[Message], list[tuple[Message, str]]]:
-        """The replies that may be aggregated, and the others with the reason.
+    def sift(
+        self, replies: Iterable[Message], out: Collection[int], start: ArrayRecord
+    ) -> tuple[list[Message], list[tuple[Message, str]]]:
+        """The replies that may be aggregated in a round from this start, and the others with the reason.
 
         A strategy with an aggregation of its own may have replies of a form of its own (compressed, differences,
         without weights): where not one has the usual form, only who has left, failed or sent NaN is refused.
@@ -53,7 +59,24 @@ class Judge:
         if self._own and found and not good:
             good, refused = self._sorted(found, partial(self._read_loosely, out=out))
             self._usual = not good
-        return self._weighted(good, refused)
+        good, refused = self._weighted(good, refused)
+        long = self._too_long(good, from_arrays(start)) if self._usual else {}
+        refused += [(good[i], why) for i, why in long.items()]
+        return [reply for i, reply in enumerate(good) if i not in long], refused
+
+    def _too_long(self, good: Sequence[Message], start: Params) -> dict[int, str]:
+        """Which replies are too far from the start of the round, and why."""
+        found = {str(i): self._length(reply, start) for i, reply in enumerate(good)}
+        lengths = Lengths(self._times, self._lengths, found, _norm(t for t in start.values() if t.is_floating_point()))
+        far = lengths.too_long(found, lengths.limit)
+        self._lengths = lengths.usual()
+        return {int(i): f"{why} (see Unlearn's refuse_above)" for i, why in far.items()}
+
+    def _length(self, reply: Message, start: Params) -> float:
+        """‖θ_k − θ‖ of the arrays that are aggregated, in float64."""
+        sent = [from_arrays(record) for record in self._aggregated(reply)]
+        pairs = [(own[name], old) for own in sent for name, old in start.items() if old.is_floating_point()]
+        return _norm(new.double() - old.double() for new, old in pairs)
 
     def _weighted(
         self, good: list[Message], refused: list[tuple[Message, str]]
@@ -174,6 +197,10 @@ def check_forgets(strategy: Strategy) -> None:
             f"{trees} collects trees, and those that were grown on the leaver's rows would stay in the model; train a"
             f" new one without the leaver: {trees}(…).start(SubsetGrid(grid, exclude), …) from an empty model."
         )
+
+
+def _norm(tensors: Iterable[torch.Tensor]) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(tensor.double())) for tensor in tensors))
 
 
 def _weights_in(reply: Message, key: str) -> list[Any]:
