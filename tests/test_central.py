@@ -447,7 +447,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "shape": ({"retain": (RETAIN[0][:, :, :5], RETAIN[1])}, "does not accept rows of shape|differ in shape"),
     "ratio": ({"method": "salun", "ratio": 1.5}, "SalUn's ratio is a share of the weights between 0 and 1"),
     "alpha": ({"method": "ssd", "alpha": -2.0}, "SSD takes an alpha and a lam of at least 0"),
-    "nan": ({"lr": 1e6, "epochs": 9}, "the model has NaN or infinite values.*lower the learning rate"),
+    "nan": ({"lr": 1e6, "epochs": 9}, "the model (has NaN|is too large).*lower the learning rate"),
     "method": ({"method": "nott"}, "The method 'nott' is not known.*Did you mean 'not'"),
     "epochs": ({"epochs": 0}, "epochs must be a whole number of at least 1, not 0"),
     "batch": ({"batch": 2.5}, "batch must be a whole number of at least 1"),
