@@ -103,7 +103,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "trajectory edited": (lambda f: edited(f / "trajectory.jsonl", '"round":1', '"round":9'), "was changed"),
     "trajectory a folder": (
         lambda f: (f / "trajectory.jsonl").rename(f / "was.jsonl").with_name("trajectory.jsonl").mkdir(),
-        "Is a directory: .*trajectory.jsonl",
+        "trajectory.jsonl is no file but a folder",
     ),
     "run.json a device": (lambda f: device(f / "run.json"), "run.json is no file, or has more than 256 MiB"),
     "list of requests a device": (lambda f: device(f / "filed.jsonl"), "filed.jsonl is no file, or has more than"),

@@ -14,7 +14,7 @@ import pytest
 from unfed.data import Request
 from unfed.runs.config import Config
 from unfed.runs.run import Run
-from unfed.trust import bundle, request, watching
+from unfed.trust import bundle, request, revocation, watching
 from unfed.trust.desk import Desk
 from unfed.trust.findings import findings, served
 from unfed.trust.folder import TrustFolder
@@ -67,7 +67,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with watching.logged(run) as watch:
         run.execute(watch)
     desk.submit(signed("1", "r-changed-its-mind"))
-    run.withdraw("r-changed-its-mind")
+    desk.revoke(revocation.sign("r-changed-its-mind", "1", OPERATOR.id, KEYS["1"]).to_bytes())
     Desk(run, Handling("ft", "recovered")).submit(signed("2", "r-with-a-very-long-name-" + "x" * 30))
     run.queue.file(Request("unsigned-class", classes=(3,)), "ft", "1", 0)
     return folder
@@ -183,10 +183,13 @@ def test_the_officers_page_prints(browser: Browser, home: Path, tmp_path: Path) 
     page.on("console", lambda message: problems.append(message.text))
     page.goto((tmp_path / "page.html").as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") <= 360 and problems == []
-    assert page.get_by_role("heading", level=2).all_inner_texts()[:3] == [
+    assert page.get_by_role("heading", level=2).all_inner_texts()[:6] == [
+        "The decision",
+        "Checklist",
+        "The request",
         "Proven, by signatures and hashes",
         "Measured, on the operator's word",
-        "Neither proven nor measured",
+        "Not shown",
     ]
     assert len(page.pdf()) > 10_000
     if "UNFED_SCREENSHOT" in os.environ:

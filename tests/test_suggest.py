@@ -309,7 +309,7 @@ def test_a_probe_sees_what_is_broken_and_what_comes_back() -> None:
 def test_bad_data_is_one_sentence(data: Any, sentence: str) -> None:
     with pytest.raises(UnfedError, match=sentence):
         unfed.suggest(trained(), data)
-    with pytest.raises(UnfedError, match="must be a torch"):
+    with pytest.raises(UnfedError, match="torch.nn.Module is needed"):
         unfed.suggest("model", data)  # type: ignore[arg-type]
 
 

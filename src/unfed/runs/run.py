@@ -33,6 +33,7 @@ from unfed.model.params import Params, cast, check_like
 from unfed.runs import consistency, deny, description, lineage, onlooker, probe, purge
 from unfed.runs.affected import clients_of, lasting_method
 from unfed.runs.config import Config
+from unfed.runs.elsewhere import elsewhere
 from unfed.runs.folder import Job, RunFolder
 from unfed.runs.gate import gate_of
 from unfed.runs.job import JobRunner, JobSpec
@@ -365,7 +366,8 @@ class Run(Record):
             )
         self.permit()
         there = clients_of(self)
-        if self.config.setting != "central" and (odd := next((one for one in request.clients if one not in there), "")):
+        here = self.config.setting != "central" and not elsewhere(self.description)  # clients elsewhere may join
+        if here and (odd := next((one for one in request.clients if one not in there), "")):
             raise UnfedError(f"This run has no client {odd!r}; it has {members(there)}.")
         known = self.queue.find(request.id)
         how = how or (known.how if known is not None else RequestOptions())

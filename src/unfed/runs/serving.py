@@ -30,7 +30,7 @@ import torch
 
 from unfed.data import Request
 from unfed.data.sample_list import drawn_order
-from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed, option
+from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed, option, typed
 from unfed.measures.again import Again
 from unfed.model.params import Params
 from unfed.runs import deny, lineage, onlooker
@@ -226,7 +226,7 @@ class Queue:
             if client not in (None, by):
                 raise UnfedError(
                     f"Client {client!r} signed request {name!r}: only its revocation (--revocation FILE) takes it back;"
-                    f" `{self._run.command('request', 'refuse', name, '--reason', 'TEXT')}` refuses it."
+                    f" `{typed('request', 'refuse', self._folder.path, name, '--reason', 'TEXT')}` refuses it."
                 )
             if entry.state == "fulfilled":
                 raise UnfedError(

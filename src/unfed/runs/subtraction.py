@@ -72,7 +72,7 @@ class Differences:
         self.atoms = [_atom(e, self._rows[e.request.id]) for e in purged if self._few(e.request.id) and not e.left_by]
         self._parted: set[int] = set()
         for entry in purged:
-            near = [asked for asked in config.requests() if overlap(owners(asked), owners(entry.request))]
+            near = [asked for asked in _compared(config) if overlap(owners(asked), owners(entry.request))]
             alone = not (entry.earlier or entry.together or len(near) > 1)
             if near and not (alone and _same(near[0], entry.request)):
                 self._parted.add(entry.seed)
@@ -174,6 +174,13 @@ class Differences:
 def _atom(entry: Entry, rows: int | None) -> Atom:
     names = frozenset(name for name in (entry.request.id, entry.shared) if name)
     return Atom(entry.request.id, too_few(rows), names, entry.request.deleted)
+
+
+def _compared(config: Config) -> list[Request]:
+    """The requests of a comparison; of a folder of layout 1 without those whose list lies outside it."""
+    return [
+        table.request(number) for number, table in enumerate(config.request, 1) if not isinstance(table.samples, Path)
+    ]
 
 
 def _same(one: Request, other: Request) -> bool:

@@ -131,7 +131,7 @@ class Log:
     def checkpoints(self) -> list[Envelope]:
         """Every signed checkpoint, the oldest first; whether they hold is for `faults` to say."""
         lines = _whole_lines(self.folder / CHECKPOINTS)
-        return [envelope.read(line, f"checkpoint {n} of {self.folder}") for n, line in enumerate(lines)]
+        return [envelope.read(line, f"checkpoint {n} of {self.folder / CHECKPOINTS}") for n, line in enumerate(lines)]
 
     def latest(self) -> Envelope:
         """The newest signed checkpoint."""
