@@ -460,6 +460,11 @@ def test_the_table_of_the_readme_is_that_of_the_page() -> None:
         assert [cell.replace("**", "") for cell in found[name]] == wanted, name
 
 
+def test_every_result_that_the_page_names_is_there() -> None:
+    named = re.findall(r"results/([\w-]+\.json)", reproduction.PAGE.read_text(encoding="utf-8"))
+    assert named and [name for name in named if not (reproduction.RESULTS / name).exists()] == []
+
+
 def test_a_key_that_a_later_version_adds_makes_no_other_experiment(first: Run, tmp_path: Path) -> None:
     found = record.kept(first, "abc")
     earlier = json.loads(json.dumps(found.config))

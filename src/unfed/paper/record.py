@@ -79,6 +79,9 @@ def _telling(config: Mapping[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in said.items() if name not in ASIDE}
     for table, names in UNTOLD.items():
         rest[table] = {name: value for name, value in rest.get(table, {}).items() if name not in names}
+    for table in ("training", "unlearning"):  # no honest client sends what this refuses
+        if robust := rest[table].get("robust"):
+            rest[table] = {**rest[table], "robust": {k: v for k, v in robust.items() if k != "refuse_above"}}
     return rest
 
 
