@@ -556,7 +556,7 @@ def test_the_pages_commands_do_what_it_says(
         code, said, err = unfed(*line.partition("#")[0].split()[1:])
         assert code == 0, (line, err)
     told = " ".join(said.split())
-    assert "trained in none of the 3 rounds" in told and "is the model that this evidence is about" in told
+    assert "trained in none of the 8 rounds" in told and "is the model that this evidence is about" in told
     assert "Evidence, not a guarantee" in Path("evidence.html").read_text(encoding="utf-8")
     done = subprocess.run([sys.executable, *alone.split()[1:]], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
