@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unfed.config.config import Config
 from unfed.data import Request, TensorSource, Trigger
 from unfed.data.source import Stamp
+from unfed.folder.folder import Job
 from unfed.measures.camouflage import FAMILY
-from unfed.runs.config import Config
-from unfed.runs.folder import Job
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import Residents, World

@@ -32,16 +32,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unfed.client.scores import Scores, Way, called, columns, moved, score
+from unfed.config.config import Config
 from unfed.engines.compiled.fused import fused_block
 from unfed.engines.evaluating import as_trained
 from unfed.federation.state import State
+from unfed.folder.folder import Job
 from unfed.measures import attacks, evaluator
 from unfed.methods.finetune import FineTune
 from unfed.model.functional import Net, Template
 from unfed.model.networks.blocks import computed_by
 from unfed.model.params import Params
-from unfed.runs.config import Config
-from unfed.runs.folder import Job
 from unfed.runs.job import JobRunner, JobSpec
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated

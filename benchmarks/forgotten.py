@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
+from unfed.config.config import Config
 from unfed.data import Request
-from unfed.runs.config import Config
-from unfed.runs.gate import Gate
+from unfed.requests.gate import Gate
 from unfed.runs.run import Run
 
 SETTINGS = {

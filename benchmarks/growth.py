@@ -30,11 +30,11 @@ import torch
 from torch import Tensor
 
 from unfed import plugins, rng
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.federation.history import History, Record
-from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder
-from unfed.runs.prune import prune
+from unfed.folder.folder import Job, RunFolder
+from unfed.folder.prune import prune
 from unfed.runs.run import Run
 from workload import add_rows, attempt
 

@@ -35,6 +35,7 @@ from torch import nn
 
 from unfed import plugins, rng
 from unfed.client.scores import score
+from unfed.config.config import Config
 from unfed.data import Request, triggered
 from unfed.federation.server import JobServer, Members, Setup
 from unfed.federation.state import State
@@ -46,7 +47,6 @@ from unfed.methods.sealed import drawn_from
 from unfed.model.layers import choose
 from unfed.model.params import Params
 from unfed.model.sealing import DRAW_BYTES
-from unfed.runs.config import Config
 from unfed.runs.simulated import simulated
 
 RECORDS = Path(__file__).parent / "records"

@@ -33,11 +33,11 @@ from typing import Any
 
 import torch
 
-from unfed.runs.cohort import Cohort
-from unfed.runs.config import Config
-from unfed.runs.population import TOGETHER
+from unfed.config.config import Config
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World
+from unfed.studies.cohort import Cohort
+from unfed.studies.population import TOGETHER
 
 RECORDS = Path(__file__).parent / "records"
 KEY = ("preset", "hardware", "precision", "rounds", "models", "chunk", "pair", "way")

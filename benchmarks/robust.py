@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 
+from unfed.config.config import Config
 from unfed.engines import Batched
 from unfed.remote.server import run as serve
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 

@@ -30,15 +30,15 @@ import torch
 from torch import Tensor, nn
 
 from unfed.client.plan import Optimiser, Phase, Plan
+from unfed.config.config import Config
 from unfed.engines import Batched
 from unfed.engines.base import Visit
 from unfed.engines.compiled import recorded
 from unfed.engines.compiled.capture import Backend, as_traced
 from unfed.model.functional import Template
 from unfed.model.params import Params, cast, params_of
-from unfed.runs.cohort import Cohort
-from unfed.runs.config import Config
 from unfed.runs.simulated import simulated
+from unfed.studies.cohort import Cohort
 from workload import Workload, attempt, synthetic
 
 SEEDS = (11, 12, 13)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from unfed.runs.requests import now
+from unfed.requests.entry import now
 from unfed.trust import keys
 from unfed.trust.log import Log
 from unfed.trust.participation import Participants, prove_absence, verify_absence

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from unfed.folder.undo_results import measured
 from unfed.runs.run import Run
-from unfed.runs.undo_results import measured
 from unfed.values import Value, is_measured
 
 FOUR = ("retain", "forget", "test", "backdoor")

@@ -34,10 +34,10 @@ from apart import (  # noqa: F401 (hooks: pytest finds them here)
     pytest_sessionfinish,
 )
 from unfed import plugins, rng
+from unfed.config.config import Config
 from unfed.data import ClientData, TensorSource, datasets
 from unfed.methods import sealed
 from unfed.report.picture import HEADING
-from unfed.runs.config import Config
 from worlds import Small, Toy
 
 torch.set_num_threads(1)

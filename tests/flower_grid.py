@@ -15,6 +15,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from hostile import Attacker
+from unfed.config.config import Config
 from unfed.flower import introduce, wire
 from unfed.flower.client import app as client_app
 from unfed.flower.speech import SPEECH, log
@@ -27,7 +28,6 @@ from unfed.remote.population import KnownClients
 from unfed.remote.transport import Messenger
 from unfed.remote.world import Holdings
 from unfed.remote.world import remote_world as built
-from unfed.runs.config import Config
 from unfed.runs.world import World
 
 Reply = Callable[[Message, Message], Message | None]

@@ -18,17 +18,17 @@ from conftest import SMALL
 from unfed import storage
 from unfed.cli.main import app
 from unfed.cli.running import _headline
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.federation.server import OPTIMISER
+from unfed.folder import carriers, handed_out
+from unfed.folder.folder import Job, RunFolder
+from unfed.folder.purge import purge
 from unfed.methods import State
-from unfed.runs import carriers, handed_out
 from unfed.runs import probe as probing
-from unfed.runs.affected import affected
-from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder
+from unfed.runs.lineage import affected
 from unfed.runs.progress import QuietWatch
-from unfed.runs.purge import purge
 from unfed.runs.run import Run
 
 SETS = ["training.rounds=2", "unlearning.rounds=1", "evaluation.attack=false", "engine.name=sequential"]

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from oracles import world
 from unfed.client.plan import Measure
+from unfed.config.config import Config
 from unfed.engines.base import Block, Context
 from unfed.engines.observed import Observer
 from unfed.federation import algorithm
 from unfed.federation.history import History
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
+from unfed.folder.folder import Job
 from unfed.methods import NoT
 from unfed.model.params import Params
-from unfed.runs.config import Config
-from unfed.runs.folder import Job
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 

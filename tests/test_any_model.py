@@ -20,6 +20,7 @@ import unfed
 from unfed.central import Result
 from unfed.client.optimiser import update
 from unfed.client.plan import Optimiser, Rule
+from unfed.config.config import Config
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.federation.protocol import Server
 from unfed.measures.trajectory import Line
@@ -31,7 +32,6 @@ from unfed.model.networks import build
 from unfed.model.params import Params, params_of
 from unfed.report.rules import rows
 from unfed.report.verdicts import falls, fell
-from unfed.runs.config import Config
 from worlds import slow
 
 GENERATOR = torch.Generator().manual_seed(0)

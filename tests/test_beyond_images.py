@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from unfed.config.config import Config, presets
 from unfed.data import TensorSource, load, natural
 from unfed.data.fetch.packages import LENGTH, VOCABULARY, tokens
 from unfed.engines.choice import choose_engine
@@ -18,7 +19,6 @@ from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.layers import choose
 from unfed.model.networks import build
-from unfed.runs.config import Config, presets
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from unfed.config.config import Config
 from unfed.errors import UnfedError
+from unfed.folder.folder import Job
 from unfed.methods import NoT
 from unfed.report.rules import rows
-from unfed.runs.config import Config
-from unfed.runs.folder import Job
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated

@@ -16,11 +16,11 @@ from unfed import storage
 from unfed.cli.main import app
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.runs import consistency
-from unfed.runs.carriers import _carried
-from unfed.runs.check import check
-from unfed.runs.folder import Job, RunFolder
-from unfed.runs.requests import Entry
+from unfed.folder import consistency
+from unfed.folder.carriers import _carried
+from unfed.folder.check import check
+from unfed.folder.folder import Job, RunFolder
+from unfed.requests.entry import Entry
 from unfed.runs.run import Run
 
 SERVED = "models/0/leaves/not.safetensors"
@@ -30,7 +30,7 @@ SERVED = "models/0/leaves/not.safetensors"
 def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that trained, compared nothing, and served one request; another waits."""
     from conftest import SMALL
-    from unfed.runs.config import Config
+    from unfed.config.config import Config
 
     config = Config.parse({**SMALL, "request": []}, ["training.rounds=2", "unlearning.rounds=1", "methods.run=['not']"])
     run = Run.create(config, tmp_path_factory.mktemp("served") / "run")

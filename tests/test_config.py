@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from unfed.config.config import Config, presets
 from unfed.errors import UnfedError
 from unfed.methods import NoT
-from unfed.runs.config import Config, presets
 
 
 def test_defaults_are_a_whole_experiment() -> None:

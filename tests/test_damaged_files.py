@@ -26,21 +26,22 @@ from test_judge import QUICK, made_up
 from unfed import storage
 from unfed.claims import making, of_run
 from unfed.cli.logged import log_faults
+from unfed.config.config import Config
 from unfed.data.deny import KEY_BYTES
 from unfed.errors import UnfedError
+from unfed.folder import consistency, deny, undo_results
+from unfed.folder import findings as studies
+from unfed.folder.check import check
+from unfed.folder.folder import Job, RunFolder
+from unfed.folder.handed_out import hand_out
+from unfed.folder.judged import of_run as of_judged
 from unfed.paper import record
 from unfed.population import store
 from unfed.remote import runs as remote_runs
 from unfed.remote.nodes import Census
 from unfed.report import how_sure, study_section, undo_table
-from unfed.runs import consistency, deny, studies, undo_results
-from unfed.runs.check import check
-from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder
-from unfed.runs.handed_out import hand_out
-from unfed.runs.judged import of_run as of_judged
-from unfed.runs.judging import judged, put_into
 from unfed.runs.run import Run
+from unfed.studies.judging import judged, put_into
 from unfed.trust import bundle, findings, intake, keys, request, story
 from unfed.trust.canonical import read_file
 from unfed.trust.folder import TrustFolder

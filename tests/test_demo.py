@@ -9,13 +9,13 @@ from unfed.api import write_report
 from unfed.cli.lasting import ending, told
 from unfed.cli.running import _next_steps
 from unfed.cli.story import story
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.measures import undo
 from unfed.model.perturb import PERTURBATIONS
 from unfed.report.verdicts import verdicts
-from unfed.runs.config import Config
+from unfed.requests.entry import Entry, now
 from unfed.runs.probe import scene_of
-from unfed.runs.requests import Entry, now
 from unfed.runs.run import Run
 
 

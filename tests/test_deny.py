@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 
 from unfed import storage
+from unfed.config.config import Config
 from unfed.data import ClientData, DenyList, Request, TensorSource, keep_out
 from unfed.data.dataset_source import DatasetSource
 from unfed.data.deny import recognisable, row_digests
 from unfed.errors import UnfedError
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 

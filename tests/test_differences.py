@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import block_seconds
 import differences
 import differences_kept
+from unfed.config import revisions
 from unfed.paper import analyses, record
 from unfed.paper.items import items, published
 from unfed.paper.views import printed, results
 from unfed.report import rules
-from unfed.runs import revisions
 
 
 def test_variants_that_learn_at_other_speeds_are_compared_at_the_same_retain() -> None:

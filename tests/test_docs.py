@@ -13,9 +13,9 @@ import torch
 
 import unfed
 from unfed.client.objectives import OBJECTIVES
+from unfed.config.config import Config
 from unfed.methods import METHODS
 from unfed.methods import find as load
-from unfed.runs.config import Config
 from unfed.testing.conformance import check
 
 ROOT = Path(__file__).parent.parent

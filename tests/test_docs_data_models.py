@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from unfed.cli.main import main
+from unfed.config.config import Config
 from unfed.data import DATASETS
 from unfed.model.networks import MODELS
 from unfed.plugins import allow_code
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 
 PAGES = Path(__file__).parent.parent / "docs" / "how-to"

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import nn
 
+from unfed.config.config import Config
+from unfed.config.seeds import Seeds
 from unfed.data import ClientData, Request, TensorSource, mark
 from unfed.measures.attacks import membership_inference
 from unfed.measures.evaluator import Evaluator, Yardstick
 from unfed.model.functional import Template
-from unfed.runs.config import Config
-from unfed.runs.seeds import Seeds
 
 CONFIG = Config.parse({"name": "sets", "partition": {"clients": 3}, "evaluation": {"batch": 7}})
 REQUEST = Request("r", clients=("0",))

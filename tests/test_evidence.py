@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from commands import called
 from conftest import SMALL
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.runs.config import Config
 from unfed.runs.record import Record
 from unfed.runs.run import Run
 from unfed.trust import bundle, envelope, merkle, verifier

@@ -15,8 +15,8 @@ import pytest
 from unfed.cli import main as cli
 from unfed.cli.console import Console, visible
 from unfed.errors import UnfedError, in_a_run_config
+from unfed.folder.folder import RunFolder
 from unfed.remote.options import CALLED
-from unfed.runs.folder import RunFolder
 from unfed.runs.run import Run
 from worlds import Small
 

@@ -20,6 +20,7 @@ from unfed.client.batch import Batch, Models, bounds, epoch_key, passes
 from unfed.client.optimiser import norm
 from unfed.client.plan import Phase, Plan, term
 from unfed.client.scores import score
+from unfed.config.config import Config
 from unfed.data import ClientData, Request, TensorSource
 from unfed.engines import Sequential
 from unfed.engines.base import Block
@@ -34,7 +35,6 @@ from unfed.model.functional import Template
 from unfed.model.networks import build
 from unfed.model.params import Params, load_into, params_of, tensor_bytes
 from unfed.model.perturb import as_matrix
-from unfed.runs.config import Config
 from unfed.runs.simulated import simulated
 from unfed.runs.world import Residents, World
 from worlds import LEAVES, Trained, serve, sized, train, unlearn

@@ -22,13 +22,13 @@ from flower_grid import EVERYTHING, InProcessGrid
 from unfed import storage
 from unfed.api import write_report
 from unfed.cli.main import app as cli
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
 from unfed.flower.server import app as server_app
 from unfed.flower.server import run as serve
+from unfed.folder.folder import Job
 from unfed.remote.options import Options
-from unfed.runs.config import Config
-from unfed.runs.folder import Job
 from unfed.runs.run import Run
 from worlds import as_sets, assert_same, experiment, run_config
 

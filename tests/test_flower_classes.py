@@ -23,10 +23,10 @@ from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, 
 from commands import called
 from conftest import SMALL
 from flower_grid import InProcessGrid, Reply
+from unfed.config.config import Config
 from unfed.errors import Refused, UnfedError
 from unfed.flower import Evidence, SubsetGrid, Unlearn, introduce, negate_arrays, node_with, of_class, staying_rows
-from unfed.runs.config import Config
-from unfed.runs.deny import imported, on_list
+from unfed.folder.deny import imported, on_list
 from unfed.runs.run import Run
 from unfed.trust.keys import SigningKey
 

@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 
 from flower_grid import EVERYTHING, InProcessGrid, Reply, directory_of, flower_world, grid_of, lost, refuse
 from unfed.client.plan import Measure
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.data.scope import own_marks
 from unfed.errors import Refused, UnfedError
@@ -28,7 +29,6 @@ from unfed.remote.node_data import describe, node_data_of
 from unfed.remote.nodes import Directory
 from unfed.remote.replies import Failure
 from unfed.remote.world import nodes_of
-from unfed.runs.config import Config
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World
 from unfed.values import is_measured

@@ -23,10 +23,10 @@ from test_flower_app import nodes, values
 from unfed.data import Request
 from unfed.federation.server import JobServer, Members, Setup
 from unfed.flower.server import run as serve
+from unfed.folder.deny import on_list
 from unfed.methods import FineTune, Retrain
 from unfed.remote.options import Options
 from unfed.remote.world import nodes_of
-from unfed.runs.deny import on_list
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from worlds import assert_same

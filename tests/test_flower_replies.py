@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from flower_grid import InProcessGrid, Reply, flower_world, grid_of
 from test_flower_engine import DOUBLE, waiting
+from unfed.config.config import Config
 from unfed.errors import Refused
 from unfed.flower.replies import decoded
 from unfed.flower.transport import GridTransport
@@ -28,7 +29,6 @@ from unfed.remote.nodes import Directory
 from unfed.remote.replies import Failure, attempt, said
 from unfed.remote.transport import Messenger
 from unfed.remote.world import nodes_of
-from unfed.runs.config import Config
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World
 from worlds import LEAVES, serve

@@ -23,8 +23,8 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedXgbBagging
 from flower_grid import NAMES, InProcessGrid, echoing, foreign_grid
 from unfed.errors import Refused, UnfedError
 from unfed.flower import Evidence, SubsetGrid, Unlearn, introduce, introduce_mod, negate_arrays, node_with, registered
+from unfed.folder.deny import on_list
 from unfed.report.foreign import foreign_page
-from unfed.runs.deny import on_list
 
 LEAVER = 1000
 ARRAYS = ArrayRecord({"w": torch.ones(2)})

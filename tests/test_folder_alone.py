@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from unfed.cli.main import app
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
+from unfed.folder.folder import RunFolder
 from unfed.report.html import config_text
-from unfed.runs.config import Config
-from unfed.runs.folder import RunFolder
 from unfed.runs.run import Run
 from worlds import Small
 
@@ -126,7 +126,7 @@ def test_looking_writes_nothing_and_holds_nothing_that_work_needs(tmp_path: Path
     assert not folder.busy() and list(tmp_path.iterdir()) == []
     with folder.lock():
         assert folder.busy()
-    from unfed.runs import presence
+    from unfed.folder import locks as presence
 
     with presence.held(tmp_path, "busy") as looking:  # a look, held still
         assert looking

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from test_trust_run import TINY
-from unfed.runs.config import Config
+from unfed.config.config import Config
 from unfed.runs.record import Record
 from unfed.runs.run import Run
 from unfed.trust import bundle, envelope, intake, merkle, request, verifier, watching

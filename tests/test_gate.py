@@ -14,14 +14,14 @@ import pytest
 from conftest import SMALL
 from unfed.api import write_report
 from unfed.cli.main import main
+from unfed.config.config import Config
+from unfed.config.tables import GateConfig
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
+from unfed.folder.folder import Job
 from unfed.measures.forgotten import Evidence, Judgement, Losses, Verdict, halves
-from unfed.runs.config import Config
-from unfed.runs.config_tables import GateConfig
-from unfed.runs.folder import Job
-from unfed.runs.gate import Check, Decision, Gate, NotPassed, is_forgotten, passed, utility
-from unfed.runs.request_options import RequestOptions, Until
+from unfed.requests.gate import Check, Decision, Gate, NotPassed, is_forgotten, passed, utility
+from unfed.requests.options import RequestOptions, Until
 from unfed.runs.run import Run
 from unfed.values import not_measured
 from worlds import ALL_DIGITS

@@ -14,11 +14,11 @@ from unfed.analysis.gradient_noise import Descent, Noise, covariance_trace, grad
 from unfed.analysis.theory.jacobian import symmetry_test
 from unfed.analysis.theory.noise import squared_gap_limit
 from unfed.analysis.theory.transport import sliced_wasserstein, wasserstein
+from unfed.config.config import Config
 from unfed.data import TensorSource
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.params import params_of
-from unfed.runs.config import Config
 from unfed.runs.simulated import simulated
 
 

@@ -13,6 +13,7 @@ from test_run import Crash, crash_at, outcome
 from unfed.client import step
 from unfed.client.batch import Batch, Draws
 from unfed.client.plan import Plan
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.data.scope import ClientData
 from unfed.errors import UnfedError
@@ -21,11 +22,10 @@ from unfed.federation.history import History
 from unfed.federation.protocol import Server
 from unfed.federation.robust import Robust
 from unfed.federation.state import State
+from unfed.folder.folder import Job, RunFolder
+from unfed.folder.histories import HistoryLog
 from unfed.methods import FUKD, PGD, FedEraser
 from unfed.model.params import Params
-from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder
-from unfed.runs.histories import HistoryLog
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated

@@ -13,8 +13,8 @@ import torch
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.federation.history import History, Record
+from unfed.folder.folder import Job, RunFolder
 from unfed.methods import FUKD, State
-from unfed.runs.folder import Job, RunFolder
 
 JOB = Job(0, None, "train")
 CLIENTS = 200
@@ -102,7 +102,7 @@ def test_killed_between_log_and_state_the_state_before_still_counts(
 
 
 def test_what_is_out_of_date_does_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unfed.runs.histories._SLACK", 0)
+    monkeypatch.setattr("unfed.folder.histories._SLACK", 0)
     folder, kept = RunFolder(tmp_path), history(3)
     save(folder, {"a": kept})
     for round in range(2, 40):
@@ -117,7 +117,7 @@ def test_a_purged_client_is_in_no_file_any_more(tmp_path: Path) -> None:
     folder, kept = RunFolder(tmp_path), history(5)
     save(folder, {"fukd": kept})
     save(folder, {"fukd": changed(kept, "client-3")}, 2)
-    folder.purge(0, ["client-3"], {"fukd": FUKD()})
+    folder.purge(0, ["client-3"], {"fukd": FUKD().purge})
     left = RunFolder(tmp_path).load_histories(JOB)["fukd"]
     assert list(left.own) == ["client-0", "client-1", "client-2", "client-4"] and left.purged == ("client-3",)
     gone = torch.full((50,), 3.0).numpy().tobytes(), torch.full((50,), 4.0).numpy().tobytes()

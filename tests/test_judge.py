@@ -11,16 +11,16 @@ import torch
 from typer.testing import CliRunner
 
 from unfed.cli.main import app
+from unfed.config.config import Config
 from unfed.errors import UnfedError
+from unfed.folder.judged import FILE, of_run
 from unfed.measures.population import Effort
 from unfed.population import store
 from unfed.population.store import About, Population
 from unfed.report.how_sure import grid
-from unfed.runs.config import Config
-from unfed.runs.judged import FILE, of_run
-from unfed.runs.judging import judged, put_into
-from unfed.runs.population import digest_of, populate
 from unfed.runs.run import Run
+from unfed.studies.judging import judged, put_into
+from unfed.studies.population import digest_of, populate
 from worlds import Small
 
 SETS = ('request={id="r1", clients=["0"]}', 'methods.run=["ft", "retrain"]')

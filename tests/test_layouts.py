@@ -16,12 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
+from unfed.config.config import Config
 from unfed.data import TensorSource, Transform, load
 from unfed.data.fetch.cifar import CIFAR10, CIFAR100, Layout, unpickle
 from unfed.data.fetch.folders import Files
 from unfed.data.source import Source
 from unfed.errors import UnfedError
-from unfed.runs.config import Config
 from unfed.runs.simulated import simulated
 
 

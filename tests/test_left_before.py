@@ -15,17 +15,17 @@ from typer.testing import CliRunner
 from conftest import SMALL
 from unfed import storage
 from unfed.cli.main import app
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
-from unfed.runs import deny
-from unfed.runs.affected import affected, ending
-from unfed.runs.check import check
-from unfed.runs.config import Config
-from unfed.runs.folder import Job
+from unfed.folder import deny
+from unfed.folder.check import check
+from unfed.folder.folder import Job
+from unfed.folder.purge import purge
+from unfed.requests.entry import Entry
+from unfed.requests.options import RequestOptions
 from unfed.runs.in_force import in_force
-from unfed.runs.purge import purge
-from unfed.runs.request_options import RequestOptions
-from unfed.runs.requests import Entry
+from unfed.runs.lineage import affected, ending
 from unfed.runs.run import Run
 from unfed.runs.status import status
 from unfed.trust.findings import served as evidence_of

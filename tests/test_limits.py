@@ -16,18 +16,18 @@ from typer.testing import CliRunner
 from conftest import SMALL
 from unfed import plugins, storage
 from unfed.cli.main import app
+from unfed.config.config import Config
 from unfed.data import sample_list
 from unfed.data.fetch import catalogue, download, idx, roots
 from unfed.data.fetch.folders import _decoded
 from unfed.data.sample_list import SampleList
 from unfed.errors import UnfedError
+from unfed.folder.consistency import Prefix, file_digest
+from unfed.folder.folder import RunFolder
 from unfed.model.files import negate_file
 from unfed.paper import kept_files
 from unfed.remote import worker
-from unfed.runs.config import Config
-from unfed.runs.consistency import Prefix, file_digest
-from unfed.runs.folder import RunFolder
-from unfed.runs.request_options import Until
+from unfed.requests.options import Until
 from unfed.runs.run import Run
 from unfed.trust import bundle, keys, listening, verifier
 from unfed.trust.canonical import read_file

@@ -11,20 +11,20 @@ import torch
 from conftest import SMALL
 from test_run import Crash, crash_at
 from unfed import rng
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.federation.aggregate import average
 from unfed.federation.history import FinishedRound, History, Recorder
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
+from unfed.folder.folder import Job, RunFolder
 from unfed.methods import FUKD, METHODS, PGD, Method, NoT
 from unfed.methods.nr_freeze import NRFreeze
 from unfed.model.params import Params
 from unfed.model.perturb import PERTURBATIONS
-from unfed.runs import lineage
-from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder
-from unfed.runs.lineage import FATES
+from unfed.runs import offers as lineage
+from unfed.runs.offers import FATES
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from unfed.errors import UnfedError
-from unfed.runs.folder import RunFolder
+from unfed.folder.folder import RunFolder
 
 HOLDER = """
 import sys
-from unfed.runs.folder import RunFolder
+from unfed.folder.folder import RunFolder
 with RunFolder(sys.argv[1]).lock() as free:
     print("held" if free else "taken", flush=True)
     sys.stdin.read()

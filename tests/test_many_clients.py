@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from unfed import rng
+from unfed.config.config import Config
 from unfed.data import split
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 from worlds import slow
 

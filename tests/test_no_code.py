@@ -22,6 +22,8 @@ from flower_grid import InProcessGrid
 from unfed import methods, plugins, storage
 from unfed.cli.main import app
 from unfed.client.plan import Phase, Plan
+from unfed.config.config import Config
+from unfed.config.errors import table_in
 from unfed.data import datasets
 from unfed.errors import UnfedError
 from unfed.flower.transport import GridTransport
@@ -32,8 +34,6 @@ from unfed.remote.messages import CENSUS, TRAIN, Ask
 from unfed.remote.node_data import describe
 from unfed.remote.replies import Failure
 from unfed.remote.transport import Messenger
-from unfed.runs.config import Config
-from unfed.runs.config_errors import table_in
 from unfed.runs.run import Run
 from unfed.testing import conformance
 from unfed.trust.keys import SigningKey

@@ -9,11 +9,11 @@ import pytest
 
 from commands import called
 from conftest import SMALL
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.runs.config import Config
-from unfed.runs.folder import Job
-from unfed.runs.prune import prune
+from unfed.folder.folder import Job
+from unfed.folder.prune import prune
 from unfed.runs.run import Run
 
 SERVED, TRAINED = "models/0/leaves/not.safetensors", "models/0/train.safetensors"

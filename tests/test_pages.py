@@ -17,8 +17,8 @@ from torch import nn
 
 import unfed
 from unfed.cli.main import app
+from unfed.config.config import Config, presets
 from unfed.errors import UnfedError
-from unfed.runs.config import Config, presets
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

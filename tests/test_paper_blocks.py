@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from unfed import plugins
+from unfed.config import revisions
+from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.methods import State
 from unfed.paper import analyses, record
@@ -22,8 +24,6 @@ from unfed.paper.items import Spec
 from unfed.paper.items import items as paper_items
 from unfed.paper.views import VIEWS
 from unfed.paper.views.models import LONG
-from unfed.runs import revisions
-from unfed.runs.config import Config
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run

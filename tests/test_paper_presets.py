@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from unfed.config.config import Config, presets
 from unfed.data import DATASETS
 from unfed.model.networks import MODELS
-from unfed.runs.config import Config, presets
 
 ROUNDS = {
     "cifar10-cnn": ("cifar10", "cnn", 2000, (None, None)),

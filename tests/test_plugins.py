@@ -12,11 +12,11 @@ import pytest
 
 import unfed
 from unfed import data, plugins
+from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.methods import METHODS, FineTune, find
 from unfed.methods import register as register_method
 from unfed.model import networks
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 from worlds import Small
 

@@ -16,16 +16,17 @@ import unfed
 from populations import written
 from unfed import storage
 from unfed.cli.main import app
+from unfed.config import revisions
+from unfed.config.config import Config
 from unfed.errors import UnfedError
+from unfed.folder import locks as presence
+from unfed.folder.folder import Job
 from unfed.population import store
-from unfed.runs import population as runs_population
-from unfed.runs import presence, revisions
-from unfed.runs.config import Config
-from unfed.runs.folder import Job
-from unfed.runs.population import Manner, RowGroups, populate
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import process_as_before
+from unfed.studies import population as runs_population
+from unfed.studies.population import Manner, RowGroups, populate
 from worlds import Small, slow
 
 DOUBLE = ("engine.precision=float64", "engine.name=batched", "checkpoint.rounds=1")

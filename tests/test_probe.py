@@ -18,20 +18,20 @@ from conftest import SMALL
 from unfed.api import write_report
 from unfed.cli.main import main
 from unfed.client.scores import called
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.engines.evaluating import as_trained
 from unfed.errors import UnfedError
+from unfed.folder.undo_results import Target, file_of
+from unfed.folder.undo_results import measured as measured_in
+from unfed.folder.undo_results import targets as targets_in
 from unfed.measures.undo import NOT_TRIED, Effort, Grid
 from unfed.methods import FineTune
 from unfed.report.undo_section import NOT_PROBED, comes_back, sentence, view
 from unfed.report.undo_table import grid
 from unfed.runs import probe as probing
-from unfed.runs.config import Config
 from unfed.runs.probe import Step, effort_of, probe, scene_of
 from unfed.runs.run import Run
-from unfed.runs.undo_results import Target, file_of
-from unfed.runs.undo_results import measured as measured_in
-from unfed.runs.undo_results import targets as targets_in
 from unfed.values import is_measured
 from worlds import LITTLE
 

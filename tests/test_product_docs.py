@@ -12,10 +12,10 @@ import pytest
 from pydantic import BaseModel
 
 from unfed.cli.main import main
+from unfed.config.config import Config
+from unfed.config.errors import table_in
+from unfed.config.meanings import MEANINGS
 from unfed.methods import METHODS
-from unfed.runs.config import Config
-from unfed.runs.config_errors import table_in
-from unfed.runs.config_meanings import MEANINGS
 
 ROOT = Path(__file__).parent.parent
 

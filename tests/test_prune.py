@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 from conftest import SMALL
 from unfed import storage
 from unfed.cli.main import app
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, counted
-from unfed.runs.check import check
-from unfed.runs.config import Config
-from unfed.runs.folder import Job
-from unfed.runs.prune import Keep, prune
-from unfed.runs.purge import purge
+from unfed.folder.check import check
+from unfed.folder.folder import Job
+from unfed.folder.prune import Keep, prune
+from unfed.folder.purge import purge
 from unfed.runs.run import Run
 from unfed.runs.status import status
 

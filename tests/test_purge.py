@@ -20,16 +20,17 @@ from conftest import SMALL
 from test_run import Crash
 from unfed import storage
 from unfed.cli.main import app
+from unfed.config.config import Config
 from unfed.data import Request, TensorSource
 from unfed.errors import Refused, UnfedError
-from unfed.runs import consistency, studies
-from unfed.runs.check import check
-from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder
-from unfed.runs.handed_out import FILE as HANDED_OUT
+from unfed.folder import consistency
+from unfed.folder import findings as studies
+from unfed.folder.check import check
+from unfed.folder.folder import Job, RunFolder
+from unfed.folder.handed_out import FILE as HANDED_OUT
+from unfed.folder.purge import purge
+from unfed.requests.options import RequestOptions
 from unfed.runs.probe import probe
-from unfed.runs.purge import purge
-from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
 from unfed.runs.status import status
 from worlds import LITTLE
@@ -133,7 +134,7 @@ def test_nothing_that_the_folder_lists_is_left_and_it_is_whole(run: Run) -> None
 
 
 def test_how_exposed_single_rows_are_is_listed_and_goes(run: Run) -> None:
-    from unfed.runs import judged
+    from unfed.folder import judged
 
     file = judged.file_of(run.folder, "first")
     later = judged.SCHEMA + 1  # whatever its layout is: it speaks of the rows

@@ -17,21 +17,23 @@ from conftest import SMALL
 from unfed import storage
 from unfed.cli.main import app
 from unfed.client.scores import score
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
+from unfed.folder import consistency, judged
+from unfed.folder import purge as purging
+from unfed.folder.check import check
+from unfed.folder.folder import RunFolder
+from unfed.folder.purge import purge
+from unfed.folder.subtraction import OWN
 from unfed.measures.evaluator import Evaluator
 from unfed.measures.undo import undo
-from unfed.runs import consistency, judged, judging, requests
+from unfed.requests import entry as requests
+from unfed.requests.options import RequestOptions
 from unfed.runs import probe as probing
-from unfed.runs import purge as purging
-from unfed.runs.check import check
-from unfed.runs.config import Config
-from unfed.runs.folder import RunFolder
 from unfed.runs.probe import chosen
-from unfed.runs.purge import purge
-from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
-from unfed.runs.subtraction import OWN
+from unfed.studies import judging
 from unfed.values import is_measured
 from worlds import LITTLE
 

@@ -27,13 +27,13 @@ from hypothesis.stateful import (
 from test_run import Crash, crash_at, outcome
 from unfed import storage
 from unfed.api import write_report
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import Halted, Refused, Unanswered, UnfedError, UnfedWarning
 from unfed.federation.protocol import Server
+from unfed.folder.folder import Job, RunFolder
 from unfed.methods import METHODS, Method, State
 from unfed.methods.not_ import NoT
-from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder
 from unfed.runs.in_force import InForce, in_force
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
@@ -604,7 +604,7 @@ def test_a_request_not_begun_by_its_date_expires_and_stays_out(run: Run, monkeyp
     with run.folder.lock():
         assert again(run).forget(client("a", 3), "fake", 1, expires="2099-01-31").status == "queued"
     assert run.folder.requests()[0].expires == "2099-01-31T23:59:59Z"
-    for where in ("unfed.runs.request_files.now", "unfed.runs.serving.now"):
+    for where in ("unfed.requests.request_files.now", "unfed.runs.serving.now"):
         monkeypatch.setattr(where, lambda: "2099-02-01T00:00:00Z")
     assert states(run) == {"a": "expired"} and status(run)["state"] == "finished"
     run.forget(client("b", 2), "fake", 1)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from test_report import Page, fake_run
+from unfed.config.config import Config
 from unfed.report.html import render
 from unfed.report.rules import rows
 from unfed.report.unfinished import unfinished
 from unfed.report.words import sentence
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 
 FULFILLED = {"method": "not", "state": "fulfilled", "standing": "fulfilled", "until": "20", "owed": False}

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from test_report import Page, fake_line, fake_run
+from unfed.config.tables import RequestConfig
 from unfed.data import Request
+from unfed.folder.folder import Job
 from unfed.paper import making
 from unfed.paper.items import items
 from unfed.paper.views.base import Section
@@ -18,9 +20,7 @@ from unfed.report.opening import opening
 from unfed.report.ranking import judged
 from unfed.report.rules import rows
 from unfed.report.words import gate_words, method_row
-from unfed.runs.config_tables import RequestConfig
-from unfed.runs.folder import Job
-from unfed.runs.gate import Check, utility
+from unfed.requests.gate import Check, utility
 from unfed.runs.in_force import InForce, is_out
 
 

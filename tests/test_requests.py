@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.runs.requests import REASONS, STATES, Entry, date_of, in_force, next_number, next_place, turn
+from unfed.requests.entry import REASONS, STATES, Entry, date_of, in_force, next_number, next_place, turn
 
 AT = "2026-01-02T03:04:05Z"
 LEGAL = {

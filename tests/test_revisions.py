@@ -1,7 +1,7 @@
 """A change of numbers must raise a revision: small runs are held to what they gave when the numbers were set.
 
 Digests are of rounded numbers in float64, so that they are the same on every machine. To set them anew, raise the
-revision in `unfed.runs.revisions` and write what the failing test says into `revisions.json` beside this file.
+revision in `unfed.config.revisions` and write what the failing test says into `revisions.json` beside this file.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from unfed.config import revisions
+from unfed.config.config import Config
 from unfed.methods import METHODS
 from unfed.methods.sealed import drawn_from
 from unfed.model.sealing import DRAW_BYTES
 from unfed.paper import analyses
 from unfed.paper.items import items
 from unfed.paper.views import VIEWS
-from unfed.runs import revisions
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 from worlds import slow
 

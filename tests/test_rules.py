@@ -7,12 +7,12 @@ from typing import Any, cast
 import pytest
 
 from unfed.errors import UnfedError
+from unfed.folder.job_notes import JobNotes
 from unfed.methods import State
 from unfed.report import gallery, tables
 from unfed.report.rules import RULES, Row, rows, trajectories
+from unfed.requests.options import Until
 from unfed.runs.ending import Ending
-from unfed.runs.job_notes import JobNotes
-from unfed.runs.request_options import Until
 
 
 def line(method: str, t: int, metrics: tuple[float | str, ...] = (90, 50, 80, 50), **more: Any) -> Any:

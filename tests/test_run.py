@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from unfed import storage
+from unfed.config import revisions
 from unfed.data import Request
 from unfed.engines import Batched
 from unfed.errors import Refused, UnfedError, UnfedWarning
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
-from unfed.runs import revisions
-from unfed.runs.cohort import of_seed
+from unfed.folder.folder import Job
+from unfed.requests.options import RequestOptions
 from unfed.runs.description import versions
-from unfed.runs.folder import Job
 from unfed.runs.progress import Deadline, OutOfTime, QuietWatch
-from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
+from unfed.studies.cohort import of_seed
 from unfed.trust.findings import findings, served
 from worlds import ALL_DIGITS, Small, noting, slow
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from unfed.config.config import Config
 from unfed.model.digest import digests
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 from unfed.runs.same_training import take_results, take_training
 

@@ -21,20 +21,20 @@ from unfed import storage
 from unfed.api import write_report
 from unfed.cli.main import main
 from unfed.client.scores import score
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
+from unfed.folder.folder import Job
+from unfed.folder.reversible import inverse_of, turned_back
 from unfed.methods import METHODS, FineTune, Method, NoT
 from unfed.methods.nr_freeze import NRFreeze
 from unfed.model.files import negate_file
 from unfed.model.networks import build
 from unfed.model.perturb import Perturbed
 from unfed.report import tables
-from unfed.runs.affected import affected
-from unfed.runs.config import Config
-from unfed.runs.folder import Job
-from unfed.runs.request_options import RequestOptions
+from unfed.requests.options import RequestOptions
+from unfed.runs.lineage import affected
 from unfed.runs.run import Run
-from unfed.runs.turning_back import inverse_of, turned_back
 from unfed.values import Value, is_measured
 from worlds import slow
 

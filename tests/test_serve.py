@@ -28,9 +28,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from unfed.config.config import Config
 from unfed.errors import UnfedError
-from unfed.runs.config import Config
-from unfed.runs.purge import purge
+from unfed.folder.purge import purge
 from unfed.runs.run import Run
 from unfed.trust import acknowledgement, envelope, request, revocation, story, verifier, watching
 from unfed.trust.desk import Desk

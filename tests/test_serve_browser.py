@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from unfed.config.config import Config
 from unfed.data import Request
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 from unfed.trust import bundle, request, revocation, watching
 from unfed.trust.desk import Desk

@@ -12,15 +12,15 @@ from torch import nn
 import unfed
 from unfed import rng, storage
 from unfed.api import write_report
+from unfed.config.config import Config
+from unfed.config.seeds import Seeds
 from unfed.data import ClientData, Request, TensorSource
 from unfed.errors import UnfedError
+from unfed.folder.folder import RunFolder
 from unfed.model.flops import forward_flops
 from unfed.model.params import params_of
-from unfed.runs.config import Config
-from unfed.runs.folder import RunFolder
 from unfed.runs.from_config import template_of
 from unfed.runs.run import Run
-from unfed.runs.seeds import Seeds
 from unfed.runs.status import status
 from unfed.runs.world import Residents, World
 from unfed.values import is_measured

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from unfed import storage
+from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.methods.not_ import NoT
 from unfed.model import networks
@@ -21,7 +22,6 @@ from unfed.model.flops import forward_flops
 from unfed.model.functional import Template
 from unfed.model.layers import choose
 from unfed.model.params import Params, params_of
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World

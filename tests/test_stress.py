@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 from populations import written
 from unfed.cli.main import app
 from unfed.cli.options import read_with_methods
+from unfed.config.config import Config
+from unfed.config.tables import PoisonConfig
 from unfed.data import TensorSource, backdoor, camouflage, confuse
 from unfed.errors import UnfedError
+from unfed.folder import locks as presence
 from unfed.population import store
 from unfed.population.memorised import memorisation, most_memorised
-from unfed.runs import presence
-from unfed.runs.config import Config
-from unfed.runs.config_tables import PoisonConfig
 from unfed.runs.simulated import simulated
-from unfed.runs.stress import CASES, changed, confusions, stress
+from unfed.studies.stress import CASES, changed, confusions, stress
 from worlds import Small, slow
 
 

@@ -18,13 +18,13 @@ from unfed.analysis.activations import activations, called_layers
 from unfed.analysis.theory.jacobian import Asymmetry
 from unfed.api import write_report
 from unfed.claims import of_run
+from unfed.config.config import Config
 from unfed.data import TensorSource
 from unfed.errors import UnfedError
+from unfed.folder.findings import THEORY
 from unfed.model.functional import Template
 from unfed.model.params import params_of
-from unfed.runs.config import Config
 from unfed.runs.run import Run
-from unfed.runs.studies import THEORY
 
 RAW: dict[str, Any] = {
     "name": "tiny",

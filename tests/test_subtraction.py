@@ -23,18 +23,18 @@ from conftest import SMALL
 from unfed import storage
 from unfed.api import write_report
 from unfed.client.scores import Scores, score
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import Refused
+from unfed.folder.check import check
+from unfed.folder.folder import Job, RunFolder
+from unfed.folder.purge import purge
 from unfed.measures.trajectory import job_of
 from unfed.model.digest import digests, fingerprint
-from unfed.runs.check import check
-from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder
+from unfed.requests.options import RequestOptions
 from unfed.runs.probe import probe
 from unfed.runs.progress import QuietWatch
-from unfed.runs.purge import purge
 from unfed.runs.record import Record
-from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
 from unfed.trust.findings import findings
 from unfed.values import is_measured

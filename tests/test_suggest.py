@@ -15,11 +15,11 @@ import unfed
 from commands import called
 from unfed.analysis.advice import Candidate, Probe, Prober, Sample, order_of
 from unfed.analysis.advice.rules import _judged
+from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.networks import build
 from unfed.model.params import params_of
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 
 

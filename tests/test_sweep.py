@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 
 from unfed.cli.index import folders
 from unfed.cli.main import app
+from unfed.config.config import Config
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.report.compare import Compared, compared_rows
-from unfed.runs import sweep
-from unfed.runs.config import Config
-from unfed.runs.families import Member
 from unfed.runs.probe import first_look
 from unfed.runs.run import Run
 from unfed.runs.status import status
-from unfed.runs.sweep import Axis, Ended, variants
+from unfed.studies import sweep
+from unfed.studies.families import Member
+from unfed.studies.sweep import Axis, Ended, variants
 
 TINY = """
 name = "tiny"

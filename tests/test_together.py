@@ -15,18 +15,19 @@ from test_queue import SETS, Fake
 from test_run import Crash, crash_at
 from unfed.api import write_report
 from unfed.cli.main import app
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
+from unfed.folder import carriers
+from unfed.folder.check import check
+from unfed.folder.folder import Job, RunFolder
 from unfed.methods import METHODS
 from unfed.model.params import Params
-from unfed.runs import carriers, serving
-from unfed.runs.check import check
-from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder
-from unfed.runs.gate import Decision, NotPassed
+from unfed.requests.gate import Decision, NotPassed
+from unfed.requests.options import RequestOptions
+from unfed.runs import serving
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import QuietWatch
-from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
 from unfed.runs.status import status
 from worlds import slow

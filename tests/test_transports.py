@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from unfed.api import write_report
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.methods import FineTune
@@ -28,7 +29,6 @@ from unfed.remote.server import run
 from unfed.remote.sockets import Workers
 from unfed.remote.transport import Connected, Messenger, Replies, Speech, Transport
 from unfed.remote.world import Holdings, remote_world
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World

@@ -18,15 +18,16 @@ import pytest
 
 from commands import called
 from unfed import storage
+from unfed.config.config import Config
 from unfed.data import Request, SampleList
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.runs import onlooker, requests
-from unfed.runs.config import Config
+from unfed.folder.folder import RunFolder
+from unfed.requests import entry as requests
+from unfed.requests.options import RequestOptions
+from unfed.runs import onlooker
 from unfed.runs.description import request_id
-from unfed.runs.folder import RunFolder
 from unfed.runs.progress import QuietWatch
 from unfed.runs.record import Record
-from unfed.runs.request_options import RequestOptions
 from unfed.runs.run import Run
 from unfed.trust import (
     acknowledgement,

@@ -19,10 +19,10 @@ from unfed.errors import UnfedError
 from unfed.measures.population import Effort
 from unfed.population import store
 from unfed.report.how_sure import about_tuning, tuned_words
-from unfed.runs import tuning
-from unfed.runs.judging import judged
-from unfed.runs.population import populate
-from unfed.runs.tuning import Budget, Knob, Seen, knobs, tune, with_values
+from unfed.studies import tuning
+from unfed.studies.judging import judged
+from unfed.studies.population import populate
+from unfed.studies.tuning import Budget, Knob, Seen, knobs, tune, with_values
 from worlds import Small
 
 SETS = ('request={id="r1", clients=["0"]}', 'methods.run=["retrain"]', "partition.validation=0.2")

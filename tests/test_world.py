@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from unfed.config.seeds import Seeds
 from unfed.data import ClientData, Request, TensorSource, mark, public
 from unfed.runs.run import Run
-from unfed.runs.seeds import Seeds
 from unfed.runs.simulated import simulated
 from worlds import Small
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from unfed.config.config import Config
 from unfed.data import ClientData, Request
 from unfed.federation.history import History, Recorder
 from unfed.federation.protocol import Server
@@ -19,7 +20,6 @@ from unfed.federation.server import JobServer, Members, Setup
 from unfed.measures.undo import Budget, Effort, Grid
 from unfed.methods import Method, State
 from unfed.model.params import Params
-from unfed.runs.config import Config
 from unfed.runs.job import JobRunner
 from unfed.runs.world import Residents, World
 

@@ -28,6 +28,7 @@ from paper_block import block, kept_so_far, opened
 from paper_together import gathered, together
 
 from unfed.cli.options import chosen as chosen_methods
+from unfed.config.config import Config
 from unfed.data.fetch.catalogue import CATALOGUE
 from unfed.data.fetch.roots import find
 from unfed.errors import UnfedError, listed, nearest
@@ -36,7 +37,6 @@ from unfed.paper.items import Item
 from unfed.paper.items import chosen as chosen_items
 from unfed.paper.views import VIEWS
 from unfed.paper.views.models import LONG
-from unfed.runs.config import Config
 from unfed.runs.description import now, rounds_of
 from unfed.runs.run import Run
 from unfed.runs.same_training import take_training

@@ -23,12 +23,12 @@ import torch
 from paper_block import outcome_of
 
 from unfed.cli.options import watched_until
+from unfed.config.config import Config
 from unfed.data import ClientData
 from unfed.engines import Batched, Engine
 from unfed.engines.side_by_side import SideBySide, Table
 from unfed.errors import UnfedError, nearest
 from unfed.paper.making import refuse_revised
-from unfed.runs.config import Config
 from unfed.runs.description import now
 from unfed.runs.progress import Deadline, QuietWatch, Watch
 from unfed.runs.run import Run

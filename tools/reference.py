@@ -21,12 +21,12 @@ from pydantic_core import PydanticUndefined
 from unfed.cli import completion
 from unfed.cli.main import app
 from unfed.cli.methods import as_written
+from unfed.config.config import Config
+from unfed.config.errors import table_in
+from unfed.config.meanings import MEANINGS
+from unfed.config.tables import KeptList
 from unfed.methods import METHODS
 from unfed.methods.base import NEEDS, Central
-from unfed.runs.config import Config
-from unfed.runs.config_errors import table_in
-from unfed.runs.config_meanings import MEANINGS
-from unfed.runs.config_tables import KeptList
 
 ROOT = Path(__file__).parent.parent
 

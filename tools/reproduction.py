@@ -37,6 +37,7 @@ from paper_together import together
 from unfed import storage
 from unfed.cli.options import chosen as chosen_methods
 from unfed.cli.options import moment_of
+from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.measures.columns import GAP_METRICS
 from unfed.measures.trajectory import Line
@@ -49,7 +50,6 @@ from unfed.paper.views.base import Section
 from unfed.report import rules
 from unfed.report.drawing import DASHES
 from unfed.report.tables import name_of
-from unfed.runs.config import Config
 from unfed.runs.description import plain_facts
 from unfed.runs.run import Run
 

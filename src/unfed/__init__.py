@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unfed.api import negate, plot, results, suggest, write_report
     from unfed.central import Result, unlearn
+    from unfed.config.config import Config
     from unfed.data import Request
     from unfed.errors import Refused, UnfedError, UnfedWarning
     from unfed.plugins import allow_code
-    from unfed.runs.config import Config
     from unfed.runs.run import Run
 
 __version__ = "0.1.0"
 
 # Names are loaded when they are used: the engines work without the packages that configs and reports need.
 _HOMES = {
-    "Config": "unfed.runs.config",
+    "Config": "unfed.config.config",
     "Refused": "unfed.errors",
     "Request": "unfed.data",
     "Result": "unfed.central",

@@ -203,7 +203,7 @@ def templates(root: Path) -> None:
     """The folders that commands begin in."""
     import torch
 
-    from unfed.runs.config import Config
+    from unfed.config.config import Config
 
     # Pictures are drawn in memory and take longer than all the rest; a page without them is written like any other.
     for name in ("lines", "cost_bars", "scatter"):

@@ -22,7 +22,7 @@ import typer.main
 
 import unfed
 from unfed.cli.main import main
-from unfed.runs.config import Config
+from unfed.config.config import Config
 from unfed.runs.run import Run
 
 # Commands are given by the thousand, and putting them together takes longer than most of them.

@@ -36,9 +36,9 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from unfed.config.config import Config
 from unfed.data import SampleList
 from unfed.errors import UnfedError
-from unfed.runs.config import Config
 
 BATCH = {"configs, their text": 200, "configs, their values": 200, "sample lists": 200, "evidence bundles": 200}
 """Inputs of one kind before it is the next kind's turn, more of those that are cheap; 25 of the others."""

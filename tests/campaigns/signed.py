@@ -9,9 +9,9 @@ from typing import Any
 
 import common
 
+from unfed.config.config import Config
 from unfed.errors import UnfedError
-from unfed.runs.config import Config
-from unfed.runs.request_options import RequestOptions
+from unfed.requests.options import RequestOptions
 from unfed.runs.run import Run
 from unfed.trust import acknowledgement, bundle, intake, keys, request, watching
 from unfed.trust.checking import faults_of

@@ -27,9 +27,12 @@ from unfed.central.inputs import Data, chosen, fitting, read, refuse_overlap, sh
 from unfed.central.result import Result
 from unfed.central.world import Factory, Given, fingerprint, own_world, reachable, requests_of
 from unfed.client.plan import RULES, Rule
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.data.packing import taken_by
 from unfed.errors import UnfedError, UnfedWarning, listed, nearest
+from unfed.folder.folder import Job, RunFolder
+from unfed.folder.reversible import BY_DEFAULT, warn_of_way_back
 from unfed.measures.trajectory import Line
 from unfed.measures.undo import INVERSES, REDRAWN
 from unfed.methods import Method, NoT, admit, find, known_as
@@ -37,13 +40,10 @@ from unfed.model.calling import copied, unwrapped
 from unfed.model.params import Params, cast, check_like, load_into, params_of
 from unfed.report.rules import reference_line
 from unfed.report.tables import name_of
-from unfed.runs.config import Config
 from unfed.runs.description import Call, description
-from unfed.runs.folder import Job, RunFolder
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import QuietWatch, Watch
 from unfed.runs.run import Run
-from unfed.runs.turning_back import BY_DEFAULT, warn_of_way_back
 from unfed.runs.world import World, process_as_before
 from unfed.values import is_measured
 

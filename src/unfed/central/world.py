@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from unfed import rng
 from unfed.central.inputs import Rows, source
+from unfed.config.config import Config
+from unfed.config.seeds import Seeds
 from unfed.data import ClientData, Request
 from unfed.engines.determinism import fixed_order
 from unfed.errors import UnfedError
@@ -23,9 +25,7 @@ from unfed.model.calling import called, copied, unwrapped
 from unfed.model.flops import forward_flops
 from unfed.model.functional import Template
 from unfed.model.params import Params, cast, check_like, params_of
-from unfed.runs.config import Config
 from unfed.runs.from_config import DTYPES, cpu_threads, pick_device, template_of
-from unfed.runs.seeds import Seeds
 from unfed.runs.world import Residents, World
 
 HOLDER = "all"

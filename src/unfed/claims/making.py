@@ -23,12 +23,12 @@ from unfed.claims import distances, gradients, layers, looks, times
 from unfed.claims.base import FAILS, HOLDS, UNDER, Claim, Drawing, Finding
 from unfed.claims.scene import FULL, QUICK, Scene
 from unfed.errors import UnfedError, listed, nearest
+from unfed.folder.schema import COUNT, TEXT, YES, Fits, checked
 from unfed.paper import pictures
 from unfed.paper.pictures import Line, Picture
 from unfed.report import html
 from unfed.report.words import date_text
 from unfed.runs.description import now
-from unfed.runs.schema import COUNT, TEXT, YES, Fits, checked
 
 CLAIMS: dict[str, Claim[Scene]] = {
     claim.id: claim for room in (times, distances, gradients, layers, looks) for claim in room.CLAIMS

@@ -29,15 +29,16 @@ from unfed.client.batch import bounds
 from unfed.client.scores import score
 from unfed.data import Request, Source
 from unfed.errors import UnfedError, listed, nearest
+from unfed.folder import consistency
+from unfed.folder import findings as studies
+from unfed.folder.clients import out_of_sight
+from unfed.folder.undo_results import Target, targets
 from unfed.measures import trajectory
 from unfed.model.layers import Choice, choose
 from unfed.model.networks import head_of
 from unfed.model.params import Params
 from unfed.model.perturb import Perturbed, graft, negate, perturb
-from unfed.runs import consistency, studies
-from unfed.runs.elsewhere import out_of_sight
 from unfed.runs.probe import Probed
-from unfed.runs.undo_results import Target, targets
 from unfed.runs.world import World
 from unfed.values import is_measured
 

@@ -21,6 +21,7 @@ from unfed.analysis.activations import activations
 from unfed.analysis.bound import Sets
 from unfed.client.plan import term
 from unfed.client.scores import score
+from unfed.config.config import Config
 from unfed.data import Request, Source
 from unfed.federation.server import JobServer, Members
 from unfed.federation.state import State
@@ -28,7 +29,6 @@ from unfed.model.layers import Choice, choose
 from unfed.model.params import Params, cast, check_like
 from unfed.model.perturb import negate
 from unfed.model.tensor_table import WEIGHTS, table_of
-from unfed.runs.config import Config
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World
 from unfed.values import is_measured

@@ -12,8 +12,8 @@ from unfed.cli.console import Console
 from unfed.cli.logged import log_faults
 from unfed.cli.options import Json, RunArgument
 from unfed.errors import UnfedError, counted
-from unfed.runs import check as checking
-from unfed.runs.folder import RunFolder
+from unfed.folder import check as checking
+from unfed.folder.folder import RunFolder
 
 stdout = Console(highlight=False)
 

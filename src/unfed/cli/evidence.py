@@ -14,8 +14,8 @@ from unfed import storage
 from unfed.cli.console import Console, echo
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, plain_file
 from unfed.errors import UnfedError, typed
-from unfed.runs.folder import RunFolder
-from unfed.runs.handed_out import hand_out
+from unfed.folder.folder import RunFolder
+from unfed.folder.handed_out import hand_out
 from unfed.runs.onlooker import keeps_log
 from unfed.runs.record import Record
 from unfed.runs.run import Run
@@ -161,7 +161,7 @@ def serve(
 
     It listens on this machine only; put a reverse proxy with TLS before it. Requests count by their signature.
     """
-    from unfed.runs.request_options import RequestOptions
+    from unfed.requests.options import RequestOptions
     from unfed.trust.desk import Desk
     from unfed.trust.intake import Handling
     from unfed.trust.listening import Address, Listener, tokens_in

@@ -15,11 +15,11 @@ from unfed.cli.console import Console
 from unfed.cli.logged import entered
 from unfed.cli.options import Json, plain_file
 from unfed.errors import UnfedError
+from unfed.folder.handed_out import hand_out
+from unfed.folder.reversible import ways_back
 from unfed.model import files
-from unfed.runs.handed_out import hand_out
 from unfed.runs.in_force import in_force, to_hand_out
 from unfed.runs.run import Run
-from unfed.runs.turning_back import ways_back
 
 stdout = Console(highlight=False)
 

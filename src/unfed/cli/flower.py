@@ -20,10 +20,10 @@ from unfed import storage
 from unfed.cli.console import Console
 from unfed.cli.options import Json
 from unfed.errors import UnfedError, extra
+from unfed.folder.clients import flower_runs
+from unfed.folder.folder import RunFolder
+from unfed.folder.schema import Fits, checked
 from unfed.report.units import bytes_text
-from unfed.runs.elsewhere import flower_runs
-from unfed.runs.folder import RunFolder
-from unfed.runs.schema import Fits, checked
 
 stdout = Console(highlight=False)
 flower_app = typer.Typer(help="Flower: the same unlearning on real, separate machines.", no_args_is_help=True)

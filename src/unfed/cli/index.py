@@ -15,8 +15,8 @@ from unfed import storage
 from unfed.cli.console import Console
 from unfed.cli.options import plain_file
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.runs.folder import RunFolder
-from unfed.runs.handed_out import enter
+from unfed.folder.folder import RunFolder
+from unfed.folder.handed_out import enter
 from unfed.runs.run import Run
 from unfed.runs.status import status
 

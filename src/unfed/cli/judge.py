@@ -15,8 +15,8 @@ from unfed.api import write_report
 from unfed.cli.console import Console, echo
 from unfed.cli.options import Json, Quiet
 from unfed.population import store
-from unfed.runs.judging import QUICK, judged, put_into
 from unfed.runs.run import Run
+from unfed.studies.judging import QUICK, judged, put_into
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)

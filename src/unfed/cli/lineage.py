@@ -12,8 +12,8 @@ from rich.markup import escape
 
 from unfed.cli.console import Console, echo
 from unfed.cli.options import Json, RunArgument
-from unfed.runs.affected import affected as carrying
-from unfed.runs.folder import RunFolder
+from unfed.folder.folder import RunFolder
+from unfed.runs.lineage import affected as carrying
 from unfed.runs.record import Record
 
 stdout = Console(highlight=False)

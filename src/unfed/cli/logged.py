@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.runs.folder import RunFolder
+from unfed.folder.folder import RunFolder
+from unfed.requests.entry import Entry
+from unfed.requests.options import RequestOptions
 from unfed.runs.onlooker import keeps_log
-from unfed.runs.request_options import RequestOptions
-from unfed.runs.requests import Entry
 from unfed.runs.run import Run
 
 

@@ -17,10 +17,10 @@ from unfed.cli.display import clock_text, percent, request_line
 from unfed.cli.logged import due_dates
 from unfed.cli.options import AllowCode, Json, RunArgument, Seed
 from unfed.errors import UnfedError
+from unfed.folder import consistency
 from unfed.measures import columns
 from unfed.model.params import cast, check_like
 from unfed.report import wording
-from unfed.runs import consistency
 from unfed.runs.in_force import in_force
 from unfed.runs.run import Run
 from unfed.runs.status import status as status_of

@@ -16,10 +16,10 @@ from rich.markup import escape
 
 from unfed import plugins, storage
 from unfed.cli.console import Console
+from unfed.config.config import Config, presets
 from unfed.errors import UnfedError
 from unfed.methods import METHODS
 from unfed.methods.base import runs_in
-from unfed.runs.config import Config, presets
 from unfed.runs.progress import Deadline, OutOfTime, Watch
 from unfed.runs.record import Record
 

@@ -16,8 +16,8 @@ from unfed.cli.console import Console, echo
 from unfed.cli.options import AllowCode, ConfigArgument, Device, Json, Quiet, Sets, read_with_methods, with_device
 from unfed.population.accuracy import Accuracy, accuracies
 from unfed.population.store import Population
-from unfed.runs.cohort import Said
-from unfed.runs.population import Manner, missing, populate, quiet
+from unfed.studies.cohort import Said
+from unfed.studies.population import Manner, missing, populate, quiet
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)

@@ -11,9 +11,9 @@ import typer
 from unfed.cli.console import Console, echo
 from unfed.cli.options import Json, Quiet, RunArgument
 from unfed.errors import counted
-from unfed.runs.folder import RunFolder
-from unfed.runs.prune import Keep
-from unfed.runs.prune import prune as take_away
+from unfed.folder.folder import RunFolder
+from unfed.folder.prune import Keep
+from unfed.folder.prune import prune as take_away
 
 stdout = Console(highlight=False)
 

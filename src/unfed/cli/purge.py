@@ -19,14 +19,14 @@ from unfed.cli.evidence import bundle
 from unfed.cli.logged import entered
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument
 from unfed.errors import UnfedError
-from unfed.runs.consistency import TOMBSTONES, Tombstone
-from unfed.runs.handed_out import FILE as HANDED_OUT
+from unfed.folder.consistency import TOMBSTONES, Tombstone
+from unfed.folder.handed_out import FILE as HANDED_OUT
+from unfed.folder.purge import Outcome
+from unfed.folder.purge import purge as take_away
+from unfed.folder.trajectory_file import TRAJECTORY
 from unfed.runs.onlooker import keeps_log
-from unfed.runs.purge import Outcome
-from unfed.runs.purge import purge as take_away
 from unfed.runs.record import Record
 from unfed.runs.run import Run
-from unfed.runs.trajectory_file import TRAJECTORY
 
 stdout = Console(highlight=False)
 

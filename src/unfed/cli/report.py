@@ -14,10 +14,10 @@ from unfed.api import results, write_report
 from unfed.cli.console import Console, echo
 from unfed.cli.options import RunArgument, plain_file
 from unfed.errors import UnfedError, nearest
+from unfed.folder import foreign
+from unfed.folder.handed_out import hand_out
 from unfed.report import tables, wording
 from unfed.report.rules import named
-from unfed.runs import foreign
-from unfed.runs.handed_out import hand_out
 from unfed.runs.run import Run
 
 stdout = Console(highlight=False)

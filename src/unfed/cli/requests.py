@@ -22,16 +22,16 @@ from unfed.cli.logged import entered, received, revoked
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
 from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError
+from unfed.folder.reversible import inverse_of
 from unfed.measures import trajectory
 from unfed.report import wording
 from unfed.report.words import again_words, left_before
-from unfed.runs.affected import ending
+from unfed.requests.entry import now
+from unfed.requests.options import RequestOptions
 from unfed.runs.in_force import in_force
+from unfed.runs.lineage import ending
 from unfed.runs.onlooker import logged, request_name
-from unfed.runs.request_options import RequestOptions
-from unfed.runs.requests import now
 from unfed.runs.run import Outcome, Run
-from unfed.runs.turning_back import inverse_of
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)

@@ -34,14 +34,14 @@ from unfed.cli.options import (
     with_device,
 )
 from unfed.cli.story import story
+from unfed.config.config import Config, presets
 from unfed.errors import Refused, UnfedError
+from unfed.folder.folder import RunFolder
 from unfed.methods import METHODS
 from unfed.report import wording
 from unfed.report.best import star
 from unfed.report.verdicts import falls, verdicts
 from unfed.report.words import date_text
-from unfed.runs.config import Config, presets
-from unfed.runs.folder import RunFolder
 from unfed.runs.onlooker import begin_log, logged
 from unfed.runs.run import Run
 from unfed.runs.status import status as status_of

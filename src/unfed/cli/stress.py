@@ -14,9 +14,9 @@ from rich.table import Table
 from unfed import storage
 from unfed.cli.console import Console, echo
 from unfed.cli.options import AllowCode, ConfigArgument, Device, Json, Quiet, Sets, read_with_methods, with_device
-from unfed.runs.population import Manner
-from unfed.runs.stress import BOUND, CASES, Cell
-from unfed.runs.stress import stress as measure
+from unfed.studies.population import Manner
+from unfed.studies.stress import BOUND, CASES, Cell
+from unfed.studies.stress import stress as measure
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)

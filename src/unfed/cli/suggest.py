@@ -16,11 +16,11 @@ from unfed.analysis.advice import Advice, Prober, Sample, advise
 from unfed.api import write_report
 from unfed.cli.console import Console
 from unfed.cli.options import AllowCode, Json, Seed
+from unfed.config.config import Config, presets
 from unfed.data import datasets
+from unfed.folder import findings as studies
 from unfed.model.networks import build
 from unfed.model.params import params_of
-from unfed.runs import studies
-from unfed.runs.config import Config, presets
 from unfed.runs.run import Run
 
 stdout = Console(highlight=False)

@@ -14,13 +14,13 @@ from unfed.api import enter_comparison
 from unfed.cli.console import Console
 from unfed.cli.display import clock_text, print_results
 from unfed.cli.options import AllowCode, ConfigArgument, Json, Methods, Quiet, Sets, chosen, read_config
+from unfed.config.config import Config
 from unfed.errors import UnfedError, counted
 from unfed.report.best import star
 from unfed.report.rules import named
-from unfed.runs import sweep as sweeping
-from unfed.runs.config import Config
-from unfed.runs.families import Member
 from unfed.runs.run import Run
+from unfed.studies import sweep as sweeping
+from unfed.studies.families import Member
 
 stdout = Console(highlight=False)
 

@@ -17,7 +17,7 @@ from unfed.cli.console import Console, echo
 from unfed.cli.options import Json, RunArgument, plain_file
 from unfed.data import SampleList
 from unfed.errors import UnfedError
-from unfed.runs.folder import RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.runs.run import Run
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from unfed.errors import UnfedError, typed
 from unfed.population import store
 from unfed.population.store import BEFORE, RETRAIN, Population
 from unfed.report.how_sure import tuned_words
-from unfed.runs.judging import title_of
-from unfed.runs.tuning import Budget, Seen, tuned_label
-from unfed.runs.tuning import tune as choose
+from unfed.studies.judging import title_of
+from unfed.studies.tuning import Budget, Seen, tuned_label
+from unfed.studies.tuning import tune as choose
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from unfed.errors import UnfedError, listed
 from unfed.flower.leaving import class_words
-from unfed.runs.foreign import FILE, evidence
+from unfed.folder.foreign import FILE, evidence
 
 log = logging.getLogger("flwr")
 

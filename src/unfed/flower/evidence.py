@@ -22,9 +22,9 @@ from flwr.app import Message, MetricRecord
 import unfed
 from unfed import storage
 from unfed.errors import UnfedError
+from unfed.folder import foreign
 from unfed.measures.metrics import recovered
-from unfed.runs import foreign
-from unfed.runs.requests import now
+from unfed.requests.entry import now
 
 if TYPE_CHECKING:
     from unfed.flower.probes import Probes

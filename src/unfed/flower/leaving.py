@@ -23,10 +23,10 @@ from unfed.errors import UnfedError, listed, members
 from unfed.flower.connected import connected, tells_names
 from unfed.flower.roll import JUST_CONNECTED, Roll
 from unfed.flower.speech import SPEECH
+from unfed.folder.deny import on_list
 from unfed.remote.denied import Denied
 from unfed.remote.naming import KEYS
 from unfed.remote.replies import said
-from unfed.runs.deny import on_list
 
 TOLD = "every client is told to leave its rows out"
 Find = Callable[[Grid], Collection[int]]

@@ -21,10 +21,10 @@ from unfed.errors import UnfedError
 from unfed.flower.sentences import speak_plainly
 from unfed.flower.speech import SPEECH, log
 from unfed.flower.transport import GridTransport
+from unfed.folder.clients import flower_runs
 from unfed.remote import server
 from unfed.remote.options import Options
 from unfed.runs.description import now
-from unfed.runs.elsewhere import flower_runs
 from unfed.runs.run import Run
 
 app = ServerApp()

@@ -16,13 +16,13 @@ from typing import Any
 
 from unfed import json_checks as its
 from unfed import storage
+from unfed.config import revisions
+from unfed.config.config import Config
 from unfed.errors import UnfedError, listed
 from unfed.paper import kept_files, record, views
 from unfed.paper.items import SCALES, Item, Spec, items
 from unfed.paper.kept_files import SCHEMA
 from unfed.paper.views.base import Section, plain
-from unfed.runs import revisions
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 
 FOLDER = "analyses"

@@ -17,8 +17,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from unfed.config.config import Config
 from unfed.errors import UnfedError, listed, nearest
-from unfed.runs.config import Config
 
 SCALES = ("digits", "paper")
 KINDS = ("table", "figure", "extra")
@@ -61,7 +61,7 @@ class Item:
 @cache
 def items() -> dict[str, Item]:
     """All of them: tables, figures, then what the paper describes and does not print."""
-    folder = resources.files("unfed.experiments").joinpath("paper")
+    folder = resources.files("unfed.config.presets").joinpath("paper")
     names = sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
     names.sort(key=lambda name: (KINDS.index(name.partition("-")[0]), int(name.rpartition("-")[2])))
     return {name: _item(name, folder.joinpath(f"{name}.toml").read_text(encoding="utf-8")) for name in names}
@@ -80,7 +80,7 @@ def chosen(names: Sequence[str]) -> list[Item]:
 def published(table: str) -> tuple[Mapping[str, str], ...]:
     """The rows of one of the paper's tables, as it prints them."""
     name = "published-bounds.csv" if table == "T7" else "published.csv"
-    text = resources.files("unfed.experiments").joinpath("paper", name).read_text(encoding="utf-8")
+    text = resources.files("unfed.config.presets").joinpath("paper", name).read_text(encoding="utf-8")
     return tuple(row for row in csv.DictReader(text.splitlines()) if row["table"] == table)
 
 

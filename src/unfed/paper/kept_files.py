@@ -13,9 +13,9 @@ from typing import Any
 
 from unfed import json_checks as its
 from unfed import storage
+from unfed.config.config import Config
+from unfed.config.names import check_folder
 from unfed.errors import UnfedError
-from unfed.runs.config import Config
-from unfed.runs.names import check_folder
 
 SCHEMA = 1
 

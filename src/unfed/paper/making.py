@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from unfed import storage
+from unfed.config import revisions
 from unfed.errors import UnfedError
 from unfed.paper import views
 from unfed.paper.items import Item, Spec
@@ -27,7 +28,6 @@ from unfed.paper.sharing import Shared, shared
 from unfed.paper.views.base import BY, Grid, Section, first_seed, plain
 from unfed.report import html, tables
 from unfed.report.words import date_text
-from unfed.runs import revisions
 from unfed.runs.description import now
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run

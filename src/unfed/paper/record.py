@@ -19,15 +19,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from unfed import storage
+from unfed.config import differences as config_differences
+from unfed.config import revisions
+from unfed.config.config import Config
 from unfed.errors import UnfedError
+from unfed.folder.folder import digests_at
 from unfed.measures.trajectory import Line, job_of
 from unfed.methods import METHODS
 from unfed.model.digest import fingerprint
 from unfed.paper import kept_files
 from unfed.paper.kept_files import SCHEMA
-from unfed.runs import config_differences, revisions, same_training
-from unfed.runs.config import Config
-from unfed.runs.folder import digests_at
+from unfed.runs import same_training
 from unfed.runs.run import Run
 from unfed.values import is_measured
 

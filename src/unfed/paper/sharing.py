@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from unfed.config.config import Config
 from unfed.paper.items import Spec, items
-from unfed.runs.config import Config
 
 
 @dataclass(frozen=True)

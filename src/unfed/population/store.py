@@ -1,7 +1,7 @@
 """A population folder: N models of one config, kept as what they say about the same rows.
 
     population.json                   config and its digest, seeds, kinds of model, groups of rows, revisions
-    state/FIRST/KIND.safetensors      what a cohort needs to go on (`runs/cohort.py`); θ* of `before` stays
+    state/FIRST/KIND.safetensors      what a cohort needs to go on (`studies/cohort.py`); θ* of `before` stays
     rows.safetensors                  labels/GROUP: the label of every row, and NAME/GROUP for what else is known of it
     logits/KIND/SEED.safetensors      GROUP: float32 [rows, classes], before the softmax
     logits/retrain@ROUND/…            the same of Retrain at some earlier rounds

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from unfed import plugins, rng
+from unfed.config.config import Config
+from unfed.config.seeds import Seeds
 from unfed.data import ClientData, DatasetSource, Request, Source, TensorSource, keep_out, split
 from unfed.data.scope import own_marks
 from unfed.engines.determinism import fixed_library
@@ -28,9 +30,7 @@ from unfed.errors import UnfedError
 from unfed.model.functional import Template
 from unfed.model.params import Params, cast
 from unfed.remote.naming import KEYS as KEYS_OF_NAMES
-from unfed.runs.config import Config
 from unfed.runs.from_config import DTYPES, HALVES, Network, data_set, deal, pick_device
-from unfed.runs.seeds import Seeds
 
 Node = Mapping[str, Any]
 """A node config: what the one who runs a node wrote."""

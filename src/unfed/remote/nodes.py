@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unfed.errors import Refused
+from unfed.folder.clients import names_of
 from unfed.remote import policy
 from unfed.remote.denied import Denied
 from unfed.remote.messages import CENSUS, Ask, Reply
@@ -34,7 +35,6 @@ from unfed.remote.replies import (
     said,
 )
 from unfed.remote.transport import Messenger, Speech
-from unfed.runs.elsewhere import names_of
 
 
 @dataclass(frozen=True)

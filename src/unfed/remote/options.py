@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from unfed.config.config import Config, presets
 from unfed.data import Request, SampleList
 from unfed.errors import UnfedError, listed, nearest
 from unfed.remote.naming import parse_bound
 from unfed.remote.replies import MOST_ROWS
-from unfed.runs.config import Config, presets
 from unfed.runs.description import request_id
 
 MODES = ("train", "unlearn", "both")

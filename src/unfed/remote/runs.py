@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 
 from unfed import storage
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
+from unfed.folder import deny
+from unfed.folder.clients import client_list
+from unfed.folder.folder import RunFolder
 from unfed.methods import Method, State
 from unfed.model.params import cast, check_like
 from unfed.remote.nodes import Census
 from unfed.remote.population import KnownClients, Nodes
 from unfed.remote.world import nodes_of
-from unfed.runs import deny
-from unfed.runs.config import Config
-from unfed.runs.elsewhere import client_list
-from unfed.runs.folder import RunFolder
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from unfed.runs.world import World

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from unfed.config.config import Config
+from unfed.config.seeds import Seeds
 from unfed.data import ClientData, Dataset, Request
 from unfed.errors import UnfedError
 from unfed.model.flops import forward_flops
@@ -19,9 +21,7 @@ from unfed.remote.evaluator import Memory, RemoteEvaluator
 from unfed.remote.node_data import describe
 from unfed.remote.nodes import Directory
 from unfed.remote.population import KnownClients, Nodes, Roster, meet
-from unfed.runs.config import Config
 from unfed.runs.from_config import Network, data_set, pick_device, small_step
-from unfed.runs.seeds import Seeds
 from unfed.runs.world import World
 
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, option
+from unfed.folder.clients import elsewhere
+from unfed.folder.folder import Job
+from unfed.folder.reversible import negated_by, turned_back, way_back
 from unfed.methods import Method, NoT
-from unfed.runs import lineage
-from unfed.runs.config import Config
-from unfed.runs.elsewhere import elsewhere
-from unfed.runs.folder import Job
-from unfed.runs.gate import gate_of
+from unfed.requests.entry import Entry, in_force
+from unfed.requests.gate import gate_of
+from unfed.requests.options import Until
+from unfed.runs import offers as lineage
 from unfed.runs.refusals import gone_already, left_by
-from unfed.runs.request_options import Until
-from unfed.runs.requests import Entry, in_force
-from unfed.runs.turning_back import negated_by, turned_back, way_back
 from unfed.runs.worker import Worker
 from unfed.runs.world import World
 
@@ -104,7 +104,9 @@ class Admission:
         if "forgotten" not in goals or not run.trained(entry.seed):
             return
         evaluator = world.evaluator(out)
-        gate_of(world, config, entry).measurable(evaluator.evidence(run.current(entry.seed)))
+        gate_of(world.seeds.evaluation, world.classes, config, entry).measurable(
+            evaluator.evidence(run.current(entry.seed))
+        )
 
     def _held_out(self, world: World, out: Sequence[Request]) -> int:
         """How many validation rows there are once these are out; who is elsewhere is asked later."""

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 import unfed
+from unfed.config import revisions
+from unfed.config.config import Config
 from unfed.data import Request
+from unfed.folder.folder import Job, RunFolder, digests_at
 from unfed.methods import METHODS, Method, Retrain
-from unfed.runs import revisions
-from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder, digests_at
-from unfed.runs.requests import Entry
-from unfed.runs.requests import now as now
+from unfed.requests.entry import Entry
+from unfed.requests.entry import now as now
 from unfed.runs.world import World
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unfed.errors import NotRecovered, Refused, option
+from unfed.folder.job_notes import JobNotes
 from unfed.measures.metrics import recovered
 from unfed.measures.trajectory import Line
 from unfed.methods import State
-from unfed.runs.gate import NotForgotten
-from unfed.runs.job_notes import JobNotes
-from unfed.runs.request_options import Until
+from unfed.requests.gate import NotForgotten
+from unfed.requests.options import Until
 from unfed.values import Value, is_measured
 
 

@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 
 from unfed import rng, storage
+from unfed.config.config import Config
+from unfed.config.seeds import Seeds
+from unfed.config.tables import PoisonConfig
 from unfed.data import (
     ClientData,
     Dataset,
@@ -40,9 +43,6 @@ from unfed.model.flops import Flops
 from unfed.model.functional import Template
 from unfed.model.networks import build, head_of, translated
 from unfed.model.params import Params, cast, check_like, params_of
-from unfed.runs.config import Config
-from unfed.runs.config_tables import PoisonConfig
-from unfed.runs.seeds import Seeds
 
 # In bf16 the params stay float32: only matrix products and convolutions of training are cast.
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}

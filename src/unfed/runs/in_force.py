@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unfed.config.tables import KeptList, RequestConfig
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
+from unfed.folder import carriers
+from unfed.folder.folder import Job
 from unfed.methods import METHODS
-from unfed.runs import carriers
-from unfed.runs.config_tables import KeptList, RequestConfig
-from unfed.runs.folder import Job
-from unfed.runs.requests import in_force as in_order
+from unfed.requests.entry import in_force as in_order
 from unfed.runs.run import Run
 
 

@@ -32,6 +32,9 @@ from unfed.federation.history import History, Recorder
 from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members
 from unfed.federation.state import usable
+from unfed.folder.clients import elsewhere
+from unfed.folder.folder import BEST, Job, RunFolder
+from unfed.folder.job_notes import JobNotes, began, model_notes, noted, start_on
 from unfed.measures import trajectory
 from unfed.measures.evaluator import Evaluation
 from unfed.measures.forgotten import Evidence, Forgetting, did_it_forget, opposite_signs
@@ -39,15 +42,12 @@ from unfed.measures.trajectory import Line, job_of
 from unfed.methods import Method, Retrain, State
 from unfed.model import digest
 from unfed.model.params import Params, cast, tensor_bytes
+from unfed.requests.gate import Gate, is_forgotten, told
+from unfed.requests.options import Until
 from unfed.runs.description import versions
-from unfed.runs.elsewhere import elsewhere
 from unfed.runs.ending import Ending
-from unfed.runs.folder import BEST, Job, RunFolder
-from unfed.runs.gate import Gate, is_forgotten, told
-from unfed.runs.job_notes import JobNotes, began, model_notes, noted, start_on
 from unfed.runs.late_line import LateLine
 from unfed.runs.progress import QuietWatch, Watch
-from unfed.runs.request_options import Until
 from unfed.runs.rollback import Rollback, Validation
 from unfed.runs.world import World
 from unfed.values import Value, is_measured

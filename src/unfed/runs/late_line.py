@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from unfed.folder.folder import RunFolder
+from unfed.folder.job_notes import JobNotes
 from unfed.measures.trajectory import Line
-from unfed.runs.folder import RunFolder
-from unfed.runs.job_notes import JobNotes
 from unfed.values import Value
 
 

@@ -1,254 +1,252 @@
-"""What a run can offer a method, and which history leads to the model it starts from.
+"""What still carries a client, wherever it is known to be, and what to do about each.
 
-    train ──► request 1 ──► request 2 ──► …          each job's state holds the histories up to its model
+    files of the run folder (`carriers.py`) ─ exports, reports, evidence (`handed_out.py`) ─ what crossed the wire
 
-FedEraser replays the training, so it reads the training's history whatever came since. FUKD and PGD start at the model
-in force, so their histories must keep up with whoever makes it: each method says by its `lineage` what it does to them.
-
-    lineage                             sums: θ = θ⁰ + Σ_k S_k (FUKD)    rounds: θ is the last one's mean (PGD)
-    goes on   FT, GA, ℓ1-sparse, RandL  go on                            go on
-    carried   NoT, FUKD                 go on, moved as the model was    begin anew with its recovery
-    moved     PGD, MoDE, FCU            end                              begin anew with its recovery
-    anew      Retrain                   begin anew                       begin anew
-    ends      Sealed, all others        end                              end
-
-A method whose history has ended is refused until Retrain (or, for PGD, any recovery that is recorded) begins another.
-Nor may a method turn back what an earlier one did: negating the same layer twice brings the first leaver back.
+Nothing is built. Backups, and copies that somebody made, are known to nobody here.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from torch import nn
-
-from unfed.data import Request
-from unfed.errors import UnfedError, UnfedWarning, listed, option
-from unfed.federation.history import History, Recorder
-from unfed.federation.robust import Robust
-from unfed.measures.undo import INVERSES, REDRAWN
-from unfed.methods import Method, admit
-from unfed.methods.base import Lineage
-from unfed.runs import consistency
-from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder
-from unfed.runs.histories import HISTORY
-from unfed.runs.requests import Entry
-from unfed.runs.world import World
+from unfed.errors import UnfedError, listed
+from unfed.folder import carriers, consistency, handed_out
+from unfed.folder.carriers import Carrier
+from unfed.folder.clients import client_list, elsewhere
+from unfed.folder.folder import Job
+from unfed.folder.reversible import inverse_by, turned_back, way_back, what_was_done
+from unfed.methods import METHODS
+from unfed.requests.entry import Entry, in_force
+from unfed.runs.record import Record
 
 
-def offers(config: Config, label: str, request: Request) -> tuple[frozenset[str], dict[str, str]]:
-    """What a run has for a method on a request, and why it lacks the rest."""
-    there, missing = {"retain", "init"}, {}
-    if config.setting == "central":
-        there.add("central")
-    if request.deleted:
-        missing["forget"] = f"{_owners(request)} deleted it"
-    else:
-        there.add("forget")
-    robust = Robust(**config.training.robust.model_dump())
-    if label in config.recorded() and config.training.keep_model == "last" and robust.additive:
-        there.add("history")
-    elif label in config.recorded() and not robust.additive:
-        missing["history"] = f"under training.robust.rule = {robust.rule!r} no client has a share of its own"
-    elif label in config.recorded():
-        missing["history"] = "training.keep_model keeps another model than the one its record leads to"
-    else:
-        missing["history"] = f'this run recorded none for it: set training.record = ["{label}"] and train again'
-    if config.partition.validation > 0:
-        there.add("public")
-    else:
-        missing["public"] = "partition.validation is 0, so no images are held out"
-    return frozenset(there), missing
+@dataclass(frozen=True)
+class Affected:
+    """One thing that carries a client."""
+
+    kind: str
+    """model, state, history, part, samples, undo, study, population, statistics, trajectory, export, report,
+    comparison, index, evidence, upload or download."""
+    file: str
+    what: str
+    do: str
 
 
-def _owners(request: Request) -> str:
-    if not request.clients:
-        return "its owners have"
-    if len(request.clients) == 1:
-        return f"client {request.clients[0]} has"
-    return f"clients {', '.join(request.clients[:-1])} and {request.clients[-1]} have"
+@dataclass(frozen=True)
+class _Seen:
+    """A repetition as one client is in it."""
+
+    seed: int
+    entry: Entry | None
+    """By which request the client left, or is to leave."""
+    clean: Collection[Path]
+    """The jobs whose models are without it."""
+    found: Sequence[Carrier]
+    compared: tuple[str, ...] = ()
+    """Where no request was filed for it: those of a comparison that leave it out."""
 
 
-def welcome(config: Config, label: str, request: Request, earlier: Sequence[Request]) -> Method:
-    """The method, if it can serve the request after the earlier ones.
-
-    If it cannot, it is refused with the sentence that says why not.
-    """
-    method = config.method(label)
-    admit(label, method, request.kind, *offers(config, label, request))
-    method.after(earlier)
-    return method.for_requests([*earlier, request])
-
-
-# What becomes of a history that follows sums or rounds, by the lineage of the method that makes the model in force.
-FATES: dict[tuple[str, Lineage], Literal["goes on", "anew", "ends"]] = {
-    ("sums", "goes on"): "goes on",
-    ("sums", "carried"): "goes on",
-    ("sums", "moved"): "ends",
-    ("sums", "anew"): "anew",
-    ("sums", "ends"): "ends",
-    ("rounds", "goes on"): "goes on",
-    ("rounds", "carried"): "anew",
-    ("rounds", "moved"): "anew",
-    ("rounds", "anew"): "anew",
-    ("rounds", "ends"): "ends",
-}
-
-
-def unbroken(config: Config, label: str, queue: Sequence[Entry]) -> None:
-    """Refuse a method whose history would have ended before its turn comes.
-
-    One that seals is refused too where recorded history would tell its draw.
-    """
-    _unbroken(config, label, [(entry.request.id, entry.method) for entry in queue])
-    method, recorded = config.method(label), config.recorded()
-    if method.seals and recorded:
-        names = listed(recorded, last="and")
+def affected(run: Record, client: str) -> list[Affected]:
+    """Every model, state, export, report and upload that still carries a client."""
+    if run.config.setting == "central":
         raise UnfedError(
-            f"This run recorded history for {names}, from which the old model can be put together again, and beside it"
-            f" {method.title}'s draw is no secret; use {option('method', 'retrain')}, or train again without"
-            " training.record."
+            "A centralised run has one holder of all data, so no client is in or out of it; what still carries a"
+            " request stands in the report, and `unfed purge` deletes it."
         )
-
-
-def lasting(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Module, title: str) -> None:
-    """Refuse a method that would bring back what a request took out.
-
-    `makers` says who served which, oldest first; `title` is how the method is called.
-    """
-    line = _since_anew(makers, module)
-    for i in reversed(range(len(line))):
-        if back := method.undoes(module, [other for _, other in line[i:]]):
-            raise UnfedError(
-                f"{title} would turn {listed(back).replace(' or ', ' and ')} back to what it was before request"
-                f" {line[i][0]!r}, and bring back what that request took out; use"
-                f" {option('method', 'sealed')}, which has no way back, or {option('method', 'retrain')}."
-            )
-
-
-def warn_of_return(method: Method, makers: Sequence[tuple[str, Method]], module: nn.Module) -> None:
-    """Warn where what a method takes out can come back all the same.
-
-    Its perturbation can be turned back and follows one of its kind, or a method that lasts was told to do less.
-    """
-    before = [request for request, other in _since_anew(makers, module) if _invertible(other, module)]
-    if before and _invertible(method, module):
-        warnings.warn(
-            f"{method.title} on other layers does not turn back what request {before[-1]!r} took out, but whoever has"
-            f" the published model can turn both back; {option('method', 'sealed')} has no way back.",
-            UnfedWarning,
-            stacklevel=3,
-        )
-    if short := method.short_of(module):
-        warnings.warn(short, UnfedWarning, stacklevel=3)
-
-
-def _invertible(method: Method, module: nn.Module) -> bool:
-    """Whether what a method does to layers, as it says itself, has an inverse that the world knows."""
-    did = method.perturbed(module)
-    return did is not None and bool(did.choices) and (did.how in INVERSES or (did.seeded and did.how in REDRAWN))
-
-
-def _since_anew(makers: Sequence[tuple[str, Method]], module: nn.Module) -> list[tuple[str, Method]]:
-    """The requests that the model in force is built upon, oldest first.
-
-    They begin with the last one whose method starts over, or draws all that those before it had moved.
-    """
-    start = 0
-    for i, (_, method) in enumerate(makers):
-        moved = {c.name for _, m in makers[start:i] if (by := m.perturbed(module)) for c in by.choices}
-        if method.lineage == "anew" or (method.seals and moved <= method.drawn(module)):
-            start = i
-    return list(makers[start:])
-
-
-def unbroken_by_itself(config: Config, label: str, earlier: Sequence[Request]) -> None:
-    """Refuse a method that cannot go on, in a comparison of several requests, with what it leaves itself."""
-    _unbroken(config, label, [(request.id, label) for request in earlier])
-
-
-def _unbroken(config: Config, label: str, before: Sequence[tuple[str, str]]) -> None:
-    method, ended = config.method(label), ""
-    if not method.follows:
-        return
-    for request, other in before:
-        maker = config.method(other)
-        fate = FATES[method.follows, maker.lineage]
-        ended = {"goes on": ended, "anew": "", "ends": f"request {request!r} ({maker.title})"}[fate]
-    if ended:
-        raise UnfedError(
-            f"{method.title} needs history of the way to the model in force, but that model was rebuilt by {ended},"
-            " which leaves none; use not, ft or retrain."
-        )
-
-
-def recordable(config: Config) -> None:
-    """Refuse to record rounds that do not lead to θ*, or in which clients have no share of their own."""
-    for part, robust in (("training", config.training.robust), ("unlearning", config.unlearning.robust)):
-        names = [n for n, method in config.recorded().items() if method.follows or part == "training"]
-        if names and robust is not None and not Robust(**robust.model_dump()).additive:
-            raise UnfedError(
-                f"{listed(names, last='and')} cannot be recorded under {part}.robust.rule = {robust.rule!r}: no client"
-                " has a share of its own in it; use mean or norm, or leave them out."
-            )
-    if (recorded := config.recorded()) and config.training.keep_model != "last":
-        raise UnfedError(
-            f"The history for {listed(recorded).replace(' or ', ' and ')} leads to the model of the last round, but"
-            f" training.keep_model = {config.training.keep_model!r} keeps an earlier one; set it to 'last', or use"
-            " methods that need no history."
-        )
-
-
-def history_of(folder: RunFolder, label: str, method: Method, training: Job, previous: Job) -> History | None:
-    """What a method starts from, if it needs history at all."""
-    if "history" not in method.needs:
-        return None
-    job = previous if method.follows else training
-    not_purged(folder, label, method, job)
-    found = folder.load_histories(job)
-    if label not in found and job != training:
-        raise UnfedError(
-            f"{method.title} needs history of the way to the model in force, but request {job.request!r}"
-            f" ({job.label}) left none; use not, ft or retrain."
-        )
-    if label not in found:
-        raise UnfedError(
-            f"{folder.state_file(job)} holds no history for {label}; it was trained without, so set"
-            f' training.record = ["{label}"] and train again.'
-        )
-    return found[label]
-
-
-def not_purged(folder: RunFolder, label: str, method: Method, job: Job) -> None:
-    """Refuse a method whose history a purge took away."""
-    if "history" not in method.needs or label in ((folder.numbers(job) or {}).get("histories") or {}):
-        return
-    buried, file = consistency.tombstones(folder.path), folder.state_file(job).relative_to(folder.path).as_posix()
-    if grave := buried.get(f"{file}#{HISTORY}") or buried.get(file):
-        raise UnfedError(
-            f"{method.title} needs history, but {consistency.sentence(folder.path, grave)}; use"
-            f" {option('method', 'not')}, ft or retrain."
-        )
-
-
-def recorders(
-    folder: RunFolder, config: Config, method: Method, previous: Job, world: World, request: Request
-) -> dict[str, Recorder]:
-    """Who goes on recording, and from what, while `method` makes the next model in force."""
-    kept = {label: recorded for label, recorded in config.recorded().items() if recorded.follows}
-    known = folder.load_histories(previous) if kept else {}
-    module, seed = world.template.module, world.seeds.request(request.id)
-    found: dict[str, Recorder] = {}
-    for label, recorded in kept.items():
-        fate = FATES[recorded.follows, method.lineage]
-        if fate == "anew":
-            found[label] = Recorder(recorded)
-        elif fate == "goes on" and label in known:
-            history = known[label].to(world.device)
-            if method.lineage == "carried":
-                history = history.mapped(lambda own: method.carry(module, own, seed))
-            found[label] = Recorder(recorded, history)
+    known = clients_of(run)
+    if client not in known:
+        raise UnfedError(f"This run has no client {client!r}; it has {listed(sorted(known))}.")
+    found: list[Affected] = []
+    seeds = [_seen(run, client, seed) for seed in run.config.seed_list]
+    for seen in seeds:
+        found += _in_folder(run, client, seen)
+        found += _turned_back(run, seen)
+    found += _handed_out(run, seeds)
+    if elsewhere(run.description):
+        for seen in seeds:
+            found += _crossed(run, client, seen)
     return found
+
+
+def clients_of(run: Record) -> list[str]:
+    """Who ever took part, or was named as a leaver."""
+    order = (client_list(run.folder.path) or {"order": []})["order"]
+    named = [name for entry in run.folder.requests() for name in entry.request.clients]
+    return list(dict.fromkeys([*run.description["clients"], *order, *named]))
+
+
+def _seen(run: Record, client: str, seed: int) -> _Seen:
+    entries = run.folder.requests()
+    own = [e for e in entries if e.accepted and e.seed == seed and client in e.request.clients]
+    entry = next(iter([*in_force(own), *own]), None)
+    if entry is not None:
+        clean = carriers.without(run.folder, run.config, entry, entries)
+        return _Seen(seed, entry, clean, carriers.carriers(run.folder, run.config, entry, entries))
+    asked = [i for i, request in enumerate(run.config.request) if client in request.clients]
+    compared = run.config.request_ids()[asked[0] :] if asked else ()
+    clean = {Job(seed, name, label).path for name in compared for label in run.config.methods.run}
+    return _Seen(seed, None, clean, carriers.look(run.folder, seed, (client,), clean, compared), tuple(compared))
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def _in_folder(run: Record, client: str, seen: _Seen) -> Iterator[Affected]:
+    for one in seen.found:
+        what = f"{one.what}: it is in force" if _is_in_force(run, seen.seed, one) else one.what
+        yield Affected(one.kind, one.file, what, _do(run, client, seen.entry, one))
+
+
+def _turned_back(run: Record, seen: _Seen) -> Iterator[Affected]:
+    """The models in force that are without the client until somebody takes a public perturbation back."""
+    told = {one.file for one in seen.found}
+    purged = {entry.request.id for entry in run.folder.requests() if entry.purged}
+    for job, (name, what) in _ways_back(run, seen).items():
+        if run.folder.model_file(job).exists() and f"models/{job.path.as_posix()}.safetensors" not in told:
+            do = f"`{run.command('probe', '--request', name)}` shows how far; {_end(run, seen)}"
+            if name in purged:
+                do = f"how far cannot be shown any more, for the request was purged; {_end(run, seen)}"
+            yield Affected("model", f"models/{job.path.as_posix()}.safetensors", what, do)
+
+
+def _end(run: Record, seen: _Seen) -> str:
+    command = ending(run, seen.entry) if seen.entry else ""
+    return f"`{command}` ends it" if command else _LASTS
+
+
+def ending(run: Record, entry: Entry) -> str:
+    """The command that ends the way back to what a request took out.
+
+    It is a request of its own by a method that lasts. Empty for a list of rows, and where no request can be filed here.
+    """
+    asked = entry.request
+    whom = [word for name in asked.clients for word in ("--client", name)]
+    whom += [word for label in asked.classes for word in ("--class", str(label))]
+    if not whom or elsewhere(run.description) or run.description.get("call"):
+        return ""
+    seed = ["--seed", entry.seed] if len(run.config.seed_list) > 1 else []
+    return run.command("forget", *whom, *seed, "--method", lasting_method(run), "--id", f"{asked.id}-lasts")
+
+
+def lasting_method(run: Record) -> str:
+    """The method that leaves no way back in a run, without building one.
+
+    It is Retrain where a history was recorded, which would tell Sealed's draw.
+    """
+    compared = [METHODS.get(run.config.methods.name_of(label)) for label in run.config.methods.run]
+    recorded = bool(run.config.training.record) or any(
+        kind is not None and "history" in kind.needs for kind in compared if run.config.request
+    )
+    return "retrain" if recorded else "sealed"
+
+
+def _ways_back(run: Record, seen: _Seen) -> dict[Job, tuple[str, str]]:
+    """The jobs whose models can be rid of what took the client out: for which request, and how."""
+    line = in_force(entry for entry in run.folder.requests() if entry.seed == seen.seed)
+    names = () if seen.entry is None else seen.entry.left_by or (seen.entry.request.id,)
+    found = {
+        Job(seen.seed, entry.request.id, entry.method): (
+            one.request.id,
+            f"{_CAN} {way_back(run.folder, run.config, one)}",
+        )
+        for place, one in enumerate(line)
+        if one.request.id in names
+        for entry in turned_back(run.folder, run.config, line[place:])
+    }
+    for label in run.config.methods.run if seen.compared else ():
+        first = seen.compared[0]
+        if how := inverse_by(run.folder, run.config, Job(seen.seed, first, label)):
+            done = what_was_done(run.config, label, first, how)
+            undone, back = (run.description.get("undone") or {}).get(label) or {}, False
+            for name in seen.compared:
+                back ^= name in undone and name != first  # as published, every further request turns the layer round
+                said = f"request {name!r} turned back" if back else _CAN
+                found[Job(seen.seed, name, label)] = first, f"{said} {done}"
+    return found
+
+
+def _is_in_force(run: Record, seed: int, one: Carrier) -> bool:
+    served = in_force(entry for entry in run.folder.requests() if entry.seed == seed)
+    job = Job(seed, served[-1].request.id, served[-1].method) if served else run.training_job(seed)
+    return one.kind == "model" and run.folder.path / one.file == run.folder.model_file(job)
+
+
+def _do(run: Record, client: str, entry: Entry | None, one: Carrier) -> str:
+    if entry is None:
+        forget = f"`{run.command('forget', '--client', client)}`"
+        if elsewhere(run.description):
+            forget = f'the same run config with mode="unlearn" forget-clients="{client}"'
+        return f"{forget}, then `unfed purge` it"
+    name = entry.request.id
+    purge = listed((f"`{run.command('purge', '--request', one)}`" for one in entry.left_by or [name]), last="and")
+    if entry.waiting:
+        return f"request {name!r} is {entry.standing}: {run.going_on}, then {purge}"
+    if entry.owed:
+        return f"request {name!r} is {entry.standing}: {run.way_out(entry)}; then {purge}"
+    if one.kind == "statistics":
+        return "part of a model that stays; a later request by sealed or retrain begins them afresh"
+    return purge
+
+
+_CAN = "whoever has it can turn back"
+_LASTS = "sealed and retrain leave no way back"
+_PAGES = {
+    "report": ("a report", "`unfed report`"),
+    "comparison": ("a comparison", "`unfed compare`"),
+    "index": ("an index of runs", "`unfed index`"),
+    "evidence": ("an evidence bundle", "`unfed bundle`"),
+}
+"""How it is called, and what writes it anew."""
+
+
+# --- outside ----------------------------------------------------------------------------------------------------------
+
+
+def _handed_out(run: Record, seeds: Sequence[_Seen]) -> Iterator[Affected]:
+    where, of = run.folder.path, {seen.seed: seen for seen in seeds}
+    for one in handed_out.listed(run.folder):
+        path = one.path(where)
+        there = consistency.file_digest(path) == one.sha256
+        if one.what == "export":
+            if one.job is None or one.job.seed not in of:
+                continue
+            back = _ways_back(run, of[one.job.seed]).get(one.job)
+            if one.job.path in of[one.job.seed].clean and back is None:
+                continue
+            what = f"the model {one.job.path.as_posix()}, exported on {one.at} (SHA-256 {one.sha256})"
+            told = "ask whoever was given it to delete it; `unfed export` hands out the model in force"
+            do = f"delete it and {told}" if there else f"it is not there as it was; {told}"
+            if back is not None:
+                what += f": {back[1]}"
+                do = f"{_LASTS}; ask whoever was given it to take what they leave instead"
+        else:
+            called, again = _PAGES.get(one.what, _PAGES["report"])
+            what = f"{called} of {one.at}: names and numbers of its requests, no weights"
+            again = f"`{run.command('report')}`" if one.what == "report" else again
+            do = f"{again} says how it stands now; delete copies that must not name it"
+            do = do if there else f"it is not there as it was; {do}"
+        yield Affected(one.what, one.file, what, do)
+
+
+def _crossed(run: Record, client: str, seen: _Seen) -> Iterator[Affected]:
+    """What nodes sent and were sent while a job carried the client, as the trajectory tells it."""
+    asked: dict[Path, dict[int, set[str]]] = {}
+    lines: Sequence[Mapping[str, Any]] = run.folder.lines()
+    for line in lines:
+        if line["seed"] == seen.seed:
+            rounds = asked.setdefault(Job(line["seed"], line["request"], line["method"]).path, {})
+            for round, clients in (line.get("asked") or {}).items():
+                rounds.setdefault(int(round), set()).update(clients)
+    for job, rounds in asked.items():
+        if job in seen.clean or not rounds:
+            continue
+        file = f"models/{job.as_posix()}.safetensors"
+        if mine := sum(client in clients for clients in rounds.values()):
+            what = f"updates of client {client} in {mine} rounds of {job.as_posix()}"
+            yield Affected("upload", file, what, "none is kept here but in histories; the model they went into counts")
+        others = listed(sorted(set().union(*rounds.values())), last="and")
+        what = f"the models of {len(rounds)} rounds of {job.as_posix()}, sent to {others}"
+        yield Affected("download", file, what, "ask these nodes to delete what they keep of them")

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from unfed.data import Request
+from unfed.folder.folder import Job
 from unfed.methods import Method
 from unfed.model.params import Params
-from unfed.runs.folder import Job
-from unfed.runs.requests import Entry
+from unfed.requests.entry import Entry
 from unfed.runs.together import Batch
 
 

@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from unfed.folder.folder import RunFolder
 from unfed.runs import description
-from unfed.runs.folder import RunFolder
 from unfed.runs.progress import QuietWatch, Watch
 from unfed.runs.record import Record
 

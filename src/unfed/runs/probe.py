@@ -16,8 +16,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from unfed import storage
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
+from unfed.folder import consistency
+from unfed.folder.clients import out_of_sight
+from unfed.folder.folder import WITHOUT, Job, RunFolder
+from unfed.folder.undo_results import SCHEMA, Target, file_of, model_digest, read, targets
 from unfed.measures.evaluator import Evaluator
 from unfed.measures.undo import (
     MEASUREMENTS,
@@ -36,11 +41,6 @@ from unfed.measures.undo import (
     undo,
 )
 from unfed.model.params import Params
-from unfed.runs import consistency
-from unfed.runs.config import Config
-from unfed.runs.elsewhere import out_of_sight
-from unfed.runs.folder import WITHOUT, Job, RunFolder
-from unfed.runs.undo_results import SCHEMA, Target, file_of, model_digest, read, targets
 from unfed.runs.world import World, process_as_before
 from unfed.values import as_json
 

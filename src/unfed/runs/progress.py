@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from unfed.engines.observed import Observer
 from unfed.federation.history import History
 from unfed.federation.state import State
-from unfed.runs.folder import Job, RunFolder
+from unfed.folder.folder import Job, RunFolder
 
 
 class Watch(Protocol):

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from unfed import plugins
+from unfed.config.config import Config
 from unfed.errors import UnfedError, listed, typed
+from unfed.folder import carriers, consistency, deny, judged, undo_results
+from unfed.folder import findings as studies
+from unfed.folder.clients import elsewhere, how_to_go_on
+from unfed.folder.folder import PRUNED, Job, RunFolder
+from unfed.folder.job_notes import last_starts
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
-from unfed.runs import carriers, consistency, deny, description, judged, studies, together, undo_results
-from unfed.runs.config import Config
-from unfed.runs.elsewhere import elsewhere, how_to_go_on
-from unfed.runs.folder import PRUNED, Job, RunFolder
-from unfed.runs.job_notes import last_starts
-from unfed.runs.request_options import Until
-from unfed.runs.requests import Entry
+from unfed.requests.entry import Entry
+from unfed.requests.options import Until
+from unfed.runs import description, together
 
 _RUNS_CODE = ("evaluate", "forget", "probe", "resume", "suggest", "theory")
 """Commands that build what a run names, and so want leave for it."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from unfed.data import Request
 from unfed.errors import NotRecovered, Refused, listed
-from unfed.runs.requests import Reason
+from unfed.requests.entry import Reason
 from unfed.runs.world import World
 
 

@@ -24,9 +24,9 @@ from unfed.federation.aggregate import length_of
 from unfed.federation.history import History
 from unfed.federation.server import JobServer
 from unfed.federation.state import State
+from unfed.folder.job_notes import JobNotes
 from unfed.measures.trajectory import RefusedUpdate
 from unfed.model.params import Params
-from unfed.runs.job_notes import JobNotes
 from unfed.values import Value, is_measured
 
 

@@ -23,34 +23,36 @@ from pathlib import Path
 from typing import Any
 
 from unfed import plugins
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError, UnfedWarning, expect, listed, members, option
 from unfed.federation.history import Recorder
+from unfed.folder import consistency, deny, purge
+from unfed.folder.clients import elsewhere
+from unfed.folder.folder import Job, RunFolder
+from unfed.folder.job_notes import began, start_on
+from unfed.folder.reversible import BY_DEFAULT, inverse_by, warn_of_way_back
+from unfed.folder.undo_results import targets
 from unfed.measures import trajectory
 from unfed.measures.forgotten import Forgetting, remedy
 from unfed.methods import NoT, Retrain, State
 from unfed.model.params import Params, cast, check_like
-from unfed.runs import consistency, deny, description, lineage, onlooker, probe, purge
-from unfed.runs.affected import clients_of, lasting_method
-from unfed.runs.config import Config
-from unfed.runs.elsewhere import elsewhere
-from unfed.runs.folder import Job, RunFolder
-from unfed.runs.gate import gate_of
+from unfed.requests.entry import Entry
+from unfed.requests.gate import gate_of
+from unfed.requests.method_of_request import method_of_request
+from unfed.requests.options import RequestOptions
+from unfed.runs import description, onlooker, probe
+from unfed.runs import offers as lineage
 from unfed.runs.job import JobRunner, JobSpec
-from unfed.runs.job_notes import began, start_on
-from unfed.runs.method_of_request import method_of_request
+from unfed.runs.lineage import clients_of, lasting_method
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import Heartbeat, Watch
 from unfed.runs.record import Record
 from unfed.runs.refusals import gone_already, left_by
-from unfed.runs.request_options import RequestOptions
-from unfed.runs.requests import Entry
 from unfed.runs.serving import STOPS, Queue
 from unfed.runs.simulated import as_it_began, simulated
 from unfed.runs.together import Batch, Handed, hand_over
 from unfed.runs.training import start_of, training_method
-from unfed.runs.turning_back import BY_DEFAULT, inverse_by, warn_of_way_back
-from unfed.runs.undo_results import targets
 from unfed.runs.world import World, process_as_before
 
 
@@ -271,7 +273,7 @@ class Run(Record):
             patience=self.config.unlearning.patience,
             until=None if entry is None else entry.until,
             within=config.evaluation.recovered_within,
-            gate=None if entry is None else gate_of(world, config, entry),
+            gate=None if entry is None else gate_of(world.seeds.evaluation, world.classes, config, entry),
             base=turn.base,
             history=lineage.history_of(self.folder, turn.label, method, training, previous),
             recorders=recorders,

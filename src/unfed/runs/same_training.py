@@ -14,8 +14,8 @@ import json
 import shutil
 
 from unfed import storage
+from unfed.folder.folder import Job
 from unfed.measures.trajectory import job_of
-from unfed.runs.folder import Job
 from unfed.runs.record import Record
 
 ASIDE = ("name", "seed", "methods", "request", "unlearning", "checkpoint", "gate")

@@ -28,24 +28,26 @@ from typing import Any
 
 import torch
 
+from unfed.config.names import check_id, check_label
 from unfed.data import Request
 from unfed.data.sample_list import drawn_order
 from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed, option, typed
+from unfed.folder import deny
+from unfed.folder.folder import Job
+from unfed.folder.reversible import negated_by
 from unfed.measures.again import Again
 from unfed.model.params import Params
-from unfed.runs import deny, lineage, onlooker
+from unfed.requests.entry import Entry, date_of, in_force, next_number, next_place, now, turn
+from unfed.requests.gate import Decision, NotForgotten, NotPassed, gate_of, passed
+from unfed.requests.options import RequestOptions, Until
+from unfed.runs import offers as lineage
+from unfed.runs import onlooker
 from unfed.runs.admission import Admission
 from unfed.runs.description import describe_request, method_facts
-from unfed.runs.folder import Job
-from unfed.runs.gate import Decision, NotForgotten, NotPassed, gate_of, passed
 from unfed.runs.method_turn import MethodTurn
-from unfed.runs.names import check_id, check_label
 from unfed.runs.progress import Watch
 from unfed.runs.refusals import reason_of
-from unfed.runs.request_options import RequestOptions, Until
-from unfed.runs.requests import Entry, date_of, in_force, next_number, next_place, now, turn
 from unfed.runs.together import Batch, Handed, may_share, refuse_if_alone, reserved, taken_up
-from unfed.runs.turning_back import negated_by
 from unfed.runs.worker import Worker
 
 # What befalls the machine, not a request: a device that is gone does not come back for the next request either.
@@ -173,7 +175,7 @@ class Queue:
                 lineage.warn_of_return(chosen, self._admission.makers(before), world.template.module)
                 self._admission.refuse_if_blind(entry, accepted)
             described = describe_request(world, [*(e.request for e in accepted), request]) | served_by
-            entry = replace(entry, described=described, rows=deny.rows_of(request, world, self._folder))
+            entry = replace(entry, described=described, rows=deny.rows_of(request, world.scoped, self._folder))
             self._folder.put_request(entry)
             return entry, False
 
@@ -349,7 +351,9 @@ class Queue:
         run, config = self._run, entry.how.on(self._run.config, entry.method)
         world, job = run.world(entry.seed), Job(entry.seed, entry.request.id, entry.method)
         evaluator = world.evaluator(self._scope(batch, entry))
-        decision = gate_of(world, config, entry).decide(evaluator, before, after, negated_by(self._folder, job))
+        decision = gate_of(world.seeds.evaluation, world.classes, config, entry).decide(
+            evaluator, before, after, negated_by(self._folder, job)
+        )
         try:
             return passed(decision, entry.request.id, entry.how.accept)
         except NotPassed as refusal:
@@ -376,7 +380,8 @@ class Queue:
         self._purge(done)
 
     def _purge(self, entry: Entry) -> None:
-        self._folder.purge(entry.seed, entry.request.clients, self._run.config.recorded())
+        purges = {label: method.purge for label, method in self._run.config.recorded().items()}
+        self._folder.purge(entry.seed, entry.request.clients, purges)
 
     def _failed(self, batch: Batch, entry: Entry, error: Exception) -> Entry | None:
         """Denied, or put off where its clients did not answer; None if it was withdrawn meanwhile."""

@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
+from unfed.config.config import Config
+from unfed.config.seeds import Seeds
 from unfed.data import ClientData, Source
 from unfed.engines import Batched
 from unfed.engines.choice import EngineChoice, choose_engine
 from unfed.engines.determinism import fixed_order
 from unfed.errors import UnfedError
+from unfed.folder.clients import NODES, elsewhere, how_to_go_on
+from unfed.folder.folder import RunFolder
 from unfed.model.flops import Flops, forward_flops
 from unfed.model.functional import Template
-from unfed.runs.config import Config
-from unfed.runs.elsewhere import NODES, elsewhere, how_to_go_on
-from unfed.runs.folder import RunFolder
 from unfed.runs.from_config import DTYPES, Network, cpu_threads, data_set, deal, pick_device
-from unfed.runs.seeds import Seeds
 from unfed.runs.world import Residents, World
 
 

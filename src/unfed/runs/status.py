@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from unfed.folder.folder import Job
 from unfed.measures import trajectory
 from unfed.runs import description
-from unfed.runs.folder import Job
 from unfed.runs.in_force import in_force
 from unfed.runs.run import Run
 

@@ -16,16 +16,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
+from unfed.folder.folder import Job, RunFolder
+from unfed.folder.job_notes import JobNotes, began, model_notes, start_on
 from unfed.measures import trajectory
 from unfed.methods import State
 from unfed.model.params import Params
-from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder
-from unfed.runs.job_notes import JobNotes, began, model_notes, start_on
-from unfed.runs.request_options import Until
-from unfed.runs.requests import SHARED, Entry, now
+from unfed.requests.entry import SHARED, Entry, now
+from unfed.requests.options import Until
 from unfed.runs.world import World
 
 

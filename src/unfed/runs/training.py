@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.federation.protocol import Server
+from unfed.folder.folder import Job, RunFolder
 from unfed.methods import Method, Retrain, State
 from unfed.model.params import Params
-from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder
 from unfed.runs.world import World
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from unfed.config.config import Config
 from unfed.data import Request
+from unfed.folder.folder import Job, RunFolder
 from unfed.methods import State
 from unfed.model.params import Params
-from unfed.runs.config import Config
-from unfed.runs.folder import Job, RunFolder
+from unfed.requests.entry import Entry
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import Watch
-from unfed.runs.requests import Entry
 from unfed.runs.together import Batch, Handed
 from unfed.runs.world import World
 

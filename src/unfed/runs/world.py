@@ -23,6 +23,9 @@ import torch
 
 from unfed.client.plan import Optimiser, Phase
 from unfed.client.scores import called
+from unfed.config.config import Config
+from unfed.config.seeds import Seeds
+from unfed.config.tables import RecoveryConfig
 from unfed.data import ClientData, Dataset, Request, Source, mark
 from unfed.data import public as validation_images
 from unfed.engines import Batched, Engine, Sequential
@@ -37,10 +40,7 @@ from unfed.measures.evaluator import Evaluator, Scorer, Yardstick
 from unfed.model.flops import Flops
 from unfed.model.functional import Template
 from unfed.model.params import Params
-from unfed.runs.config import Config
-from unfed.runs.config_tables import RecoveryConfig
 from unfed.runs.from_config import DTYPES
-from unfed.runs.seeds import Seeds
 
 
 def cores() -> int:

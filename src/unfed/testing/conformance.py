@@ -26,6 +26,7 @@ from torch import Tensor
 
 from unfed import rng
 from unfed.client.plan import Measure
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.engines import Block
 from unfed.engines.base import Context, context_of
@@ -33,12 +34,11 @@ from unfed.engines.observed import Observer
 from unfed.errors import UnfedError
 from unfed.federation.history import History
 from unfed.federation.state import State
+from unfed.folder.folder import Job
 from unfed.methods.base import ALL_SCOPES, METHODS, NEEDS, Central, Lineage, Method, register
 from unfed.methods.sealed import drawn_from
 from unfed.model.params import Params, tensor_bytes
 from unfed.model.sealing import DRAW_BYTES
-from unfed.runs.config import Config
-from unfed.runs.folder import Job
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from unfed.errors import Halted, UnfedError, listed, typed
-from unfed.runs import foreign
+from unfed.folder import foreign
+from unfed.requests.entry import Entry, now
 from unfed.runs.onlooker import keeps_log
 from unfed.runs.record import Record
-from unfed.runs.requests import Entry, now
 from unfed.trust import envelope, merkle, story, verifier
 from unfed.trust.canonical import read_file
 from unfed.trust.envelope import Envelope

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from unfed.errors import UnfedError
-from unfed.runs.folder import RunFolder
+from unfed.folder.folder import RunFolder
+from unfed.requests.entry import Entry
 from unfed.runs.onlooker import logs_named
 from unfed.runs.record import Record
-from unfed.runs.requests import Entry
 from unfed.trust import log as logs
 from unfed.trust.canonical import canonical
 from unfed.trust.folder import ROSTER, TrustFolder, envelope_at

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unfed.errors import UnfedError
+from unfed.folder import carriers
 from unfed.report.words import date_text
-from unfed.runs import carriers
+from unfed.requests.entry import Entry, now
 from unfed.runs.in_force import in_force
-from unfed.runs.requests import Entry, now
 from unfed.runs.run import Run
 from unfed.trust import bundle, index, intake, revocation
 from unfed.trust.canonical import canonical, parsed

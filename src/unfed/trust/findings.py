@@ -16,11 +16,11 @@ from scipy.stats import beta
 
 from unfed import storage
 from unfed.errors import UnfedError, listed
+from unfed.folder.folder import Job, RunFolder
 from unfed.measures.trajectory import forget_of, job_of
 from unfed.model.digest import fingerprint
-from unfed.runs.folder import Job, RunFolder
+from unfed.requests.entry import Entry
 from unfed.runs.record import Record
-from unfed.runs.requests import Entry
 from unfed.trust import verifier
 from unfed.values import is_measured, not_measured
 

@@ -23,11 +23,11 @@ from typing import Any
 
 from unfed import json_checks as its
 from unfed import storage
+from unfed.config.names import check_id
 from unfed.errors import UnfedError, typed
-from unfed.runs.folder import Job, RunFolder
-from unfed.runs.names import check_id
+from unfed.folder.folder import Job, RunFolder
+from unfed.requests.entry import Entry, now
 from unfed.runs.onlooker import keeps_log
-from unfed.runs.requests import Entry, now
 from unfed.trust import envelope, keys, merkle, roster
 from unfed.trust.envelope import Envelope
 from unfed.trust.keys import PublicKey, SigningKey

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from unfed import storage
-from unfed.runs.folder import RunFolder
-from unfed.runs.requests import Entry
+from unfed.folder.folder import RunFolder
+from unfed.requests.entry import Entry
 from unfed.trust.folder import TrustFolder
 
 FILE = "index.sqlite"

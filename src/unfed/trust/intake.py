@@ -15,9 +15,9 @@ from typing import Any
 from unfed import storage
 from unfed.data import Request
 from unfed.errors import Halted, UnfedError
-from unfed.runs import presence
-from unfed.runs.request_options import RequestOptions
-from unfed.runs.requests import Entry, now
+from unfed.folder import locks as presence
+from unfed.requests.entry import Entry, now
+from unfed.requests.options import RequestOptions
 from unfed.runs.run import Run
 from unfed.trust import acknowledgement, envelope, request, story
 from unfed.trust.canonical import canonical, parsed

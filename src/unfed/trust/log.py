@@ -21,8 +21,8 @@ from typing import Any
 
 from unfed import storage
 from unfed.errors import UnfedError
-from unfed.runs import presence
-from unfed.runs.requests import now
+from unfed.folder import locks as presence
+from unfed.requests.entry import now
 from unfed.trust import envelope, merkle
 from unfed.trust.canonical import canonical, canonical_value
 from unfed.trust.envelope import Envelope

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from unfed import storage
 from unfed.errors import UnfedError
-from unfed.runs import presence
-from unfed.runs.requests import now
+from unfed.folder import locks as presence
+from unfed.requests.entry import now
 
 FILE = "pseudonyms.json"
 _BYTES = 32

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from unfed.config.names import check_id
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
-from unfed.runs.names import check_id
-from unfed.runs.requests import date_of, now
+from unfed.requests.entry import date_of, now
 from unfed.trust import envelope
 from unfed.trust.canonical import canonical
 from unfed.trust.envelope import Envelope

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from unfed import storage
+from unfed.config.names import check_id
 from unfed.errors import UnfedError
-from unfed.runs import presence
-from unfed.runs.names import check_id
-from unfed.runs.requests import Entry, date_of, now
+from unfed.folder import locks as presence
+from unfed.requests.entry import Entry, date_of, now
 from unfed.runs.run import Run
 from unfed.trust import envelope, story, verifier
 from unfed.trust.envelope import Envelope

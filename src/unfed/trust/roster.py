@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unfed.errors import UnfedError
-from unfed.runs.requests import now
+from unfed.requests.entry import now
 from unfed.trust import envelope
 from unfed.trust.envelope import Envelope
 from unfed.trust.keys import PublicKey, SigningKey

@@ -19,7 +19,7 @@ from typing import Any
 
 from unfed.errors import UnfedError, extra
 from unfed.report.words import date_text
-from unfed.runs.requests import now
+from unfed.requests.entry import now
 from unfed.trust.desk import Desk, Unknown
 from unfed.trust.envelope import Envelope
 from unfed.trust.guard import App, Guard, Rules

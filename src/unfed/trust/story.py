@@ -19,9 +19,9 @@ from typing import Any
 from unfed import json_checks as its
 from unfed import storage
 from unfed.errors import UnfedError
-from unfed.runs import consistency, handed_out
-from unfed.runs.folder import RunFolder
-from unfed.runs.requests import Entry, now
+from unfed.folder import consistency, handed_out
+from unfed.folder.folder import RunFolder
+from unfed.requests.entry import Entry, now
 from unfed.trust import index
 from unfed.trust.canonical import canonical
 from unfed.trust.folder import TrustFolder, model_of

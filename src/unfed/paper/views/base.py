@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from unfed.config.config import Config
 from unfed.errors import UnfedError, listed
 from unfed.methods.not_ import NoT
 from unfed.paper.items import Item, Spec
 from unfed.paper.pictures import Picture
 from unfed.report.rules import Row
-from unfed.runs.config import Config
 from unfed.runs.run import Run
 from unfed.values import not_measured
 

@@ -1,0 +1,1 @@
+"""Config: one typed description of an experiment, and how it is read."""

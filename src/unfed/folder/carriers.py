@@ -1,0 +1,343 @@
+"""Which files of a run still carry what a request takes out: models, states, histories, scores.
+
+    θ* ──► served before it ──► THE REQUEST ──► served after it          what stands left of it, or grew out of that,
+      └──► compared, tried in vain                                       carries it; what stands right of it does not
+
+A model is without a request if it is the one by which the request was fulfilled, if it was drawn anew without its rows,
+or if it began at a model without it. One that a public inverse turns back (`turning_back.py`) is without it only while
+nobody takes that step, so it counts as a carrier once another is in force. Nothing is built to tell: states say at
+which model they began.
+
+Beside the model that a method perturbs, a state may bring more over from before the request: histories, what a method
+keeps for itself, running statistics that `begin` did not set back. They are listed too. Momentum is none of it: the
+server has none, clients' optimisers begin with every round, and that of a centralised run begins with the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from unfed import storage
+from unfed.config.config import Config
+from unfed.data import Request
+from unfed.federation.server import OPTIMISER
+from unfed.folder import findings as studies
+from unfed.folder.folder import BEST, OVER, PARAMS, Job, RunFolder, left_out_at
+from unfed.folder.histories import HISTORY, HistoryLog
+from unfed.folder.reversible import turned_back, way_back
+from unfed.folder.subtraction import Differences
+from unfed.folder.undo_results import left_out, read_at
+from unfed.methods import METHODS
+from unfed.requests.entry import Entry, in_force, overlap, owners
+
+Kind = Literal[
+    "model", "state", "history", "part", "samples", "undo", "study", "population", "statistics", "trajectory"
+]
+MEAN = "running_mean"
+_OWN = (PARAMS, BEST, OPTIMISER)
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """A file, or a folder of files, that carries what a request takes out."""
+
+    request: str
+    file: str
+    """Its path inside the run folder, with slashes."""
+    what: str
+    kind: Kind
+    part: str = ""
+    """Which group of tensors, or of which request, where the rest of the file does not carry it."""
+
+
+def influence(folder: RunFolder, config: Config) -> list[dict[str, str]]:
+    """Every file that still carries what a request takes out, and how: {request, file, what}."""
+    found: list[Carrier] = []
+    entries = folder.requests()
+    for entry in (one for one in entries if one.accepted):
+        found += carriers(folder, config, entry, entries)
+    compared = config.request_ids()
+    for i, (name, request) in enumerate(zip(compared, config.request, strict=True)):
+        for seed in config.seed_list:
+            clean = {Job(seed, own, label).path for own in compared[i:] for label in config.methods.run}
+            found += _Look(folder, seed, name, request.clients, clean).all()
+    return [{"request": one.request, "file": one.file, "what": one.what} for one in found]
+
+
+def carriers(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> list[Carrier]:
+    """What still carries one request that was accepted.
+
+    Of one that others had taken out before, it is what carries those.
+    """
+    if entry.left_by:
+        found = [one for other in _left_by(entry, entries) for one in carriers(folder, config, other, entries)]
+        return list({(one.file, one.part): replace(one, request=entry.request.id) for one in found}.values())
+    clean = without(folder, config, entry, entries)
+    tried = {Job(entry.seed, name, label).path for label in entry.methods for name in entry.names} - clean
+    later = [e for e in entries if e.seed == entry.seed and (_leaves_out(e, entry) or _may_have(e))]
+    scored = {name for e in later for name in e.names}
+    look = _Look(folder, entry.seed, entry.request.id, entry.request.clients, clean, tried, scored)
+    named = zip(config.request_ids(), config.request, strict=True)
+    look.overlapping = [name for name, asked in named if overlap(asked.owners(), owners(entry.request))]
+    look.differences = Differences(folder, config, entries, entry.request.id)
+    return [*look.all(), *_turned_back(folder, config, entry, entries)]
+
+
+def _turned_back(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> Iterator[Carrier]:
+    """Models without it that whoever has them can turn back, and that are not in force any more."""
+    line = in_force(e for e in entries if e.seed == entry.seed)
+    after = line[line.index(entry) :] if entry in line else []
+    gone = [e for e in turned_back(folder, config, after) if e.served != line[-1].served]
+    how = f"whoever has it can turn back {way_back(folder, config, entry)}; it is not in force"
+    for one, name in ((e, name) for e in gone for name in e.names):
+        job = Job(entry.seed, name, one.method)
+        if folder.model_file(job).exists():
+            yield Carrier(entry.request.id, f"models/{job.path.as_posix()}.safetensors", how, "model")
+        if not (folder.numbers(job) or {"purged": True}).get("purged"):
+            yield Carrier(entry.request.id, f"state/{job.path.as_posix()}.safetensors", how, "state")
+
+
+def look(
+    folder: RunFolder, seed: int, clients: Sequence[str], clean: Collection[Path], compared: Sequence[str] = ()
+) -> list[Carrier]:
+    """What carries clients that no request was filed for.
+
+    `clean` are the jobs that left them out, `compared` the requests of a comparison that did.
+    """
+    return _Look(folder, seed, next(iter(compared), ""), clients, clean, scored=compared).all()
+
+
+def without(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> set[Path]:
+    """The jobs, by their paths, whose models are without what a request takes out."""
+    if entry.left_by:
+        others = [without(folder, config, other, entries) for other in _left_by(entry, entries)]
+        return set.intersection(*others) if others else set()
+    seed = entry.seed
+    line = in_force(e for e in entries if e.seed == seed)
+    after = [e for e in line if (e.served or 0) >= (entry.served or 0)] if entry in line else []
+    clean = {Job(seed, name, e.method).path for e in after for name in e.names}
+    clean |= _drawn_without(config, entry, entries)
+    began = {job: base for job, base in _bases(folder, seed) if job not in clean}
+    while more := {job for job, base in began.items() if base in clean} - clean:
+        clean |= more
+    return clean
+
+
+def _left_by(entry: Entry, entries: Sequence[Entry]) -> list[Entry]:
+    """The requests that took out what a request asked for which had nothing left to take out."""
+    return [one for one in entries if one.request.id in entry.left_by]
+
+
+def _drawn_without(config: Config, entry: Entry, entries: Sequence[Entry]) -> set[Path]:
+    """The jobs that started over without what a request takes out: no model of theirs ever knew it."""
+    served = [(name, e.methods) for e in entries if e.seed == entry.seed and _leaves_out(e, entry) for name in e.names]
+    compared = [(name, config.methods.run) for name in _compared_without(config, entry.request)]
+    return {
+        Job(entry.seed, name, label).path
+        for name, labels in [*served, *compared]
+        for label in labels
+        if _draws_anew(config, label)
+    }
+
+
+def _compared_without(config: Config, request: Request) -> Iterator[str]:
+    """The requests of a comparison by which all owners of a request's rows have left."""
+    gone, own = set[str](), owners(request)
+    for name, asked in zip(config.request_ids(), config.request, strict=True):
+        gone |= set(asked.clients)
+        if own and gone >= own:
+            yield name
+
+
+def _leaves_out(other: Entry, entry: Entry) -> bool:
+    """Whether the job of a request was begun without another's rows."""
+    return other is entry or entry.request.id in other.earlier or entry.number in other.together
+
+
+def _may_have(other: Entry) -> bool:
+    """Whether a request was tried, and its file no longer says without whose rows."""
+    return other.begun is not None and not other.earlier and bool(other.attempts)
+
+
+def _draws_anew(config: Config, label: str) -> bool:
+    """Whether a method starts over, as far as that is known without building it."""
+    kind = METHODS.get(config.methods.name_of(label))
+    return kind is not None and kind.lineage == "anew"
+
+
+def _bases(folder: RunFolder, seed: int) -> Iterator[tuple[Path, Path]]:
+    """Every job that says at which model it began, and which."""
+    for job, numbers in _states(folder, seed):
+        if isinstance(model := (numbers.get("base") or {}).get("model"), str):
+            yield job, Path(model)
+
+
+def _states(folder: RunFolder, seed: int) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The saved states of a repetition by their jobs."""
+    for path, numbers in folder.states():
+        job = path.relative_to(folder.path / "state").with_suffix("")
+        if job.parts[0] == str(seed):
+            yield job, numbers
+
+
+@dataclass
+class _Look:
+    """A look through a repetition's files for what carries one request.
+
+    `clean` are the jobs that left it out.
+    """
+
+    folder: RunFolder
+    seed: int
+    request: str
+    clients: Sequence[str]
+    clean: Collection[Path]
+    tried: Collection[Path] = field(default_factory=set)
+    """Jobs that were to take it out, and whose models are not in force."""
+    scored: Collection[str] = ()
+    """Its own request and those after it: whoever left is scored with whoever leaves, row by row, until purged."""
+    overlapping: Collection[str] = ()
+    """The requests of the comparison that may name the same rows."""
+    differences: Differences | None = None
+    """Decides which means tell of it; None where no request was filed."""
+
+    def all(self) -> list[Carrier]:
+        return [
+            *self._models(),
+            *self._jobs(),
+            *self._samples(),
+            *self._undo(),
+            *self._studies(),
+            *self._population(),
+            *self._statistics(),
+            *self._trajectory(),
+        ]
+
+    def _carrier(self, file: str, what: str, kind: Kind, part: str = "") -> Carrier:
+        return Carrier(self.request, file, what, kind, part)
+
+    def _grew(self, job: Path, what: str) -> str:
+        """Whether something was trained with it, grew out of that, or tried to take it out."""
+        if job in self.tried:
+            return f"{what} that was to take it out, and is not in force"
+        if len(job.parts) == 2:
+            return f"{what} that was trained with it"
+        return f"{what} that was trained with it, or grew out of one that was"
+
+    def _models(self) -> Iterator[Carrier]:
+        for path in sorted((self.folder.path / "models" / str(self.seed)).rglob("*.safetensors")):
+            job = path.relative_to(self.folder.path / "models").with_suffix("")
+            if job not in self.clean:
+                yield self._carrier(f"models/{job.as_posix()}.safetensors", self._grew(job, "a model"), "model")
+
+    def _jobs(self) -> Iterator[Carrier]:
+        """States as a whole, and of clean ones the parts that come from before."""
+        for job, numbers in _states(self.folder, self.seed):
+            file = f"state/{job.as_posix()}.safetensors"
+            if job.name == "before" or numbers.get("purged"):
+                continue
+            if job not in self.clean:
+                yield self._carrier(file, self._grew(job, "the state of a model"), "state")
+            for label, history in numbers.get("histories", {}).items():
+                own = [client for client in self.clients if client in history["clients"]]
+                what = f"records of client {', '.join(own)}" if own else "records of others, made beside it"
+                if log_file := numbers.get("log", {}).get("file"):
+                    log = f"state/{(job.parent / log_file).as_posix()}"
+                    yield self._carrier(log, f"history for {label}: {what}", "history")
+                else:
+                    yield self._carrier(file, f"history for {label}: {what}", "part", HISTORY)
+            for own_log in HistoryLog(self.folder.path / file).files():
+                if own_log.name != numbers.get("log", {}).get("file"):
+                    what = "history that no state counts any more"
+                    yield self._carrier(own_log.relative_to(self.folder.path).as_posix(), what, "history")
+            if job in self.clean:
+                groups = {name.partition("/")[0] for name in storage.names_of(self.folder.path / file)}
+                for group in sorted(g for g in groups if g not in _OWN):
+                    yield self._carrier(file, f"what its method kept beside the model ({group})", "part", group)
+
+    def _samples(self) -> Iterator[Carrier]:
+        top = self.folder.path / "samples" / str(self.seed)
+        for path in sorted(top.rglob("*")) if top.exists() else ():
+            job = path.relative_to(self.folder.path / "samples")
+            if not path.is_dir() or not any(one.suffix == ".safetensors" for one in path.iterdir()):
+                continue
+            file, scores = f"samples/{job.as_posix()}", sorted(path.glob("*.safetensors"))
+            if len(job.parts) == 2 and job not in self.clean:
+                yield self._carrier(file, "scores by a model that carries it", "samples")
+            elif (
+                len(job.parts) > 2
+                and self._speaks_of_it(job)
+                and not all(self.request in left_out_at(one) for one in scores)
+            ):
+                what = "how a model scores its rows" + self._among_others(job.parts[1])
+                apart = job.parts[1] != self.request and all(self.request in left_out_at(one, OVER) for one in scores)
+                yield self._carrier(file, what, "samples", self.request if apart else "")
+
+    def _speaks_of_it(self, job: Path) -> bool:
+        """Whether what is kept of a job's models is about these rows, among others or not."""
+        return job.parts[1] in (self.request, *self.scored, *self.overlapping)
+
+    def _among_others(self, request: str) -> str:
+        own = request in (self.request, *self.overlapping)
+        return "" if own else f", among those that had left by request {request}"
+
+    def _undo(self) -> Iterator[Carrier]:
+        for path in sorted((self.folder.path / "undo" / str(self.seed)).rglob("*.json")):
+            job = path.relative_to(self.folder.path / "undo").with_suffix("")
+            file, what = f"undo/{job.as_posix()}.json", "what came back of it when it was probed"
+            if job.parts[1] in (self.request, *self.overlapping):
+                yield self._carrier(file, what, "undo")
+            elif self.differences is not None and self.request not in left_out(path):
+                probe = read_at(path)
+                if probe is None and self._speaks_of_it(job):  # of a layout that this version cannot cut
+                    yield self._carrier(file, what + self._among_others(job.parts[1]), "undo")
+                elif probe is not None and self.differences.of_probe(probe) != probe:
+                    yield self._carrier(file, what + self._among_others(job.parts[1]), "undo", self.request)
+
+    def _studies(self) -> Iterator[Carrier]:
+        """Verdicts and advice that were computed from a model with it."""
+        for path, jobs in studies.files(self.folder, self.seed):
+            if any(job.path not in self.clean for job in jobs):
+                what = "numbers computed from a model that carries it"
+                yield self._carrier(path.relative_to(self.folder.path).as_posix(), what, "study")
+
+    def _population(self) -> Iterator[Carrier]:
+        """What many models say about its rows, by their numbers (`judged.py`)."""
+        for name in (self.request, *self.overlapping):
+            file = f"population/{name}.json"
+            if name and (self.folder.path / file).exists():
+                yield self._carrier(file, "how exposed its rows are, one by one", "population")
+
+    def _trajectory(self) -> Iterator[Carrier]:
+        """Means from which one over a few of its rows follows."""
+        if self.differences is not None and self.differences.of_trajectory():
+            what = "how right models were on fewer than 10 of its rows, as it stands there or by subtraction"
+            yield self._carrier(self.folder.trajectory.name, what, "trajectory", self.request)
+
+    def _statistics(self) -> Iterator[Carrier]:
+        """Running statistics that went on from the model before, in models without it."""
+        states = dict(_states(self.folder, self.seed))
+        for job in sorted(self.clean):
+            file = f"models/{job.as_posix()}.safetensors"
+            if (names := _carried(states, job, self.clean)) and (self.folder.path / file).exists():
+                what = f"running statistics of {len(names)} layers: not begun afresh, moved on retained data since"
+                yield self._carrier(file, what, "statistics")
+
+
+def _carried(
+    states: Mapping[Path, Mapping[str, Any]], job: Path, clean: Collection[Path], seen: frozenset[Path] = frozenset()
+) -> list[str]:
+    """The running statistics of a model that no job since the request has started afresh."""
+    numbers = states.get(job, {})
+    if (beginning := (numbers.get("diary") or {}).get("beginning")) is None:
+        return []
+    changes = beginning["changes"]
+    kept = [n for n in beginning["shapes"] if n.endswith(MEAN) and changes.get(n) != "set to zero"]
+    base = Path((numbers.get("base") or {}).get("model") or ".")
+    if base not in clean or base in (seen := seen | {job}):
+        return kept
+    before = _carried(states, base, clean, seen)
+    return [name for name in kept if name in before]

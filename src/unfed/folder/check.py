@@ -1,0 +1,187 @@
+"""Is a run folder whole? Everything in it is read, and held against what the other files say of it.
+
+    run.json ─ states ─ trajectory ─ models ─ requests ─ samples ─ what was measured of models ─ what was handed out
+
+What is wrong has one sentence each; a folder with none is whole.
+
+What was taken away on purpose has a tombstone, and counts as whole. What an interrupted process left (a torn last line,
+temporary files) is no fault: it is cut off or swept when work goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unfed import storage
+from unfed.config.config import Config
+from unfed.errors import UnfedError, typed
+from unfed.folder import consistency, deny, handed_out, judged, undo_results
+from unfed.folder import findings as studies
+from unfed.folder.clients import client_list, flower_runs
+from unfed.folder.folder import RunFolder, left_out_at, numbers_at
+from unfed.folder.histories import HistoryLog
+from unfed.folder.purge import pending
+from unfed.model.digest import digests, fingerprint
+from unfed.requests.entry import SHARED, Entry
+
+
+@dataclass
+class Found:
+    """What a look through a folder found."""
+
+    findings: list[str] = field(default_factory=list)
+    """One sentence for each thing that is wrong."""
+    counted: dict[str, int] = field(default_factory=dict)
+    """How much of what was looked through."""
+
+    @property
+    def whole(self) -> bool:
+        return not self.findings
+
+
+def check(folder: RunFolder) -> Found:
+    """Look through a folder. Nothing is changed, nothing that it names is built."""
+    found = Found()
+    description = _told(found, folder.description)
+    if description is None:
+        return found
+    _told(found, lambda: Config.kept(description["config"], str(folder.path / "run.json")))
+    buried = _told(found, lambda: consistency.tombstones(folder.path)) or {}
+    filed = _told(found, lambda: consistency.filed_list(folder.path))
+    entries = _told(found, folder.filed)
+    if entries is not None and filed is not None:
+        found.findings += _told(found, lambda: consistency.missing(folder.path, entries, filed)) or []
+    states = _states(found, folder, buried)
+    lines = _told(found, folder.lines) or []
+    _models(found, folder, states, buried)
+    for path, graves in (_told(found, lambda: pending(folder.path)) or {}).items():
+        found.findings.append(
+            f"{path} was to be purged for request {graves[0].request!r} and is still there;"
+            f" `{typed('purge', folder.path, '--request', graves[0].request, '--yes')}` goes on."
+        )
+    samples = list(_files(folder.path / "samples"))
+    for path in samples:
+        _told(found, lambda path=path: storage.load(path, "scores"))  # type: ignore[misc]
+        _told(found, lambda path=path: left_out_at(path))  # type: ignore[misc]
+    _beside(found, folder)
+    found.findings += _links(folder.path)
+    if entries is not None:
+        named = {line["request"] for line in lines} | {_request_of(folder, path) for path in states}
+        known = {asked["id"] for asked in description["requests"]} | {entry.request.id for entry in entries} | {None}
+        known |= {f"{SHARED}{entry.number}" for entry in entries}
+        of_graves = {grave.request for grave in buried.values()}
+        for name in sorted(str(one) for one in named - known - of_graves):
+            found.findings.append(
+                f"{folder.path} has work on a request {name!r} that nobody filed, or whose file is gone; restore"
+                " requests/ from a copy."
+            )
+        found.findings += _promised(folder, entries, buried)
+    found.counted |= {"lines": len(lines), "states": len(states), "samples": len(samples)}
+    found.counted["requests"] = len(entries or [])
+    return found
+
+
+def _beside(found: Found, folder: RunFolder) -> None:
+    """What was measured of models, what was handed out, clients elsewhere, and the deny list's key.
+
+    The first are probes, studies and judged populations.
+    """
+    for path in sorted((folder.path / "undo").rglob("*.json")):
+        _told(found, lambda path=path: undo_results.read_at(path))  # type: ignore[misc]
+    for place in (studies.THEORY, studies.ADVICE):
+        for path in sorted((folder.path / place).rglob("*.json")):
+            _told(found, lambda path=path: studies.read(folder, path))  # type: ignore[misc]
+    for read in (judged.of_run, handed_out.listed):
+        _told(found, lambda read=read: read(folder))  # type: ignore[misc]
+    for own in (client_list, flower_runs, deny.key_in):
+        _told(found, lambda own=own: own(folder.path))  # type: ignore[misc]
+
+
+def _links(folder: Path) -> Iterator[str]:
+    """What lies elsewhere: it is not copied with the folder, and would outlive a purge."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and (consistency.leads_out(folder, path) or not path.exists()):
+            yield f"{path} is a link out of the folder, or to nothing; put the file in its place."
+
+
+def _told(found: Found, read: Callable[[], Any]) -> Any:
+    """What is read, or None with a finding."""
+    try:
+        return read()
+    except UnfedError as error:
+        if str(error) not in found.findings:
+            found.findings.append(str(error))
+    except (OSError, RecursionError) as error:
+        found.findings.append(f"Something could not be read ({error}); restore it from a copy.")
+    return None
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    yield from sorted(folder.rglob("*.safetensors"))
+
+
+def _states(found: Found, folder: RunFolder, buried: Container[str]) -> dict[Path, dict[str, Any]]:
+    states: dict[Path, dict[str, Any]] = {}
+    for path in _files(folder.path / "state"):
+        _told(found, lambda path=path: storage.verify(path, "saved state"))  # type: ignore[misc]
+        numbers = _told(found, lambda path=path: numbers_at(path))  # type: ignore[misc]
+        if numbers is not None:
+            states[path] = numbers
+            log = path.with_name(numbers.get("log", {}).get("file", path.name))
+            if log.relative_to(folder.path).as_posix() not in buried:
+                _told(found, lambda path=path, numbers=numbers: HistoryLog(path).verify(numbers))  # type: ignore[misc]
+    return states
+
+
+def _request_of(folder: RunFolder, state: Path) -> str | None:
+    parts = state.relative_to(folder.path / "state").parts
+    return parts[1] if len(parts) > 2 else None
+
+
+def _models(
+    found: Found,
+    folder: RunFolder,
+    states: dict[Path, dict[str, Any]],
+    buried: dict[str, consistency.Tombstone],
+) -> None:
+    """Every model is the one that its state vouches for, and none that a state vouches for is missing."""
+    models = {path.relative_to(folder.path / "models"): path for path in _files(folder.path / "models")}
+    found.counted["models"] = len(models)
+    of_state = {path.relative_to(folder.path / "state"): numbers for path, numbers in states.items()}
+    for job, numbers in of_state.items():
+        said = numbers.get("bound", {}).get("model")
+        file = f"models/{job.as_posix()}"
+        if said and numbers.get("finished") and job not in models and file not in buried:
+            found.findings.append(consistency.gone(folder.path / file))
+    for job, path in models.items():
+        loaded = _told(found, lambda path=path: storage.load(path, "model"))  # type: ignore[misc]
+        own = of_state.get(job)
+        if own is None:
+            if f"state/{job.as_posix()}" not in buried:
+                found.findings.append(f"No state vouches for the model {path}; restore state/ from a copy.")
+            continue
+        said = own.get("bound", {}).get("model")
+        if loaded is not None and said and own.get("finished") and fingerprint(digests(loaded[0])) != said:
+            found.findings.append(
+                f"The model {path} is not the one that its job left ({folder.path / 'state' / job} vouches for"
+                " another); restore it from a copy."
+            )
+
+
+def _promised(folder: RunFolder, entries: list[Entry], buried: dict[str, consistency.Tombstone]) -> Iterator[str]:
+    """Requests that are fulfilled by a model that is not there."""
+    done = {entry.request.id for entry in entries if entry.state == "fulfilled"}
+    for entry in entries:
+        if entry.left_by:
+            yield from (
+                f"Request {entry.request.id!r} is fulfilled by request {name!r}, which is not; restore requests/."
+                for name in entry.left_by
+                if name not in done
+            )
+            continue
+        file = Path("models", str(entry.seed), entry.request.id, f"{entry.method.replace(':', '.')}.safetensors")
+        if entry.state == "fulfilled" and file.as_posix() not in buried and not (folder.path / file).exists():
+            yield f"Request {entry.request.id!r} is fulfilled by {folder.path / file}, which is gone; restore it."

@@ -1,0 +1,420 @@
+"""A run folder.
+
+One documented, versioned layout, from which every table and report is computed afterwards.
+
+    run.json                                   schema, config, versions, seeds, clients, model size
+    trajectory.jsonl                           one line per evaluated round: all metrics, all ledger columns
+    samples/SEED/JOB/ROUND.safetensors         per-sample loss, correctness, confidence, entropy of D_u and test
+    state/SEED/JOB.safetensors                 what a job needs to go on
+    state/SEED/JOB.history-N                   the histories that were recorded up to that state (`histories.py`)
+    models/SEED/JOB.safetensors                what came out of it
+    undo/SEED/JOB.json                         what came back when somebody tried to undo it (`probe.py`)
+    theory/SEED/REQUEST.json                   the paper's claims tried on its models (`studies.py`)
+    advice/SEED.json                           which layer of the model in force to perturb (`studies.py`)
+    population/REQUEST.json                    how sure many models of the same config make it (`judging.py`)
+    requests/NUMBER-ID.json                    deletion requests in the order in which they came, and where each stands
+    tombstones.json                            what was purged on purpose (`purge.py`)
+    progress.json                              where a running process is (a hint for `status`, nothing depends on it)
+
+JOB is `train`, or REQUEST/METHOD. Every saved state says how long the trajectory was when it was saved; what no state
+vouches for is cut off when work goes on, so a resumed run writes the same bytes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from unfed import storage
+from unfed.config.names import check_id, check_label
+from unfed.data import Request
+from unfed.errors import UnfedError, option, typed
+from unfed.federation.history import History
+from unfed.federation.state import State
+from unfed.folder import consistency
+from unfed.folder import locks as presence
+from unfed.folder.histories import HistoryLog
+from unfed.folder.schema import MODEL_MAY, SCORES_MAY, checked, checked_description
+from unfed.folder.trajectory_file import TrajectoryFile
+from unfed.measures import trajectory
+from unfed.measures.evaluator import WHOSE
+from unfed.measures.trajectory import Line, job_of
+from unfed.model.digest import digests, fingerprint
+from unfed.model.params import Params
+from unfed.requests import request_files
+from unfed.requests.entry import Entry
+
+SCHEMA = 2  # 1 kept the path of a sample list, not what it said
+READ = (1, 2)
+KEY = "deny.key"
+
+
+Purge = Callable[[History, Collection[str]], History]
+"""A method's rule for a history without some clients."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One stretch of rounds: the training of a seed, or one method on one request."""
+
+    seed: int
+    request: str | None
+    label: str
+
+    def __post_init__(self) -> None:
+        """Each of these becomes a file or a folder, wherever it was read, and stays inside."""
+        check_label(self.label)
+        if self.request is not None:
+            check_id(self.request, "request id")
+        if not isinstance(self.seed, int):
+            raise UnfedError(f"The seed {self.seed!r} is no whole number; restore the file that has it.")
+
+    @property
+    def key(self) -> trajectory.JobKey:
+        """What the lines of the trajectory say of it."""
+        return self.seed, self.request, self.label
+
+    @property
+    def path(self) -> Path:
+        if self.request is None:
+            return Path(str(self.seed), self.label)
+        return Path(str(self.seed), self.request, self.label.replace(":", "."))
+
+
+# The groups of a saved state: the params, and those of the best epoch, where that is the model that counts.
+PARAMS = "params"
+BEST = "best"
+PRUNED = "pruned"  # names the group that is read from the job's model (`prune.py`)
+OVER = "over"  # the requests whose rows scores and probes speak of, in their order
+WITHOUT = "without"  # what scores and probes say: the requests, purged or deleted, whose rows they do not speak of
+
+
+def numbers_at(path: Path) -> dict[str, Any] | None:
+    """The numbers of a saved state, if there is one.
+
+    It may be replaced, and during a purge go, while others look.
+    """
+    if not path.exists():
+        return None
+    return consistency.of_its_job(storage.numbers_of(path), path)
+
+
+def digests_at(path: Path) -> dict[str, str] | None:
+    """The digests of a model's tensors, as its file's own header has them; None where there is none."""
+    if not path.exists():
+        return None
+    return checked(storage.numbers_of(path, "model"), f"The model {path}", {}, MODEL_MAY).get("sha256")
+
+
+def left_out_at(path: Path, said: str = WITHOUT) -> list[str]:
+    """The purged requests of whose rows a file of scores does not speak, or what else it names."""
+    numbers = checked(storage.numbers_of(path, "file of scores"), f"The file of scores {path}", {}, SCORES_MAY)
+    return list(numbers.get(said, ()))
+
+
+class RunFolder:
+    """Reads and writes the layout; knows nothing of training."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._writes = False
+        self._trajectory = TrajectoryFile(self.path)
+        self._logs: dict[Path, HistoryLog] = {}
+
+    # --- run.json -------------------------------------------------------------------------------------------------
+
+    def create(self, description: Mapping[str, Any], key: bytes | None = None) -> None:
+        """Begin a run in a new or empty folder, for its owner alone; killed in here, it can be begun again.
+
+        `run.json` comes last, after the key of a deny list that was taken over: what has it is whole.
+        """
+        begun = (self.path / "run.json").is_file()
+        go_on = f", or go on with `{typed('resume', self.path)}`" if begun else ""
+        taken = UnfedError(f"{self.path} is there already and not empty; choose another with {option('out')}{go_on}.")
+        if not self.vacant():
+            raise taken
+        with storage.disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with presence.held(self.path, "work") as free:
+            if not (free and self.vacant()):
+                raise taken
+            storage.sweep(self.path.iterdir())
+            if key is None:
+                storage.remove(self.path / KEY)  # of a beginning that was killed
+            else:
+                storage.write_bytes(self.path / KEY, key)
+            storage.write_json(self.path / "run.json", {"schema": SCHEMA, **description})
+
+    def vacant(self) -> bool:
+        """Whether a run can begin here: nothing is there, or only what a killed beginning left."""
+        if not self.path.exists():
+            return True
+        return self.path.is_dir() and all(
+            storage.is_leftover(path) or path.name in (KEY, *presence.LOCKS) for path in self.path.iterdir()
+        )
+
+    def description(self) -> dict[str, Any]:
+        if not (self.path / "run.json").exists():
+            raise UnfedError(f"{self.path} is not a run folder (it has no run.json); `unfed run` makes one.")
+        found: dict[str, Any] = storage.read_json(self.path / "run.json", "run description")
+        if not isinstance(found, dict) or found.get("schema") not in READ:
+            layout = found.get("schema") if isinstance(found, dict) else None
+            raise UnfedError(
+                f"{self.path} was written in layout {layout!r}, this version reads layouts 1 and {SCHEMA};"
+                " use the version of unfed that wrote it."
+            )
+        return checked_description(found, str(self.path / "run.json"))
+
+    def writable(self, description: Mapping[str, Any]) -> None:
+        """Refuse to go on in a folder of an older layout, which is only read."""
+        if description["schema"] != SCHEMA:
+            version = (description.get("versions") or {}).get("unfed", "that wrote it")
+            raise UnfedError(
+                f"{self.path} was written in layout {description['schema']}: status, report, export and evaluate read"
+                f" it, but work goes on only with unfed {version} as of layout {description['schema']} (before sample"
+                " lists were kept in the folder); use that, or run the config anew."
+            )
+
+    # --- trajectory -----------------------------------------------------------------------------------------------
+
+    @property
+    def trajectory(self) -> Path:
+        return self._trajectory.path
+
+    def append(self, line: Line) -> int:
+        """Add a line to the trajectory; how long it is then."""
+        return self._trajectory.append(line)
+
+    def lines(self) -> list[Line]:
+        """All whole lines that states vouch for, and those after them of jobs that have not ended.
+
+        A job that has ended adds none, but while somebody is at work on it once more.
+        """
+        states = list(self.states())
+        lines, vouched = self._trajectory.lines(self._trajectory.vouched(states))
+        ended = {path for path, numbers in states if numbers.get("finished")}
+        if lines[vouched:] and not self.busy():
+            lines[vouched:] = [one for one in lines[vouched:] if self.state_file(Job(*job_of(one))) not in ended]
+        return lines
+
+    def length(self) -> int:
+        """How long the trajectory is, in bytes."""
+        return self._trajectory.length()
+
+    def reread(self) -> None:
+        """Trust nothing that was read of the trajectory before."""
+        self._trajectory.reread()
+
+    def cut_back(self) -> None:
+        """Cut the trajectory to what a saved state vouches for."""
+        self.reread()
+        storage.cut(self.trajectory, self.vouched())
+
+    def vouched(self) -> int:
+        """How much of the trajectory the saved states vouch for.
+
+        States are read first: a process that is at work only adds to the trajectory meanwhile.
+        """
+        return self._trajectory.vouched(list(self.states()))
+
+    # --- jobs -----------------------------------------------------------------------------------------------------
+
+    def state_file(self, job: Job) -> Path:
+        return self._file("state", job)
+
+    def model_file(self, job: Job) -> Path:
+        return self._file("models", job)
+
+    def _file(self, folder: str, job: Job) -> Path:
+        path = self.path / folder / job.path
+        return path.with_name(path.name + ".safetensors")
+
+    def states(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Every saved state's numbers."""
+        for path in sorted((self.path / "state").rglob("*.safetensors")):
+            if (numbers := numbers_at(path)) is not None:
+                yield path, numbers
+
+    def save_state(
+        self, job: Job, state: State, numbers: Mapping[str, Any], histories: Mapping[str, History] | None = None
+    ) -> None:
+        """A state, and what changed in the histories that belong to it.
+
+        The state counts them, so they can never come from two different rounds.
+        """
+        path, log = self.state_file(job), self._log(self.state_file(job))
+        whole = {"round": state.round, "done": state.done, "model": state.model, "numbers": dict(state.numbers)}
+        whole["bound"] = {"job": job.path.as_posix(), **self._bound(state, numbers)}
+        kept = log.save(histories or {}, (numbers_at(path) or {}).get("log"))
+        storage.save(path, storage.join({PARAMS: state.params, **state.tensors}), {**whole, **numbers, **kept})
+        log.tidy()
+
+    def _log(self, state: Path) -> HistoryLog:
+        return self._logs.setdefault(state, HistoryLog(state))
+
+    def _bound(self, state: State, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        """What a state vouches for besides itself."""
+        came_out = state.tensors.get(BEST) or state.params
+        return {
+            "run": consistency.file_digest(self.path / "run.json"),
+            "trajectory": self._trajectory.digest(int(numbers["offset"])),
+            "model": fingerprint(digests(came_out)) if numbers.get("finished") and came_out else None,
+            **consistency.log_kept(self.path),
+        }
+
+    def load_state(self, job: Job) -> tuple[State, dict[str, Any]] | None:
+        path = self.state_file(job)
+        if not path.exists():
+            return None
+        tensors, numbers = storage.load(path, "saved state")
+        consistency.of_its_job(numbers, path)
+        groups = storage.part(tensors)
+        if PRUNED in numbers:
+            groups[numbers[PRUNED]] = self.load_model(job)
+        state = State(
+            params=groups.pop(PARAMS, {}),
+            round=numbers["round"],
+            tensors=groups,
+            numbers=numbers["numbers"],
+            done=numbers["done"],
+            model=numbers["model"],
+        )
+        return state, numbers
+
+    def load_histories(self, job: Job) -> dict[str, History]:
+        """What was recorded up to a job's saved state, by label; nothing where there is no state."""
+        path = self.state_file(job)
+        return self._log(path).load(numbers_at(path) or {})
+
+    def purge(self, seed: int, clients: Collection[str], purges: Mapping[str, Purge]) -> None:
+        """Take these clients' records out of every history in the folder; done twice, it does nothing."""
+        for path in sorted((self.path / "state" / str(seed)).rglob("*.safetensors")):
+            kept = (numbers_at(path) or {}).get("histories", {})
+            if not any(set(clients) & set(history["clients"]) for history in kept.values()):
+                continue
+            tensors, numbers = storage.load(path, "saved state")
+            left = {label: purges[label](h, clients) for label, h in self._log(path).load(numbers).items()}
+            log = self._logs[path] = HistoryLog(path)  # all that is left goes into a new file, and the old one goes
+            storage.save(path, tensors, {**numbers, **log.save(left, numbers.get("log"))})
+            log.tidy()
+
+    def numbers(self, job: Job) -> dict[str, Any] | None:
+        return numbers_at(self.state_file(job))
+
+    def finished(self, job: Job) -> bool:
+        return bool((self.numbers(job) or {}).get("finished"))
+
+    def save_model(self, job: Job, params: Params, numbers: Mapping[str, Any]) -> None:
+        storage.save(self.model_file(job), params, numbers)
+
+    def load_model(self, job: Job) -> Params:
+        """The model that a job left; one that its state does not vouch for is refused."""
+        path = self.model_file(job)
+        if not path.exists():
+            raise UnfedError(consistency.gone(path))
+        params = storage.load(path, "model")[0]
+        numbers = self.numbers(job) or {}
+        said = numbers.get("bound", {}).get("model")
+        if numbers.get("finished") and said and fingerprint(digests(params)) != said:
+            raise UnfedError(
+                f"The model {path} is not the one that its job left ({self.state_file(job)} vouches for another);"
+                " restore it from a copy."
+            )
+        return params
+
+    def buried(self, job: Job) -> consistency.Tombstone | None:
+        """The tombstone of a job's model, if that was purged."""
+        return consistency.tombstones(self.path).get(self.model_file(job).relative_to(self.path).as_posix())
+
+    def drop_samples(self, job: Job) -> None:
+        """Take away what an attempt that is given up scored, before the next one scores."""
+        shutil.rmtree(self.path / "samples" / job.path, ignore_errors=True)
+
+    def save_samples(
+        self, job: Job, round: int, samples: Mapping[str, Tensor], requests: Iterable[Request], only: bool = False
+    ) -> None:
+        """Scores of single rows after a round; their file names the requests that they leave out.
+
+        Where only the last are kept, the others go.
+        """
+        path = self.path / "samples" / job.path / f"{round:06d}.safetensors"
+        asked = [*requests]
+        out = [request.id for request in asked if request.purged or request.deleted]
+        whose = {OVER: [request.id for request in asked]} if WHOSE in samples else {}
+        if samples:
+            storage.save(path, samples, {"round": round, **({WITHOUT: out} if out else {}), **whose})
+        for other in set(path.parent.glob("*.safetensors")) - {path} if samples and only else ():
+            storage.remove(other)
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def requests(self) -> list[Entry]:
+        """Every deletion request as it stands now, in the order of filing; refused where one is gone."""
+        listed = consistency.filed_list(self.path)  # first: what is filed while the files are read is not missing
+        entries = self.filed()
+        for sentence in consistency.missing(self.path, entries, listed):
+            raise UnfedError(sentence)
+        return entries
+
+    def filed(self) -> list[Entry]:
+        """Every deletion request whose file is there."""
+        entries = request_files.read(self.path, self._left_model)
+        # A purge that was killed may have come to its tombstones alone.
+        dates = {grave.request: grave.date for grave in consistency.tombstones(self.path).values()}
+        return [e.buried(dates[e.request.id]) if e.request.id in dates else e for e in entries]
+
+    def _left_model(self, seed: int, request: str, method: str) -> bool:
+        job = Job(seed, request, method)
+        return self.finished(job) and (self.model_file(job).exists() or self.buried(job) is not None)
+
+    def put_request(self, entry: Entry) -> None:
+        storage.write_json(self.request_file(entry), entry.to_json())
+        consistency.note_filed(self.path, self.filed())
+
+    def request_file(self, entry: Entry) -> Path:
+        return self.path / "requests" / f"{entry.number:04d}-{check_id(entry.request.id, 'request id')}.json"
+
+    # --- who is at work -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def lock(self, name: str = "work", wait: bool = False) -> Iterator[bool]:
+        """Hold a lock of the folder: True if it was free, or waited for.
+
+        It ends with the process, however it ends.
+        """
+        if not self._writes and (self.path / "run.json").exists():
+            self.writable(self.description())
+        self._writes = True
+        held = presence.at_work(self.path) if name == "work" else presence.held(self.path, name, -1 if wait else 0)
+        with held as free:
+            if free:
+                self._sweep(name)
+            yield free
+
+    def _sweep(self, lock: str) -> None:
+        """Take away what killed processes left, of the files that only the holder of this lock writes."""
+        if lock == "requests":
+            storage.sweep((self.path / "requests").glob(".*.tmp"))
+            return
+        for kind in ("state", "models", "samples", "undo", "theory", "advice", "population"):
+            storage.sweep((self.path / kind).rglob(".*.tmp"))
+        for name in ("run.json", "clients.json", "progress.json", consistency.TOMBSTONES):
+            storage.sweep(self.path.glob(f".{name}.*.tmp"))
+
+    def busy(self) -> bool:
+        """Whether a process is at work here now."""
+        return presence.busy(self.path)
+
+    def beat(self, progress: Mapping[str, Any]) -> None:
+        """Say where the work is."""
+        presence.beat(self.path, progress)
+
+    def heard(self) -> dict[str, Any] | None:
+        """Where the work was when it was last heard of."""
+        return presence.heard(self.path)

@@ -1,0 +1,281 @@
+"""Which numbers would tell of fewer than ten purged rows, alone or by subtraction, and how they go.
+
+Every number is a mean over a set of rows under one model. What a request took out itself is its atom: no set parts it.
+A purged atom of fewer than ten rows is hidden, by two rules:
+
+    1. No number is over forgotten rows with the atom among them: forget, own, earlier, losses, again, gate, probes.
+    2. The lines that show one model all count the atom as retained, or none does. A model is shown by the job that made
+       it and, at round 0 and `before`, by the jobs that begin at it: where these count otherwise, their Retain goes.
+
+So no linear combination of numbers of one model isolates the atom. By rule 1 it is in retained sets alone, by rule 2 in
+all of them or in none. All of them hold the rows that never left; in a combination without those, the weights of
+retained sets sum to zero, and so does the atom's. Atoms that are not hidden have ten rows or more.
+
+A comparison's requests are atoms too, hidden where they are few and may be purged ones. They part served requests'
+atoms at θ*, the one model that both show: there the served lines go where a purged request may be parted.
+
+Lines grow or shrink by it, so every state that vouches for them vouches for the new ones: the states first, the
+trajectory last. While the old one is there it tells which states have moved, so a killed process is gone on with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from unfed import storage
+from unfed.config.config import Config
+from unfed.data import Request
+from unfed.errors import UnfedError
+from unfed.folder.folder import WITHOUT, Job, RunFolder
+from unfed.folder.trajectory_file import TRAJECTORY
+from unfed.measures import trajectory
+from unfed.measures.again import FEWEST, too_few
+from unfed.measures.evaluator import GONE, PURGED
+from unfed.measures.trajectory import Line, job_of
+from unfed.requests.entry import Entry, overlap, owners
+from unfed.values import Value, is_measured, not_measured
+
+OWN = ("forget", "own", "forget_loss", "loss_gap", "mia")
+RETAIN = ("retain", "retain_loss", "loss_gap")
+AMONG = not_measured(f"fewer than {FEWEST} purged rows would follow from it")
+PROBED = {"forget", "forget_rise", "area", "areas", "rounds_until_back", "retain", "losses", "peak"}
+PROBED |= {"true", "variation", "variation_of_equal_shares"}
+"""What a probe tells of forgotten and retained rows."""
+
+
+@dataclass(frozen=True)
+class Atom:
+    """The few rows that a purged request took out itself."""
+
+    request: str
+    why: str
+    """What stands in the place of the numbers."""
+    names: frozenset[str]
+    """Whose lines are about its rows: its own, and those of the job that it shared."""
+    deleted: bool = False
+    """Whether its owners had deleted it: nobody could score it once it was asked for."""
+
+
+class Differences:
+    """Decides which numbers of a run may stand, as its requests are purged; `also` counts as purged."""
+
+    def __init__(self, folder: RunFolder, config: Config, entries: Sequence[Entry], also: str = "") -> None:
+        self._folder, described = folder, folder.description()
+        self._compared = list(config.request_ids())
+        self._rows = {one["id"]: one.get("forgotten_rows") for one in described["requests"]}
+        self._rows |= {e.request.id: (e.described or {}).get("forgotten_rows") for e in entries}
+        purged = [e for e in entries if e.purged or e.request.id == also]
+        self.atoms = [_atom(e, self._rows[e.request.id]) for e in purged if self._few(e.request.id) and not e.left_by]
+        self._parted: set[int] = set()
+        for entry in purged:
+            near = [asked for asked in _compared(config) if overlap(owners(asked), owners(entry.request))]
+            alone = not (entry.earlier or entry.together or len(near) > 1)
+            if near and not (alone and _same(near[0], entry.request)):
+                self._parted.add(entry.seed)
+            self.atoms += [
+                Atom(one.id, too_few(self._rows[one.id]), frozenset({one.id})) for one in near if self._few(one.id)
+            ]
+        self._lines = folder.lines() if self.atoms or self._parted else []
+        self._scopes = {Job(*job_of(line)).path: _scope(line) for line in self._lines}
+
+    def _few(self, request: str) -> bool:
+        return (rows := self._rows.get(request)) is None or 0 < rows < FEWEST
+
+    # --- lines ----------------------------------------------------------------------------------------------------
+
+    def of(self, line: Line) -> Line:
+        """The line without the numbers that must go."""
+        made: dict[str, Any] = dict(line)
+        begins = line["round"] == 0 and line["request"] is not None
+        base = self._base(line) if begins else None
+        for atom in self.atoms:
+            self._forgotten(made, atom)
+            counted = base is not None and bool(atom.names & self._scopes.get(base, frozenset()))
+            if begins and (base is None or counted != bool(atom.names & _scope(line))):
+                _hide(made, RETAIN, AMONG)
+        at_first = begins and (base is None or len(base.parts) == 2)  # θ*
+        if at_first and line["seed"] in self._parted and line["request"] not in self._compared:
+            _hide(made, (*RETAIN, *OWN), AMONG)
+            made |= {"earlier": _blank(line["earlier"], AMONG)} if line.get("earlier") else {}
+        return made  # type: ignore[return-value]
+
+    def _forgotten(self, made: dict[str, Any], atom: Atom) -> None:
+        """Rule 1: no mean over forgotten rows with the atom among them."""
+        earlier = made.get("earlier") or {}
+        if made["request"] in atom.names and not atom.deleted:
+            _hide(made, OWN, atom.why)
+            made.pop("watched", None)
+        elif not atom.deleted and earlier.get(atom.request, GONE) not in (atom.why, AMONG, GONE, PURGED):
+            made["forget"] = self._of_the_others(made, atom)
+            made["earlier"] = {**earlier, atom.request: atom.why}
+            _hide(made, ("forget_loss", "loss_gap"), AMONG)
+
+    def _of_the_others(self, line: Mapping[str, Any], atom: Atom) -> Value:
+        """Forget without the atom: over the others that it was over, or the line's own request."""
+        own: Value = AMONG if (said := line.get("own")) is None else said
+        forget = line["forget"]
+        shares = {name: share for name, share in line["earlier"].items() if is_measured(share)}
+        shares |= {str(line["request"]): own} if is_measured(own) else {}
+        if not is_measured(forget) or not all(self._rows.get(name) for name in shares):
+            return own if is_measured(forget) else forget
+        others = {name: share for name, share in shares.items() if name != atom.request}
+        if not others or abs(self._mean(shares) - forget) > 1e-6:  # it was over other rows: not those purged before
+            return own
+        return self._mean(others)
+
+    def _mean(self, shares: Mapping[str, Any]) -> float:
+        weight = sum(self._rows[name] for name in shares)
+        return float(sum(self._rows[name] * share for name, share in shares.items()) / weight)
+
+    def _base(self, line: Line) -> Path | None:
+        """The job at whose model a line's job began; None if that is not known any more."""
+        seed, request, method = job_of(line)
+        if request in self._compared:
+            place = self._compared.index(request)
+            first = method == "before" or place == 0
+            return Job(seed, None if first else self._compared[place - 1], "train" if first else method).path
+        numbers = self._folder.numbers(Job(seed, request, method)) or {}
+        model = (numbers.get("base") or {}).get("model")
+        return Path(model) if model and numbers.get("start", 1) == line.get("start", 1) else None
+
+    # --- what else is written of requests -------------------------------------------------------------------------
+
+    def of_entry(self, entry: Entry) -> Entry:
+        """A request's file without what it tells of hidden atoms: measured again, or by the gate."""
+        again = dict(entry.again)
+        for atom in self.atoms:
+            if atom.request in again and not atom.deleted:
+                again[atom.request] = dict.fromkeys(again[atom.request], atom.why)
+            if atom.request == entry.request.id:
+                gates = [(one, _judged(one.get("gate"), atom.why)) for one in entry.attempts]
+                told = [{**one, "gate": g, "why": atom.why} if g != one.get("gate") else {**one} for one, g in gates]
+                entry = replace(entry, gate=_judged(entry.gate, atom.why), attempts=tuple(told))
+        return replace(entry, again=again)
+
+    def of_probe(self, probe: Mapping[str, Any]) -> dict[str, Any]:
+        """A probe of another request without what it measured over hidden atoms."""
+        job = Job(probe["seed"], probe["request"], probe["method"])
+        inside = self._scopes.get(job.path, frozenset()) - {*probe.get(WITHOUT, ())}
+        base = Path(((self._folder.numbers(job) or {}).get("base") or {}).get("model") or "")
+        at_first = job.seed in self._parted and job.request not in self._compared and len(base.parts) < 3
+        if at_first or any(inside & atom.names for atom in self.atoms):
+            return {**probe, "measured": _without(probe["measured"])}
+        return dict(probe)
+
+    def of_trajectory(self) -> bool:
+        """Whether a number of the trajectory must go."""
+        return any(self.of(line) != line for line in self._lines)
+
+
+def _atom(entry: Entry, rows: int | None) -> Atom:
+    names = frozenset(name for name in (entry.request.id, entry.shared) if name)
+    return Atom(entry.request.id, too_few(rows), names, entry.request.deleted)
+
+
+def _compared(config: Config) -> list[Request]:
+    """The requests of a comparison; of a folder of layout 1 without those whose list lies outside it."""
+    return [
+        table.request(number) for number, table in enumerate(config.request, 1) if not isinstance(table.samples, Path)
+    ]
+
+
+def _same(one: Request, other: Request) -> bool:
+    """Whether two requests ask for the same rows; a share of samples is drawn for each."""
+    return one.fraction is None and all(
+        getattr(one, name) == getattr(other, name) for name in ("clients", "classes", "samples", "rows", "fraction")
+    )
+
+
+def _scope(line: Line) -> frozenset[str]:
+    """The requests whose rows a line does not count as retained."""
+    return frozenset({*(line.get("earlier") or {}), *([line["request"]] if line["request"] else [])})
+
+
+def _hide(made: dict[str, Any], names: Iterable[str], why: str) -> None:
+    made |= {name: why for name in names if is_measured(made.get(name))}
+
+
+def _blank(value: Any, why: str) -> Any:
+    """The same with a sentence in the place of every number."""
+    if isinstance(value, dict):
+        return {name: _blank(own, why) for name, own in value.items()}
+    return [_blank(own, why) for own in value] if isinstance(value, list) else why if is_measured(value) else value
+
+
+def _without(measured: Any) -> Any:
+    if not isinstance(measured, dict):
+        return [_without(own) for own in measured] if isinstance(measured, list) else measured
+    return {
+        name: _blank(own, AMONG) if name in PROBED else own if name == "rows" else _without(own)
+        for name, own in measured.items()
+    }
+
+
+def _judged(gate: Mapping[str, Any] | None, why: str) -> Mapping[str, Any] | None:
+    """A gate's findings without the values that are of the request's own rows; the verdicts stay."""
+    if gate is None:
+        return None
+    own = {"forgotten": ("value", "before")}
+    hidden = [
+        {**one, **{n: _blank(one[n], why) for n in own.get(one["name"], ()) if n in one}} for one in gate["checks"]
+    ]
+    return {**gate, "checks": hidden}
+
+
+# --- the trajectory ---------------------------------------------------------------------------------------------------
+
+
+def as_it_stands(folder: RunFolder) -> Differences:
+    """What decides, as the folder tells it."""
+    return Differences(folder, Config.kept(folder.description()["config"]), folder.requests())
+
+
+def take_out(folder: RunFolder) -> None:
+    """Take the numbers that must go out of the trajectory; the states vouch for what is left."""
+    about = as_it_stands(folder)
+    old = storage.content(folder.trajectory)
+    old = old[: old.rfind(b"\n") + 1]
+    new, moved = _changed(old, about)
+    named = {name for atom in about.atoms for name in atom.names}
+    for path, numbers in list(folder.states()):
+        _move(path, numbers, old, new, moved, path.parent.name in named)
+    storage.write_bytes(folder.trajectory, new)
+    folder.reread()
+
+
+def _changed(old: bytes, about: Differences) -> tuple[bytes, dict[int, int]]:
+    """The lines that may stand, and where each place between two lines has gone."""
+    new, place, moved = bytearray(), 0, {0: 0}
+    for number, text in enumerate(old.splitlines(keepends=True), 1):
+        line = trajectory.read(text.rstrip(b"\n"), f"Line {number} of {TRAJECTORY}")
+        less = about.of(line)
+        new += text if less == line else trajectory.write(less).encode() + b"\n"
+        place += len(text)
+        moved[place] = len(new)
+    return bytes(new), moved
+
+
+def _move(path: Path, numbers: dict[str, Any], old: bytes, new: bytes, moved: Mapping[int, int], few: bool) -> None:
+    """Let a state vouch for the new lines, unless it does, or they are those of before."""
+    offset, said = int(numbers["offset"]), (numbers.get("bound") or {}).get("trajectory")
+    before, after = _sha256(old[:offset]), _sha256(new[:offset])
+    if said == after:  # moved by a purge that was killed, or nothing changes up to here
+        return
+    if offset not in moved or said not in (None, before):
+        raise UnfedError(f"{path} does not vouch for the trajectory that is there; restore both from a copy.")
+    tensors, kept = storage.load(path, "saved state")
+    place = moved[offset]
+    kept |= {"offset": place}
+    if "bound" in kept:
+        kept |= {"bound": {**kept["bound"], "trajectory": _sha256(new[:place])}}
+    if isinstance(diary := kept.get("diary"), dict) and diary.get("offset") in moved:
+        kept |= {"diary": {**diary, "offset": moved[diary["offset"]], **({"watched": ""} if few else {})}}
+    storage.save(path, tensors, kept)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,122 @@
+"""How a request is served: until when, with which hyperparameters, and what its model must show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unfed.config.config import Config, MethodsConfig
+from unfed.config.overrides import toml_value
+from unfed.errors import UnfedError, option
+from unfed.values import is_measured
+
+GOALS = ("recovered", "forgotten")
+
+
+@dataclass(frozen=True)
+class Until:
+    """What must be reached, and within how many rounds.
+
+    Without a goal so many rounds are done, whatever they reach.
+    """
+
+    goals: tuple[str, ...] = ()
+    rounds: int | None = None
+    """None is as many as the config grants."""
+
+    @staticmethod
+    def of(text: str | None) -> Until:
+        """`recovered`, `forgotten` or both, a number, or these and a number; None asks for nothing."""
+        if text is None:
+            return Until()
+        named = [word.strip() for word in text.split(",")]
+        numbers = [w for w in named if w.isascii() and w.isdigit() and len(w) <= 9 and int(w) >= 1]
+        if len(numbers) > 1 or not {*named} - {*numbers} <= {*GOALS}:
+            raise UnfedError(
+                f"{option('until')} takes 'recovered', 'forgotten', both with a comma between them, a number of rounds,"
+                f" or goals and the most rounds that they may take ('recovered,40'), not {text[:60]!r}."
+            )
+        goals = tuple(goal for goal in GOALS if goal in named)
+        return Until(goals, int(numbers[0]) if numbers else None)
+
+    @property
+    def text(self) -> str:
+        """The same for whoever reads it next: `recovered,forgotten,40`."""
+        return ",".join([*self.goals, *([] if self.rounds is None else [str(self.rounds)])])
+
+    @property
+    def reached(self) -> str:
+        """The goals in words: why a job ended that reached them."""
+        return " and ".join(self.goals)
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """What was asked of one request besides its method and its end.
+
+    What is not given is as the run's config says.
+    """
+
+    set: Mapping[str, Any] = field(default_factory=dict)
+    """Hyperparameters of the method."""
+    within: float | None = None
+    """How near to the validation accuracy before counts as recovered, in points."""
+    max_drop: float | None = None
+    """The largest drop of validation accuracy that the gate lets pass, in points."""
+    accept: Mapping[str, Any] | None = None
+    """Who puts its model in force though the gate says no, and since when: by, at."""
+    together: bool = False
+    """Whether it may share one recovery with others that wait when it is taken up."""
+
+    def __post_init__(self) -> None:
+        for name in ("within", "max_drop"):
+            value = getattr(self, name)
+            if value is not None and not (is_measured(value) and value >= 0):
+                raise UnfedError(f"--{name.replace('_', '-')} takes points of accuracy from 0 on, not {value!r}.")
+        for key in self.set:
+            if key in ("use", "unlearning"):
+                raise UnfedError(f"--set {key} is no hyperparameter of a method; it stands in the run's config.")
+
+    @staticmethod
+    def hyperparameters(sets: Sequence[str], layers: Sequence[str | int] = ()) -> dict[str, Any]:
+        """What `--set KEY=VALUE` and `--layers` say. A value is TOML; what is not valid TOML is a string."""
+        found: dict[str, Any] = {"layers": list(layers)} if layers else {}
+        for change in sets:
+            key, separator, text = change.partition("=")
+            if not separator or not key.strip().isidentifier():
+                raise UnfedError(f"--set takes a hyperparameter of the method as KEY=VALUE, not {change!r}.")
+            if key.strip() in found:
+                raise UnfedError(f"{key.strip()} is set twice; say it once.")
+            found[key.strip()] = toml_value(text)
+        return found
+
+    def on(self, config: Config, label: str) -> Config:
+        """The run's config as it holds for a request that a method with this label serves."""
+        changed: dict[str, Any] = {}
+        if self.set:
+            tables = dict(config.methods.model_extra or {})
+            tables[label] = {**tables.get(label, {}), **self.set}
+            changed["methods"] = MethodsConfig(run=config.methods.run, **tables)
+        if self.within is not None:
+            changed["evaluation"] = config.evaluation.model_copy(update={"recovered_within": self.within})
+        if self.max_drop is not None:
+            changed["gate"] = config.gate.model_copy(update={"max_drop": self.max_drop})
+        return config.model_copy(update=changed) if changed else config
+
+    def to_json(self) -> dict[str, Any]:
+        """What was given, and nothing else."""
+        return {name: value for name, value in vars(self).items() if value is not False and value not in (None, {})}
+
+    @staticmethod
+    def from_json(raw: Any, where: str) -> RequestOptions:
+        """What `to_json` wrote; else the sentence that says what is wrong."""
+        known = set(RequestOptions.__dataclass_fields__)
+        if not isinstance(raw, Mapping) or not set(raw) <= known:
+            raise UnfedError(f"{where} has {raw!r} as its how; restore it from a copy.")
+        for name in ("set", "accept"):
+            if not isinstance(raw.get(name, {}), Mapping):
+                raise UnfedError(f"{where} has {raw[name]!r} as its how.{name}; restore it from a copy.")
+        if not isinstance(raw.get("together", False), bool):
+            raise UnfedError(f"{where} has {raw['together']!r} as its how.together; restore it from a copy.")
+        return RequestOptions(**raw)
