@@ -51,7 +51,18 @@ class Sequential:
         recorded = plan.phases and all(recordable(phase) for phase in plan.phases)
         for name in clients:
             block = self._replay(plan, params, name, context, optimiser) if recorded else None
-            yield block or self._visit(plan, params, name, context, optimiser)
+            if block is None:
+                kept = None if optimiser is None else optimiser.get(name)
+                done = visit(self._template, plan, self._clients[name], params, context_of(context, name), kept)
+                block = Block(
+                    (name,),
+                    {n: t.unsqueeze(0) for n, t in done.params.items()},
+                    (done.samples,),
+                    (done.trained,),
+                    (done.forwarded,),
+                    {n: t.unsqueeze(0) for n, t in done.optimiser.items()} if plan.keep else None,
+                )
+            yield block
 
     def _replay(
         self, plan: Plan, params: Params, name: str, context: Context, optimiser: Mapping[str, Params] | None
@@ -77,20 +88,6 @@ class Sequential:
             return None
         self._proven = True
         return block
-
-    def _visit(
-        self, plan: Plan, params: Params, name: str, context: Context, optimiser: Mapping[str, Params] | None
-    ) -> Block:
-        kept = None if optimiser is None else optimiser.get(name)
-        done = visit(self._template, plan, self._clients[name], params, context_of(context, name), kept)
-        return Block(
-            (name,),
-            {n: t.unsqueeze(0) for n, t in done.params.items()},
-            (done.samples,),
-            (done.trained,),
-            (done.forwarded,),
-            {n: t.unsqueeze(0) for n, t in done.optimiser.items()} if plan.keep else None,
-        )
 
     def measure(
         self, what: Measure, params: Params, clients: Sequence[str]

@@ -31,11 +31,5 @@ def unlearn(server: Server, method: Unlearns, state: State | None = None) -> Ite
         state = method.begin(server)  # lines 8 and 9: NoT negates the chosen layers, Retrain draws them all anew
         yield state
     while not state.done:  # line 10
-        state = method.round(server, state)  # lines 11 to 14: `recover` below, unless the method has its own round
+        state = method.round(server, state)  # lines 11 to 14: `Server.recover`, unless it has its own
         yield state
-
-
-def recover(server: Server, state: State) -> State:
-    """The round of Algorithm 1, lines 11 to 14: FedAvg over the retained data of those who take part."""
-    clients = server.participants(state.round + 1, server.retained)
-    return server.advance(state, clients)

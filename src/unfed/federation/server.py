@@ -24,7 +24,6 @@ from unfed.data import ClientData
 from unfed.engines.base import Block, Context, Engine, Metered, Refusal, context_of
 from unfed.engines.sequential import Sequential
 from unfed.errors import Refused, Unanswered, UnfedError
-from unfed.federation import algorithm
 from unfed.federation.aggregate import Check, length_of
 from unfed.federation.history import FinishedRound, History, Recorder
 from unfed.federation.ledger import Ledger, Transfer
@@ -315,8 +314,8 @@ class JobServer:
         return self.average(params, self.train(plan, params, clients, context))
 
     def recover(self, state: State) -> State:
-        """The default round: FedAvg over the retained data."""
-        return algorithm.recover(self, state)
+        """The round of Algorithm 1, lines 11 to 14: FedAvg over the retained data of those who take part."""
+        return self.advance(state, self.participants(state.round + 1, self.retained))
 
     def advance(self, state: State, clients: Sequence[str], *phases: Phase, context: Context | None = None) -> State:
         """One round further.
@@ -328,7 +327,7 @@ class JobServer:
         plan = self.plan(r, *scheduled, keep=self.settings.keep)
         if not self.settings.keep:
             robust, start = self.settings.robust, state.params
-            updates, factors = robust.entering(start, self._in_order(self.train(plan, start, clients, context)))
+            updates, factors = robust.entering(start, self._in_order([*self.train(plan, start, clients, context)]))
             if not context:  # a round with context could not be repeated from its plan alone
                 self._record(plan, start, updates, factors)
             return replace(state, params=self._combined(start, updates), round=r)

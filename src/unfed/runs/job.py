@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -136,12 +137,43 @@ class JobRunner:
 
     def run(self) -> State:
         """The job's last state; what was already done is not done again."""
-        try:
-            return self._run()
-        finally:
-            self._late.close()
+        with closing(self._late):
+            state, diary, line, ended = self._first()
+            if ended:
+                return self._write_model(state)
+            self.watch.begins(self.job, state.round, self.rounds)
+            outcome = self.ending.outcome(state, diary, line)
+            while outcome is None:
+                self._update_members()
+                self.server.keeps = state.round < diary.careful
+                state = self._round(state, diary)
+                seen = self.evaluator.begun(state.params) if self._due(state) else None
+                outcome = None if seen else self.ending.outcome(state, diary)
+                save = not seen and (outcome is not None or self._save_due(state))
+                value = seen.numbers["validation"] if seen else None
+                if save or (self.server.keeps and not seen):
+                    value = self.evaluator.validation(state.params)
+                if (good := self._rollback.spoilt(state, diary, value)) is not None:
+                    state, outcome = good, None
+                    continue
+                line = None
+                if seen:
+                    line = self._evaluate(state, diary, seen)
+                    outcome = self.ending.outcome(state, diary, line)
+                    save = outcome is None and self._save_due(state)
+                self._late.then(partial(self.watch.goes_on, self.job, state.round, self.rounds, line))
+                if outcome is None and save:
+                    self._save(state, diary, None)
+            if self.requests and self.spec.gate is None and not elsewhere(self.folder.description()):
+                diary.forgetting = vars(self._forgetting(state, diary))
+            self._save(state, diary, outcome)
+            if outcome.startswith("not "):
+                raise self.ending.missed(self.job.request, state, diary, outcome, self.before)
+            self.watch.ends(self.job, outcome)
+            return self._write_model(state)
 
-    def _run(self) -> State:
+    def _first(self) -> tuple[State, JobNotes, Line | None, bool]:
+        """Where the job begins or goes on: the state, its notes, the line seen of it, and whether it has ended."""
         saved = self.folder.load_state(self.job)
         if saved is not None:
             if saved[1].get("purged") and self.spec.base is None:
@@ -155,48 +187,15 @@ class JobRunner:
                 saved = None
         if saved is None:
             self._update_members()  # who asked to leave while this one waited is not asked to help it begin
-            state, diary = self._begin()
-            line = None
-        else:
-            state, diary = self._resumed(*saved)
-            for label, history in self.folder.load_histories(self.job).items():
-                if label in self.server.recorders:
-                    self.server.recorders[label].history = history.to(self.world.device)
-            self._begin_records(state)
-            self._rollback.keep(state, diary)
-            line = self._seen_last(state, diary)
-            if self.ending.enough(state, saved[1]["finished"], diary):
-                return self._write_model(state)
-        self.watch.begins(self.job, state.round, self.rounds)
-        outcome = self.ending.outcome(state, diary, line)
-        while outcome is None:
-            self._update_members()
-            self.server.keeps = state.round < diary.careful
-            state = self._round(state, diary)
-            seen = self.evaluator.begun(state.params) if self._due(state) else None
-            outcome = None if seen else self.ending.outcome(state, diary)
-            save = not seen and (outcome is not None or self._save_due(state))
-            value = seen.numbers["validation"] if seen else None
-            if save or (self.server.keeps and not seen):
-                value = self.evaluator.validation(state.params)
-            if (good := self._rollback.spoilt(state, diary, value)) is not None:
-                state, outcome = good, None
-                continue
-            line = None
-            if seen:
-                line = self._evaluate(state, diary, seen)
-                outcome = self.ending.outcome(state, diary, line)
-                save = outcome is None and self._save_due(state)
-            self._late.then(partial(self.watch.goes_on, self.job, state.round, self.rounds, line))
-            if outcome is None and save:
-                self._save(state, diary, None)
-        if self.requests and self.spec.gate is None and not elsewhere(self.folder.description()):
-            diary.forgetting = vars(self._forgetting(state, diary))
-        self._save(state, diary, outcome)
-        if outcome.startswith("not "):
-            raise self.ending.missed(self.job.request, state, diary, outcome, self.before)
-        self.watch.ends(self.job, outcome)
-        return self._write_model(state)
+            return *self._begin(), None, False
+        state, diary = self._resumed(*saved)
+        for label, history in self.folder.load_histories(self.job).items():
+            if label in self.server.recorders:
+                self.server.recorders[label].history = history.to(self.world.device)
+        self._begin_records(state)
+        self._rollback.keep(state, diary)
+        line = self._seen_last(state, diary)
+        return state, diary, line, self.ending.enough(state, saved[1]["finished"], diary)
 
     def _poisoned(self, state: State, numbers: dict[str, Any]) -> bool:
         """Whether the saved state of a request is spoilt: its job begins again at the model that went in."""

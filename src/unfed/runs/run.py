@@ -193,33 +193,30 @@ class Run(Record):
         Whoever files a request while this works is told that it is queued, so nobody may go before it is served: what
         came in between the last look and letting go of the lock is seen here.
         """
-        with onlooker.logged(self, watch) as watch:
-            return self._first_then_serve_watched(watch, first)
-
-    def _first_then_serve_watched(self, watch: Watch, first: Callable[[Watch], None] | None) -> list[Entry] | None:
-        failed: list[Entry] | None = None
         self.permit()
         if changed := description.changed_since(self.description, self.folder.path):
             warnings.warn(changed, UnfedWarning, stacklevel=3)
         self.queue.put_off.clear()
-        while failed is None or self.queue.waits():
-            with self._working(), self.folder.lock() as free:
-                if not free:
-                    break
-                self.folder.cut_back()
-                purge.finish(self.folder)  # one that was killed
-                heartbeat = Heartbeat(self.folder, self.ahead(), watch)
-                try:
-                    if first is not None:
-                        first(heartbeat)
-                except STOPS:
-                    raise
-                except Exception:  # requests do not wait until a comparison is mended
+        failed: list[Entry] | None = None
+        with onlooker.logged(self, watch) as watch:
+            while failed is None or self.queue.waits():
+                with self._working(), self.folder.lock() as free:
+                    if not free:
+                        break
                     self.folder.cut_back()
-                    for entry in self.queue.serve(heartbeat):
-                        warnings.warn(self.queue.still_owed(entry), UnfedWarning, stacklevel=3)
-                    raise
-                failed, first = [*(failed or []), *self.queue.serve(heartbeat)], None
+                    purge.finish(self.folder)  # one that was killed
+                    heartbeat = Heartbeat(self.folder, self.ahead(), watch)
+                    try:
+                        if first is not None:
+                            first(heartbeat)
+                    except STOPS:
+                        raise
+                    except Exception:  # requests do not wait until a comparison is mended
+                        self.folder.cut_back()
+                        for entry in self.queue.serve(heartbeat):
+                            warnings.warn(self.queue.still_owed(entry), UnfedWarning, stacklevel=3)
+                        raise
+                    failed, first = [*(failed or []), *self.queue.serve(heartbeat)], None
         return failed
 
     def _train(self, seed: int, watch: Watch) -> Params:
