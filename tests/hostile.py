@@ -23,11 +23,12 @@ from unfed.data import ClientData
 from unfed.engines.base import Block
 from unfed.model.params import Params
 from unfed.remote.client import answered
+from unfed.remote.codec import decode_ask, decode_reply, encode_answer, encode_ask
 from unfed.remote.messages import CENSUS, TRAIN, Answer, Ask, Reply
-from unfed.remote.transport import Replies
+from unfed.remote.transport import Failure, Replies
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "transport"))
-from direct import Direct, log, packed
+from direct import Direct, log
 
 OUTSIDE = ("scale", "1e30", "3.4e38", "noise", "weight", "census")
 REPEATED = ("stale", "replay")
@@ -125,14 +126,14 @@ class HostileNodes(Direct):
         there = [node for node in asks if node in self.configs and not (node in self.deaf and asks[node].kind == TRAIN)]
         return Replies({node: self._answer(node, asks[node]) for node in there})
 
-    def _answer(self, node: int, ask: Ask) -> Reply:
-        words, arrays = json.dumps(ask.words), packed(ask.tensors)
+    def _answer(self, node: int, ask: Ask) -> Reply | Failure:
+        question = encode_ask(ask)
 
         def honest() -> Answer:
-            return answered(lambda: Ask.of(json.loads(words), arrays), self.configs[node], log)
+            return answered(lambda: decode_ask(question), self.configs[node], log)
 
         found = self.hostile[node].answer(ask, honest) if node in self.hostile else honest()
-        return Reply(found.words, found.numbers, packed(found.tensors))
+        return decode_reply(encode_answer(found))
 
 
 @contextmanager

@@ -26,7 +26,6 @@ from unfed.folder.consistency import Prefix, file_digest
 from unfed.folder.folder import RunFolder
 from unfed.model.files import negate_file
 from unfed.paper import kept_files
-from unfed.remote import worker
 from unfed.requests.options import Until
 from unfed.runs.run import Run
 from unfed.trust import bundle, keys, listening, verifier
@@ -131,7 +130,6 @@ NAMED: dict[str, Callable[[Path], object]] = {
     "bundle": lambda path: bundle.verify(path, []),
     "log": lambda path: bundle.verify(Path(__file__), [], log=path),
     "fingerprint": file_digest,
-    "token": worker.token_of,
     "tokens": listening.tokens_in,
     "trajectory's prefix": lambda path: Prefix(path).digest(1),
     "a line to add to": lambda path: storage.append_line(path, "{}"),

@@ -168,7 +168,7 @@ NAMED = {"methods show": ["methods", "show"], "methods check": ["methods", "chec
 
 OTHERS = {"negate", "convert", "data list", "data verify", "data download", "flower init", "methods"}
 OTHERS |= {"request revoke", "verify"}
-OTHERS |= {"keys new", "request sign", "judge", "worker"}
+OTHERS |= {"keys new", "request sign", "judge"}
 """Commands that read neither a config nor a run folder."""
 
 

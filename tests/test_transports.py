@@ -1,7 +1,7 @@
 """Whatever carries the messages, a federation trains, forgets, measures, loses a client and goes on alike.
 
-The same claims over three transports: clients in this process (the example of the docs), plain processes of this
-machine over sockets, and Flower's grid. What they are held equal to is the sequential engine, in float64.
+The same claims over two transports: clients in this process (the example of the docs) and Flower's grid. What they are
+held equal to is the sequential engine, in float64.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from unfed.remote.messages import CENSUS, FORMAT, MEASURE, TRAIN, Ask
 from unfed.remote.node_data import describe
 from unfed.remote.nodes import Directory
 from unfed.remote.server import run
-from unfed.remote.sockets import Workers
 from unfed.remote.transport import Connected, Messenger, Replies, Speech, Transport
 from unfed.remote.world import Holdings, remote_world
 from unfed.runs.run import Run
@@ -86,18 +85,6 @@ def in_process() -> Iterator[Over]:
 
 
 @contextmanager
-def processes() -> Iterator[Over]:
-    with Workers() as workers:
-        started = workers.start(NODES)
-
-        def killed(k: int) -> None:
-            started[k].kill()
-            started[k].wait()
-
-        yield Over(workers, killed, lambda k: workers.start([NODES[k]]), Speech())
-
-
-@contextmanager
 def grid() -> Iterator[Over]:
     pytest.importorskip("flwr", reason="needs unfed[flower]")
     from flower_grid import InProcessGrid
@@ -109,7 +96,7 @@ def grid() -> Iterator[Over]:
     yield Over(transport, lambda k: configs.pop(1000 + k), lambda k: configs.update({9: dict(NODES[k])}), SPEECH)
 
 
-TRANSPORTS = {"in process": in_process, "sockets": processes, "flower": grid}
+TRANSPORTS = {"in process": in_process, "flower": grid}
 
 
 @pytest.fixture(scope="module", params=list(TRANSPORTS))
@@ -156,7 +143,7 @@ def test_models_and_numbers_are_those_of_the_sequential_engine(over: Over, here:
             assert told[column] == (pytest.approx(value, abs=1e-9) if isinstance(value, float) else value), column
     assert "Which nodes were asked" in write_report(Run.open(tmp_path / "run")).read_text(encoding="utf-8")
     last: Any = there.lines()[-1]
-    assert last["serialised_bytes"] > last["wire_bytes"] > 0 or over.transport.__class__ is Direct
+    assert last["serialised_bytes"] > last["wire_bytes"] > 0
 
 
 def test_who_leaves_is_asked_to_train_no_more_and_to_measure_only_with_its_leave(over: Over, tmp_path: Path) -> None:
@@ -200,7 +187,7 @@ def test_a_client_that_is_lost_is_named_and_the_round_goes_on_without_it(over: O
     state = server.recover(state)
     (refusal,) = server.refusals
     assert refusal.client == "2"
-    assert refusal.reason in ("it is not connected", "it went away before it answered")
+    assert refusal.reason == "it is not connected"
     others = serve(local, (), local.fresh(1))
     assert_same(others.fedavg(others.params, others.plan(1), ["0", "1"]), state.params)
     over.back(2)
@@ -227,12 +214,10 @@ def test_a_server_of_another_version_is_told_to_install_the_same(
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("name", ["direct", pytest.param("processes", marks=pytest.mark.slow)])
-def test_the_examples_on_the_page_are_files_that_run(name: str, tmp_path: Path) -> None:
-    file = ROOT / "examples" / "transport" / f"{name}.py"
+def test_the_example_on_the_page_is_a_file_that_runs(tmp_path: Path) -> None:
+    file = ROOT / "examples" / "transport" / "direct.py"
     page = (ROOT / "docs" / "how-to" / "transport.md").read_text(encoding="utf-8")
-    assert f"<!-- examples/transport/{name}.py -->\n```python\n{file.read_text(encoding='utf-8')}```" in page
-    (tmp_path / "safetensors.py").write_text("raise SystemExit('imported because it lies in the current folder')")
+    assert f"<!-- examples/transport/direct.py -->\n```python\n{file.read_text(encoding='utf-8')}```" in page
     command = [sys.executable, str(file), str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

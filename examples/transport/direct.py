@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from unfed.remote.client import answered
-from unfed.remote.messages import Ask, Reply
-from unfed.remote.packed import Packed
+from unfed.remote.codec import decode_ask, decode_reply, encode_answer, encode_ask
+from unfed.remote.messages import Ask
 from unfed.remote.server import run
 from unfed.remote.transport import Connected, Replies
 
@@ -18,7 +17,7 @@ log = logging.getLogger("direct")
 
 
 class Direct:
-    """Nodes by number, each with the config that whoever runs it would write."""
+    """Nodes by number, each with the config that its owner would write."""
 
     def __init__(self, configs: Iterable[Mapping[str, Any]]) -> None:
         self.configs = dict(enumerate(configs, start=1))
@@ -27,19 +26,16 @@ class Direct:
         return [Connected(node) for node in self.configs]
 
     def send(self, asks: Mapping[int, Ask], timeout: float) -> Replies:
-        there = [node for node in asks if node in self.configs]  # who is gone is missing from the replies
-        return Replies({node: answer(asks[node], self.configs[node]) for node in there})
+        there = [node for node in asks if node in self.configs]  # a node that is gone is missing from the replies
+        sent = {node: encode_ask(asks[node]) for node in there}
+        came = {node: answer(sent[node], self.configs[node]) for node in there}
+        crossed = sum(len(data) for data in (*sent.values(), *came.values()))
+        return Replies({node: decode_reply(data) for node, data in came.items()}, crossed)
 
 
-def answer(ask: Ask, node: Mapping[str, Any]) -> Reply:
-    """A question there and its answer back: words are small JSON, tensors are bytes with a shape and a type."""
-    words, arrays = json.dumps(ask.words), packed(ask.tensors)
-    found = answered(lambda: Ask.of(json.loads(words), arrays), node, log)
-    return Reply(found.words, found.numbers, packed(found.tensors))
-
-
-def packed(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Packed]]:
-    return {group: {name: Packed.of(tensor) for name, tensor in own.items()} for group, own in groups.items()}
+def answer(question: bytes, node: Mapping[str, Any]) -> bytes:
+    """The client's side: bytes in, bytes out."""
+    return encode_answer(answered(lambda: decode_ask(question), node, log))
 
 
 if __name__ == "__main__":

@@ -76,7 +76,6 @@ PANELS = {
         Entry("methods", "methods", "What methods need, serve and can be set to."),
         Entry("data", "data", "Data sets: list, download, verify."),
         Entry("flower", "flower", "The same on real, separate machines."),
-        Entry("worker", "worker", "A client as a process, for a server on this machine."),
         Entry("paper", "paper", "The paper's tables and figures."),
         Entry("theory", "theory", "The paper's claims, each tried: holds, fails."),
     ),

@@ -40,12 +40,6 @@ class Packed:
     unpack: Callable[[str, Packed], Tensor] | None = None
     """How the bytes are read, for a name to put into sentences; without one they are the numbers themselves."""
 
-    @staticmethod
-    def of(tensor: Tensor) -> Packed:
-        """A tensor as its plain numbers, in the order of this machine."""
-        plain = tensor.detach().cpu().contiguous()
-        return Packed(_name(plain), tuple(plain.shape), plain.numpy().tobytes())
-
     @property
     def size(self) -> int | None:
         """The bytes that it has by its shape and type; None where either makes no sense."""
