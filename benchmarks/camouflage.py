@@ -28,8 +28,8 @@ from torch import Tensor
 from unfed.config.config import Config
 from unfed.data import Request, TensorSource, Trigger
 from unfed.data.source import Stamp
-from unfed.folder.folder import Job
 from unfed.measures.camouflage import FAMILY
+from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import Residents, World
@@ -108,7 +108,7 @@ def departure(seed: int, name: str | None, given: argparse.Namespace) -> dict[st
         run = Run.create(config, Path(where) / "run", world, build=lambda *_: world)
         run.execute()
         run.forget(Request("leaves", clients=("0",)), given.method, given.rounds)
-        entry = run.queue.find("leaves")
+        entry = run.queue.book.find("leaves")
         assert entry is not None and entry.gate is not None
         check = next(check for check in entry.gate["checks"] if check["name"] == "camouflage")
         found = {"seed": seed, "trigger": name, "family": TRIGGERS[name][1] if name else "honest"}

@@ -42,12 +42,12 @@ from unfed.client.plan import Plan
 from unfed.client.scores import columns, moved, score
 from unfed.config.config import Config
 from unfed.engines.base import Block
-from unfed.folder.folder import Job
 from unfed.methods import Retrain
 from unfed.model.params import Params
 from unfed.paper.items import published
 from unfed.report.rules import trajectories
 from unfed.report.tables import name_of, row_name
+from unfed.requests.entry import Job
 from unfed.runs.job import JobRunner, JobSpec
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated

@@ -36,12 +36,12 @@ from unfed.config.config import Config
 from unfed.engines.compiled.fused import fused_block
 from unfed.engines.evaluating import as_trained
 from unfed.federation.state import State
-from unfed.folder.folder import Job
 from unfed.measures import attacks, evaluator
 from unfed.methods.finetune import FineTune
 from unfed.model.functional import Net, Template
 from unfed.model.networks.blocks import computed_by
 from unfed.model.params import Params
+from unfed.requests.entry import Job
 from unfed.runs.job import JobRunner, JobSpec
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated

@@ -33,8 +33,9 @@ from unfed import plugins, rng
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.federation.history import History, Record
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.folder.prune import prune
+from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from workload import add_rows, attempt
 

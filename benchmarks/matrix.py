@@ -40,10 +40,10 @@ from unfed.config.config import Config
 from unfed.data.partition import Deal, Partition
 from unfed.engines.compiled import recorded
 from unfed.errors import UnfedWarning
-from unfed.folder.folder import Job
 from unfed.methods.sealed import drawn_from
 from unfed.model.params import Params
 from unfed.model.sealing import DRAW_BYTES
+from unfed.requests.entry import Job
 from unfed.runs.from_config import deal
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated

@@ -23,9 +23,10 @@ from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.federation.server import OPTIMISER
 from unfed.folder import carriers, handed_out
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.folder.purge import purge
 from unfed.methods import State
+from unfed.requests.entry import Job
 from unfed.runs import probe as probing
 from unfed.runs.lineage import affected
 from unfed.runs.progress import QuietWatch
@@ -259,7 +260,7 @@ def test_running_statistics_begin_afresh_or_are_listed(method: str, tmp_path: Pa
     run, begun = Run.create(Config.parse({**SMALL, "request": []}, sets), tmp_path / "run"), Begun()
     run.execute()
     run.forget(Request("first", clients=("1",)), method, until=1, watch=begun)
-    (entry,) = run.folder.requests()
+    (entry,) = run.folder.book().entries
     state = begun.states[Job(0, "first", method)]
     means = [t for n, t in state.params.items() if n.endswith("running_mean")]
     assert means and OPTIMISER not in state.tensors

@@ -20,9 +20,9 @@ from unfed.federation import algorithm
 from unfed.federation.history import History
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
-from unfed.folder.folder import Job
 from unfed.methods import NoT
 from unfed.model.params import Params
+from unfed.requests.entry import Job
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 

@@ -98,7 +98,7 @@ def test_the_gate_measures_it_for_every_request_and_stops_where_it_is_asked_to(
             run.forget(leaves, "not", 2)
     else:
         run.forget(leaves, "not", 2)
-    entry = run.queue.find("leaves")
+    entry = run.queue.book.find("leaves")
     assert entry is not None and entry.gate is not None
     check = next(check for check in entry.gate["checks"] if check["name"] == "camouflage")
     assert (check["verdict"], check["decides"], entry.state) == (

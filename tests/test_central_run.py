@@ -10,9 +10,9 @@ import torch
 
 from unfed.config.config import Config
 from unfed.errors import UnfedError
-from unfed.folder.folder import Job
 from unfed.methods import NoT
 from unfed.report.rules import rows
+from unfed.requests.entry import Job
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated

@@ -19,8 +19,9 @@ from unfed.errors import UnfedError
 from unfed.folder import consistency
 from unfed.folder.carriers import _carried
 from unfed.folder.check import check
-from unfed.folder.folder import Job, RunFolder
-from unfed.requests.entry import Entry
+from unfed.folder.folder import RunFolder
+from unfed.requests import book as books
+from unfed.requests.entry import Entry, Job
 from unfed.runs.run import Run
 
 SERVED = "models/0/leaves/not.safetensors"
@@ -137,18 +138,18 @@ def test_a_request_that_is_filed_while_the_others_are_read_is_not_taken_for_lost
     """Whoever looks needs no lock: somebody may file between the look at the files and the look at the list."""
 
     class Busy(RunFolder):
-        def filed(self) -> list[Entry]:
+        def filed(self) -> tuple[Entry, ...]:
             found = super().filed()
             if len(found) == 2:
                 other = replace(found[0], number=3, request=Request("third", clients=("0",)))
                 RunFolder(self.path).put_request(other)
             return found
 
-    assert [entry.request.id for entry in Busy(folder).requests()] == ["leaves", "waits"]
-    assert len(RunFolder(folder).requests()) == 3
+    assert [entry.request.id for entry in Busy(folder).book().entries] == ["leaves", "waits"]
+    assert len(RunFolder(folder).book().entries) == 3
     (folder / "requests/0003-third.json").unlink()
     with pytest.raises(UnfedError, match="'third' was filed here"):
-        RunFolder(folder).requests()
+        RunFolder(folder).book()
 
 
 @pytest.mark.parametrize("name", DAMAGE)
@@ -198,10 +199,10 @@ def test_a_torn_last_line_is_no_fault_and_glues_nothing_to_itself(folder: Path) 
 def test_what_was_purged_on_purpose_counts_as_whole(folder: Path) -> None:
     digest = consistency.file_digest(folder / SERVED)
     assert digest is not None
-    grave = consistency.Tombstone(SERVED, digest, "leaves", "2026-01-31T12:00:00Z")
-    consistency.bury(folder, [grave])
+    grave = books.Tombstone(SERVED, digest, "leaves", "2026-01-31T12:00:00Z")
+    books.bury(folder, [grave])
     (folder / SERVED).unlink()
-    assert check(RunFolder(folder)).whole and consistency.tombstones(folder)[SERVED] == grave
+    assert check(RunFolder(folder)).whole and books.tombstones(folder)[SERVED] == grave
 
 
 @pytest.mark.parametrize(
@@ -218,10 +219,10 @@ def test_nonsense_is_one_sentence_whatever_reads_it(folder: Path, file: str, tex
 
 def test_half_a_line_of_what_was_filed_does_not_glue_itself_to_the_next(tmp_path: Path) -> None:
     entry = Entry(1, Request("a", clients=("0",)), "ft", "1", "2026-11-15T00:00:00Z", 0)
-    (tmp_path / consistency.FILED).write_bytes(b'{"number": 1, "id"')
-    consistency.note_filed(tmp_path, [entry])
-    assert (tmp_path / consistency.FILED).read_bytes().count(b"\n") == 1
-    assert json.loads((tmp_path / consistency.FILED).read_text())["id"] == "a"
+    (tmp_path / books.FILED).write_bytes(b'{"number": 1, "id"')
+    books.note_filed(tmp_path, [entry])
+    assert (tmp_path / books.FILED).read_bytes().count(b"\n") == 1
+    assert json.loads((tmp_path / books.FILED).read_text())["id"] == "a"
 
 
 @pytest.mark.parametrize(

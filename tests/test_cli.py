@@ -170,7 +170,7 @@ def test_without_a_method_forget_says_before_anything_is_done_that_not_can_be_un
         code, _, err = unfed("forget", done, *words)
         assert code == 0 and err == says, (words, err)
         if words != ("--client", "2", "--wait"):  # a second NoT beside one that waits is refused
-            assert unfed("withdraw", done, Run.open(done).folder.requests()[-1].request.id)[0] == 0
+            assert unfed("withdraw", done, Run.open(done).folder.book().entries[-1].request.id)[0] == 0
 
 
 def test_forget_serves_a_request_once(unfed: Callable[..., Any], done: Path) -> None:

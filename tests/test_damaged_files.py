@@ -29,10 +29,10 @@ from unfed.cli.logged import log_faults
 from unfed.config.config import Config
 from unfed.data.deny import KEY_BYTES
 from unfed.errors import UnfedError
-from unfed.folder import consistency, deny, undo_results
+from unfed.folder import deny, undo_results
 from unfed.folder import findings as studies
 from unfed.folder.check import check
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.folder.handed_out import hand_out
 from unfed.folder.judged import of_run as of_judged
 from unfed.paper import record
@@ -40,6 +40,8 @@ from unfed.population import store
 from unfed.remote import runs as remote_runs
 from unfed.remote.nodes import Census
 from unfed.report import how_sure, study_section, undo_table
+from unfed.requests import book as books
+from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from unfed.studies.judging import judged, put_into
 from unfed.trust import bundle, findings, intake, keys, request, story
@@ -145,8 +147,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     storage.write_json(home / "run/clients.json", {"order": ["0", "1", "2"], "held": held})
     storage.write_json(home / "run/flower.json", {"state": "finished", "runs": [{"run": "7", "state": "finished"}]})
     hand_out(run.folder, "report", home / "page.html", b"a page")
-    grave = consistency.Tombstone("samples/0/r1/ft/000009.safetensors", "00", "r1", "2026-11-16")
-    consistency.bury(run.folder.path, [grave])
+    grave = books.Tombstone("samples/0/r1/ft/000009.safetensors", "00", "r1", "2026-11-16")
+    books.bury(run.folder.path, [grave])
     storage.write_bytes(home / "run/deny.key", b"00" * KEY_BYTES)
     storage.write_json(home / "run/undo/0/more/ft.json", UNDOING)
     story.enter(run.folder, trust)

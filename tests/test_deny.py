@@ -50,7 +50,7 @@ def left(small: Small, tmp_path: Path) -> Run:
         "rows": Request("rows", samples=(("2", 0), ("2", 5))),
     }.items():
         run.forget(request, "ft", until=1)
-        assert run.queue.find(name) is not None
+        assert run.queue.book.find(name) is not None
     return run
 
 
@@ -100,7 +100,7 @@ def test_the_list_without_its_key_gives_nothing_away(left: Run, tmp_path: Path, 
         key = (folder / "deny.key").read_text()
         text = "".join(path.read_text() for path in folder.rglob("*.json"))
         assert key not in text
-    entry = left.queue.find("rows")
+    entry = left.queue.book.find("rows")
     assert entry is not None
     client = left.world(0).clients[2]
     with_key = row_digests(
@@ -111,7 +111,7 @@ def test_the_list_without_its_key_gives_nothing_away(left: Run, tmp_path: Path, 
     other = Run.create(small("training.rounds=1", "request=[]", "evaluation.attack=false"), tmp_path / "other")
     other.execute()
     other.queue.file(Request("rows", samples=(("2", 0), ("2", 5))), "ft", "1", 0)
-    again = other.queue.find("rows")
+    again = other.queue.book.find("rows")
     assert again is not None and not set(again.rows) & set(entry.rows), "two federations' lists cannot be joined"
 
 

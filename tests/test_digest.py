@@ -12,8 +12,8 @@ import torch
 
 from unfed import storage
 from unfed.errors import UnfedError
-from unfed.folder.folder import Job
 from unfed.model import digest
+from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from worlds import Small
 

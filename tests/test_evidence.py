@@ -280,7 +280,7 @@ def test_a_model_whose_types_or_shapes_were_changed_is_found_although_its_bytes_
 
 
 def test_evidence_from_before_it_named_types_and_shapes_says_that_it_does_not(run: Run) -> None:
-    entry = next(one for one in run.folder.requests() if one.request.id == "leaves")
+    entry = next(one for one in run.folder.book().entries if one.request.id == "leaves")
     told = findings(Record(run.folder), entry)
     told["models"].pop("form")
     model = run.folder.path / "models/0/leaves/not.safetensors"
@@ -291,7 +291,7 @@ def test_evidence_from_before_it_named_types_and_shapes_says_that_it_does_not(ru
 def test_no_evidence_is_signed_for_a_model_file_that_is_not_the_one_that_came_out(run: Run, tmp_path: Path) -> None:
     shutil.copytree(run.folder.path, tmp_path / "run")
     record = Record(Run.open(tmp_path / "run").folder)
-    entry = next(one for one in record.folder.requests() if one.request.id == "leaves")
+    entry = next(one for one in record.folder.book().entries if one.request.id == "leaves")
     models = tmp_path / "run/models/0"
     for bad in ((models / "train.safetensors").read_bytes(), b"nothing"):
         (models / "leaves/not.safetensors").write_bytes(bad)

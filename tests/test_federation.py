@@ -19,11 +19,11 @@ from unfed.errors import Refused, UnfedError
 from unfed.federation import server
 from unfed.federation.schedule import Schedule, Settings
 from unfed.federation.server import JobServer, Members, Setup
-from unfed.folder.folder import Job
 from unfed.methods import FineTune, NoT, Retrain, State
 from unfed.model.functional import Template
 from unfed.model.networks import build
 from unfed.model.params import Params, cast, params_of, tensor_bytes
+from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World

@@ -27,8 +27,8 @@ from unfed.data import Request
 from unfed.errors import Refused, UnfedError
 from unfed.flower.server import app as server_app
 from unfed.flower.server import run as serve
-from unfed.folder.folder import Job
 from unfed.remote.options import Options
+from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from worlds import as_sets, assert_same, experiment, run_config
 
@@ -138,7 +138,7 @@ def test_a_request_that_is_denied_stays_owed_and_the_next_is_served(tmp_path: Pa
     ):
         serve(grid, values(folder, mode="unlearn", until="recovered"))
     run = serve(grid, values(folder, mode="unlearn", forget_clients="3"))
-    assert [(e.request.id, e.standing) for e in run.folder.requests()] == [
+    assert [(e.request.id, e.standing) for e in run.folder.book().entries] == [
         ("client-0", "denied (not recovered)"),
         ("client-3", "fulfilled"),
     ]

@@ -90,8 +90,8 @@ def test_every_flwr_run_of_the_page_does_what_the_page_says(page: Page) -> None:
     page.run("forget-classes", grid)
     run = page.run("forget-samples", grid)
     assert len(grid.asked(1000, "train", "evaluate")) == before  # the leaver is left alone by later requests too
-    assert [entry.request.kind for entry in run.folder.requests()] == ["client", "class", "instance"]
-    assert run.folder.requests()[-1].request.samples == (("1", 3), ("1", 5), ("2", 0))
+    assert [entry.request.kind for entry in run.folder.book().entries] == ["client", "class", "instance"]
+    assert run.folder.book().entries[-1].request.samples == (("1", 3), ("1", 5), ("2", 0))
     assert all(run.folder.model_file(job).exists() for job, _ in run.jobs())
     assert state(page.where / "run")["state"] == "finished"
 

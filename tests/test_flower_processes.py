@@ -26,9 +26,10 @@ from flower_grid import InProcessGrid
 from unfed.data import Request
 from unfed.federation.server import JobServer, Members, Setup
 from unfed.flower.server import run as serve
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.methods import NoT
 from unfed.remote.options import Options
+from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 

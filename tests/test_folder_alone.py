@@ -68,7 +68,7 @@ def test_a_filed_request_keeps_its_rows_and_the_sha256_of_its_list(listed: Any, 
     made = ["forget", str(tmp_path / "run"), "--samples", str(file), "--id", "filed", "--until", "1", "-q"]
     assert CliRunner().invoke(app, made, catch_exceptions=False).exit_code == 0
     file.unlink()
-    entry = Run.open(tmp_path / "run").queue.find("filed")
+    entry = Run.open(tmp_path / "run").queue.book.find("filed")
     assert entry is not None
     assert entry.request.samples == ROWS and entry.request.listed == hashlib.sha256(TEXT.encode()).hexdigest()
 

@@ -18,8 +18,8 @@ from unfed.config.config import Config
 from unfed.config.tables import GateConfig
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
-from unfed.folder.folder import Job
 from unfed.measures.forgotten import Evidence, Judgement, Losses, Verdict, halves
+from unfed.requests.entry import Job
 from unfed.requests.gate import Check, Decision, Gate, NotPassed, is_forgotten, passed, utility
 from unfed.requests.options import RequestOptions, Until
 from unfed.runs.run import Run
@@ -46,7 +46,7 @@ def run(trained: Path, tmp_path: Path) -> Run:
 
 def entry_of(run: Run, name: str) -> Any:
     """The request as it stands; a test that finds none fails."""
-    return run.queue.find(name)
+    return run.queue.book.find(name)
 
 
 def numbers_of(run: Run, job: Job) -> Any:
@@ -71,7 +71,7 @@ def test_a_model_that_lost_too_much_stays_out_of_force_and_its_request_owed(run:
     entry = entry_of(run, "leaves")
     assert (entry.state, entry.reason, entry.owed) == ("denied", "gate", True)
     assert run.current_job(0) == before, "the old model is in force"
-    assert [r.id for r in run.queue.besides(0)] == ["leaves"], "and the leaver stays out"
+    assert [r.id for r in run.queue.book.besides(0)] == ["leaves"], "and the leaver stays out"
     check = entry.gate["checks"][0]
     assert (check["name"], check["verdict"], check["bound"]) == ("utility", "failed", 10.0)
     line = lines_of(run, "leaves", "not")[-1]
@@ -128,7 +128,7 @@ def test_another_hyperparameter_begins_anew(run: Run) -> None:
 def test_until_forgotten_is_refused_where_nothing_can_tell(run: Run) -> None:
     with pytest.raises(UnfedError, match="--until forgotten cannot be judged for request 'leaves' .*not measured") as e:
         run.forget(LEAVES, "not", "forgotten")
-    assert e.value.exit_code == 2 and run.folder.requests() == [], "nothing was filed"
+    assert e.value.exit_code == 2 and run.folder.book().entries == (), "nothing was filed"
 
 
 def test_until_recovered_is_refused_where_nothing_is_held_out(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_until_recovered_is_refused_where_nothing_is_held_out(tmp_path: Path) ->
     run.execute()
     with pytest.raises(UnfedError, match="no validation rows are held out; use --until N") as error:
         run.forget(LEAVES, "ft")
-    assert error.value.exit_code == 2 and run.folder.requests() == [], "nothing was filed"
+    assert error.value.exit_code == 2 and run.folder.book().entries == (), "nothing was filed"
     assert run.forget(LEAVES, "ft", until=1).status == "done"
 
 

@@ -22,10 +22,11 @@ from unfed.federation.history import History
 from unfed.federation.protocol import Server
 from unfed.federation.robust import Robust
 from unfed.federation.state import State
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.folder.histories import HistoryLog
 from unfed.methods import FUKD, PGD, FedEraser
 from unfed.model.params import Params
+from unfed.requests.entry import Job
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
@@ -285,7 +286,7 @@ def test_after_retrain_histories_begin_anew_and_after_federaser_they_end(run: Ru
     for method in ("fukd", "pgd"):
         with pytest.raises(UnfedError, match=r"rebuilt by request 'r2'.*use not, ft or retrain"):
             run.forget(Request("r3", clients=("0",)), method=method)
-    assert [entry.request.id for entry in run.folder.requests()] == ["r1", "r2"]
+    assert [entry.request.id for entry in run.folder.book().entries] == ["r1", "r2"]
 
 
 def test_federaser_replays_without_all_leavers_so_far(run: Run) -> None:
@@ -353,7 +354,7 @@ def test_a_history_that_was_not_recorded_is_asked_for_by_name(tmp_path: Path, me
     run.execute()
     with pytest.raises(UnfedError, match=rf'recorded none for it: set training.record = \["{method}"\]') as caught:
         run.forget(Request("r1", clients=("0",)), method=method)
-    assert "Use " in str(caught.value) and "not" in str(caught.value) and not run.folder.requests()
+    assert "Use " in str(caught.value) and "not" in str(caught.value) and not run.folder.book().entries
 
 
 @pytest.mark.parametrize("method", ["pgd", "mode", "fcu"])
@@ -364,7 +365,7 @@ def test_who_needs_data_that_was_deleted_is_refused_before_any_work(run: Run, tm
         run.forget(gone, method=method)
     with pytest.raises(UnfedError, match="has deleted it"):
         Run.create(config(method, sets=("request.deleted=true",)), tmp_path / "refused")
-    assert not (tmp_path / "refused").exists() and not run.folder.requests()
+    assert not (tmp_path / "refused").exists() and not run.folder.book().entries
 
 
 def test_what_was_deleted_is_not_scored_either(run: Run) -> None:

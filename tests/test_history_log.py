@@ -13,8 +13,9 @@ import torch
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.federation.history import History, Record
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.methods import FUKD, State
+from unfed.requests.entry import Job
 
 JOB = Job(0, None, "train")
 CLIENTS = 200

@@ -13,9 +13,10 @@ from unfed.client.scores import Scores, columns, moved, score
 from unfed.config.config import Config
 from unfed.engines.compiled.fused import fused_block
 from unfed.engines.evaluating import as_trained
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.measures import attacks, evaluator
 from unfed.model.networks.blocks import computed_by
+from unfed.requests.entry import Job
 from unfed.runs.late_line import LateLine
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run

@@ -20,9 +20,9 @@ from unfed.data import Request
 from unfed.errors import Refused, UnfedError
 from unfed.folder import deny
 from unfed.folder.check import check
-from unfed.folder.folder import Job
 from unfed.folder.purge import purge
-from unfed.requests.entry import Entry
+from unfed.requests.book import request_file
+from unfed.requests.entry import Entry, Job
 from unfed.requests.options import RequestOptions
 from unfed.runs.in_force import in_force
 from unfed.runs.lineage import affected, ending
@@ -64,7 +64,7 @@ def run(emptied: Path, tmp_path: Path) -> Run:
 
 
 def entry_of(run: Run, name: str = CLIENT.id) -> Entry:
-    return next(entry for entry in run.folder.requests() if entry.request.id == name)
+    return next(entry for entry in run.folder.book().entries if entry.request.id == name)
 
 
 def models(run: Run) -> dict[str, bytes]:
@@ -220,7 +220,7 @@ def test_filed_while_its_rows_wait_to_leave_it_is_settled_after_them(trained: Pa
     run.ask(Request("all", samples=rows(run)), "not", 1)
     run.ask(CLIENT, "not", 1)
     run.execute()
-    assert [entry.state for entry in run.folder.requests()] == ["fulfilled"] * 2
+    assert [entry.state for entry in run.folder.book().entries] == ["fulfilled"] * 2
     assert entry_of(run).left_by == ("all",) and not (run.folder.path / "models" / "0" / CLIENT.id).exists()
 
 
@@ -344,7 +344,7 @@ def test_what_carried_it_goes_with_the_requests_by_which_it_left(run: Run) -> No
 
 def test_a_request_that_names_one_as_having_served_it_which_did_not_is_found(run: Run) -> None:
     run.forget(CLIENT, until=1)
-    file = run.folder.request_file(entry_of(run))
+    file = request_file(run.folder.path, entry_of(run))
     for broken, told in ((["half", "nobody"], "by request 'nobody', which is not"), ("half", "as its left_by")):
         file.write_text(json.dumps({**json.loads(file.read_text()), "left_by": broken}))
         assert any(told in one for one in check(run.folder).findings)

@@ -18,11 +18,12 @@ from unfed.federation.aggregate import average
 from unfed.federation.history import FinishedRound, History, Recorder
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.methods import FUKD, METHODS, PGD, Method, NoT
 from unfed.methods.nr_freeze import NRFreeze
 from unfed.model.params import Params
 from unfed.model.perturb import PERTURBATIONS
+from unfed.requests.entry import Job
 from unfed.runs import offers as lineage
 from unfed.runs.offers import FATES
 from unfed.runs.run import Run
@@ -335,7 +336,7 @@ def test_fukd_is_refused_when_filed_after_who_moved_the_model_beyond_its_sums(
     if maker == "shrink":
         with pytest.raises(UnfedError, match=r"rebuilt by request 'a' \(Shrink\)"):
             run.forget(Request("b", clients=("1",)), method="pgd")
-    assert [entry.request.id for entry in run.folder.requests()] == ["a"]
+    assert [entry.request.id for entry in run.folder.book().entries] == ["a"]
     run.forget(Request("c", clients=("0",)), method="retrain", until=1)
     assert set(run.folder.load_histories(Job(0, "c", "retrain"))) == {"fukd", "pgd"}  # here it begins anew
 

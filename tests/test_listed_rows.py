@@ -57,7 +57,7 @@ def test_the_rows_that_were_named_leave_and_no_others(
     code, _, err = forget(monkeypatch, capsys, "row\n3\n17\n21\n")
     assert code == 0, err
     run = Run.open(folder / "run")
-    entry = run.queue.find("r")
+    entry = run.queue.book.find("r")
     assert entry is not None and left(run, entry.request) == [3, 17, 21]
     assert entry.described is not None and entry.described["samples"] == 3 and len(entry.rows) == 3
     with allow_code():
@@ -68,7 +68,7 @@ def test_python_takes_rows_as_the_command_does(folder: Path) -> None:
     run = Run.open(folder / "run")
     with allow_code():
         assert run.forget(Request("r", rows=(3, 17, 21)), "ft", 1).status == "done"
-    entry = Run.open(folder / "run").queue.find("r")
+    entry = Run.open(folder / "run").queue.book.find("r")
     assert entry is not None and left(run, entry.request) == [3, 17, 21]
 
 
@@ -93,7 +93,7 @@ def test_a_row_that_is_not_there_is_refused(
 ) -> None:
     code, _, err = forget(monkeypatch, capsys, "row\n3\n40\n41\n")
     assert code == 2 and "names row 40 and 1 more, which is no training row here" in err
-    assert Run.open(folder / "run").queue.find("r") is None
+    assert Run.open(folder / "run").queue.book.find("r") is None
 
 
 @pytest.mark.parametrize("folder", ["central"], indirect=True)
@@ -108,7 +108,7 @@ def test_positions_in_an_order_that_was_drawn_are_refused_at_every_door_of_a_cen
             Run.open(folder / "run").forget(Request("r", samples=(("0", 3),)), "ft", 1)
         with pytest.raises(UnfedError, match=wrong):
             Config.parse({**raw("central"), "request": {"samples": "ids.csv"}})
-    assert Run.open(folder / "run").queue.find("r") is None
+    assert Run.open(folder / "run").queue.book.find("r") is None
 
 
 def test_rows_keep_their_numbers_where_the_run_itself_drew_which_of_them_are_for_training(

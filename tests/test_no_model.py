@@ -12,8 +12,8 @@ from conftest import SMALL
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.folder.folder import Job
 from unfed.folder.prune import prune
+from unfed.requests.entry import Job
 from unfed.runs.run import Run
 
 SERVED, TRAINED = "models/0/leaves/not.safetensors", "models/0/train.safetensors"
@@ -92,7 +92,7 @@ def test_a_request_that_left_no_model_says_where_it_stands_and_what_can_be_done(
     with pytest.raises(UnfedError) as error:
         run.saved(request="waits")
     assert str(error.value) == f"This run has no model 0/waits/ft yet; go on with `unfed resume {folder}`."
-    waits = run.queue.find("waits")
+    waits = run.queue.book.find("waits")
     assert waits is not None
     begun = waits.stepped("in_progress", "2026-11-16T00:00:00Z")
     run.folder.put_request(begun.stepped("denied", "2026-11-16T00:00:01Z", reason="not recovered", why="Too weak."))

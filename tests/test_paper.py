@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from unfed.cli.main import app
 from unfed.config import revisions
 from unfed.errors import UnfedError
-from unfed.folder.folder import Job
 from unfed.model.networks import build
 from unfed.paper import pictures
 from unfed.paper.items import SCALES, Item, Spec, chosen, items, published
@@ -31,6 +30,7 @@ from unfed.paper.views.layers import show as show_layers
 from unfed.paper.views.models import fresh_with_head
 from unfed.paper.views.results import gaps_by_round, gaps_of, ratios_of
 from unfed.report.rules import Row, rows
+from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from worlds import Small, rounds_take

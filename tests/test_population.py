@@ -20,8 +20,8 @@ from unfed.config import revisions
 from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.folder import locks as presence
-from unfed.folder.folder import Job
 from unfed.population import store
+from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 from unfed.runs.world import process_as_before

@@ -16,9 +16,9 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, counted
 from unfed.folder.check import check
-from unfed.folder.folder import Job
 from unfed.folder.prune import Keep, prune
 from unfed.folder.purge import purge
+from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from unfed.runs.status import status
 

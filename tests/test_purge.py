@@ -26,9 +26,11 @@ from unfed.errors import Refused, UnfedError
 from unfed.folder import consistency
 from unfed.folder import findings as studies
 from unfed.folder.check import check
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.folder.handed_out import FILE as HANDED_OUT
 from unfed.folder.purge import purge
+from unfed.requests import book as books
+from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
 from unfed.runs.probe import probe
 from unfed.runs.run import Run
@@ -110,13 +112,13 @@ def test_what_carries_the_leaver_goes_and_leaves_tombstones(run: Run) -> None:
         assert grave.request == "first" and grave.date.endswith("Z")
     every = {grave.file.partition("#")[0] for grave in outcome.gone}
     assert every == {name for name in before if left.get(name) != before[name]}
-    told = consistency.tombstones(run.folder.path)
+    told = books.tombstones(run.folder.path)
     assert told["models/0/train.safetensors"].sha256 == hashlib.sha256(before["models/0/train.safetensors"]).hexdigest()
 
 
 def test_no_score_of_a_purged_row_is_left_in_what_later_requests_kept(run: Run) -> None:
     """Whoever left is scored together with whoever leaves, so a later request's files hold its rows one by one."""
-    rows = {e.request.id: (e.described or {})["forgotten_rows"] for e in run.folder.requests()}
+    rows = {e.request.id: (e.described or {})["forgotten_rows"] for e in run.folder.book().entries}
     later = sorted((run.folder.path / "samples" / "0" / "second").rglob("*.safetensors"))
     assert all(len(storage.load(file)[0]["forget/loss"]) == rows["first"] + rows["second"] for file in later) and later
     was = [storage.load(file)[0]["forget/loss"] for file in later]
@@ -144,7 +146,7 @@ def test_how_exposed_single_rows_are_is_listed_and_goes(run: Run) -> None:
     assert ("first", "population/first.json") in {(one["request"], one["file"]) for one in run.info()["influence"]}
     purge(run, "first")
     assert not file.exists() and other.exists()
-    assert "population/first.json" in consistency.tombstones(run.folder.path) and check(run.folder).findings == []
+    assert "population/first.json" in books.tombstones(run.folder.path) and check(run.folder).findings == []
 
 
 def test_purging_twice_is_purging_once(run: Run) -> None:
@@ -160,17 +162,17 @@ def test_two_requests_are_purged_one_after_the_other(run: Run) -> None:
     rest = {grave.file for grave in purge(run, "second").gone}
     own = {file for file in rest if file.startswith("samples/0/second/")}
     assert own and rest - own == {"trajectory.jsonl#second"}, "all else went along"
-    assert all(entry.purged for entry in run.folder.requests())
+    assert all(entry.purged for entry in run.folder.book().entries)
     assert {name for name in files(run.folder.path) if name.startswith("models/")} == {"models/0/second/ft.safetensors"}
-    assert check(run.folder).whole and consistency.tombstones(run.folder.path)[
-        "models/0/train.safetensors"
-    ].request == ("first")
+    assert check(run.folder).whole and books.tombstones(run.folder.path)["models/0/train.safetensors"].request == (
+        "first"
+    )
 
 
 def test_a_dry_run_says_what_would_go_and_changes_nothing(run: Run) -> None:
     before = files(run.folder.path)
     would = purge(run, "first", dry_run=True)
-    assert files(run.folder.path) == before and not consistency.tombstones(run.folder.path)
+    assert files(run.folder.path) == before and not books.tombstones(run.folder.path)
     assert [g.file for g in would.gone] == [g.file for g in purge(run, "first").gone]
 
 
@@ -261,7 +263,7 @@ def test_a_method_that_needs_the_purged_history_is_refused_when_it_is_filed(run:
     purge(run, "first")
     with pytest.raises(UnfedError, match="FUKD needs history, but .*was purged for request 'first'.*use --method not"):
         Run.open(run.folder.path).forget(Request("third", clients=("3",)), "fukd", until=1)
-    assert [e.request.id for e in run.folder.requests()] == ["first", "second"]
+    assert [e.request.id for e in run.folder.book().entries] == ["first", "second"]
 
 
 def test_who_was_purged_stays_out(run: Run, tmp_path: Path) -> None:
@@ -412,7 +414,7 @@ def test_what_lies_behind_a_link_is_not_said_to_be_purged(run: Run, tmp_path: Pa
 def test_a_tombstone_that_leads_out_of_the_folder_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").write_bytes(b"mine")
     digest = consistency.file_digest(tmp_path / "mine")
-    consistency.bury(run.folder.path, [consistency.Tombstone("models/../../mine", str(digest), "first", "2026-01-31")])
+    books.bury(run.folder.path, [books.Tombstone("models/../../mine", str(digest), "first", "2026-01-31")])
     with pytest.raises(UnfedError, match="which is no file of this folder"):
         purge(run, "first")
     assert (tmp_path / "mine").exists() and not check(run.folder).whole
@@ -446,7 +448,7 @@ def test_killed_before_any_disk_operation_it_ends_as_if_it_had_not_been(
     """A client, and two rows, of which the trajectory must tell nothing any more."""
     whole = Run.open(shutil.copytree(template, tmp_path / "whole"))
     purge(whole, request_id)
-    wanted, graves = files(whole.folder.path), consistency.tombstones(whole.folder.path).keys()
+    wanted, graves = files(whole.folder.path), books.tombstones(whole.folder.path).keys()
     operation, ended = 0, False
     while not ended:
         folder = Path(shutil.copytree(template, tmp_path / "killed"))
@@ -456,7 +458,7 @@ def test_killed_before_any_disk_operation_it_ends_as_if_it_had_not_been(
                 ended = True
             except Crash:
                 ended = False
-        begun = bool(consistency.tombstones(folder))
+        begun = bool(books.tombstones(folder))
         assert begun or files(folder) == files(template), "without a word nothing goes"
         if begun and not ended:
             half = check(RunFolder(folder)).findings
@@ -464,7 +466,7 @@ def test_killed_before_any_disk_operation_it_ends_as_if_it_had_not_been(
             if operation % 3 == 0:  # whoever works there next ends it too
                 Run.open(folder).execute()
         purge(Run.open(folder), request_id)
-        assert files(folder) == wanted and consistency.tombstones(folder).keys() == graves, operation
+        assert files(folder) == wanted and books.tombstones(folder).keys() == graves, operation
         assert check(RunFolder(folder)).whole and not list(folder.rglob("*.tmp"))
         shutil.rmtree(folder)
         operation += 1
@@ -496,7 +498,7 @@ def test_what_went_is_told_in_a_line_per_folder_of_scores_and_in_words_of_the_se
     assert code == 0 and "samples/0/train (3 files)" in said and ".safetensors (" not in said
     path = run.folder.path
     assert f"what clients keep are not reached: `unfed lineage {path} --affected 1` lists" in said
-    assert f"a tombstone in {path / consistency.TOMBSTONES}." in said
+    assert f"a tombstone in {path / books.TOMBSTONES}." in said
     config = {"setting": "central", "model": {"name": "cnn-tiny"}, "methods": {"run": []}}
     central = Run.create(Config.parse(config, ["training.rounds=1", "gate.max_drop=100"]), tmp_path / "central")
     central.execute()
@@ -512,7 +514,7 @@ def test_it_lists_and_asks_and_a_script_says_yes(run: Run, monkeypatch: pytest.M
     words = ("purge", where, "--request", "first")
     code, said = told(run.folder.path, *words)
     assert code != 0 and "read the list with --dry-run, then repeat the command with --yes" in said
-    assert files(run.folder.path) == before and not consistency.tombstones(run.folder.path)
+    assert files(run.folder.path) == before and not books.tombstones(run.folder.path)
     monkeypatch.setattr("unfed.cli.purge._at_terminal", lambda: True)
     for answer, done in (("n\n", False), ("y\n", True)):
         found = CliRunner().invoke(app, [*words], input=answer)
@@ -520,14 +522,14 @@ def test_it_lists_and_asks_and_a_script_says_yes(run: Run, monkeypatch: pytest.M
             "would purge models/0/train.safetensors" in found.output
             and "Purge request 'first' for good?" in found.output
         )
-        assert bool(consistency.tombstones(run.folder.path)) is done
+        assert bool(books.tombstones(run.folder.path)) is done
     assert CliRunner().invoke(app, [*words]).exit_code == 0, "nothing is left to ask about"
 
 
 def test_what_was_not_shown_does_not_go(run: Run) -> None:
     with pytest.raises(UnfedError, match="has changed since the list was shown"):
         purge(run, "first", agreed=["models/0/train.safetensors"])
-    assert not consistency.tombstones(run.folder.path)
+    assert not books.tombstones(run.folder.path)
 
 
 def test_what_another_request_keeps_is_left_to_it_and_pages_say_what_was_purged(run: Run) -> None:
@@ -546,13 +548,13 @@ def test_a_probe_that_an_older_purge_took_along_is_said_to_be_purged(run: Run) -
     """Older versions deleted what other requests had; then their pages said that it was never tried."""
     from unfed.trust.findings import findings
 
-    grave = consistency.Tombstone("undo/0/second/ft.json", "0" * 64, "first", "2026-01-01T00:00:00Z")
-    consistency.bury(run.folder.path, [grave])
+    grave = books.Tombstone("undo/0/second/ft.json", "0" * 64, "first", "2026-01-01T00:00:00Z")
+    books.bury(run.folder.path, [grave])
     write(Run.open(run.folder.path))
     page = (run.folder.path / "report.html").read_text(encoding="utf-8")
     assert "what was tried was purged with other data" in page
     opened = Run.open(run.folder.path)
-    entry = opened.queue.find("second")
+    entry = opened.queue.book.find("second")
     assert entry is not None and "was purged with other data" in findings(opened, entry)["undo"]
 
 

@@ -20,7 +20,7 @@ from unfed.client.scores import score
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError
-from unfed.folder import consistency, judged
+from unfed.folder import judged
 from unfed.folder import purge as purging
 from unfed.folder.check import check
 from unfed.folder.folder import RunFolder
@@ -28,7 +28,7 @@ from unfed.folder.purge import purge
 from unfed.folder.subtraction import OWN
 from unfed.measures.evaluator import Evaluator
 from unfed.measures.undo import undo
-from unfed.requests import entry as requests
+from unfed.requests import book as books
 from unfed.requests.options import RequestOptions
 from unfed.runs import probe as probing
 from unfed.runs.probe import chosen
@@ -140,7 +140,7 @@ def test_what_was_purged_is_measured_again_as_a_share_of_many_rows_only(where: P
         purge(run, name)
     told = said("forget", where, "--client", "3", *ONE_ROUND)
     run = Run.open(where)
-    line, entry = run.lines()[-1], run.queue.find("client-3")
+    line, entry = run.lines()[-1], run.queue.book.find("client-3")
     assert entry is not None and line["forget"] == line["own"], "Forget is over what is not purged"
     share = score(run.world(0).template, run.current(0), run.world(0).dataset.train, rows_of(run, CLIENT)).accuracy
     few = "not measured: its 2 rows were purged, 10 needed"
@@ -156,7 +156,7 @@ def test_what_was_purged_is_measured_again_as_a_share_of_many_rows_only(where: P
 def test_a_share_of_few_rows_is_told_with_how_few_they_are(where: Path) -> None:
     """Three of five hard rows are 40 %, which beside "about 97 %" reads like a fault and is none."""
     told = said("forget", where, "--client", "3", *ONE_ROUND)
-    entry = Run.open(where).queue.find("client-3")
+    entry = Run.open(where).queue.book.find("client-3")
     assert entry is not None and entry.again["two"]["rows"] == 2 and entry.again["client-1"]["rows"] > 10
     few = "(these are 2 rows, of which each counts 50 points)"
     for text in (told, " ".join((where / "report.html").read_text(encoding="utf-8").split())):
@@ -171,7 +171,7 @@ def test_rows_that_another_request_names_too_are_not_scored_either(where: Path) 
     seven, gone = Request("seven", classes=(7,)), rows_of(run, CLIENT)
     kept = [row for row in rows_of(run, TWO, seven).tolist() if row not in set(gone.tolist())]
     world = run.world(0)
-    numbers = Evaluator(world.yardstick, world.scoped, [e.request for e in run.folder.requests()])(run.current(0))
+    numbers = Evaluator(world.yardstick, world.scoped, [e.request for e in run.folder.book().entries])(run.current(0))
     assert len(numbers.samples["forget/loss"]) == len(kept)
 
 
@@ -180,7 +180,7 @@ def test_purged_is_for_good_also_where_nothing_was_left_to_take_away(where: Path
     purge(run, "two")  # takes the model along that client 1 left
     own = purge(Run.open(where), "client-1").gone
     assert all(grave.file.startswith("samples/0/client-1/") for grave in own), "its own scores, and nothing of others"
-    assert all(e.purged and e.request.purged for e in run.folder.requests())
+    assert all(e.purged and e.request.purged for e in run.folder.book().entries)
     again = purge(Run.open(where), "client-1")
     assert again.gone == () and again.entry.purged
     run = Run.open(where)
@@ -286,8 +286,8 @@ def test_what_a_population_says_of_the_same_rows_goes_and_does_not_come_back(tmp
     ],
 )
 def test_requests_overlap_unless_their_clients_are_others(one: Request, other: Request, may: bool) -> None:
-    mine, theirs = requests.owners(one), requests.owners(other)
-    assert requests.overlap(mine, theirs) is requests.overlap(theirs, mine) is may
+    mine, theirs = books.owners(one), books.owners(other)
+    assert books.overlap(mine, theirs) is books.overlap(theirs, mine) is may
 
 
 def test_a_purged_request_is_not_probed(where: Path) -> None:
@@ -383,11 +383,11 @@ def test_what_later_requests_said_of_a_few_rows_is_taken_back(where: Path) -> No
     """A share of two rows stands in the file of whoever left next; of a whole client it may stay."""
     run = Run.open(where)
     run.forget(NEXT, "ft", until=1)
-    again = {e.request.id: e.again for e in run.folder.requests()}["client-3"]
+    again = {e.request.id: e.again for e in run.folder.book().entries}["client-3"]
     assert is_measured(again["two"]["forget"]) and is_measured(again["client-1"]["forget"])
     for name in ("two", "client-1"):
         purge(Run.open(where), name)
-    left = {e.request.id: e.again for e in Run.open(where).folder.requests()}["client-3"]
+    left = {e.request.id: e.again for e in Run.open(where).folder.book().entries}["client-3"]
     assert set(left["two"].values()) == {"not measured: its 2 rows were purged, 10 needed"}
     assert left["client-1"] == again["client-1"] and check(run.folder).findings == []
     assert "purged on 2" in said("status", where)
@@ -398,7 +398,7 @@ def test_that_it_was_purged_is_no_part_of_what_a_request_asks_for() -> None:
 
     purged = dataclasses.replace(TWO, purged=True)
     assert purged == TWO and purged.to_json() == TWO.to_json()
-    assert consistency.request_digest(purged) == consistency.request_digest(TWO)
+    assert books.request_digest(purged) == books.request_digest(TWO)
     with pytest.raises(UnfedError, match="has no field 'purged'"):
         Request.from_json({**TWO.to_json(), "purged": True})
 
@@ -429,11 +429,11 @@ def test_purging_what_was_deleted_takes_no_score_that_never_held_it(tmp_path: Pa
     held, was = len(rows_of(run, CLIENT, NEXT)), run.folder.lines()
     later = [where / "samples" / "0" / name for name in kept if name.startswith("client-3/")]
     assert {len(storage.load(file)[0]["forget/loss"]) for file in later} == {held}, "without the three rows"
-    again = run.folder.requests()[-1].again
+    again = run.folder.book().entries[-1].again
     purge(run, "gone")
     assert kept - scores(where) == {name for name in kept if name.startswith("train/")}
     assert {path.parent.name for path in (where / "models" / "0").rglob("*.*")} == {"gone", "client-3"}
-    assert run.folder.trajectory.read_bytes() != lines and run.folder.requests()[-1].again == again
+    assert run.folder.trajectory.read_bytes() != lines and run.folder.book().entries[-1].again == again
     for old, new in zip(was, run.folder.lines(), strict=True):
         begins = new["request"] == "gone" and new["round"] == 0  # at a model of which Retain with them is known
         retain = {"retain", "retain_loss", "loss_gap"} if begins else set()

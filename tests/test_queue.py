@@ -31,9 +31,10 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import Halted, Refused, Unanswered, UnfedError, UnfedWarning
 from unfed.federation.protocol import Server
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.methods import METHODS, Method, State
 from unfed.methods.not_ import NoT
+from unfed.requests.entry import Job
 from unfed.runs.in_force import InForce, in_force
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
@@ -163,7 +164,7 @@ def queue(run: Run, *requests: Request, method: str = "fake", until: str = "1") 
 
 
 def states(run: Run) -> dict[str, str]:
-    return {e.request.id: e.standing for e in run.folder.requests()}
+    return {e.request.id: e.standing for e in run.folder.book().entries}
 
 
 def rows_of(run: Run, *requests: Request) -> set[int]:
@@ -416,7 +417,7 @@ def test_asked_again_after_others_were_served_it_begins_anew_at_the_model_in_for
     lines = [x for x in run.lines() if x["request"] == "a"]
     assert [(x["method"], x["round"]) for x in lines] == [("before", 0), *(("fake", t) for t in range(4))]
     assert all(x["earlier"].keys() == {"b"} for x in lines)
-    places = {e.request.id: (e.number, e.served, e.earlier) for e in run.folder.requests()}
+    places = {e.request.id: (e.number, e.served, e.earlier) for e in run.folder.book().entries}
     assert places == {"a": (1, 2, ("b",)), "b": (2, 1, ("a",))}
     assert len([x for x in run.folder.lines() if x["request"] == "a"]) > len(lines)  # what was tried stays on record
 
@@ -455,7 +456,7 @@ def test_a_request_that_waits_may_be_given_another_method(run: Run) -> None:
     queue(run, client("a", 3))
     with run.folder.lock():
         again(run).forget(client("a", 3), "ft", 2)
-    (entry,) = run.folder.requests()
+    (entry,) = run.folder.book().entries
     assert (entry.method, entry.until, entry.state) == ("ft", "2", "open")
 
 
@@ -603,8 +604,8 @@ def test_a_comparison_leaves_out_who_asked_to_leave_meanwhile(template: tuple[Pa
 def test_a_request_not_begun_by_its_date_expires_and_stays_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with run.folder.lock():
         assert again(run).forget(client("a", 3), "fake", 1, expires="2099-01-31").status == "queued"
-    assert run.folder.requests()[0].expires == "2099-01-31T23:59:59Z"
-    for where in ("unfed.requests.request_files.now", "unfed.runs.serving.now"):
+    assert run.folder.book().entries[0].expires == "2099-01-31T23:59:59Z"
+    for where in ("unfed.requests.book.now", "unfed.runs.serving.now"):
         monkeypatch.setattr(where, lambda: "2099-02-01T00:00:00Z")
     assert states(run) == {"a": "expired"} and status(run)["state"] == "finished"
     run.forget(client("b", 2), "fake", 1)
@@ -618,7 +619,7 @@ def test_a_request_not_begun_by_its_date_expires_and_stays_out(run: Run, monkeyp
 def test_a_date_in_the_past_is_refused(run: Run) -> None:
     with pytest.raises(UnfedError, match="would have expired at 2020-01-31T23:59:59Z"):
         run.forget(client("a", 3), "fake", 1, expires="2020-01-31")
-    assert run.folder.requests() == []
+    assert run.folder.book().entries == ()
 
 
 # --- crashes and folders of before ------------------------------------------------------------------------------------
@@ -627,7 +628,7 @@ def test_a_date_in_the_past_is_refused(run: Run) -> None:
 def described(run: Run) -> list[dict[str, Any]]:
     """Where every request stands, without the times."""
     times = ("changed", "created", "begun")
-    return [{k: v for k, v in e.to_json().items() if k not in times} for e in run.folder.requests()]
+    return [{k: v for k, v in e.to_json().items() if k not in times} for e in run.folder.book().entries]
 
 
 @pytest.mark.slow
@@ -671,7 +672,7 @@ def test_requests_of_the_time_before_states_are_read(run: Run) -> None:
     assert old.current_job(0) == Job(0, "b", "fake")
     old.execute()
     assert states(old) == {"a": "fulfilled", "b": "fulfilled", "c": "fulfilled"}
-    assert [e.earlier for e in old.folder.requests()] == [(), ("a",), ("a", "b")]
+    assert [e.earlier for e in old.folder.book().entries] == [(), ("a",), ("a", "b")]
     assert old.current_job(0) == Job(0, "c", "fake")
 
 
@@ -681,7 +682,7 @@ def test_a_request_file_cannot_name_a_file_elsewhere(run: Run) -> None:
     raw = json.loads(file.read_text())
     storage.write_json(file, {**raw, "request": {**raw["request"], "id": "../../a"}})
     with pytest.raises(UnfedError, match="cannot be used as a file name"):
-        run.folder.requests()
+        run.folder.book()
 
 
 # --- any sequence -----------------------------------------------------------------------------------------------------
@@ -713,7 +714,7 @@ class Sequences(RuleBasedStateMachine):
             "class": Request(name, classes=(3,)),
             "some": Request(name, samples=(("1", 0), ("2", 1), ("3", 2))),
         }.get(what) or Request(name, clients=(what,))
-        out = rows_of(self.run_, *(e.request for e in self.run_.queue.accepted(0)))
+        out = rows_of(self.run_, *(e.request for e in self.run_.queue.book.accepted(0)))
         fated(self.run_, **{name: fate})
         with self.run_.folder.lock():
             if rows_of(self.run_, request) <= out:
@@ -727,7 +728,7 @@ class Sequences(RuleBasedStateMachine):
     @rule(data=st.data(), fate=st.sampled_from(["fulfil", "refuse"]))
     def ask_again(self, data: Any, fate: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.filed)))
-        before = self.run_.queue.find(name)
+        before = self.run_.queue.book.find(name)
         assert before is not None
         fated(self.run_, **{name: fate})
         with self.run_.folder.lock():
@@ -742,7 +743,7 @@ class Sequences(RuleBasedStateMachine):
     @rule(data=st.data())
     def withdraw(self, data: Any) -> None:
         name = data.draw(st.sampled_from(sorted(self.filed)))
-        found = self.run_.queue.find(name)
+        found = self.run_.queue.book.find(name)
         assert found is not None
         if found.state == "fulfilled":
             with pytest.raises(UnfedError, match="is fulfilled"):
@@ -753,20 +754,20 @@ class Sequences(RuleBasedStateMachine):
     @rule()
     def serve(self) -> None:
         Fake.seen.clear()
-        before = {e.request.id: e for e in self.run_.folder.requests()}
+        before = {e.request.id: e for e in self.run_.folder.book().entries}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 self.run_.execute()
             except Refused:
                 assert any(e.waiting for e in before.values())
-        seeds, accepted = self.run_.world(0).seeds, self.run_.queue.accepted(0)
+        seeds, accepted = self.run_.world(0).seeds, self.run_.queue.book.accepted(0)
         for seed, taught, retained in Fake.seen:
             for entry in accepted:
                 own = rows_of(self.run_, entry.request)
                 assert not own & retained
                 assert seeds.request(entry.request.id) == seed or not (own & taught) - rows_of_seed(self, seed)
-        after = {e.request.id: e for e in self.run_.folder.requests()}
+        after = {e.request.id: e for e in self.run_.folder.book().entries}
         for name, entry in after.items():  # nothing waits but what nobody answered
             assert not entry.waiting or Fake.fates[seeds.request(name)] == "no answer"
             if before[name].state in ("fulfilled", "denied", "revoked"):
@@ -776,7 +777,7 @@ class Sequences(RuleBasedStateMachine):
     def numbers_and_places_are_unique_and_the_last_served_is_in_force(self) -> None:
         if not hasattr(self, "run_"):
             return
-        entries = self.run_.folder.requests()
+        entries = self.run_.folder.book().entries
         assert [e.number for e in entries] == list(range(1, len(entries) + 1))
         served = sorted((e for e in entries if e.state == "fulfilled"), key=lambda e: e.served or 0)
         assert [e.served for e in served] == list(range(1, len(served) + 1))
@@ -825,4 +826,4 @@ def test_a_client_that_is_not_there_is_refused_in_python_too_and_nothing_is_said
     ):
         warnings.simplefilter("error")
         run.forget(Request("leaves", clients=("42",)))
-    assert run.folder.requests() == []
+    assert run.folder.book().entries == ()

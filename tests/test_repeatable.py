@@ -13,8 +13,8 @@ import torch
 import apart
 from unfed.engines import determinism
 from unfed.engines.determinism import fixed_library, fixed_order
-from unfed.folder.folder import Job
 from unfed.remote.node_data import describe, node_data_of
+from unfed.requests.entry import Job
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.world import process_as_before

@@ -10,7 +10,6 @@ import pytest
 from test_report import Page, fake_line, fake_run
 from unfed.config.tables import RequestConfig
 from unfed.data import Request
-from unfed.folder.folder import Job
 from unfed.paper import making
 from unfed.paper.items import items
 from unfed.paper.views.base import Section
@@ -20,6 +19,7 @@ from unfed.report.opening import opening
 from unfed.report.ranking import judged
 from unfed.report.rules import rows
 from unfed.report.words import gate_words, method_row
+from unfed.requests.entry import Job
 from unfed.requests.gate import Check, utility
 from unfed.runs.in_force import InForce, is_out
 

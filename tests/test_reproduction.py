@@ -21,7 +21,6 @@ from unfed.config.config import Config
 from unfed.engines.base import Block, Visit
 from unfed.engines.batched import Batched
 from unfed.errors import UnfedError
-from unfed.folder.folder import Job
 from unfed.measures.columns import GAP_METRICS
 from unfed.methods import MoDE, NoT, Retrain, State
 from unfed.model.digest import digests, fingerprint
@@ -35,6 +34,7 @@ from unfed.paper.views.models import NEGATED, models_of
 from unfed.paper.views.retraced import retraced
 from unfed.report import rows
 from unfed.report.tables import name_of
+from unfed.requests.entry import Job
 from unfed.runs.job import JobRunner
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run

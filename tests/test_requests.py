@@ -2,16 +2,20 @@
 
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.requests.entry import REASONS, STATES, Entry, date_of, in_force, next_number, next_place, turn
+from unfed.requests.book import Book, in_force
+from unfed.requests.entry import REASONS, STATES, Entry, date_of
 
 AT = "2026-01-02T03:04:05Z"
 LEGAL = {
@@ -53,6 +57,10 @@ def test_every_step_that_is_not_in_the_table_is_refused(before: Any, after: Any)
 def test_a_request_is_denied_for_a_reason_and_nothing_else_has_one(state: Any, reason: str) -> None:
     with pytest.raises(UnfedError, match="denied for a reason"):
         entry(state="in_progress").stepped(state, AT, reason=reason)
+
+
+def book(entries: Sequence[Entry]) -> Book:
+    return Book(Path("run"), Config(), tuple(entries), {}, lambda job: None)
 
 
 def test_only_what_was_withdrawn_takes_part_again() -> None:
@@ -114,7 +122,8 @@ def test_a_date_that_has_passed_does_not_come_again() -> None:
 def test_the_order_of_service_is_not_the_order_of_filing() -> None:
     served = [entry(1, "fulfilled", served=3), entry(2, "fulfilled", served=1), entry(3, "denied"), entry(4)]
     assert [e.number for e in in_force(served)] == [2, 1]
-    assert (next_place(served), next_number(served), next_place([]), next_number([])) == (4, 5, 1, 1)
+    full, empty = book(served), book([])
+    assert (full.next_place, full.next_number, empty.next_place, empty.next_number) == (4, 5, 1, 1)
 
 
 def number(found: Entry | None) -> int:
@@ -124,10 +133,10 @@ def number(found: Entry | None) -> int:
 
 def test_what_was_begun_has_its_turn_before_what_was_asked_first() -> None:
     queue = [entry(1), entry(2, "in_progress"), entry(3, "denied"), entry(4, "revoked"), entry(5)]
-    assert number(turn(queue, [0])) == 2
-    assert number(turn(queue, [0], put_off=[2])) == 1
-    assert number(turn(queue, [0], put_off=[1, 2])) == 5
-    assert turn(queue, [7]) is None and turn(queue, [0], [1, 2, 5]) is None
+    assert number(book(queue).turn([0])) == 2
+    assert number(book(queue).turn([0], put_off=[2])) == 1
+    assert number(book(queue).turn([0], put_off=[1, 2])) == 5
+    assert book(queue).turn([7]) is None and book(queue).turn([0], [1, 2, 5]) is None
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

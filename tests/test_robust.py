@@ -18,11 +18,11 @@ from unfed.errors import Refused, UnfedError
 from unfed.federation.aggregate import Check, average
 from unfed.federation.robust import Lengths, Robust
 from unfed.federation.state import State, usable
-from unfed.folder.folder import Job
 from unfed.measures.trajectory import job_of
 from unfed.methods.finetune import FineTune
 from unfed.methods.retrain import Retrain
 from unfed.remote.server import run as serve_nodes
+from unfed.requests.entry import Job
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated

@@ -15,9 +15,9 @@ from unfed.engines import Batched, Block
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.federation.robust import Robust
 from unfed.federation.state import State
-from unfed.folder.folder import Job
 from unfed.folder.job_notes import JobNotes
 from unfed.measures.trajectory import job_of
+from unfed.requests.entry import Job
 from unfed.runs.progress import QuietWatch
 from unfed.runs.rollback import Rollback, Validation
 from unfed.runs.run import Run

@@ -16,7 +16,7 @@ from unfed.engines import Batched
 from unfed.errors import Refused, UnfedError, UnfedWarning
 from unfed.federation.protocol import Server
 from unfed.federation.state import State
-from unfed.folder.folder import Job
+from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
 from unfed.runs.description import versions
 from unfed.runs.progress import Deadline, OutOfTime, QuietWatch
@@ -466,7 +466,7 @@ def test_a_request_during_anothers_recovery_is_left_out_from_the_next_round_on(
     original, other = NoT.round, Run.open(trained.folder.path)
 
     def round(self: NoT, server: Server, state: State) -> State:
-        if state.round == 1 and not other.folder.requests()[1:]:
+        if state.round == 1 and not other.folder.book().entries[1:]:
             assert other.forget(Request("b", clients=("1",)), "sealed", until=1).status == "queued"
         return original(self, server, state)
 
@@ -493,7 +493,7 @@ def test_a_request_during_anothers_recovery_is_left_out_from_the_next_round_on(
 def test_a_wrong_request_is_refused_and_nothing_is_filed(trained: Run, request_: Request, says: str) -> None:
     with pytest.raises(UnfedError, match=says):
         trained.forget(request_, until=1)
-    assert trained.folder.requests() == []
+    assert trained.folder.book().entries == ()
 
 
 def test_wrong_ways_to_ask(trained: Run) -> None:

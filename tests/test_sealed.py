@@ -19,7 +19,6 @@ from unfed.cli.main import app
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.folder.folder import Job
 from unfed.folder.purge import purge
 from unfed.methods import Retrain, Sealed, State
 from unfed.methods.sealed import drawn_from, from_the_system
@@ -28,6 +27,7 @@ from unfed.model.layers import Choice, choose
 from unfed.model.networks import build
 from unfed.model.params import Params, params_of
 from unfed.model.sealing import NAMES, SEALS, seal, solved, statistics_afresh
+from unfed.requests.entry import Job
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated

@@ -24,7 +24,6 @@ from unfed.client.scores import score
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.folder.folder import Job
 from unfed.folder.reversible import inverse_of, turned_back
 from unfed.methods import METHODS, FineTune, Method, NoT
 from unfed.methods.nr_freeze import NRFreeze
@@ -32,6 +31,7 @@ from unfed.model.files import negate_file
 from unfed.model.networks import build
 from unfed.model.perturb import Perturbed
 from unfed.report import tables
+from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
 from unfed.runs.lineage import affected
 from unfed.runs.run import Run
@@ -157,7 +157,7 @@ def test_not_after_not_is_refused_when_filed_and_names_the_way_that_holds(
     said = " ".join(capsys.readouterr().err.split())
     assert end.value.code == 2
     assert "conv1.weight back to what it was before request 'r0'" in said and "--method sealed" in said
-    assert [entry.request.id for entry in run.folder.requests()] == ["r0"], "nothing is filed"
+    assert [entry.request.id for entry in run.folder.book().entries] == ["r0"], "nothing is filed"
 
 
 def test_not_on_other_layers_is_served_with_a_warning(run: Run) -> None:
@@ -205,7 +205,7 @@ def test_a_seal_on_other_layers_or_a_weak_one_does_not_let_not_turn_a_layer_back
         run.forget(SECOND, "sealed", until=1, how=RequestOptions(set=less))
     with pytest.raises(UnfedError, match=r"conv2.weight back to what it was before request 'r0'"):
         run.forget(THIRD, "not", until=1, how=second)
-    entries = run.folder.requests()
+    entries = run.folder.book().entries
     assert [e.request.id for e in turned_back(run.folder, run.config, entries)] == ["r0", "r1"], (
         "a minus sign still turns it back"
     )
@@ -264,19 +264,19 @@ def test_what_a_method_of_ones_own_negates_is_known_and_not_negated_back(
             with pytest.raises(UnfedError, match=f"{called} would turn conv1.weight back to .* before request 'r0'"):
                 run.forget(SECOND, method, until=1)
         run.forget(SECOND, "tunes", until=1)
-    assert [e.request.id for e in turned_back(run.folder, run.config, run.folder.requests())] == ["r0", "r1"]
+    assert [e.request.id for e in turned_back(run.folder, run.config, run.folder.book().entries)] == ["r0", "r1"]
     told = {one.file: one.what for one in affected(run, "0") if "by one minus sign" in one.what}
     assert len(told) == 3, f"the model of r0, which is not in force, its state, and that of r1: {told}"
     with unfed.allow_code():
         run.forget(THIRD, "sealed", until=1)
-    assert [e.request.id for e in turned_back(run.folder, run.config, run.folder.requests())] == ["r0", "r1"]
+    assert [e.request.id for e in turned_back(run.folder, run.config, run.folder.book().entries)] == ["r0", "r1"]
 
 
 @pytest.mark.parametrize("how", ["orthogonal", "noise"])
 def test_a_draw_of_not_follows_from_seed_and_name_so_its_model_can_be_turned_back(run: Run, how: str) -> None:
     """Of the demo, mixed by Q and tuned for 20 rounds, Qᵀ brings the backdoor from 0 to 50.6 %."""
     run.forget(FIRST, "not", until=1, how=RequestOptions(set={"perturbation": how}))
-    (entry,) = run.folder.requests()
+    (entry,) = run.folder.book().entries
     assert str(inverse_of(run.folder, run.config, entry)).startswith(f"the same draw of {how!r}, which follows from")
     (found,) = [one for one in affected(run, "0") if one.file == "models/0/r0/not.safetensors"]
     assert "whoever has it can turn back what NoT did for request 'r0', by the same draw" in found.what
@@ -357,7 +357,7 @@ def test_what_left_earlier_is_measured_again_beside_what_a_model_that_never_saw_
     samples = Request("s", samples=tuple(("2", i) for i in range(40)))
     for request in (FIRST, Request("seven", classes=(7,)), samples, SECOND):
         run.forget(request, "ft", until=1)
-    entry, params, world = run.queue.find("r1"), run.current(0), run.world(0)
+    entry, params, world = run.queue.book.find("r1"), run.current(0), run.world(0)
     assert entry is not None and set(entry.again) == {"r0", "seven", "s"}
     client, seven, some = (entry.again[name] for name in ("r0", "seven", "s"))
     line = run.lines()[-1]

@@ -208,7 +208,7 @@ def test_whoever_asked_can_revoke_and_nobody_else(home: Path) -> None:
         assert done.status_code == 200 and done.json()["state"] == "revoked"
         assert http.post("/api/revocations", content=taken_back("r-three", "3")).json()["state"] == "revoked"
     assert [*json.loads((home / "run/trust/refused.json").read_text()).values()] == [{"revocation": 5}]
-    assert Run.open(home / "run").queue.besides(0) == []
+    assert Run.open(home / "run").queue.book.besides(0) == []
 
 
 @pytest.mark.parametrize("many", [8, *slow(50)])
@@ -229,7 +229,7 @@ def test_those_who_submit_at_the_same_moment_lose_nothing(many: int, home: Path)
     assert [json.loads(one.request.payload)["agent-request-id"] for one in found] == [f"r-{k}" for k in range(many)]
     trust, run = TrustFolder(home / "run"), Run.open(home / "run")
     assert faults(trust.log, [trust.operator]) == []
-    entries = run.folder.requests()
+    entries = run.folder.book().entries
     assert sorted(entry.number for entry in entries) == list(range(1, many + 1))
     assert {entry.request.id for entry in entries} == {f"r-{k}" for k in range(many)}
     leaves = [leaf for leaf in trust.log.leaves if leaf["type"] == "request"]

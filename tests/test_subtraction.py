@@ -27,10 +27,11 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import Refused
 from unfed.folder.check import check
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.folder.purge import purge
 from unfed.measures.trajectory import job_of
 from unfed.model.digest import digests, fingerprint
+from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
 from unfed.runs.probe import probe
 from unfed.runs.progress import QuietWatch
@@ -72,7 +73,7 @@ class Attacker(QuietWatch):
 
     def look(self) -> None:
         """Part all training rows by which requests name them, and find the purged ones."""
-        self.entries = {e.request.id: e for e in self.run.folder.requests()}
+        self.entries = {e.request.id: e for e in self.run.folder.book().entries}
         asked = [*self.run.config.requests(), *(e.request for e in self.entries.values())]
         self.named = {one.id: self.marked(one) for one in asked}
         for entry in (e for e in self.entries.values() if e.shared):
@@ -197,7 +198,7 @@ def harmless(attacker: Attacker, *purged: Request) -> None:
     assert attacker.by_loss() == {} and attacker.by_share() == {}
     attacker.run.forget(Request("after", classes=(7,)), "ft", until=1, watch=attacker)
     record = Record(RunFolder(where))
-    for entry in (e for e in record.folder.requests() if e.state == "fulfilled"):
+    for entry in (e for e in record.folder.book().entries if e.state == "fulfilled"):
         (where / f"bundle-{entry.request.id}.json").write_text(json.dumps(findings(record, entry)))
     write_report(Run.open(where))
     assert attacker.by_loss() == {} and attacker.by_share() == {}
@@ -207,8 +208,10 @@ def harmless(attacker: Attacker, *purged: Request) -> None:
 def revealing(attacker: Attacker, *purged: Request, losses: bool = True) -> None:
     """There was something to find: nothing changes but that requests are called purged."""
     with pytest.MonkeyPatch.context() as patch:
-        real, names = RunFolder.requests, {one.id for one in purged}
-        patch.setattr(RunFolder, "requests", lambda f: [e.buried("x") if e.request.id in names else e for e in real(f)])
+        real, names = RunFolder.filed, {one.id for one in purged}
+        patch.setattr(
+            RunFolder, "filed", lambda f: tuple(e.buried("x") if e.request.id in names else e for e in real(f))
+        )
         assert bool(attacker.by_loss()) is losses and attacker.by_share()
 
 
@@ -225,7 +228,7 @@ def test_nor_where_few_rows_left_together_with_others(tmp_path: Path) -> None:
     run, attacker = begun(tmp_path / "run")
     run.ask(SEVEN, "ft", 1, how=TOGETHER)
     run.forget(rows("many", "3", *range(40)), "ft", 1, watch=attacker, how=TOGETHER)
-    assert {e.shared for e in run.folder.requests()} == {"together-1"}
+    assert {e.shared for e in run.folder.book().entries} == {"together-1"}
     probe(run, request="many", effort=LITTLE)
     revealing(attacker, SEVEN, losses=False)  # each is told the loss over both alone
     harmless(attacker, SEVEN)
@@ -279,14 +282,14 @@ def test_what_a_gate_read_of_few_rows_goes_too(tmp_path: Path) -> None:
     """Of two classes an accuracy is judged from five rows on."""
     run, _ = begun(tmp_path / "run")
     run.forget(SEVEN, "ft", until=1)
-    entry = run.folder.requests()[0]
+    entry = run.folder.book().entries[0]
     check: dict[str, Any] = {"name": "forgotten", "what": "", "value": 63.2, "bound": 50.0, "verdict": "failed"}
     check["before"] = 99.0
     gate: dict[str, Any] = {"checks": [{**check, "name": "utility"}, check], "passed": False}
     tried = ({"method": "not", "gate": gate, "why": "63.2"}, {"method": "not", "gate": None, "why": "no answer"})
     run.folder.put_request(replace(entry, gate=gate, attempts=tried))
     purge(Run.open(run.folder.path), "seven")
-    left = RunFolder(run.folder.path).requests()[0]
+    left = RunFolder(run.folder.path).book().entries[0]
     assert left.gate is not None and left.gate["checks"][0] == gate["checks"][0]
     few = "not measured: its 7 rows were purged, 10 needed"
     assert left.gate["checks"][1] == {**check, "value": few, "before": few}

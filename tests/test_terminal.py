@@ -22,11 +22,11 @@ from unfed.cli.commands import HOMES, PANELS, load
 from unfed.cli.console import Console, between_words
 from unfed.cli.display import Display, print_results, request_line
 from unfed.cli.main import app
-from unfed.folder.folder import Job
 from unfed.measures.metrics import Spread
 from unfed.measures.trajectory import Line
 from unfed.methods import METHODS
 from unfed.report import rows
+from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from worlds import Small
 

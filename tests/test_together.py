@@ -20,9 +20,10 @@ from unfed.data import Request
 from unfed.errors import Refused, UnfedError
 from unfed.folder import carriers
 from unfed.folder.check import check
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.methods import METHODS
 from unfed.model.params import Params
+from unfed.requests.entry import Job
 from unfed.requests.gate import Decision, NotPassed
 from unfed.requests.options import RequestOptions
 from unfed.runs import serving
@@ -55,7 +56,7 @@ def file(run: Run, *clients: str, how: RequestOptions = TOGETHER, method: str = 
 
 
 def states(run: Run) -> dict[str, tuple[str, int | None]]:
-    return {entry.request.id: (entry.state, entry.served) for entry in run.folder.requests()}
+    return {entry.request.id: (entry.state, entry.served) for entry in run.folder.book().entries}
 
 
 def jobs(run: Run) -> set[str]:
@@ -91,7 +92,7 @@ def test_each_of_them_is_settled_scored_and_reported_under_its_own_name(run: Run
         (line,) = [line for line in run.lines() if line["request"] == name and line["method"] == "not"]
         assert line["round"] == 2 and line["done"] and before["validation"] == line["validation_before"]
         assert set(line["asked"]) == {"1", "2"} and not {"1", "2"} & {c for row in line["asked"].values() for c in row}
-        entry = run.queue.find(name)
+        entry = run.queue.book.find(name)
         assert entry is not None and entry.gate is not None and entry.shared == "together-1"
     assert check(run.folder).findings == [] and status(run)["state"] == "finished"
     page = Path(write_report(run)).read_text()
@@ -132,7 +133,7 @@ def test_whoever_did_not_say_so_is_not_taken_along(run: Run) -> None:
 def test_one_alone_is_served_as_ever(run: Run) -> None:
     file(run, "1")
     run.execute()
-    assert jobs(run) == {"client-1"} and run.queue.find("client-1").together == ()  # type: ignore[union-attr]
+    assert jobs(run) == {"client-1"} and run.queue.book.find("client-1").together == ()  # type: ignore[union-attr]
 
 
 def test_those_that_differ_in_method_or_kind_do_not_share(run: Run) -> None:
@@ -157,7 +158,7 @@ def test_one_that_is_withdrawn_before_the_start_leaves_the_others(run: Run) -> N
     run.withdraw("client-2")
     run.execute()
     assert states(run) == {"client-1": ("fulfilled", 1), "client-2": ("revoked", None), "client-3": ("fulfilled", 1)}
-    assert run.queue.find("client-1").together == (1, 3)  # type: ignore[union-attr]
+    assert run.queue.book.find("client-1").together == (1, 3)  # type: ignore[union-attr]
     asked = [line["asked"] for line in run.lines() if line["request"] == "client-1" and "asked" in line]
     assert "2" in asked[-1]["2"]
 
@@ -209,7 +210,7 @@ def test_what_fails_for_all_is_said_to_each(run: Run, monkeypatch: pytest.Monkey
     with pytest.raises(Refused), pytest.warns():
         run.execute()
     for name in ("client-1", "client-2"):
-        entry = run.queue.find(name)
+        entry = run.queue.book.find(name)
         assert entry is not None and entry.state == "denied" and "shared one job, 'together-1'" in str(entry.why)
     assert status(run)["state"] == "finished" and check(run.folder).findings == []
 
@@ -225,7 +226,7 @@ def test_what_fails_for_all_is_said_to_each(run: Run, monkeypatch: pytest.Monkey
 def test_what_cannot_share_is_refused_in_a_sentence(run: Run, asked: Request, until: str, said: str) -> None:
     with pytest.raises(UnfedError, match=said):
         run.queue.file(asked, "ft", until, 0, None, TOGETHER)
-    assert run.folder.requests() == []
+    assert run.folder.book().entries == ()
 
 
 def test_the_word_is_an_option_of_forget(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +254,7 @@ def test_at_the_terminal_two_that_wait_share_a_recovery_and_one_alone_is_told_ho
     said = CliRunner().invoke(app, ["status", where])
     assert f"in {where}: waiting" in said.output and f"What waits is served by `unfed resume {where}`." in said.output
     assert CliRunner().invoke(app, ["resume", where, "--quiet"]).exit_code == 0
-    assert "together-2" in jobs(run) and run.queue.find("client-1").together == (2, 3)  # type: ignore[union-attr]
+    assert "together-2" in jobs(run) and run.queue.book.find("client-1").together == (2, 3)  # type: ignore[union-attr]
     said = CliRunner().invoke(app, [*words, "--client", "2", "--wait"])
     assert said.exit_code == 0 and "was served already" in said.output
 

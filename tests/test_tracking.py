@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.folder.folder import Job
+from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from unfed.runs.tracking import TRACKERS, tracked
 from worlds import Small

@@ -186,7 +186,7 @@ def test_what_is_not_believed_is_refused_and_counted_by_hour_and_reason(
     with pytest.raises(NotBelieved):
         intake.receive(run, b"nothing", None, TWO)
     assert [*json.loads((home / "run/trust" / story.REFUSED).read_text()).values()] == [{"unreadable": 1}]
-    assert len(run.folder.requests()) == 1
+    assert len(run.folder.book().entries) == 1
     assert faults_of(home / "run") == []
 
 
@@ -199,7 +199,7 @@ def test_a_request_is_taken_by_the_federation_that_it_was_signed_for_and_by_no_o
     asked = signed(home)
     with pytest.raises(NotBelieved, match="The request names another federation .*; sign it for this one") as caught:
         intake.receive(Run.open(other), asked.to_bytes(), None, TWO)
-    assert caught.value.reason == "federation" and Run.open(other).folder.requests() == []
+    assert caught.value.reason == "federation" and Run.open(other).folder.book().entries == ()
     value = {name: own for name, own in json.loads(asked.payload).items() if name != "log"}
     older = request.sign(value, keys.signing_key(home / "zero.key"))
     with pytest.raises(NotBelieved, match="names no federation, so any run could take it; sign it for this one"):
@@ -226,14 +226,14 @@ def test_what_a_client_signed_only_the_client_takes_back(
         file.write_bytes(own.to_bytes())
         code, _, err = unfed("withdraw", run, name, "--revocation", file)
         assert code == 2 and f"is not one that '{agent}' asked for" in err
-    assert Run.open(run).queue.find(name).state == "open"  # type: ignore[union-attr]
+    assert Run.open(run).queue.book.find(name).state == "open"  # type: ignore[union-attr]
     words = ("--client", "0", "--key", home / "zero.key", "--to", home / "operator.pub", "-o", file)
     assert unfed("request", "revoke", "another", *words)[0] == 0
     code, _, err = unfed("withdraw", run, name, "--revocation", file)
     assert code == 2 and f"does not revoke request '{name}'" in err
     assert unfed("request", "revoke", name, *words)[0] == 0
     assert unfed("withdraw", run, name, "--revocation", file)[0] == 0
-    assert [e.state for e in Run.open(run).folder.requests()] == ["revoked"] and faults_of(run) == []
+    assert [e.state for e in Run.open(run).folder.book().entries] == ["revoked"] and faults_of(run) == []
 
 
 def test_what_the_operator_asked_the_operator_takes_back(
@@ -242,9 +242,9 @@ def test_what_the_operator_asked_the_operator_takes_back(
     run = home / "run"
     assert unfed("forget", run, "--client", "2", "--wait", "-q", "--method", "ft")[0] == 0
     asked = hand_in(home, signed(home, "operator", {"classes": [3]}, "operator"))
-    for entry in Run.open(run).folder.requests():
+    for entry in Run.open(run).folder.book().entries:
         assert unfed("withdraw", run, entry.request.id)[0] == 0
-    assert {e.state for e in Run.open(run).folder.requests()} == {"revoked"} and asked.entry.number == 2
+    assert {e.state for e in Run.open(run).folder.book().entries} == {"revoked"} and asked.entry.number == 2
     code, _, err = unfed("request", "refuse", run, "nothing", "--reason", "no")
     assert code == 2 and "came unsigned" in err
 
@@ -264,7 +264,7 @@ def test_a_refusal_is_signed_and_logged_and_the_request_stays_owed(
         envelope.read((run / "trust/declined/r.json").read_bytes()), revocation.REFUSAL, [trust.operator]
     )
     assert told["reason"] == reason and told["request"] == asked.digest and "complain" in told["complaint"]
-    entry = Run.open(run).queue.find("r")
+    entry = Run.open(run).queue.book.find("r")
     assert entry is not None and entry.owed and entry.accepted and entry.reason == "by the operator"
     assert types(home)[-2:] == ["declined", "state"] and faults_of(run) == []
     said = " ".join(unfed("status", run)[1].split())
@@ -358,7 +358,7 @@ def test_handed_in_again_after_a_crash_the_rest_is_done_once(
     hand_in(home, asked)
     assert [types(home).count(kind) for kind in ("request", "acknowledgement")] == [1, 1]
     assert not (home / "run/trust" / story.REFUSED).exists()
-    assert len(Run.open(home / "run").folder.requests()) == 1
+    assert len(Run.open(home / "run").folder.book().entries) == 1
     with pytest.raises(NotBelieved, match="served once"):
         hand_in(home, asked)
 
@@ -488,7 +488,7 @@ def test_without_the_operators_key_no_work_is_done(home: Path) -> None:
     (home / "operator.key").unlink()
     with pytest.raises(UnfedError, match="put it back"):
         serve(home)
-    assert Run.open(home / "run").folder.requests()[0].state == "open"
+    assert Run.open(home / "run").folder.book().entries[0].state == "open"
 
 
 def test_a_command_that_could_not_be_logged_is_not_begun(
@@ -500,7 +500,7 @@ def test_a_command_that_could_not_be_logged_is_not_begun(
     for words in (("withdraw", home / "run", name), ("export", home / "run", "--method", "train", "-o", out)):
         code, _, err = unfed(*words)
         assert code == 2 and "put it back" in err
-    assert Run.open(home / "run").folder.requests()[0].state == "open" and not out.exists()
+    assert Run.open(home / "run").folder.book().entries[0].state == "open" and not out.exists()
 
 
 def test_status_says_by_when_a_signed_request_was_promised(

@@ -17,9 +17,11 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -153,6 +155,47 @@ def read_json(path: Path, what: str) -> Any:
         raise UnfedError(f"There is no {what} at {path}; check the path.") from error
     except (OSError, ValueError) as error:
         raise UnfedError(f"The {what} at {path} is damaged ({error}); restore it from a copy.") from error
+
+
+_Read = TypeVar("_Read")
+_RACY = 50_000_000  # nanoseconds in which a file may change twice and look the same
+_seen: OrderedDict[tuple[str, str], tuple[tuple[int, int, int], Any]] = OrderedDict()
+
+
+def unchanged(path: Path, read: Callable[[Path], _Read]) -> _Read | None:
+    """What a file says, read again only when it has changed; None where there is none. Change no value given here."""
+    key = (os.path.abspath(path), read.__qualname__)
+    try:
+        stamp = _stamp(path)
+    except FileNotFoundError:
+        _seen.pop(key, None)
+        return None
+    except OSError:
+        return read(path)  # which says what is wrong
+    if key not in _seen or _seen[key][0] != stamp:
+        value = read(path)
+        if time.time_ns() - stamp[0] < _RACY:
+            return value
+        _keep(key, stamp, value)
+    kept: _Read = _seen[key][1]
+    return kept
+
+
+def wrote(path: Path, read: Callable[[Path], _Read], value: _Read) -> None:
+    """Note what `unchanged` would read of a file that was just written here, under a lock."""
+    _keep((os.path.abspath(path), read.__qualname__), _stamp(path), value)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    about = path.stat()
+    return about.st_mtime_ns, about.st_size, about.st_ino
+
+
+def _keep(key: tuple[str, str], stamp: tuple[int, int, int], value: Any) -> None:
+    _seen[key] = stamp, value
+    _seen.move_to_end(key)
+    while len(_seen) > 4096:
+        _seen.popitem(last=False)
 
 
 def append_line(path: Path, line: str) -> int:

@@ -368,7 +368,7 @@ class Campaign:
             end = wait(*start(words, here))
             self.note("two processes", end.fault or (None if end.code == 0 else f"given again: {end.said[-160:]}"))
         run = Run.open(here / "run")
-        states = {entry.request.id: entry.state for entry in run.folder.requests()}
+        states = {entry.request.id: entry.state for entry in run.folder.book().entries}
         self.note("two processes", None if sorted(states.values()) == ["fulfilled"] * 2 else f"the requests: {states}")
 
     def submitters(self, count: int) -> None:

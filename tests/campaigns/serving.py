@@ -99,7 +99,7 @@ def trial(
     _end(child)
     answered = dict(who.answers)
     trust, run = TrustFolder(home / "run"), Run.open(home / "run")
-    filed = {entry.request.id for entry in run.folder.requests()}
+    filed = {entry.request.id for entry in run.folder.book().entries}
     for name, answer in answered.items():
         kept = trust.acknowledgement(name)
         if name not in filed or kept is None or kept.to_bytes() != answer:

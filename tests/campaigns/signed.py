@@ -111,7 +111,7 @@ def handing_in(name: str) -> tuple[str, ...]:
 def lost(home: Path, names: list[str]) -> str | None:
     """What is wrong after all were handed in: each must be filed once, logged once, answered once."""
     run, trust = Run.open(home / "run"), TrustFolder(home / "run")
-    filed = sorted(entry.request.id for entry in run.folder.requests())
+    filed = sorted(entry.request.id for entry in run.folder.book().entries)
     if filed != sorted(names):
         return f"{len(filed)} of {len(names)} are filed"
     for kind in ("request", "acknowledgement"):

@@ -29,7 +29,6 @@ from unfed.client.batch import bounds
 from unfed.client.scores import score
 from unfed.data import Request, Source
 from unfed.errors import UnfedError, listed, nearest
-from unfed.folder import consistency
 from unfed.folder import findings as studies
 from unfed.folder.clients import out_of_sight
 from unfed.folder.undo_results import Target, targets
@@ -340,7 +339,7 @@ def _why_none(run: Probed, own: Sequence[Target]) -> str:
     graves = [grave for target in own for job in (target.job, target.previous) if (grave := run.folder.buried(job))]
     if graves:
         return (
-            f"The model {consistency.sentence(run.folder.path, graves[0])}, and a claim is tried on a model and the one"
+            f"The model {graves[0].sentence(run.folder.path)}, and a claim is tried on a model and the one"
             f" before it; the next request that is served (`{run.command('forget')}`) leaves such a pair, and `unfed"
             " theory` without a run trains its own."
         )

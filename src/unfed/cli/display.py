@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from unfed.cli.console import Console
-from unfed.folder.folder import Job
 from unfed.measures import trajectory
 from unfed.measures.columns import COLUMNS
 from unfed.report import tables, wording
@@ -22,6 +21,7 @@ from unfed.report.rules import Row
 from unfed.report.tables import name_of
 from unfed.report.wording import CENTRAL, FEDERATED, Wording
 from unfed.report.words import gate_words
+from unfed.requests.entry import Job
 from unfed.runs.progress import Clock, QuietWatch
 from unfed.runs.run import Run
 from unfed.values import is_measured

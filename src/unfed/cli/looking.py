@@ -17,7 +17,6 @@ from unfed.cli.display import clock_text, percent, request_line
 from unfed.cli.logged import due_dates
 from unfed.cli.options import AllowCode, Json, RunArgument, Seed
 from unfed.errors import UnfedError
-from unfed.folder import consistency
 from unfed.measures import columns
 from unfed.model.params import cast, check_like
 from unfed.report import wording
@@ -80,10 +79,9 @@ def evaluate(
     if model is None:
         params = opened.current(one)
     else:
-        if grave := None if model.exists() else consistency.tombstone_of(opened.folder.path, model):
+        if grave := None if model.exists() else opened.folder.book().purged(model):
             raise UnfedError(
-                f"The model {consistency.sentence(opened.folder.path, grave)}; without --model, the one in force is"
-                " scored."
+                f"The model {grave.sentence(opened.folder.path)}; without --model, the one in force is scored."
             )
         params, _ = storage.load(model, "model")
         check_like(params, world.template.like, f"The model {model}")

@@ -19,11 +19,11 @@ from unfed.cli.evidence import bundle
 from unfed.cli.logged import entered
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument
 from unfed.errors import UnfedError
-from unfed.folder.consistency import TOMBSTONES, Tombstone
 from unfed.folder.handed_out import FILE as HANDED_OUT
 from unfed.folder.purge import Outcome
 from unfed.folder.purge import purge as take_away
 from unfed.folder.trajectory_file import TRAJECTORY
+from unfed.requests.book import TOMBSTONES, Tombstone
 from unfed.runs.onlooker import keeps_log
 from unfed.runs.record import Record
 from unfed.runs.run import Run

@@ -113,7 +113,7 @@ def forget(
         if loud:
             stdout.print(escape(sentence), soft_wrap=True)
     name = name or request_name(opened.folder, given)
-    known = opened.queue.find(name)
+    known = opened.queue.book.find(name)
     if count:
         request = Request(name, tuple(client), tuple(classes), deleted=deleted, **asked)
     elif known is None:
@@ -200,7 +200,7 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
     lasting = None if status == "waits" else _lasting(run, request)
     if as_json:
         told = {"request": request, "status": status, "last": last, "report": report and str(report)}
-        entry = run.queue.find(request)
+        entry = run.queue.book.find(request)
         told |= {"forgetting": ((entry and entry.gate) or {}).get("forgetting")}
         typer.echo(json.dumps({**told, "lasting": lasting, "again": dict(entry.again) if entry else {}}))
     if as_json or quiet:
@@ -217,7 +217,7 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
             soft_wrap=True,
         )
     elif status == "already done":
-        before = "" if (entry := run.queue.find(request)) and entry.left_by else f" (round {last.get('round')})"
+        before = "" if (entry := run.queue.book.find(request)) and entry.left_by else f" (round {last.get('round')})"
         stdout.print(f"Request {request!r} was served already{before}; nothing was done.")
     elif status == "withdrawn":
         stdout.print(f"Request {request!r} was withdrawn while it was served; the model in force is the old one.")
@@ -231,7 +231,7 @@ def _tell_outcome(run: Run, status: str, request: str, as_json: bool, quiet: boo
 def _tell_served(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> None:
     """What the new model does, whether that says that the leaver is out, and what is in force now."""
     last = lines[-1]
-    entry, words = run.queue.find(request), wording.of(run.description)
+    entry, words = run.queue.book.find(request), wording.of(run.description)
     if entry and entry.left_by:
         said = left_before({**(entry.described or {}), "id": request, "left_by": entry.left_by}, words)
         seen = f"validation {percent(last['validation'])}, test {percent(last['test'])}, forget"
@@ -252,7 +252,7 @@ def _tell_served(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) -> 
 
 def _now_in_force(run: Run, request: str) -> str:
     """Which model is in force now, and how it is written to a file."""
-    entry = run.queue.find(request)
+    entry = run.queue.book.find(request)
     now = in_force(run, entry.seed if entry else run.config.seed_list[0])
     return f"In force: {now.sentence}. `{run.command('export', '-o', 'model.safetensors')}` writes it to a file."
 
@@ -261,7 +261,7 @@ def _measured_again(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) 
     """What every earlier request took out, as the models before and after this one read it."""
     was = next((line.get("earlier") for line in lines if line["method"] == "before"), None) or {}
     again: Mapping[str, Any] = lines[-1].get("earlier") or {}
-    entry = run.queue.find(request)
+    entry = run.queue.book.find(request)
     seen, left = (entry.again, entry.left_by) if entry else ({}, ())
     whose, was = ("the model in force", {}) if left else ("the new model", was)
     tested = (lines[-1].get("rows") or {}).get("test", 0)
@@ -273,9 +273,9 @@ def _measured_again(run: Run, request: str, lines: Sequence[Mapping[str, Any]]) 
 
 def _lasting(run: Run, request: str) -> str | None:
     """Of a method that whoever has the model can take back: what that choice means, and what lasts."""
-    if (entry := run.queue.find(request)) is None:
+    if (entry := run.queue.book.find(request)) is None:
         return None
-    took_out = [run.queue.find(name) for name in entry.left_by] or [entry]
+    took_out = [run.queue.book.find(name) for name in entry.left_by] or [entry]
     by = next(((one, how) for one in took_out if one and (how := inverse_of(run.folder, run.config, one))), None)
     if by is None:
         return None

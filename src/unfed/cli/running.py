@@ -181,7 +181,7 @@ def _work(
         try:
             run.execute(watch)
         except Refused:
-            if run.folder.requests():  # what became of them is on record, and the report must say so
+            if run.folder.book().entries:  # what became of them is on record, and the report must say so
                 write_report(run)
             raise
     ending = more(run)
@@ -223,7 +223,7 @@ def _next_steps(run: Run) -> list[str]:
     gone = {client for request in run.config.requests() for client in request.clients}
     left = [client for client in run.description["clients"] if client not in gone]
     out = ""
-    if left and not run.folder.requests():
+    if left and not run.folder.book().entries:
         forget = run.command("forget", "--client", "3" if "3" in left else left[0])
         out = f" take another client out with `{forget}`;"
     return [

@@ -263,7 +263,7 @@ def log_prove(
 
     opened, trust = Run.open(run), TrustFolder(run)
     if after is None:
-        ids = {entry.request.id for entry in opened.folder.requests() if client in entry.request.clients}
+        ids = {entry.request.id for entry in opened.folder.book().entries if client in entry.request.clients}
         places = [
             n
             for n, leaf in enumerate(trust.log.leaves)

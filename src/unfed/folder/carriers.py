@@ -25,13 +25,14 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.federation.server import OPTIMISER
 from unfed.folder import findings as studies
-from unfed.folder.folder import BEST, OVER, PARAMS, Job, RunFolder, left_out_at
+from unfed.folder.folder import BEST, OVER, PARAMS, RunFolder, left_out_at
 from unfed.folder.histories import HISTORY, HistoryLog
 from unfed.folder.reversible import turned_back, way_back
 from unfed.folder.subtraction import Differences
 from unfed.folder.undo_results import left_out, read_at
 from unfed.methods import METHODS
-from unfed.requests.entry import Entry, in_force, overlap, owners
+from unfed.requests.book import in_force, overlap, owners
+from unfed.requests.entry import Entry, Job
 
 Kind = Literal[
     "model", "state", "history", "part", "samples", "undo", "study", "population", "statistics", "trajectory"
@@ -56,7 +57,7 @@ class Carrier:
 def influence(folder: RunFolder, config: Config) -> list[dict[str, str]]:
     """Every file that still carries what a request takes out, and how: {request, file, what}."""
     found: list[Carrier] = []
-    entries = folder.requests()
+    entries = folder.book().entries
     for entry in (one for one in entries if one.accepted):
         found += carriers(folder, config, entry, entries)
     compared = config.request_ids()

@@ -25,6 +25,7 @@ from unfed.folder.folder import RunFolder, left_out_at, numbers_at
 from unfed.folder.histories import HistoryLog
 from unfed.folder.purge import pending
 from unfed.model.digest import digests, fingerprint
+from unfed.requests import book as books
 from unfed.requests.entry import SHARED, Entry
 
 
@@ -49,11 +50,11 @@ def check(folder: RunFolder) -> Found:
     if description is None:
         return found
     _told(found, lambda: Config.kept(description["config"], str(folder.path / "run.json")))
-    buried = _told(found, lambda: consistency.tombstones(folder.path)) or {}
-    filed = _told(found, lambda: consistency.filed_list(folder.path))
+    buried = _told(found, lambda: books.tombstones(folder.path)) or {}
+    filed = _told(found, lambda: books.filed_list(folder.path))
     entries = _told(found, folder.filed)
     if entries is not None and filed is not None:
-        found.findings += _told(found, lambda: consistency.missing(folder.path, entries, filed)) or []
+        found.findings += _told(found, lambda: books.missing(folder.path, entries, filed)) or []
     states = _states(found, folder, buried)
     lines = _told(found, folder.lines) or []
     _models(found, folder, states, buried)
@@ -145,7 +146,7 @@ def _models(
     found: Found,
     folder: RunFolder,
     states: dict[Path, dict[str, Any]],
-    buried: dict[str, consistency.Tombstone],
+    buried: dict[str, books.Tombstone],
 ) -> None:
     """Every model is the one that its state vouches for, and none that a state vouches for is missing."""
     models = {path.relative_to(folder.path / "models"): path for path in _files(folder.path / "models")}
@@ -171,7 +172,7 @@ def _models(
             )
 
 
-def _promised(folder: RunFolder, entries: list[Entry], buried: dict[str, consistency.Tombstone]) -> Iterator[str]:
+def _promised(folder: RunFolder, entries: list[Entry], buried: dict[str, books.Tombstone]) -> Iterator[str]:
     """Requests that are fulfilled by a model that is not there."""
     done = {entry.request.id for entry in entries if entry.state == "fulfilled"}
     for entry in entries:

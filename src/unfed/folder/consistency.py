@@ -16,19 +16,13 @@ These are sums, not signatures: they find what was damaged, edited or lost, not 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from unfed import json_checks as its
 from unfed import storage
-from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.folder.schema import STATE, STATE_MAY, TOMBSTONE, checked
-from unfed.requests.entry import Entry
+from unfed.folder.schema import STATE, STATE_MAY, checked
 
 _CHUNK = 1 << 20
 TOMBSTONES = "tombstones.json"
@@ -102,131 +96,3 @@ def leads_out(folder: Path, path: Path) -> bool:
 def _real(path: Path) -> Path:
     """Where a path ends; links that lead in a circle end at themselves."""
     return Path(os.path.realpath(path))
-
-
-def request_digest(request: Request) -> str:
-    """SHA-256 of what a request asks for; by which file its samples were listed is no part of that."""
-    plain = {name: value for name, value in request.to_json().items() if name != "listed"}
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-# --- tombstones -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Tombstone:
-    """What stood here and was taken away on purpose."""
-
-    file: str
-    """Its path inside the run folder, with slashes; `PATH#GROUP` where only a group of its tensors went."""
-    sha256: str
-    """Of the whole file as it was when it was taken away."""
-    request: str
-    """The id of the request for which it went."""
-    date: str
-
-
-def tombstones(folder: Path) -> dict[str, Tombstone]:
-    """What was taken away, by its path."""
-    path = folder / TOMBSTONES
-    if not path.exists():
-        return {}
-    raw = storage.read_json(path, "list of tombstones")
-    listed = raw.get("tombstones") if isinstance(raw, dict) else None
-    if not isinstance(listed, list) or raw.get("schema") != 1:
-        raise UnfedError(f"{path} is no list of tombstones of layout 1; restore it from a copy.")
-    found = [Tombstone(**_only(checked(one, f"A tombstone in {path}", TOMBSTONE))) for one in listed]
-    return {one.file: one for one in found}
-
-
-def tombstone_of(folder: Path, path: Path) -> Tombstone | None:
-    """The tombstone of a file of a run folder, however its path is written."""
-    whole, file = _real(folder), _real(path)
-    return tombstones(folder).get(file.relative_to(whole).as_posix()) if file.is_relative_to(whole) else None
-
-
-def sentence(folder: Path, grave: Tombstone) -> str:
-    """What became of a file that has a tombstone."""
-    return (
-        f"{folder / grave.file} was purged for request {grave.request!r} on {grave.date} (its SHA-256 was"
-        f" {grave.sha256}, says {TOMBSTONES})"
-    )
-
-
-def _only(raw: Mapping[str, Any]) -> dict[str, str]:
-    return {name: raw[name] for name in TOMBSTONE}
-
-
-def bury(folder: Path, graves: Iterable[Tombstone]) -> None:
-    """Add tombstones; to be written before the files themselves are taken away."""
-    every = {**tombstones(folder), **{one.file: one for one in graves}}
-    listed = [asdict(one) for one in every.values()]
-    storage.write_json(folder / TOMBSTONES, {"schema": 1, "tombstones": listed})
-
-
-# --- the list of what was filed ---------------------------------------------------------------------------------------
-
-
-def note_filed(folder: Path, entries: Iterable[Entry]) -> None:
-    """List requests that are not listed yet.
-
-    This comes after their files are written, so that a killed process lists too few and never too many.
-    """
-    path = folder / FILED
-    if path.exists():  # half a line that a killed process left would glue itself to the next
-        whole = storage.content(path).rfind(b"\n") + 1
-        if whole < path.stat().st_size:
-            storage.cut(path, whole)
-    known = filed_list(folder)
-    for entry in entries:
-        if entry.number not in known:
-            line = {"number": entry.number, "id": entry.request.id, "sha256": request_digest(entry.request)}
-            storage.append_line(folder / FILED, json.dumps(line, separators=(",", ":")))
-
-
-Filed = Mapping[int, tuple[str, str]]
-"""What was filed, by its number: id, and SHA-256 of what it asks for."""
-
-
-_FILED = its.table_with({"number": its.is_count, "id": its.is_text, "sha256": its.is_text})
-
-
-def missing(folder: Path, entries: Iterable[Entry], filed: Filed) -> list[str]:
-    """A sentence for every request that was filed and is not there as it was asked.
-
-    The list must have been read before the entries were, or somebody who files in between is taken for lost.
-    """
-    there = {entry.number: entry for entry in entries}
-    buried, said = tombstones(folder), []
-    for number, (name, digest) in filed.items():
-        file = f"requests/{number:04d}-{name}.json"
-        if number not in there:
-            if file not in buried:
-                said.append(
-                    f"The request {name!r} was filed here (number {number}) and its file {folder / file} is"
-                    " gone: without it its rows would be trained on again; restore it from a copy."
-                )
-        elif request_digest(there[number].request) != digest:
-            said.append(
-                f"The request {name!r} in {folder / file} asks for something else than what was filed;"
-                " restore it from a copy."
-            )
-    return said
-
-
-def filed_list(folder: Path) -> Filed:
-    """The list of what was filed here."""
-    path = folder / FILED
-    if not path.exists():
-        return {}
-    found: dict[int, tuple[str, str]] = {}
-    whole, _, _ = storage.content(path).rpartition(b"\n")
-    for place, text in enumerate(whole.split(b"\n") if whole else (), 1):
-        try:
-            line = its.parsed(text)
-        except ValueError:
-            line = None
-        if not _FILED(line) or line["number"] in found:
-            raise UnfedError(f"Line {place} of {path} is damaged; restore the file.")
-        found[line["number"]] = line["id"], line["sha256"]
-    return found

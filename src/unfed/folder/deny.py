@@ -75,7 +75,7 @@ def _of_run(folder: RunFolder, config: Config) -> dict[str, Any]:
     """What a run took over from the one before, and all that it was asked to forget itself."""
     earlier = Config.kept(folder.description()["config"], str(folder.path / "run.json"))
     before = earlier.deny
-    asked = [entry for entry in folder.requests() if entry.accepted]
+    asked = [entry for entry in folder.book().entries if entry.accepted]
     unseen = next((entry.request.id for entry in asked if entry.request.named and not entry.rows), None)
     if unseen is not None:
         raise UnfedError(

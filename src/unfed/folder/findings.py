@@ -17,9 +17,10 @@ from unfed import json_checks as its
 from unfed import storage
 from unfed.config.names import check_id, check_label
 from unfed.errors import UnfedError
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.folder.schema import COUNT, TEXT, Fits, checked
 from unfed.folder.undo_results import model_digest
+from unfed.requests.entry import Job
 
 SCHEMA = 1
 THEORY, ADVICE = "theory", "advice"

@@ -25,14 +25,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from unfed import storage
-from unfed.config.names import check_id, check_label
+from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, option, typed
 from unfed.federation.history import History
@@ -42,13 +41,13 @@ from unfed.folder import locks as presence
 from unfed.folder.histories import HistoryLog
 from unfed.folder.schema import MODEL_MAY, SCORES_MAY, checked, checked_description
 from unfed.folder.trajectory_file import TrajectoryFile
-from unfed.measures import trajectory
 from unfed.measures.evaluator import WHOSE
 from unfed.measures.trajectory import Line, job_of
 from unfed.model.digest import digests, fingerprint
 from unfed.model.params import Params
-from unfed.requests import request_files
-from unfed.requests.entry import Entry
+from unfed.requests import book as books
+from unfed.requests.book import Book
+from unfed.requests.entry import Entry, Job
 
 SCHEMA = 2  # 1 kept the path of a sample list, not what it said
 READ = (1, 2)
@@ -57,34 +56,6 @@ KEY = "deny.key"
 
 Purge = Callable[[History, Collection[str]], History]
 """A method's rule for a history without some clients."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One stretch of rounds: the training of a seed, or one method on one request."""
-
-    seed: int
-    request: str | None
-    label: str
-
-    def __post_init__(self) -> None:
-        """Each of these becomes a file or a folder, wherever it was read, and stays inside."""
-        check_label(self.label)
-        if self.request is not None:
-            check_id(self.request, "request id")
-        if not isinstance(self.seed, int):
-            raise UnfedError(f"The seed {self.seed!r} is no whole number; restore the file that has it.")
-
-    @property
-    def key(self) -> trajectory.JobKey:
-        """What the lines of the trajectory say of it."""
-        return self.seed, self.request, self.label
-
-    @property
-    def path(self) -> Path:
-        if self.request is None:
-            return Path(str(self.seed), self.label)
-        return Path(str(self.seed), self.request, self.label.replace(":", "."))
 
 
 # The groups of a saved state: the params, and those of the best epoch, where that is the model that counts.
@@ -116,6 +87,23 @@ def left_out_at(path: Path, said: str = WITHOUT) -> list[str]:
     """The purged requests of whose rows a file of scores does not speak, or what else it names."""
     numbers = checked(storage.numbers_of(path, "file of scores"), f"The file of scores {path}", {}, SCORES_MAY)
     return list(numbers.get(said, ()))
+
+
+def _description(path: Path) -> dict[str, Any]:
+    """What a `run.json` says."""
+    found: dict[str, Any] = storage.read_json(path, "run description")
+    if not isinstance(found, dict) or found.get("schema") not in READ:
+        layout = found.get("schema") if isinstance(found, dict) else None
+        raise UnfedError(
+            f"{path.parent} was written in layout {layout!r}, this version reads layouts 1 and {SCHEMA};"
+            " use the version of unfed that wrote it."
+        )
+    return checked_description(found, str(path))
+
+
+def _config(path: Path) -> Config:
+    """The config in a `run.json`."""
+    return Config.kept(_description(path)["config"], str(path))
 
 
 class RunFolder:
@@ -160,16 +148,10 @@ class RunFolder:
         )
 
     def description(self) -> dict[str, Any]:
-        if not (self.path / "run.json").exists():
+        found = storage.unchanged(self.path / "run.json", _description)
+        if found is None:
             raise UnfedError(f"{self.path} is not a run folder (it has no run.json); `unfed run` makes one.")
-        found: dict[str, Any] = storage.read_json(self.path / "run.json", "run description")
-        if not isinstance(found, dict) or found.get("schema") not in READ:
-            layout = found.get("schema") if isinstance(found, dict) else None
-            raise UnfedError(
-                f"{self.path} was written in layout {layout!r}, this version reads layouts 1 and {SCHEMA};"
-                " use the version of unfed that wrote it."
-            )
-        return checked_description(found, str(self.path / "run.json"))
+        return dict(found)
 
     def writable(self, description: Mapping[str, Any]) -> None:
         """Refuse to go on in a folder of an older layout, which is only read."""
@@ -328,9 +310,9 @@ class RunFolder:
             )
         return params
 
-    def buried(self, job: Job) -> consistency.Tombstone | None:
+    def buried(self, job: Job) -> books.Tombstone | None:
         """The tombstone of a job's model, if that was purged."""
-        return consistency.tombstones(self.path).get(self.model_file(job).relative_to(self.path).as_posix())
+        return books.tombstones(self.path).get(self.model_file(job).relative_to(self.path).as_posix())
 
     def drop_samples(self, job: Job) -> None:
         """Take away what an attempt that is given up scored, before the next one scores."""
@@ -354,31 +336,26 @@ class RunFolder:
 
     # --- requests -------------------------------------------------------------------------------------------------
 
-    def requests(self) -> list[Entry]:
-        """Every deletion request as it stands now, in the order of filing; refused where one is gone."""
-        listed = consistency.filed_list(self.path)  # first: what is filed while the files are read is not missing
+    def book(self) -> Book:
+        """Every deletion request as it stands now; refused where one is gone."""
+        listed = books.filed_list(self.path)  # first: what is filed while the files are read is not missing
         entries = self.filed()
-        for sentence in consistency.missing(self.path, entries, listed):
+        for sentence in books.missing(self.path, entries, listed):
             raise UnfedError(sentence)
-        return entries
+        config = storage.unchanged(self.path / "run.json", _config)
+        return Book(self.path, config or Config(), entries, books.tombstones(self.path), self.numbers)
 
-    def filed(self) -> list[Entry]:
+    def filed(self) -> tuple[Entry, ...]:
         """Every deletion request whose file is there."""
-        entries = request_files.read(self.path, self._left_model)
-        # A purge that was killed may have come to its tombstones alone.
-        dates = {grave.request: grave.date for grave in consistency.tombstones(self.path).values()}
-        return [e.buried(dates[e.request.id]) if e.request.id in dates else e for e in entries]
+        return books.filed_here(self.path, self._left_model)
 
-    def _left_model(self, seed: int, request: str, method: str) -> bool:
-        job = Job(seed, request, method)
+    def _left_model(self, job: Job) -> bool:
         return self.finished(job) and (self.model_file(job).exists() or self.buried(job) is not None)
 
     def put_request(self, entry: Entry) -> None:
-        storage.write_json(self.request_file(entry), entry.to_json())
-        consistency.note_filed(self.path, self.filed())
-
-    def request_file(self, entry: Entry) -> Path:
-        return self.path / "requests" / f"{entry.number:04d}-{check_id(entry.request.id, 'request id')}.json"
+        """Write a request; the lock `requests` must be held."""
+        books.write_entry(self.path, entry)
+        books.note_filed(self.path, self.filed())
 
     # --- who is at work -------------------------------------------------------------------------------------------
 
@@ -404,7 +381,7 @@ class RunFolder:
             return
         for kind in ("state", "models", "samples", "undo", "theory", "advice", "population"):
             storage.sweep((self.path / kind).rglob(".*.tmp"))
-        for name in ("run.json", "clients.json", "progress.json", consistency.TOMBSTONES):
+        for name in ("run.json", "clients.json", "progress.json", books.TOMBSTONES):
             storage.sweep(self.path.glob(f".{name}.*.tmp"))
 
     def busy(self) -> bool:

@@ -20,10 +20,10 @@ from typing import Any, Literal
 from unfed import storage
 from unfed.errors import Halted, UnfedError, UnfedWarning
 from unfed.folder import locks as presence
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.folder.schema import COUNT, TEXT, Fits, checked, or_none
 from unfed.json_checks import parsed
-from unfed.requests.entry import now
+from unfed.requests.entry import Job, now
 
 FILE = "handed-out.jsonl"
 What = Literal["export", "report", "comparison", "index", "evidence"]

@@ -14,11 +14,12 @@ from unfed.config.config import Config
 from unfed.engines.base import Refusal
 from unfed.federation.ledger import Ledger
 from unfed.federation.robust import Usual
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.folder.reversible import ways_back
 from unfed.measures.trajectory import Line, RefusedUpdate, job_of
 from unfed.model import digest
 from unfed.model.params import Params
+from unfed.requests.entry import Job
 
 
 @dataclass

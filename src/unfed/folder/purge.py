@@ -36,12 +36,13 @@ from unfed.config.config import Config
 from unfed.errors import UnfedError, listed
 from unfed.folder import carriers, consistency, subtraction
 from unfed.folder.carriers import Carrier
-from unfed.folder.consistency import Tombstone
-from unfed.folder.folder import OVER, PRUNED, WITHOUT, Job, RunFolder
+from unfed.folder.folder import OVER, PRUNED, WITHOUT, RunFolder
 from unfed.folder.histories import HISTORY
 from unfed.folder.trajectory_file import TRAJECTORY
 from unfed.measures.evaluator import WHOSE
-from unfed.requests.entry import Entry, now
+from unfed.requests import book as books
+from unfed.requests.book import Tombstone
+from unfed.requests.entry import Entry, Job, now
 
 KINDS = ("models", "state", "samples", "undo", "theory", "advice", "population")
 """The folders in which something can be purged."""
@@ -92,19 +93,19 @@ def purge(run: Purged, request: str, dry_run: bool = False, agreed: Collection[s
         if not dry_run:
             finish(folder)
         with folder.lock("requests", wait=True):  # nobody files a request that needs it between the look and the word
-            entries = folder.requests()
+            entries = folder.book().entries
             entry = _fulfilled(run, request, entries)
             found = carriers.carriers(folder, run.config, entry, entries)
             doomed = _doomed(folder, found, entries)
             if doomed:
                 _refuse_if_needed(run, entry, doomed, entries)
-            before = [grave for grave in consistency.tombstones(folder.path).values() if grave.request == request]
+            before = [grave for grave in books.tombstones(folder.path).values() if grave.request == request]
             graves = tuple(_graves(folder, request, doomed))
             if agreed is not None and {grave.file for grave in graves} - {*agreed}:
                 raise UnfedError(f"{folder.path} has changed since the list was shown; look at it again.")
             if not dry_run:
                 if graves:
-                    consistency.bury(folder.path, graves)
+                    books.bury(folder.path, graves)
                 if entry.purged is None:  # also where others had taken along all that carried it
                     folder.put_request(entry.buried(now()))
         if not dry_run:
@@ -245,7 +246,7 @@ def finish(folder: RunFolder) -> None:
         else:
             _empty(path, graves[0].request)
     with folder.lock("requests", wait=True):
-        entries = folder.requests()
+        entries = folder.book().entries
         if any(entry.purged for entry in entries):
             about = subtraction.as_it_stands(folder)
             for entry in entries:
@@ -259,7 +260,7 @@ def pending(folder: Path) -> dict[Path, list[Tombstone]]:
     A purge of them was begun and not ended.
     """
     named: dict[Path, list[Tombstone]] = {}
-    for grave in consistency.tombstones(folder).values():
+    for grave in books.tombstones(folder).values():
         own = _inside(folder, grave)
         if own.parts[0] in (*KINDS, TRAJECTORY):
             named.setdefault(folder / own, []).append(grave)
@@ -276,7 +277,7 @@ def _inside(folder: Path, grave: Tombstone) -> PurePosixPath:
     path = PurePosixPath(grave.file.partition("#")[0])
     if path.is_absolute() or ".." in path.parts or (len(path.parts) < 2 and str(path) != TRAJECTORY):
         raise UnfedError(
-            f"A tombstone in {folder / consistency.TOMBSTONES} names {grave.file!r}, which is no file of this folder;"
+            f"A tombstone in {folder / books.TOMBSTONES} names {grave.file!r}, which is no file of this folder;"
             " restore it from a copy."
         )
     return path

@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 
 from unfed.config.config import Config
 from unfed.errors import UnfedWarning
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.measures.undo import INVERSES, REDRAWN
 from unfed.methods import METHODS, NoT
 from unfed.methods.sealed import Sealed, leaves_much
-from unfed.requests.entry import Entry, in_force
+from unfed.requests.book import in_force
+from unfed.requests.entry import Entry, Job
 
 
 def inverse_of(folder: RunFolder, config: Config, entry: Entry) -> str | None:
@@ -78,7 +79,7 @@ def turned_back(folder: RunFolder, config: Config, line: Sequence[Entry]) -> Ite
 
 def ways_back(folder: RunFolder, config: Config, job: Job) -> list[str]:
     """What whoever has a job's model can take back, in words, the oldest first."""
-    entries = [entry for entry in folder.requests() if entry.seed == job.seed]
+    entries = [entry for entry in folder.book().entries if entry.seed == job.seed]
     line = in_force(entries)
     line += [entry for entry in entries if entry.waiting and _job(entry) == job]  # whose model is about to be written
     if job in map(_job, line):

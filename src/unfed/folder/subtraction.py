@@ -30,13 +30,14 @@ from unfed import storage
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError
-from unfed.folder.folder import WITHOUT, Job, RunFolder
+from unfed.folder.folder import WITHOUT, RunFolder
 from unfed.folder.trajectory_file import TRAJECTORY
 from unfed.measures import trajectory
 from unfed.measures.again import FEWEST, too_few
 from unfed.measures.evaluator import GONE, PURGED
 from unfed.measures.trajectory import Line, job_of
-from unfed.requests.entry import Entry, overlap, owners
+from unfed.requests.book import overlap, owners
+from unfed.requests.entry import Entry, Job
 from unfed.values import Value, is_measured, not_measured
 
 OWN = ("forget", "own", "forget_loss", "loss_gap", "mia")
@@ -231,7 +232,7 @@ def _judged(gate: Mapping[str, Any] | None, why: str) -> Mapping[str, Any] | Non
 
 def as_it_stands(folder: RunFolder) -> Differences:
     """What decides, as the folder tells it."""
-    return Differences(folder, Config.kept(folder.description()["config"]), folder.requests())
+    return Differences(folder, Config.kept(folder.description()["config"]), folder.book().entries)
 
 
 def take_out(folder: RunFolder) -> None:

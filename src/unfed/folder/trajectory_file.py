@@ -17,6 +17,7 @@ from unfed.errors import UnfedError
 from unfed.folder import consistency
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
+from unfed.requests import book as books
 
 TRAJECTORY = "trajectory.jsonl"
 States = Sequence[tuple[Path, Mapping[str, Any]]]
@@ -97,6 +98,6 @@ class TrajectoryFile:
 
     def _is_purged(self) -> bool:
         """Whether a purge has begun to change it, and was killed before it did."""
-        graves = consistency.tombstones(self._folder).items()
+        graves = books.tombstones(self._folder).items()
         told = {grave.sha256 for file, grave in graves if file.startswith(f"{TRAJECTORY}#")}
         return bool(told) and consistency.file_digest(self.path) in told

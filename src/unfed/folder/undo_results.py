@@ -15,11 +15,12 @@ from typing import Any
 from unfed import storage
 from unfed.config.config import Config
 from unfed.data import Request
-from unfed.folder import consistency
-from unfed.folder.folder import WITHOUT, Job, RunFolder, digests_at
+from unfed.folder.folder import WITHOUT, RunFolder, digests_at
 from unfed.folder.schema import COUNT, TEXTS, UNDOING, UNDOING_MAY, checked
 from unfed.model.digest import fingerprint
-from unfed.requests.entry import Entry, in_force
+from unfed.requests import book as books
+from unfed.requests.book import in_force
+from unfed.requests.entry import Entry, Job
 
 SCHEMA = 1
 
@@ -44,7 +45,7 @@ def targets(folder: RunFolder, config: Config) -> list[Target]:
     found: list[Target] = []
     asked = config.requests()
     for one in config.seed_list:
-        trained, entries = Job(one, None, "train"), {e.request.id: e for e in folder.requests()}
+        trained, entries = Job(one, None, "train"), {e.request.id: e for e in folder.book().entries}
         for i, request in enumerate(asked):
             for label in config.methods.run:
                 before = Job(one, asked[i - 1].id, label) if i else trained
@@ -110,5 +111,5 @@ def _purged(folder: RunFolder, job: Job) -> str | None:
 
 def purged(folder: RunFolder) -> list[str]:
     """The requests of which a probe was purged and none was made since."""
-    files = (file for file in consistency.tombstones(folder.path) if file.startswith("undo/") and "#" not in file)
+    files = (file for file in books.tombstones(folder.path) if file.startswith("undo/") and "#" not in file)
     return sorted({Path(file).parts[2] for file in files if not (folder.path / file).exists()})

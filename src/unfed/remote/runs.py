@@ -109,11 +109,11 @@ def adopt(run: Run, file: str | Path) -> None:
 
 def serve(run: Run, request: Request, method: str, until: str, watch: Watch) -> None:
     """Take somebody out of the model in force; the same request twice does nothing."""
-    known = {entry.request.id: entry.request for entry in run.folder.requests()}
+    known = {entry.request.id: entry.request for entry in run.folder.book().entries}
     if request.id in known:  # whether the leaver was there is a matter of the day it was first asked
         request = replace(request, deleted=known[request.id].deleted)
     world = run.world(run.one_seed(None))
-    able(world, method, run.config.method(method), [*run.queue.besides(world.seed, [request.id]), request])
+    able(world, method, run.config.method(method), [*run.queue.book.besides(world.seed, [request.id]), request])
     outcome = run.forget(request, method, until, watch=watch)
     if outcome.status == "queued":
         raise UnfedError(f"Another server is at work in {run.folder.path}; stop it, or wait for it.")

@@ -23,7 +23,7 @@ from unfed import plugins
 from unfed.config.config import Config
 from unfed.data import ClientData, DatasetSource, Request, TensorSource, Unlabelled
 from unfed.errors import UnfedError, in_a_run_config
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.remote.node_data import describe
 from unfed.remote.nodes import Directory
 from unfed.remote.options import CALLED, Options
@@ -31,6 +31,7 @@ from unfed.remote.population import KnownClients
 from unfed.remote.runs import Maker, adopt, begun, reopened, serve, settled
 from unfed.remote.transport import Messenger, Speech, Transport
 from unfed.remote.world import Holdings, nodes_of, remote_world
+from unfed.requests.entry import Job
 from unfed.runs import onlooker
 from unfed.runs.from_config import DTYPES, pick_device
 from unfed.runs.progress import QuietWatch

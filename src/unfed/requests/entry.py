@@ -17,12 +17,14 @@ requests, and each step is one file, written whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from unfed import json_checks as its
+from unfed.config.names import check_id, check_label
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.requests.options import RequestOptions, Until
@@ -96,6 +98,34 @@ def date_of(text: str) -> str:
 
 
 @dataclass(frozen=True)
+class Job:
+    """One stretch of rounds: the training of a seed, or one method on one request."""
+
+    seed: int
+    request: str | None
+    label: str
+
+    def __post_init__(self) -> None:
+        """Each of these becomes a file or a folder, wherever it was read, and stays inside."""
+        check_label(self.label)
+        if self.request is not None:
+            check_id(self.request, "request id")
+        if not isinstance(self.seed, int):
+            raise UnfedError(f"The seed {self.seed!r} is no whole number; restore the file that has it.")
+
+    @property
+    def key(self) -> tuple[int, str | None, str]:
+        """What the lines of the trajectory say of it."""
+        return self.seed, self.request, self.label
+
+    @property
+    def path(self) -> Path:
+        if self.request is None:
+            return Path(str(self.seed), self.label)
+        return Path(str(self.seed), self.request, self.label.replace(":", "."))
+
+
+@dataclass(frozen=True)
 class Entry:
     """A deletion request as it stands in the queue."""
 
@@ -138,6 +168,11 @@ class Entry:
     """Served requests that had taken out every training row it asks for: it is fulfilled, and no model was made."""
     purged: str | None = None
     """When what carried it was purged; no value of a single row of it is written from then on."""
+
+    @property
+    def job(self) -> Job:
+        """The job of its own that serves it."""
+        return Job(self.seed, self.request.id, self.method)
 
     @property
     def accepted(self) -> bool:
@@ -271,44 +306,3 @@ class Entry:
             values[name] = tuple(raw.get(name) or ())
         request = replace(request, purged="purged" in values)
         return Entry(request=request, described=raw.get("described"), **values)
-
-
-def owners(request: Request) -> set[str]:
-    """Whose rows a request names; nobody where that is not said."""
-    return {*request.clients, *(name for name, _ in request.samples)}
-
-
-def overlap(one: set[str], other: set[str]) -> bool:
-    """Whether requests of these owners may name the same row.
-
-    Nothing is built to tell, so the answer is no only where they are others.
-    """
-    return not (one and other) or bool(one & other)
-
-
-def in_force(entries: Iterable[Entry]) -> list[Entry]:
-    """The requests that were fulfilled by a model, in the order in which they were.
-
-    Each began at the model of the one before; those that share a job have one place, and one model.
-    """
-    done = (e for e in entries if e.state == "fulfilled" and not e.left_by)
-    return sorted(done, key=lambda e: (e.served or 0, e.number))
-
-
-def next_place(entries: Iterable[Entry]) -> int:
-    """The place of the next request that is fulfilled."""
-    return 1 + max((e.served or 0 for e in entries), default=0)
-
-
-def next_number(entries: Iterable[Entry]) -> int:
-    """The number of the next request that is filed; none is ever given twice."""
-    return 1 + max((e.number for e in entries), default=0)
-
-
-def turn(entries: Sequence[Entry], ready: Collection[int], put_off: Collection[int] = ()) -> Entry | None:
-    """Whose turn it is among the seeds that are ready: what was begun, else what was asked first.
-
-    Whoever was put off (by number) has had its turn.
-    """
-    waiting = [e for e in entries if e.waiting and e.seed in ready and e.number not in put_off]
-    return min(waiting, key=lambda e: (e.state != "in_progress", e.number), default=None)

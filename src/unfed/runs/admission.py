@@ -12,10 +12,10 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, option
 from unfed.folder.clients import elsewhere
-from unfed.folder.folder import Job
 from unfed.folder.reversible import negated_by, turned_back, way_back
 from unfed.methods import Method, NoT
-from unfed.requests.entry import Entry, in_force
+from unfed.requests.book import in_force
+from unfed.requests.entry import Entry, Job
 from unfed.requests.gate import gate_of
 from unfed.requests.options import Until
 from unfed.runs import offers as lineage

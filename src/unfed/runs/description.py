@@ -18,9 +18,9 @@ import unfed
 from unfed.config import revisions
 from unfed.config.config import Config
 from unfed.data import Request
-from unfed.folder.folder import Job, RunFolder, digests_at
+from unfed.folder.folder import RunFolder, digests_at
 from unfed.methods import METHODS, Method, Retrain
-from unfed.requests.entry import Entry
+from unfed.requests.entry import Entry, Job
 from unfed.requests.entry import now as now
 from unfed.runs.world import World
 

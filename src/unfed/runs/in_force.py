@@ -19,9 +19,9 @@ from unfed.config.tables import KeptList, RequestConfig
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.folder import carriers
-from unfed.folder.folder import Job
 from unfed.methods import METHODS
-from unfed.requests.entry import in_force as in_order
+from unfed.requests.book import in_force as in_order
+from unfed.requests.entry import Job
 from unfed.runs.run import Run
 
 
@@ -82,7 +82,7 @@ class InForce:
 def in_force(run: Run, seed: int) -> InForce:
     """The model in force of one repetition."""
     job = run.current_job(seed)
-    every = run.folder.requests()
+    every = run.folder.book().entries
     entries = [entry for entry in every if entry.seed == seed and entry.accepted]
     served = tuple(entry.request.id for entry in in_order(entries))
     gone = [entry.request for entry in entries if entry.state == "fulfilled"]

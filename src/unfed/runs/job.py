@@ -34,7 +34,7 @@ from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members
 from unfed.federation.state import usable
 from unfed.folder.clients import elsewhere
-from unfed.folder.folder import BEST, Job, RunFolder
+from unfed.folder.folder import BEST, RunFolder
 from unfed.folder.job_notes import JobNotes, began, model_notes, noted, start_on
 from unfed.measures import trajectory
 from unfed.measures.evaluator import Evaluation
@@ -43,6 +43,7 @@ from unfed.measures.trajectory import Line, job_of
 from unfed.methods import Method, Retrain, State
 from unfed.model import digest
 from unfed.model.params import Params, cast, tensor_bytes
+from unfed.requests.entry import Job
 from unfed.requests.gate import Gate, is_forgotten, told
 from unfed.requests.options import Until
 from unfed.runs.description import versions

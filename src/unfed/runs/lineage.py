@@ -16,10 +16,10 @@ from unfed.errors import UnfedError, listed
 from unfed.folder import carriers, consistency, handed_out
 from unfed.folder.carriers import Carrier
 from unfed.folder.clients import client_list, elsewhere
-from unfed.folder.folder import Job
 from unfed.folder.reversible import inverse_by, turned_back, way_back, what_was_done
 from unfed.methods import METHODS
-from unfed.requests.entry import Entry, in_force
+from unfed.requests.book import in_force
+from unfed.requests.entry import Entry, Job
 from unfed.runs.record import Record
 
 
@@ -74,12 +74,12 @@ def affected(run: Record, client: str) -> list[Affected]:
 def clients_of(run: Record) -> list[str]:
     """Who ever took part, or was named as a leaver."""
     order = (client_list(run.folder.path) or {"order": []})["order"]
-    named = [name for entry in run.folder.requests() for name in entry.request.clients]
+    named = [name for entry in run.folder.book().entries for name in entry.request.clients]
     return list(dict.fromkeys([*run.description["clients"], *order, *named]))
 
 
 def _seen(run: Record, client: str, seed: int) -> _Seen:
-    entries = run.folder.requests()
+    entries = run.folder.book().entries
     own = [e for e in entries if e.accepted and e.seed == seed and client in e.request.clients]
     entry = next(iter([*in_force(own), *own]), None)
     if entry is not None:
@@ -103,7 +103,7 @@ def _in_folder(run: Record, client: str, seen: _Seen) -> Iterator[Affected]:
 def _turned_back(run: Record, seen: _Seen) -> Iterator[Affected]:
     """The models in force that are without the client until somebody takes a public perturbation back."""
     told = {one.file for one in seen.found}
-    purged = {entry.request.id for entry in run.folder.requests() if entry.purged}
+    purged = {entry.request.id for entry in run.folder.book().entries if entry.purged}
     for job, (name, what) in _ways_back(run, seen).items():
         if run.folder.model_file(job).exists() and f"models/{job.path.as_posix()}.safetensors" not in told:
             do = f"`{run.command('probe', '--request', name)}` shows how far; {_end(run, seen)}"
@@ -145,7 +145,7 @@ def lasting_method(run: Record) -> str:
 
 def _ways_back(run: Record, seen: _Seen) -> dict[Job, tuple[str, str]]:
     """The jobs whose models can be rid of what took the client out: for which request, and how."""
-    line = in_force(entry for entry in run.folder.requests() if entry.seed == seen.seed)
+    line = in_force(entry for entry in run.folder.book().entries if entry.seed == seen.seed)
     names = () if seen.entry is None else seen.entry.left_by or (seen.entry.request.id,)
     found = {
         Job(seen.seed, entry.request.id, entry.method): (
@@ -169,7 +169,7 @@ def _ways_back(run: Record, seen: _Seen) -> dict[Job, tuple[str, str]]:
 
 
 def _is_in_force(run: Record, seed: int, one: Carrier) -> bool:
-    served = in_force(entry for entry in run.folder.requests() if entry.seed == seed)
+    served = in_force(entry for entry in run.folder.book().entries if entry.seed == seed)
     job = Job(seed, served[-1].request.id, served[-1].method) if served else run.training_job(seed)
     return one.kind == "model" and run.folder.path / one.file == run.folder.model_file(job)
 

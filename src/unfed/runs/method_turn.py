@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from unfed.data import Request
-from unfed.folder.folder import Job
 from unfed.methods import Method
 from unfed.model.params import Params
-from unfed.requests.entry import Entry
+from unfed.requests.entry import Entry, Job
 from unfed.runs.together import Batch
 
 

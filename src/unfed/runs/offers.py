@@ -29,13 +29,13 @@ from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning, listed, option
 from unfed.federation.history import History, Recorder
 from unfed.federation.robust import Robust
-from unfed.folder import consistency
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.folder.histories import HISTORY
 from unfed.measures.undo import INVERSES, REDRAWN
 from unfed.methods import Method, admit
 from unfed.methods.base import Lineage
-from unfed.requests.entry import Entry
+from unfed.requests import book as books
+from unfed.requests.entry import Entry, Job
 from unfed.runs.world import World
 
 
@@ -226,10 +226,10 @@ def not_purged(folder: RunFolder, label: str, method: Method, job: Job) -> None:
     """Refuse a method whose history a purge took away."""
     if "history" not in method.needs or label in ((folder.numbers(job) or {}).get("histories") or {}):
         return
-    buried, file = consistency.tombstones(folder.path), folder.state_file(job).relative_to(folder.path).as_posix()
+    buried, file = books.tombstones(folder.path), folder.state_file(job).relative_to(folder.path).as_posix()
     if grave := buried.get(f"{file}#{HISTORY}") or buried.get(file):
         raise UnfedError(
-            f"{method.title} needs history, but {consistency.sentence(folder.path, grave)}; use"
+            f"{method.title} needs history, but {grave.sentence(folder.path)}; use"
             f" {option('method', 'not')}, ft or retrain."
         )
 

@@ -63,7 +63,7 @@ def request_name(folder: RunFolder, given: dict[str, Any]) -> str:
     The log keeps ids for good, so where there is one an id tells nobody who left, and nobody can try out which rows.
     """
     plain = description.request_id(given)
-    asked_before = any(entry.request.id == plain for entry in folder.requests())  # before the log began, perhaps
+    asked_before = any(entry.request.id == plain for entry in folder.book().entries)  # before the log began, perhaps
     if asked_before or not keeps_log(folder.path):
         return plain
     asked = json.dumps({kind: value for kind, value in given.items() if value}).encode()

@@ -19,9 +19,8 @@ from unfed import storage
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
-from unfed.folder import consistency
 from unfed.folder.clients import out_of_sight
-from unfed.folder.folder import WITHOUT, Job, RunFolder
+from unfed.folder.folder import WITHOUT, RunFolder
 from unfed.folder.undo_results import SCHEMA, Target, file_of, model_digest, read, targets
 from unfed.measures.evaluator import Evaluator
 from unfed.measures.undo import (
@@ -41,6 +40,7 @@ from unfed.measures.undo import (
     undo,
 )
 from unfed.model.params import Params
+from unfed.requests.entry import Job
 from unfed.runs.world import World, process_as_before
 from unfed.values import as_json
 
@@ -124,7 +124,7 @@ def probe(
     if not there or (request is not None and method is not None and len(there) < len(found)):
         missing = next(target for target in found if target not in there)
         if grave := run.folder.buried(missing.job):
-            raise UnfedError(f"The model {consistency.sentence(run.folder.path, grave)}; {_instead(run)}.")
+            raise UnfedError(f"The model {grave.sentence(run.folder.path)}; {_instead(run)}.")
         raise UnfedError(run.no_model(missing.job))
     with process_as_before():
         return list(_probed(run, there, effort or effort_of(run), said))

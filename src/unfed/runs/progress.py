@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from unfed.engines.observed import Observer
 from unfed.federation.history import History
 from unfed.federation.state import State
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
+from unfed.requests.entry import Job
 
 
 class Watch(Protocol):

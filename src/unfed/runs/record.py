@@ -10,11 +10,12 @@ from unfed.errors import UnfedError, listed, typed
 from unfed.folder import carriers, consistency, deny, judged, undo_results
 from unfed.folder import findings as studies
 from unfed.folder.clients import elsewhere, how_to_go_on
-from unfed.folder.folder import PRUNED, Job, RunFolder
+from unfed.folder.folder import PRUNED, RunFolder
 from unfed.folder.job_notes import last_starts
 from unfed.measures import trajectory
 from unfed.measures.trajectory import Line
-from unfed.requests.entry import Entry
+from unfed.requests.book import request_file
+from unfed.requests.entry import Entry, Job
 from unfed.requests.options import Until
 from unfed.runs import description, together
 
@@ -36,9 +37,9 @@ class Record:
     def permit(self) -> None:
         """Refuse, before any work is begun, code that the config or a request names and nobody allowed."""
         plugins.permit(self.config.code(), self.folder.path / "run.json")
-        for entry in self.folder.requests():
+        for entry in self.folder.book().entries:
             named = self.config.methods.code([entry.method], "method") if entry.accepted else ()
-            plugins.permit(named, self.folder.request_file(entry))
+            plugins.permit(named, request_file(self.folder.path, entry))
 
     def one_seed(self, seed: int | None) -> int:
         """The repetition that is meant; a run with several must be told."""
@@ -65,7 +66,7 @@ class Record:
             for label in self.labels:
                 for request in self.description["requests"]:
                     found.append((Job(seed, request["id"], label), self.about(label)["rounds"]))
-        for entry in (one for one in self.folder.requests() if not one.left_by):
+        for entry in (one for one in self.folder.book().entries if not one.left_by):
             rounds = Until.of(entry.until).rounds or self.about(entry.method, entry)["rounds"]
             if (shared := _shared(entry)) and (shared, rounds) not in found:
                 found.append((shared, rounds))
@@ -87,7 +88,7 @@ class Record:
 
     def ahead(self) -> list[tuple[Job, int]]:
         """The jobs without those of requests on which nobody works any more."""
-        entries = self.folder.requests()
+        entries = self.folder.book().entries
         over = {Job(e.seed, e.request.id, e.method) for e in entries if e.owed or not e.accepted}
         wanted = {_shared(e) for e in entries if e.accepted and not e.owed}
         over |= {job for e in entries if (job := _shared(e)) is not None and job not in wanted}
@@ -145,7 +146,7 @@ class Record:
 
     def no_model(self, job: Job) -> str:
         """Why a job of this run has no model though none was purged, and what can be done about it."""
-        mine = [e for e in self.folder.requests() if (e.seed, e.method) == (job.seed, job.label)]
+        mine = [e for e in self.folder.book().entries if (e.seed, e.method) == (job.seed, job.label)]
         mine = [e for e in mine if job.request in e.names]
         numbers = self.folder.numbers(job) or {}
         settled = bool(mine) and not any(entry.waiting for entry in mine)
@@ -163,7 +164,7 @@ class Record:
 
     def info(self) -> dict[str, Any]:
         """`run.json` with the requests that came later."""
-        entries, extra = self.folder.requests(), []
+        entries, extra = self.folder.book().entries, []
         served = {(e.seed, e.request.id): self.about(e.method, e) for e in entries}
         for entry in entries:
             described = entry.described or description.plain_request(entry.request)

@@ -27,9 +27,9 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError, UnfedWarning, expect, listed, members, option
 from unfed.federation.history import Recorder
-from unfed.folder import consistency, deny, purge
+from unfed.folder import deny, purge
 from unfed.folder.clients import elsewhere
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import began, start_on
 from unfed.folder.reversible import BY_DEFAULT, inverse_by, warn_of_way_back
 from unfed.folder.undo_results import targets
@@ -37,7 +37,7 @@ from unfed.measures import trajectory
 from unfed.measures.forgotten import Forgetting, remedy
 from unfed.methods import NoT, Retrain, State
 from unfed.model.params import Params, cast, check_like
-from unfed.requests.entry import Entry
+from unfed.requests.entry import Entry, Job
 from unfed.requests.gate import gate_of
 from unfed.requests.method_of_request import method_of_request
 from unfed.requests.options import RequestOptions
@@ -233,7 +233,7 @@ class Run(Record):
             start_of(self.folder, job, world),
             patience=self.config.training.patience,
             recorders={label: Recorder(recorded) for label, recorded in self.config.recorded().items()},
-            pending=lambda: self.queue.besides(seed),
+            pending=lambda: self.queue.book.besides(seed),
         )
         return JobRunner(self.folder, world, spec, watch).run().params
 
@@ -274,7 +274,7 @@ class Run(Record):
             base=turn.base,
             history=lineage.history_of(self.folder, turn.label, method, training, previous),
             recorders=recorders,
-            pending=lambda: self.queue.besides(turn.seed) if turn.batch is None else self.queue.aside(turn.batch),
+            pending=lambda: self.queue.book.besides(turn.seed) if turn.batch is None else self.queue.aside(turn.batch),
         )
         return JobRunner(self.folder, world, spec, watch).run()
 
@@ -342,7 +342,7 @@ class Run(Record):
         for other in failed:
             if other.request.id != request.id:
                 warnings.warn(self.queue.still_owed(other), UnfedWarning, stacklevel=2)
-        found = self.queue.find(request.id)
+        found = self.queue.book.find(request.id)
         assert found is not None
         if found.owed or found.number in self.queue.put_off:
             raise Refused(self.queue.still_owed(found)) from self.queue.errors.get(request.id)
@@ -368,7 +368,7 @@ class Run(Record):
         here = self.config.setting != "central" and not elsewhere(self.description)  # clients elsewhere may join
         if here and (odd := next((one for one in request.clients if one not in there), "")):
             raise UnfedError(f"This run has no client {odd!r}; it has {members(there)}.")
-        known = self.queue.find(request.id)
+        known = self.queue.book.find(request.id)
         how = how or (known.how if known is not None else RequestOptions())
         by_default = method is None and known is None
         method = method or (known.method if known is not None else NoT.name)
@@ -396,7 +396,8 @@ class Run(Record):
 
         `besides` are requests that do not count.
         """
-        return self.queue.job_in_force(seed, besides) or self.training_job(seed)
+        line = self.queue.book.in_force(seed, besides)
+        return line[-1].job if line else self.training_job(seed)
 
     def current(self, seed: int, besides: Collection[str] = ()) -> Params:
         """The model in force."""
@@ -411,7 +412,7 @@ class Run(Record):
         if not self.folder.model_file(job).exists():
             if grave := self.folder.buried(job):
                 raise UnfedError(
-                    f"The model {consistency.sentence(self.folder.path, grave)}; the one in force is"
+                    f"The model {grave.sentence(self.folder.path)}; the one in force is"
                     f" {self.current_job(job.seed).path.as_posix()}"
                     f" (`{self.command('export', '-o', 'model.safetensors')}`)."
                 )
@@ -438,14 +439,16 @@ class Run(Record):
             return self.current_job(seed)
         if method == "train":
             return self.training_job(seed)
-        ids = [str(one["id"]) for one in self.description["requests"]] + [e.request.id for e in self.folder.requests()]
+        ids = [str(one["id"]) for one in self.description["requests"]] + [
+            e.request.id for e in self.folder.book().entries
+        ]
         if request is None and len(ids) != 1:
             none = "This run has no request, so no method left a model; leave --method out for the trained one."
             many = f"This run has {len(ids)} requests; say which one with --request, {listed(ids)}."
             raise UnfedError(many if ids else none)
         name = request or ids[0]
-        return Job(seed, name, method or method_of_request(self.folder.requests(), self.config, seed, name))
+        return Job(seed, name, method or method_of_request(self.folder.book().entries, self.config, seed, name))
 
     def scope(self, seed: int) -> tuple[Request, ...]:
         """What was asked to leave, but for what was withdrawn; in a mere comparison, the compared requests."""
-        return tuple(self.queue.besides(seed)) or self.config.requests()
+        return tuple(self.queue.book.besides(seed)) or self.config.requests()

@@ -14,8 +14,8 @@ import json
 import shutil
 
 from unfed import storage
-from unfed.folder.folder import Job
 from unfed.measures.trajectory import job_of
+from unfed.requests.entry import Job
 from unfed.runs.record import Record
 
 ASIDE = ("name", "seed", "methods", "request", "unlearning", "checkpoint", "gate")
@@ -48,7 +48,7 @@ def take_training(run: Record, source: Record) -> list[int]:
 
     Gives those seeds.
     """
-    if training_key(run) != training_key(source) or not records_enough(source, run) or source.folder.requests():
+    if training_key(run) != training_key(source) or not records_enough(source, run) or source.folder.book().entries:
         return []
     with run.folder.lock() as free:
         if not free:

@@ -21,7 +21,7 @@ later ones were served follows them. What it began without is written into its f
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,11 +33,11 @@ from unfed.data import Request
 from unfed.data.sample_list import drawn_order
 from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed, option, typed
 from unfed.folder import deny
-from unfed.folder.folder import Job
 from unfed.folder.reversible import negated_by
 from unfed.measures.again import Again
 from unfed.model.params import Params
-from unfed.requests.entry import Entry, date_of, in_force, next_number, next_place, now, turn
+from unfed.requests.book import Book, in_force
+from unfed.requests.entry import Entry, Job, date_of, now
 from unfed.requests.gate import Decision, NotForgotten, NotPassed, gate_of, passed
 from unfed.requests.options import RequestOptions, Until
 from unfed.runs import offers as lineage
@@ -81,24 +81,10 @@ class Queue:
 
     # --- reading --------------------------------------------------------------------------------------------------
 
-    def find(self, name: str) -> Entry | None:
-        return next((e for e in self._folder.requests() if e.request.id == name), None)
-
-    def accepted(self, seed: int) -> list[Entry]:
-        """Everything that must stay out of this repetition's training, in the order in which it was asked."""
-        return [e for e in self._folder.requests() if e.accepted and e.seed == seed]
-
-    def besides(self, seed: int, known: Sequence[str] = ()) -> list[Request]:
-        """What must stay out of training though a job with these requests does not know of it."""
-        return [e.request for e in self.accepted(seed) if e.request.id not in known]
-
-    def job_in_force(self, seed: int, besides: Collection[str] = ()) -> Job | None:
-        """The job whose model is in force, if any request was served: the last in the order of service.
-
-        `besides` are requests that do not count.
-        """
-        served = [entry for entry in in_force(self.accepted(seed)) if entry.request.id not in besides]
-        return Job(seed, served[-1].request.id, served[-1].method) if served else None
+    @property
+    def book(self) -> Book:
+        """Every request as it stands now."""
+        return self._folder.book()
 
     def still_owed(self, entry: Entry) -> str:
         """What became of a request that was not fulfilled, and what can be done."""
@@ -109,7 +95,7 @@ class Queue:
 
     def waits(self) -> bool:
         """Whether there is a request that could be served now."""
-        return turn(self._folder.requests(), self._ready(), self.put_off) is not None
+        return self.book.turn(self._ready(), self.put_off) is not None
 
     def _ready(self) -> list[int]:
         return [seed for seed in self._run.config.seed_list if self._run.trained(seed)]
@@ -117,10 +103,10 @@ class Queue:
     # --- filing ---------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _desk(self) -> Iterator[list[Entry]]:
-        """Every request, while nobody else files, withdraws or takes one up."""
+    def _locked(self) -> Iterator[Book]:
+        """Every request, while no one else files, withdraws or takes one up."""
         with self._folder.lock("requests", wait=True):
-            yield self._folder.requests()
+            yield self._folder.book()
 
     def file(
         self,
@@ -154,16 +140,15 @@ class Queue:
             raise UnfedError(
                 f"The id {request.id!r} belongs to this run's comparison; choose another with {option('id')}."
             )
-        with self._desk() as entries:
-            for entry in entries:
-                if entry.request.id == request.id:
-                    known = None if entry.described is None else {**entry.described, **served_by}
-                    asked = replace(entry, request=request, method=method, until=until, seed=seed, described=known)
-                    return self._asked_again(entry, replace(asked, expires=expires, how=how), entries)
+        with self._locked() as book:
+            if entry := book.find(request.id):
+                known = None if entry.described is None else {**entry.described, **served_by}
+                asked = replace(entry, request=request, method=method, until=until, seed=seed, described=known)
+                return self._asked_again(entry, replace(asked, expires=expires, how=how), book)
             if request.samples and world.central:
                 raise drawn_order(f"request {request.id!r}")
-            accepted = [e for e in entries if e.accepted and e.seed == seed]
-            at, number = now(), next_number(entries)
+            accepted = book.accepted(seed)
+            at, number = now(), book.next_number
             entry = Entry(number, request, method, until, at, seed, changed=at, expires=expires, how=how)
             refuse_if_alone(config, entry)
             before = [e for e in accepted if not may_share(e, entry)]
@@ -179,7 +164,7 @@ class Queue:
             self._folder.put_request(entry)
             return entry, False
 
-    def _asked_again(self, entry: Entry, asked: Entry, entries: Sequence[Entry]) -> tuple[Entry, bool]:
+    def _asked_again(self, entry: Entry, asked: Entry, book: Book) -> tuple[Entry, bool]:
         """The same id once more: nothing where it was served, another try where it was denied or has expired.
 
         `asked` is the entry with what is asked for now in the place of what was asked then.
@@ -199,7 +184,7 @@ class Queue:
                 f"Request {request.id!r} is being served by {entry.method} already; let it end"
                 f" ({self._run.going_on}), or withdraw it and ask anew under another {option('id')}."
             )
-        others = [e for e in entries if e.accepted and e.seed == entry.seed and e.number != entry.number]
+        others = [e for e in book.accepted(entry.seed) if e.number != entry.number]
         refuse_if_alone(self._run.config, asked)
         if entry.owed or other_method:
             ahead = [e for e in others if not e.waiting or e.state == "in_progress" or e.number < entry.number]
@@ -222,8 +207,8 @@ class Queue:
 
         `by` is the client whose signed revocation was believed. What a client signed is not let go without it.
         """
-        with self._desk() as entries:
-            entry = self._named(name, entries)
+        with self._locked() as book:
+            entry = self._named(name, book)
             client = onlooker.signing_client(self._folder.path, name)
             if client not in (None, by):
                 raise UnfedError(
@@ -242,20 +227,20 @@ class Queue:
 
     def refuse(self, name: str, reason: str) -> Entry:
         """Write down that the operator refuses a request, and why: it stays owed, and its rows stay out."""
-        with self._desk() as entries:
-            entry = self._named(name, entries)
+        with self._locked() as book:
+            entry = self._named(name, book)
             if entry.state in ("in_progress", "fulfilled", "revoked"):
                 raise UnfedError(f"Request {name!r} is {entry.standing}, so it cannot be refused.")
             entry = entry.stepped("denied", now(), reason="by the operator", why=f"The operator refused it: {reason}")
             self._folder.put_request(entry)
             return entry
 
-    def _named(self, name: str, entries: Sequence[Entry]) -> Entry:
-        entry = next((e for e in entries if e.request.id == name), None)
+    def _named(self, name: str, book: Book) -> Entry:
+        entry = book.find(name)
         if entry is None:
             if name in self._run.config.request_ids():
                 raise UnfedError(f"Request {name!r} belongs to this run's comparison, where nothing is served.")
-            known = listed(e.request.id for e in entries) or "none at all"
+            known = listed(e.request.id for e in book.entries) or "none at all"
             raise UnfedError(f"This run has no request {name!r}; it has {known}.")
         return entry
 
@@ -264,9 +249,9 @@ class Queue:
     def serve(self, watch: Watch) -> list[Entry]:
         """Serve the queue in its order, including what comes in meanwhile; the requests that failed here."""
         failed: list[Entry] = []
-        for entry in (one for one in self._folder.requests() if one.state == "fulfilled"):
+        for entry in (one for one in self.book.entries if one.state == "fulfilled"):
             self._purge(entry)  # a process may have died before it did; purging twice is purging once
-        while waiting := turn(self._folder.requests(), self._ready(), self.put_off):
+        while waiting := self.book.turn(self._ready(), self.put_off):
             batch = self._take(waiting)
             if batch is None:
                 continue
@@ -296,15 +281,15 @@ class Queue:
 
     def _take(self, entry: Entry) -> Batch | None:
         """The request, begun, with those that share its job; None if somebody else has changed it meanwhile."""
-        with self._desk() as entries:
-            found = next(e for e in entries if e.number == entry.number)
+        with self._locked() as book:
+            found = next(e for e in book.entries if e.number == entry.number)
             if found.state == "expired" and entry.state == "open":
                 self._folder.put_request(found)
             if not found.waiting:
                 return None
-            batch = taken_up(found, entries, self.put_off, self._run.world(found.seed))
+            batch = taken_up(found, book.entries, self.put_off, self._run.world(found.seed))
             for one in batch.waiting:
-                if one not in entries:
+                if one not in book.entries:
                     self._folder.put_request(one)
             return batch
 
@@ -340,7 +325,7 @@ class Queue:
 
     def _before(self, entry: Entry) -> list[Entry]:
         """The requests whose rows were out when this one was taken up."""
-        by_id = {e.request.id: e for e in self._folder.requests()}
+        by_id = {e.request.id: e for e in self.book.entries}
         return [by_id[name] for name in entry.earlier]
 
     def _judge(self, batch: Batch, entry: Entry, before: Params, after: Params) -> Decision | NotPassed:
@@ -349,7 +334,7 @@ class Queue:
         Where it says no, and nobody accepts that, it is the refusal.
         """
         run, config = self._run, entry.how.on(self._run.config, entry.method)
-        world, job = run.world(entry.seed), Job(entry.seed, entry.request.id, entry.method)
+        world, job = run.world(entry.seed), entry.job
         evaluator = world.evaluator(self._scope(batch, entry))
         decision = gate_of(world.seeds.evaluation, world.classes, config, entry).decide(
             evaluator, before, after, negated_by(self._folder, job)
@@ -361,18 +346,18 @@ class Queue:
 
     def aside(self, batch: Batch) -> list[Request]:
         """What came in since requests were taken up: from the next round on it takes no part either."""
-        seed, ids = batch.first.seed, batch.ids
-        if not set(ids) <= {entry.request.id for entry in self.accepted(seed)}:
+        seed, ids, book = batch.first.seed, batch.ids, self.book
+        if not set(ids) <= {entry.request.id for entry in book.accepted(seed)}:
             raise Withdrawn
-        return self.besides(seed, (*batch.first.earlier, *ids))
+        return book.besides(seed, (*batch.first.earlier, *ids))
 
     def _fulfil(self, batch: Batch, entry: Entry, how: Decision | Left) -> None:
-        with self._desk() as entries:
-            found = next(e for e in entries if e.number == entry.number)
+        with self._locked() as book:
+            found = next(e for e in book.entries if e.number == entry.number)
             if found.state != "in_progress":  # withdrawn after its last round: what it left does not come into force
                 return
-            shared = [e.served for e in entries if e.request.id in batch.ids and e.served is not None]
-            place = shared[0] if shared else next_place(entries)  # one model, one place
+            shared = [e.served for e in book.entries if e.request.id in batch.ids and e.served is not None]
+            place = shared[0] if shared else book.next_place  # one model, one place
             settled: dict[str, Any] = {"left_by": how.by} if isinstance(how, Left) else {"served": place}
             settled |= {} if isinstance(how, Left) else {"gate": how.to_json()}
             done = found.stepped("fulfilled", now(), again=how.again, **settled)
@@ -385,8 +370,8 @@ class Queue:
 
     def _failed(self, batch: Batch, entry: Entry, error: Exception) -> Entry | None:
         """Denied, or put off where its clients did not answer; None if it was withdrawn meanwhile."""
-        with self._desk() as entries:
-            found = next(e for e in entries if e.number == entry.number)
+        with self._locked() as book:
+            found = next(e for e in book.entries if e.number == entry.number)
             if found.state != "in_progress":
                 return None
             why = self._why(entry, error)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from unfed.folder.folder import Job
 from unfed.measures import trajectory
+from unfed.requests.entry import Job
 from unfed.runs import description
 from unfed.runs.in_force import in_force
 from unfed.runs.run import Run
@@ -23,7 +23,7 @@ def status(run: Run) -> dict[str, Any]:
     """
     last = trajectory.last_of_each(run.lines())
     busy, heard, jobs = run.folder.busy(), run.folder.heard() or {}, []
-    entries = run.folder.requests()
+    entries = run.folder.book().entries
     over = {Job(e.seed, e.request.id, e.method): e.standing for e in entries if e.owed or not e.accepted}
     for job, rounds in run.jobs():
         line: Mapping[str, Any] = last.get(job.key, {})

@@ -19,12 +19,12 @@ from typing import Any
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import JobNotes, began, model_notes, start_on
 from unfed.measures import trajectory
 from unfed.methods import State
 from unfed.model.params import Params
-from unfed.requests.entry import SHARED, Entry, now
+from unfed.requests.entry import SHARED, Entry, Job, now
 from unfed.requests.options import Until
 from unfed.runs.world import World
 

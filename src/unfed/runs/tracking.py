@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from unfed.errors import UnfedError, UnfedWarning, extra, listed, nearest
-from unfed.folder.folder import Job
 from unfed.measures import columns
+from unfed.requests.entry import Job
 from unfed.runs.progress import PassingWatch, QuietWatch, Watch
 from unfed.runs.run import Run
 from unfed.values import is_measured

@@ -5,9 +5,10 @@ from __future__ import annotations
 from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.federation.protocol import Server
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.methods import Method, Retrain, State
 from unfed.model.params import Params
+from unfed.requests.entry import Job
 from unfed.runs.world import World
 
 

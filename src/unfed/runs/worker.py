@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from unfed.config.config import Config
 from unfed.data import Request
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.methods import State
 from unfed.model.params import Params
-from unfed.requests.entry import Entry
+from unfed.requests.entry import Entry, Job
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import Watch
 from unfed.runs.together import Batch, Handed

@@ -18,7 +18,7 @@ from unfed.folder.judged import FILE, SCHEMA, file_of
 from unfed.measures.population import Effort, Rows, judge
 from unfed.methods import METHODS
 from unfed.population.store import BEFORE, RETRAIN, Population
-from unfed.requests.entry import overlap, owners
+from unfed.requests.book import overlap, owners
 from unfed.runs.record import Record
 from unfed.studies.population import of_another
 
@@ -78,7 +78,7 @@ def put_into(run: Record, population: Population, whole: dict[str, Any]) -> None
             " that run; make one from the run's own config with `unfed population`."
         )
     asked = next(one for one in run.config.requests() if one.id == request)
-    for entry in run.folder.requests():
+    for entry in run.folder.book().entries:
         if entry.purged and overlap(owners(asked), owners(entry.request)):
             raise UnfedError(
                 f"Request {entry.request.id!r} was purged from {where}, and what a population says names its rows one"

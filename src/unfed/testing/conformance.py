@@ -34,11 +34,11 @@ from unfed.engines.observed import Observer
 from unfed.errors import UnfedError
 from unfed.federation.history import History
 from unfed.federation.state import State
-from unfed.folder.folder import Job
 from unfed.methods.base import ALL_SCOPES, METHODS, NEEDS, Central, Lineage, Method, register
 from unfed.methods.sealed import drawn_from
 from unfed.model.params import Params, tensor_bytes
 from unfed.model.sealing import DRAW_BYTES
+from unfed.requests.entry import Job
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 

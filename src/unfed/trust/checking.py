@@ -40,7 +40,7 @@ def _against_folder(folder: RunFolder, trust: TrustFolder) -> list[str]:
         if origin != trust.log.origin:
             said.append(f"{trust.path} has another log than the one that was kept when {state} was saved; restore it.")
     leaves, lines = trust.log.leaves, set(trust.log.lines)
-    entries = folder.requests()
+    entries = folder.book().entries
     missing = [leaf for leaf in due(folder, trust, entries) if canonical(leaf) not in lines]
     if missing and not folder.busy():
         said.append(

@@ -62,7 +62,7 @@ class Desk:
         """Every request in the order in which they came, as the page and the interface show it."""
         with self._one_at_a_time:
             rows = index.rows(self.run.folder, self.trust)  # before the files: what another process files is in these
-            entries, carried = {entry.request.id: entry for entry in self.run.folder.requests()}, self._carried()
+            entries, carried = {entry.request.id: entry for entry in self.run.folder.book().entries}, self._carried()
             return [_told(row, entries[row.id], carried.get(row.id, [])) for row in rows]
 
     def follow(self, name: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Desk:
     def story(self, name: str) -> dict[str, Any]:
         """One request with everything that the log says of it, in words."""
         with self._one_at_a_time:
-            found, entry = self.follow(name), self.run.queue.find(name)
+            found, entry = self.follow(name), self.run.queue.book.find(name)
             assert entry is not None
             own = index.leaves_about(entry, self.trust.log.leaves)
             events = [(date_text(str(leaf["at"])), said) for leaf in _without_rounds(own) if (said := _event(leaf))]

@@ -16,10 +16,10 @@ from scipy.stats import beta
 
 from unfed import storage
 from unfed.errors import UnfedError, listed
-from unfed.folder.folder import Job, RunFolder
+from unfed.folder.folder import RunFolder
 from unfed.measures.trajectory import forget_of, job_of
 from unfed.model.digest import fingerprint
-from unfed.requests.entry import Entry
+from unfed.requests.entry import Entry, Job
 from unfed.runs.record import Record
 from unfed.trust import verifier
 from unfed.values import is_measured, not_measured
@@ -41,7 +41,7 @@ def served(record: Record, request: str | None = None) -> Entry:
 
     Without a name it is the only one that was served.
     """
-    entries = record.folder.requests()
+    entries = record.folder.book().entries
     if request is None:
         done = [one for one in entries if one.state == "fulfilled"]
         if not done:

@@ -25,8 +25,8 @@ from unfed import json_checks as its
 from unfed import storage
 from unfed.config.names import check_id
 from unfed.errors import UnfedError, typed
-from unfed.folder.folder import Job, RunFolder
-from unfed.requests.entry import Entry, now
+from unfed.folder.folder import RunFolder
+from unfed.requests.entry import Entry, Job, now
 from unfed.runs.onlooker import keeps_log
 from unfed.trust import envelope, keys, merkle, roster
 from unfed.trust.envelope import Envelope
@@ -99,7 +99,7 @@ class TrustFolder:
         if not self.log.lines:
             folder = RunFolder(self.run)
             rounds = sum(1 for line in folder.lines() if line["round"] > 0)
-            models = {model_of(folder, entry) for entry in folder.requests() if entry.state == "fulfilled"}
+            models = {model_of(folder, entry) for entry in folder.book().entries if entry.state == "fulfilled"}
             before = {"measured-before": rounds, "models-before": sorted(filter(None, models))}
             self.enter({"type": "begin", "at": now(), "operator": self.operator.id, **before})
         return self

@@ -119,7 +119,7 @@ def _rows(folder: RunFolder, trust: TrustFolder) -> list[Row]:
         about.setdefault(str(leaf.get("request")), []).append(leaf)
     return [
         _row(entry, trust, about.get(entry.request.id, []) if entry.shared is None else leaves_about(entry, leaves))
-        for entry in folder.requests()
+        for entry in folder.book().entries
     ]
 
 

@@ -108,7 +108,7 @@ class _File:
 
 def _take(run: Run, trust: TrustFolder, signed: Envelope, asked: Asked, file: _File) -> Taken:
     """The steps after belief, each of which is not done again where it was done before."""
-    begun, queued, before = trust.request_file(asked.id), run.queue.find(asked.id), trust.signed_request(asked.id)
+    begun, queued, before = trust.request_file(asked.id), run.queue.book.find(asked.id), trust.signed_request(asked.id)
     if before is None and queued is not None:
         raise UnfedError(f"The id {asked.id!r} stands in the queue already, unsigned; sign anew under another.")
     storage.write_bytes(begun, signed.to_bytes())  # the intent

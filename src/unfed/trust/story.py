@@ -19,8 +19,9 @@ from typing import Any
 from unfed import json_checks as its
 from unfed import storage
 from unfed.errors import UnfedError
-from unfed.folder import consistency, handed_out
+from unfed.folder import handed_out
 from unfed.folder.folder import RunFolder
+from unfed.requests import book as books
 from unfed.requests.entry import Entry, now
 from unfed.trust import index
 from unfed.trust.canonical import canonical
@@ -35,8 +36,8 @@ def enter(folder: RunFolder, trust: TrustFolder, purged: Sequence[str] = ()) -> 
     `purged` are requests that were purged just now, even if nothing was left to go.
     """
     storage.sweep_dead(trust.path.rglob(".*.tmp"))  # of killed writers
-    entries = folder.requests()
-    gone = {*purged, *(grave.request for grave in consistency.tombstones(folder.path).values())}
+    entries = folder.book().entries
+    gone = {*purged, *(grave.request for grave in books.tombstones(folder.path).values())}
     _unlink(trust, [entry for entry in entries if entry.request.id in gone])
     with trust.log.held():
         known = set(trust.log.lines)
@@ -104,7 +105,7 @@ def _about(folder: RunFolder, entry: Entry) -> Iterator[dict[str, Any]]:
 
 def _purges(folder: RunFolder, trust: TrustFolder) -> Iterator[dict[str, Any]]:
     graves: dict[tuple[str, str], list[str]] = {}
-    for grave in consistency.tombstones(folder.path).values():
+    for grave in books.tombstones(folder.path).values():
         graves.setdefault((grave.date, grave.request), []).append(f"{grave.sha256}  {grave.file}\n")
     for (date, name), lines in graves.items():
         digest = hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()

@@ -16,9 +16,8 @@ from typing import Any
 from unfed.engines.observed import Observer
 from unfed.federation.history import History
 from unfed.federation.state import State
-from unfed.folder.folder import Job
 from unfed.model.digest import digests, fingerprint
-from unfed.requests.entry import now
+from unfed.requests.entry import Job, now
 from unfed.runs.progress import PassingWatch, QuietWatch, Watch
 from unfed.runs.run import Run
 from unfed.trust import story

@@ -1,0 +1,274 @@
+"""The book of a run: every deletion request, where it stands, and what was purged or handed out.
+
+    requests/NUMBER-ID.json   one request each, with its state; NUMBER is the order in which they were filed
+    filed.jsonl               lists every request that was filed, with the SHA-256 of what it asks for
+    tombstones.json           lists what was taken away on purpose: file, SHA-256, request, date
+
+    book = folder.book()              read once: a file is read again only after it has changed
+    book.in_force(seed)               questions are pure: they read nothing, and change nothing
+    folder.put_request(entry)         the only write of a request, under the lock `requests`
+
+The files are the only truth about the queue. Files of the time before states are read as what they meant then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from unfed import json_checks as its
+from unfed import storage
+from unfed.config.config import Config
+from unfed.config.names import check_id, check_label
+from unfed.data import Request
+from unfed.errors import UnfedError
+from unfed.requests.entry import Entry, Job, now
+
+TOMBSTONES = "tombstones.json"
+FILED = "filed.jsonl"
+
+
+@checked_dataclass(frozen=True)
+class Tombstone:
+    """What stood here and was taken away on purpose."""
+
+    file: str
+    """Its path inside the run folder, with slashes; `PATH#GROUP` where only a group of its tensors went."""
+    sha256: str
+    """Of the whole file as it was when it was taken away."""
+    request: str
+    """The id of the request for which it went."""
+    date: str
+
+    def sentence(self, folder: Path) -> str:
+        """What became of the file."""
+        return (
+            f"{folder / self.file} was purged for request {self.request!r} on {self.date} (its SHA-256 was"
+            f" {self.sha256}, says {TOMBSTONES})"
+        )
+
+
+@dataclass(frozen=True)
+class Book:
+    """What a run folder knows of requests at one moment."""
+
+    folder: Path
+    config: Config
+    entries: tuple[Entry, ...]
+    """Every request as it stands, in the order of filing."""
+    tombstones: Mapping[str, Tombstone]
+    """What was purged, by its path inside the folder."""
+    state: Callable[[Job], Mapping[str, Any] | None] = field(repr=False, compare=False)
+    """What a job's saved state says besides its tensors; None where there is none."""
+
+    def find(self, name: str) -> Entry | None:
+        return next((e for e in self.entries if e.request.id == name), None)
+
+    def accepted(self, seed: int) -> list[Entry]:
+        """Everything that must stay out of this repetition's training, in the order in which it was asked."""
+        return [e for e in self.entries if e.accepted and e.seed == seed]
+
+    def besides(self, seed: int, known: Collection[str] = ()) -> list[Request]:
+        """What must stay out of training though a job with these requests does not know of it."""
+        return [e.request for e in self.accepted(seed) if e.request.id not in known]
+
+    def in_force(self, seed: int, besides: Collection[str] = ()) -> list[Entry]:
+        """The requests that were fulfilled by a model, in order of service; the last one's model is in force."""
+        return in_force(e for e in self.accepted(seed) if e.request.id not in besides)
+
+    def turn(self, ready: Collection[int], put_off: Collection[int] = ()) -> Entry | None:
+        """Whose turn it is among the seeds that are ready: what was begun, else what was asked first.
+
+        A request that was put off (by number) has had its turn.
+        """
+        waiting = [e for e in self.entries if e.waiting and e.seed in ready and e.number not in put_off]
+        return min(waiting, key=lambda e: (e.state != "in_progress", e.number), default=None)
+
+    @property
+    def next_place(self) -> int:
+        """The place of the next request that is fulfilled."""
+        return 1 + max((e.served or 0 for e in self.entries), default=0)
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next request that is filed; none is ever given twice."""
+        return 1 + max((e.number for e in self.entries), default=0)
+
+    def purged(self, file: Path) -> Tombstone | None:
+        """The tombstone of a file of the folder, however its path is written."""
+        whole, full = self.folder.resolve(), file.resolve()
+        return self.tombstones.get(full.relative_to(whole).as_posix()) if full.is_relative_to(whole) else None
+
+
+def in_force(entries: Iterable[Entry]) -> list[Entry]:
+    """The requests, of these, that were fulfilled by a model, in the order in which they were.
+
+    Each began at the model of the one before; those that share a job have one place, and one model.
+    """
+    done = (e for e in entries if e.state == "fulfilled" and not e.left_by)
+    return sorted(done, key=lambda e: (e.served or 0, e.number))
+
+
+def owners(request: Request) -> set[str]:
+    """Whose rows a request names; nobody where that is not said."""
+    return {*request.clients, *(name for name, _ in request.samples)}
+
+
+def overlap(one: set[str], other: set[str]) -> bool:
+    """Whether requests of these owners may name the same row.
+
+    Nothing is built to tell, so the answer is no only where they are others.
+    """
+    return not (one and other) or bool(one & other)
+
+
+# --- request files ----------------------------------------------------------------------------------------------------
+
+
+def request_file(folder: Path, entry: Entry) -> Path:
+    return folder / "requests" / f"{entry.number:04d}-{check_id(entry.request.id, 'request id')}.json"
+
+
+def filed_here(folder: Path, left_model: Callable[[Job], bool]) -> tuple[Entry, ...]:
+    """Every request whose file is there, in its order; `left_model` knows which jobs came to their end."""
+    read = [storage.unchanged(file, _entry) for file in sorted((folder / "requests").glob("*.json"))]
+    found = sorted((one for one in read if one is not None), key=lambda pair: pair[0].number)
+    moment, entries = now(), [entry for entry, _ in found]
+    entries = [entry.at(moment) if stated else _before_states(entry, entries, left_model) for entry, stated in found]
+    # A purge that was killed may have come to its tombstones alone.
+    dates = {grave.request: grave.date for grave in tombstones(folder).values()}
+    return tuple(e.buried(dates[e.request.id]) if e.request.id in dates else e for e in entries)
+
+
+def _entry(file: Path) -> tuple[Entry, bool]:
+    """A request, and whether its file says where it stands."""
+    raw = storage.read_json(file, "request")
+    entry = Entry.from_json(raw, f"The request file {file}")
+    check_id(entry.request.id, f"request id in {file}")
+    check_label(entry.method, f"method in {file}")
+    return entry, "state" in raw
+
+
+def _before_states(entry: Entry, entries: Iterable[Entry], left_model: Callable[[Job], bool]) -> Entry:
+    """A request of the time before states: served in its order if its job has ended, else waiting."""
+    if not left_model(entry.job):
+        return entry
+    earlier = tuple(e.request.id for e in entries if e.number < entry.number and e.seed == entry.seed)
+    return replace(entry, state="fulfilled", served=entry.number, earlier=earlier)
+
+
+def write_entry(folder: Path, entry: Entry) -> None:
+    """Write a request's file; the lock `requests` must be held."""
+    file, said = request_file(folder, entry), entry.to_json()
+    storage.write_json(file, said)
+    storage.wrote(file, _entry, (Entry.from_json(json.loads(json.dumps(said))), True))
+
+
+# --- the list of what was filed ---------------------------------------------------------------------------------------
+
+Filed = Mapping[int, tuple[str, str]]
+"""What was filed, by its number: id, and SHA-256 of what it asks for."""
+
+_FILED = its.table_with({"number": its.is_count, "id": its.is_text, "sha256": its.is_text})
+
+
+def filed_list(folder: Path) -> Filed:
+    """The list of what was filed here."""
+    return storage.unchanged(folder / FILED, _filed) or {}
+
+
+def _filed(path: Path) -> dict[int, tuple[str, str]]:
+    found: dict[int, tuple[str, str]] = {}
+    whole, _, _ = storage.content(path).rpartition(b"\n")
+    for place, text in enumerate(whole.split(b"\n") if whole else (), 1):
+        try:
+            line = its.parsed(text)
+        except ValueError:
+            line = None
+        if not _FILED(line) or line["number"] in found:
+            raise UnfedError(f"Line {place} of {path} is damaged; restore the file.")
+        found[line["number"]] = line["id"], line["sha256"]
+    return found
+
+
+def note_filed(folder: Path, entries: Iterable[Entry]) -> None:
+    """List requests that are not listed yet.
+
+    This comes after their files are written, so that a killed process lists too few and never too many.
+    """
+    path, known = folder / FILED, dict(filed_list(folder))
+    new = [entry for entry in entries if entry.number not in known]
+    if new and path.exists():  # half a line that a killed process left would glue itself to the next
+        whole = storage.content(path).rfind(b"\n") + 1
+        if whole < path.stat().st_size:
+            storage.cut(path, whole)
+    for entry in new:
+        known[entry.number] = entry.request.id, request_digest(entry.request)
+        line = dict(zip(("number", "id", "sha256"), (entry.number, *known[entry.number]), strict=True))
+        storage.append_line(path, json.dumps(line, separators=(",", ":")))
+    if new:
+        storage.wrote(path, _filed, known)
+
+
+def missing(folder: Path, entries: Iterable[Entry], filed: Filed) -> list[str]:
+    """A sentence for every request that was filed and is not there as it was asked.
+
+    The list must have been read before the entries were, or a request that is filed in between is taken for lost.
+    """
+    there = {entry.number: entry for entry in entries}
+    purged, said = tombstones(folder), []
+    for number, (name, digest) in filed.items():
+        file = f"requests/{number:04d}-{name}.json"
+        if number not in there:
+            if file not in purged:
+                said.append(
+                    f"The request {name!r} was filed here (number {number}) and its file {folder / file} is"
+                    " gone: without it its rows would be trained on again; restore it from a copy."
+                )
+        elif request_digest(there[number].request) != digest:
+            said.append(
+                f"The request {name!r} in {folder / file} asks for something else than what was filed;"
+                " restore it from a copy."
+            )
+    return said
+
+
+def request_digest(request: Request) -> str:
+    """SHA-256 of what a request asks for; by which file its samples were listed is no part of that."""
+    plain = {name: value for name, value in request.to_json().items() if name != "listed"}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+# --- tombstones -------------------------------------------------------------------------------------------------------
+
+_TOMBSTONES = TypeAdapter(list[Tombstone])
+
+
+def tombstones(folder: Path) -> Mapping[str, Tombstone]:
+    """What was taken away, by its path."""
+    return storage.unchanged(folder / TOMBSTONES, _tombstones) or {}
+
+
+def _tombstones(path: Path) -> dict[str, Tombstone]:
+    raw = storage.read_json(path, "list of tombstones")
+    if not isinstance(raw, dict) or raw.get("schema") != 1:
+        raise UnfedError(f"{path} is no list of tombstones of layout 1; restore it from a copy.")
+    try:
+        return {one.file: one for one in _TOMBSTONES.validate_python(raw.get("tombstones"))}
+    except ValidationError as error:
+        at = ".".join(map(str, error.errors()[0]["loc"])) or "tombstones"
+        raise UnfedError(f"A tombstone in {path} is damaged ({at}); restore it from a copy.") from error
+
+
+def bury(folder: Path, graves: Iterable[Tombstone]) -> None:
+    """Add tombstones; to be written before the files themselves are taken away."""
+    every = {**tombstones(folder), **{one.file: one for one in graves}}
+    storage.write_json(folder / TOMBSTONES, {"schema": 1, "tombstones": _TOMBSTONES.dump_python([*every.values()])})
+    storage.wrote(folder / TOMBSTONES, _tombstones, every)
