@@ -264,7 +264,7 @@ def test_running_statistics_begin_afresh_or_are_listed(method: str, tmp_path: Pa
     state = begun.states[Job(0, "first", method)]
     means = [t for n, t in state.params.items() if n.endswith("running_mean")]
     assert means and OPTIMISER not in state.tensors
-    found = carriers.carriers(run.folder, run.config, entry, [entry])
+    found = carriers.carriers(run.folder, run.folder.book(), entry)
     told = [one for one in found if one.kind == "statistics"]
     assert bool(told) == any(bool(mean.any()) for mean in means)
     assert bool(told) == (method not in ("retrain", "sealed"))

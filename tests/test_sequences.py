@@ -24,7 +24,6 @@ from unfed.client.scores import score
 from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, UnfedWarning
-from unfed.folder.reversible import inverse_of, turned_back
 from unfed.methods import METHODS, FineTune, Method, NoT
 from unfed.methods.nr_freeze import NRFreeze
 from unfed.model.files import negate_file
@@ -33,6 +32,7 @@ from unfed.model.perturb import Perturbed
 from unfed.report import tables
 from unfed.requests.entry import Job
 from unfed.requests.options import RequestOptions
+from unfed.requests.reversible import inverse_of, turned_back
 from unfed.runs.lineage import affected
 from unfed.runs.run import Run
 from unfed.values import Value, is_measured
@@ -206,7 +206,7 @@ def test_a_seal_on_other_layers_or_a_weak_one_does_not_let_not_turn_a_layer_back
     with pytest.raises(UnfedError, match=r"conv2.weight back to what it was before request 'r0'"):
         run.forget(THIRD, "not", until=1, how=second)
     entries = run.folder.book().entries
-    assert [e.request.id for e in turned_back(run.folder, run.config, entries)] == ["r0", "r1"], (
+    assert [e.request.id for e in turned_back(run.folder.book(), entries)] == ["r0", "r1"], (
         "a minus sign still turns it back"
     )
 
@@ -264,12 +264,12 @@ def test_what_a_method_of_ones_own_negates_is_known_and_not_negated_back(
             with pytest.raises(UnfedError, match=f"{called} would turn conv1.weight back to .* before request 'r0'"):
                 run.forget(SECOND, method, until=1)
         run.forget(SECOND, "tunes", until=1)
-    assert [e.request.id for e in turned_back(run.folder, run.config, run.folder.book().entries)] == ["r0", "r1"]
+    assert [e.request.id for e in turned_back(run.folder.book(), run.folder.book().entries)] == ["r0", "r1"]
     told = {one.file: one.what for one in affected(run, "0") if "by one minus sign" in one.what}
     assert len(told) == 3, f"the model of r0, which is not in force, its state, and that of r1: {told}"
     with unfed.allow_code():
         run.forget(THIRD, "sealed", until=1)
-    assert [e.request.id for e in turned_back(run.folder, run.config, run.folder.book().entries)] == ["r0", "r1"]
+    assert [e.request.id for e in turned_back(run.folder.book(), run.folder.book().entries)] == ["r0", "r1"]
 
 
 @pytest.mark.parametrize("how", ["orthogonal", "noise"])
@@ -277,7 +277,7 @@ def test_a_draw_of_not_follows_from_seed_and_name_so_its_model_can_be_turned_bac
     """Of the demo, mixed by Q and tuned for 20 rounds, Qᵀ brings the backdoor from 0 to 50.6 %."""
     run.forget(FIRST, "not", until=1, how=RequestOptions(set={"perturbation": how}))
     (entry,) = run.folder.book().entries
-    assert str(inverse_of(run.folder, run.config, entry)).startswith(f"the same draw of {how!r}, which follows from")
+    assert str(inverse_of(run.folder.book(), entry)).startswith(f"the same draw of {how!r}, which follows from")
     (found,) = [one for one in affected(run, "0") if one.file == "models/0/r0/not.safetensors"]
     assert "whoever has it can turn back what NoT did for request 'r0', by the same draw" in found.what
 

@@ -102,7 +102,7 @@ def test_each_of_them_is_settled_scored_and_reported_under_its_own_name(run: Run
 def test_what_one_leaves_carries_neither(run: Run) -> None:
     file(run, "1", "2")
     run.execute()
-    left = carriers.influence(run.folder, run.config)
+    left = carriers.influence(run.folder, run.folder.book())
     assert {one["file"] for one in left if one["file"].startswith("models/")} == {"models/0/train.safetensors"}
 
 

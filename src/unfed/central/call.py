@@ -32,7 +32,6 @@ from unfed.data import Request
 from unfed.data.packing import taken_by
 from unfed.errors import UnfedError, UnfedWarning, listed, nearest
 from unfed.folder.folder import RunFolder
-from unfed.folder.reversible import BY_DEFAULT, warn_of_way_back
 from unfed.measures.trajectory import Line
 from unfed.measures.undo import INVERSES, REDRAWN
 from unfed.methods import Method, NoT, admit, find, known_as
@@ -41,6 +40,7 @@ from unfed.model.params import Params, cast, check_like, load_into, params_of
 from unfed.report.rules import reference_line
 from unfed.report.tables import name_of
 from unfed.requests.entry import Job
+from unfed.requests.reversible import BY_DEFAULT, warn_of_way_back
 from unfed.runs.description import Call, description
 from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import QuietWatch, Watch

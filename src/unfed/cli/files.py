@@ -16,8 +16,8 @@ from unfed.cli.logged import entered
 from unfed.cli.options import Json, plain_file
 from unfed.errors import UnfedError
 from unfed.folder.handed_out import hand_out
-from unfed.folder.reversible import ways_back
 from unfed.model import files
+from unfed.requests.reversible import ways_back
 from unfed.runs.in_force import in_force, to_hand_out
 from unfed.runs.run import Run
 
@@ -86,7 +86,7 @@ def export(
     about |= {"method": job.label, "request": job.request}
     about |= {"in_force": is_current, "job": "/".join(job.path.parts), "says": what}
     about |= {"still_in_it": list(current.still_in_it)} if is_current else {}
-    about |= {storage.WAY_BACK: back} if (back := ways_back(opened.folder, opened.config, job)) else {}
+    about |= {storage.WAY_BACK: back} if (back := ways_back(opened.folder.book(), job)) else {}
     with entered(opened.folder):
         hand_out(opened.folder, "export", out, storage.packed(params, about), job)
     stdout.print(f"Wrote {escape(str(out))}: {escape(what)}.", soft_wrap=True)

@@ -22,12 +22,12 @@ from unfed.cli.logged import entered, received, revoked
 from unfed.cli.options import AllowCode, Json, Quiet, RunArgument, Seed, resumable
 from unfed.data import Request, SampleList
 from unfed.errors import Refused, UnfedError
-from unfed.folder.reversible import inverse_of
 from unfed.measures import trajectory
 from unfed.report import wording
 from unfed.report.words import again_words, left_before
 from unfed.requests.entry import now
 from unfed.requests.options import RequestOptions
+from unfed.requests.reversible import inverse_of
 from unfed.runs.in_force import in_force
 from unfed.runs.lineage import ending
 from unfed.runs.onlooker import logged, request_name
@@ -276,7 +276,7 @@ def _lasting(run: Run, request: str) -> str | None:
     if (entry := run.queue.book.find(request)) is None:
         return None
     took_out = [run.queue.book.find(name) for name in entry.left_by] or [entry]
-    by = next(((one, how) for one in took_out if one and (how := inverse_of(run.folder, run.config, one))), None)
+    by = next(((one, how) for one in took_out if one and (how := inverse_of(run.folder.book(), one))), None)
     if by is None:
         return None
     title = run.about(by[0].method, by[0])["title"]

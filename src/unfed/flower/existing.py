@@ -47,9 +47,9 @@ from unfed.flower.probes import Probes
 from unfed.flower.subset import SubsetGrid
 from unfed.flower.wire import differing, digest, from_arrays, whole
 from unfed.flower.worth import Worth
-from unfed.folder.reversible import warn_of_way_back
 from unfed.json_checks import is_number
 from unfed.remote.replies import said
+from unfed.requests.reversible import warn_of_way_back
 
 log = logging.getLogger("flwr")
 

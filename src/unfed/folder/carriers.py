@@ -27,12 +27,12 @@ from unfed.federation.server import OPTIMISER
 from unfed.folder import findings as studies
 from unfed.folder.folder import BEST, OVER, PARAMS, RunFolder, left_out_at
 from unfed.folder.histories import HISTORY, HistoryLog
-from unfed.folder.reversible import turned_back, way_back
 from unfed.folder.subtraction import Differences
 from unfed.folder.undo_results import left_out, read_at
 from unfed.methods import METHODS
-from unfed.requests.book import in_force, overlap, owners
+from unfed.requests.book import Book, overlap, owners
 from unfed.requests.entry import Entry, Job
+from unfed.requests.reversible import turned_back, way_back
 
 Kind = Literal[
     "model", "state", "history", "part", "samples", "undo", "study", "population", "statistics", "trajectory"
@@ -54,12 +54,12 @@ class Carrier:
     """Which group of tensors, or of which request, where the rest of the file does not carry it."""
 
 
-def influence(folder: RunFolder, config: Config) -> list[dict[str, str]]:
+def influence(folder: RunFolder, book: Book) -> list[dict[str, str]]:
     """Every file that still carries what a request takes out, and how: {request, file, what}."""
     found: list[Carrier] = []
-    entries = folder.book().entries
-    for entry in (one for one in entries if one.accepted):
-        found += carriers(folder, config, entry, entries)
+    config = book.config
+    for entry in (one for one in book.entries if one.accepted):
+        found += carriers(folder, book, entry)
     compared = config.request_ids()
     for i, (name, request) in enumerate(zip(compared, config.request, strict=True)):
         for seed in config.seed_list:
@@ -68,31 +68,31 @@ def influence(folder: RunFolder, config: Config) -> list[dict[str, str]]:
     return [{"request": one.request, "file": one.file, "what": one.what} for one in found]
 
 
-def carriers(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> list[Carrier]:
+def carriers(folder: RunFolder, book: Book, entry: Entry) -> list[Carrier]:
     """What still carries one request that was accepted.
 
     Of one that others had taken out before, it is what carries those.
     """
     if entry.left_by:
-        found = [one for other in _left_by(entry, entries) for one in carriers(folder, config, other, entries)]
+        found = [one for other in _left_by(book, entry) for one in carriers(folder, book, other)]
         return list({(one.file, one.part): replace(one, request=entry.request.id) for one in found}.values())
-    clean = without(folder, config, entry, entries)
+    clean = without(folder, book, entry)
     tried = {Job(entry.seed, name, label).path for label in entry.methods for name in entry.names} - clean
-    later = [e for e in entries if e.seed == entry.seed and (_leaves_out(e, entry) or _may_have(e))]
+    later = [e for e in book.entries if e.seed == entry.seed and (_leaves_out(e, entry) or _may_have(e))]
     scored = {name for e in later for name in e.names}
     look = _Look(folder, entry.seed, entry.request.id, entry.request.clients, clean, tried, scored)
-    named = zip(config.request_ids(), config.request, strict=True)
+    named = zip(book.config.request_ids(), book.config.request, strict=True)
     look.overlapping = [name for name, asked in named if overlap(asked.owners(), owners(entry.request))]
-    look.differences = Differences(folder, config, entries, entry.request.id)
-    return [*look.all(), *_turned_back(folder, config, entry, entries)]
+    look.differences = Differences(folder, book.config, book.entries, entry.request.id)
+    return [*look.all(), *_turned_back(folder, book, entry)]
 
 
-def _turned_back(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> Iterator[Carrier]:
+def _turned_back(folder: RunFolder, book: Book, entry: Entry) -> Iterator[Carrier]:
     """Models without it that whoever has them can turn back, and that are not in force any more."""
-    line = in_force(e for e in entries if e.seed == entry.seed)
+    line = book.in_force(entry.seed)
     after = line[line.index(entry) :] if entry in line else []
-    gone = [e for e in turned_back(folder, config, after) if e.served != line[-1].served]
-    how = f"whoever has it can turn back {way_back(folder, config, entry)}; it is not in force"
+    gone = [e for e in turned_back(book, after) if e.served != line[-1].served]
+    how = f"whoever has it can turn back {way_back(book, entry)}; it is not in force"
     for one, name in ((e, name) for e in gone for name in e.names):
         job = Job(entry.seed, name, one.method)
         if folder.model_file(job).exists():
@@ -111,30 +111,33 @@ def look(
     return _Look(folder, seed, next(iter(compared), ""), clients, clean, scored=compared).all()
 
 
-def without(folder: RunFolder, config: Config, entry: Entry, entries: Sequence[Entry]) -> set[Path]:
+def without(folder: RunFolder, book: Book, entry: Entry) -> set[Path]:
     """The jobs, by their paths, whose models are without what a request takes out."""
     if entry.left_by:
-        others = [without(folder, config, other, entries) for other in _left_by(entry, entries)]
+        others = [without(folder, book, other) for other in _left_by(book, entry)]
         return set.intersection(*others) if others else set()
     seed = entry.seed
-    line = in_force(e for e in entries if e.seed == seed)
+    line = book.in_force(seed)
     after = [e for e in line if (e.served or 0) >= (entry.served or 0)] if entry in line else []
     clean = {Job(seed, name, e.method).path for e in after for name in e.names}
-    clean |= _drawn_without(config, entry, entries)
+    clean |= _drawn_without(book, entry)
     began = {job: base for job, base in _bases(folder, seed) if job not in clean}
     while more := {job for job, base in began.items() if base in clean} - clean:
         clean |= more
     return clean
 
 
-def _left_by(entry: Entry, entries: Sequence[Entry]) -> list[Entry]:
+def _left_by(book: Book, entry: Entry) -> list[Entry]:
     """The requests that took out what a request asked for which had nothing left to take out."""
-    return [one for one in entries if one.request.id in entry.left_by]
+    return [one for one in book.entries if one.request.id in entry.left_by]
 
 
-def _drawn_without(config: Config, entry: Entry, entries: Sequence[Entry]) -> set[Path]:
+def _drawn_without(book: Book, entry: Entry) -> set[Path]:
     """The jobs that started over without what a request takes out: no model of theirs ever knew it."""
-    served = [(name, e.methods) for e in entries if e.seed == entry.seed and _leaves_out(e, entry) for name in e.names]
+    config = book.config
+    served = [
+        (name, e.methods) for e in book.entries if e.seed == entry.seed and _leaves_out(e, entry) for name in e.names
+    ]
     compared = [(name, config.methods.run) for name in _compared_without(config, entry.request)]
     return {
         Job(entry.seed, name, label).path

@@ -15,11 +15,11 @@ from unfed.engines.base import Refusal
 from unfed.federation.ledger import Ledger
 from unfed.federation.robust import Usual
 from unfed.folder.folder import RunFolder
-from unfed.folder.reversible import ways_back
 from unfed.measures.trajectory import Line, RefusedUpdate, job_of
 from unfed.model import digest
 from unfed.model.params import Params
 from unfed.requests.entry import Job
+from unfed.requests.reversible import ways_back
 
 
 @dataclass
@@ -96,7 +96,7 @@ def began(base: Mapping[str, Any] | None, start: int) -> dict[str, Any]:
 def model_notes(folder: RunFolder, config: Config, job: Job, round: int, params: Params) -> dict[str, Any]:
     """What a model's file says of itself."""
     about = {**asdict(job), "round": round, "architecture": config.model.name, "options": config.model.options}
-    about |= {storage.WAY_BACK: back} if (back := ways_back(folder, config, job)) else {}
+    about |= {storage.WAY_BACK: back} if (back := ways_back(folder.book(), job)) else {}
     return {**about, "sha256": digest.digests(params)}
 
 

@@ -93,9 +93,10 @@ def purge(run: Purged, request: str, dry_run: bool = False, agreed: Collection[s
         if not dry_run:
             finish(folder)
         with folder.lock("requests", wait=True):  # nobody files a request that needs it between the look and the word
-            entries = folder.book().entries
+            book = folder.book()
+            entries = book.entries
             entry = _fulfilled(run, request, entries)
-            found = carriers.carriers(folder, run.config, entry, entries)
+            found = carriers.carriers(folder, book, entry)
             doomed = _doomed(folder, found, entries)
             if doomed:
                 _refuse_if_needed(run, entry, doomed, entries)

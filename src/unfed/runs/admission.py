@@ -12,12 +12,12 @@ from unfed.config.config import Config
 from unfed.data import Request
 from unfed.errors import UnfedError, option
 from unfed.folder.clients import elsewhere
-from unfed.folder.reversible import negated_by, turned_back, way_back
 from unfed.methods import Method, NoT
 from unfed.requests.book import in_force
-from unfed.requests.entry import Entry, Job
+from unfed.requests.entry import Entry
 from unfed.requests.gate import gate_of
 from unfed.requests.options import Until
+from unfed.requests.reversible import negated_by, turned_back, way_back
 from unfed.runs import offers as lineage
 from unfed.runs.refusals import gone_already, left_by
 from unfed.runs.worker import Worker
@@ -75,10 +75,10 @@ class Admission:
 
         Empty if nothing can.
         """
-        folder, config, line = self._run.folder, self._run.config, in_force(others)
+        book, line = self._run.folder.book(), in_force(others)
         for place, one in enumerate(line):
-            if one.request.id in names and line[-1] in [*turned_back(folder, config, line[place:])]:
-                return way_back(folder, config, one)
+            if one.request.id in names and line[-1] in [*turned_back(book, line[place:])]:
+                return way_back(book, one)
         return ""
 
     def refuse_if_unable(self, config: Config, method: str, request: Request, ahead: Sequence[Entry]) -> None:
@@ -134,7 +134,7 @@ class Admission:
         module = self._run.world(entry.seed).template.module
         if method.lineage == "anew" or method.perturbed(module) is not None or method.drawn(module):
             return method
-        names = negated_by(self._run.folder, Job(entry.seed, entry.request.id, entry.method))
+        names = negated_by(self._run.folder.book(), entry.job)
         return NoT(layers=names) if names else method
 
 

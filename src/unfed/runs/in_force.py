@@ -82,12 +82,12 @@ class InForce:
 def in_force(run: Run, seed: int) -> InForce:
     """The model in force of one repetition."""
     job = run.current_job(seed)
-    every = run.folder.book().entries
-    entries = [entry for entry in every if entry.seed == seed and entry.accepted]
+    book = run.folder.book()
+    entries = [entry for entry in book.accepted(seed)]
     served = tuple(entry.request.id for entry in in_order(entries))
     gone = [entry.request for entry in entries if entry.state == "fulfilled"]
     unsettled = [entry for entry in entries if entry.state != "fulfilled"]
-    spared = [e for e in unsettled if job.path in carriers.without(run.folder, run.config, e, every)]
+    spared = [e for e in unsettled if job.path in carriers.without(run.folder, book, e)]
     owed = tuple(entry.request.id for entry in unsettled if entry not in spared)
     never_saw = tuple(entry.request.id for entry in spared)
     compared = tuple(run.config.methods.run) if run.config.request and not served else ()

@@ -16,10 +16,10 @@ from unfed.errors import UnfedError, listed
 from unfed.folder import carriers, consistency, handed_out
 from unfed.folder.carriers import Carrier
 from unfed.folder.clients import client_list, elsewhere
-from unfed.folder.reversible import inverse_by, turned_back, way_back, what_was_done
 from unfed.methods import METHODS
 from unfed.requests.book import in_force
 from unfed.requests.entry import Entry, Job
+from unfed.requests.reversible import inverse_by, turned_back, way_back, what_was_done
 from unfed.runs.record import Record
 
 
@@ -79,12 +79,13 @@ def clients_of(run: Record) -> list[str]:
 
 
 def _seen(run: Record, client: str, seed: int) -> _Seen:
-    entries = run.folder.book().entries
+    book = run.folder.book()
+    entries = book.entries
     own = [e for e in entries if e.accepted and e.seed == seed and client in e.request.clients]
     entry = next(iter([*in_force(own), *own]), None)
     if entry is not None:
-        clean = carriers.without(run.folder, run.config, entry, entries)
-        return _Seen(seed, entry, clean, carriers.carriers(run.folder, run.config, entry, entries))
+        clean = carriers.without(run.folder, book, entry)
+        return _Seen(seed, entry, clean, carriers.carriers(run.folder, book, entry))
     asked = [i for i, request in enumerate(run.config.request) if client in request.clients]
     compared = run.config.request_ids()[asked[0] :] if asked else ()
     clean = {Job(seed, name, label).path for name in compared for label in run.config.methods.run}
@@ -145,20 +146,21 @@ def lasting_method(run: Record) -> str:
 
 def _ways_back(run: Record, seen: _Seen) -> dict[Job, tuple[str, str]]:
     """The jobs whose models can be rid of what took the client out: for which request, and how."""
-    line = in_force(entry for entry in run.folder.book().entries if entry.seed == seen.seed)
+    book = run.folder.book()
+    line = book.in_force(seen.seed)
     names = () if seen.entry is None else seen.entry.left_by or (seen.entry.request.id,)
     found = {
         Job(seen.seed, entry.request.id, entry.method): (
             one.request.id,
-            f"{_CAN} {way_back(run.folder, run.config, one)}",
+            f"{_CAN} {way_back(book, one)}",
         )
         for place, one in enumerate(line)
         if one.request.id in names
-        for entry in turned_back(run.folder, run.config, line[place:])
+        for entry in turned_back(book, line[place:])
     }
     for label in run.config.methods.run if seen.compared else ():
         first = seen.compared[0]
-        if how := inverse_by(run.folder, run.config, Job(seen.seed, first, label)):
+        if how := inverse_by(book, run.config, Job(seen.seed, first, label)):
             done = what_was_done(run.config, label, first, how)
             undone, back = (run.description.get("undone") or {}).get(label) or {}, False
             for name in seen.compared:
@@ -169,7 +171,7 @@ def _ways_back(run: Record, seen: _Seen) -> dict[Job, tuple[str, str]]:
 
 
 def _is_in_force(run: Record, seed: int, one: Carrier) -> bool:
-    served = in_force(entry for entry in run.folder.book().entries if entry.seed == seed)
+    served = run.folder.book().in_force(seed)
     job = Job(seed, served[-1].request.id, served[-1].method) if served else run.training_job(seed)
     return one.kind == "model" and run.folder.path / one.file == run.folder.model_file(job)
 

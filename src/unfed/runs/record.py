@@ -164,7 +164,8 @@ class Record:
 
     def info(self) -> dict[str, Any]:
         """`run.json` with the requests that came later."""
-        entries, extra = self.folder.book().entries, []
+        book, extra = self.folder.book(), []
+        entries = book.entries
         served = {(e.seed, e.request.id): self.about(e.method, e) for e in entries}
         for entry in entries:
             described = entry.described or description.plain_request(entry.request)
@@ -181,7 +182,7 @@ class Record:
             **self.description,
             "requests": [*self.description["requests"], *extra],
             "methods": self.description.get("methods", {}) | {e.method: self.about(e.method, e) for e in entries},
-            "influence": carriers.influence(self.folder, self.config),
+            "influence": carriers.influence(self.folder, book),
             "undo": undo_results.measured(self.folder, self.config),
             "probes_purged": undo_results.purged(self.folder),
             **studies.of_run(self.folder),

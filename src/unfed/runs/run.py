@@ -31,7 +31,6 @@ from unfed.folder import deny, purge
 from unfed.folder.clients import elsewhere
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import began, start_on
-from unfed.folder.reversible import BY_DEFAULT, inverse_by, warn_of_way_back
 from unfed.folder.undo_results import targets
 from unfed.measures import trajectory
 from unfed.measures.forgotten import Forgetting, remedy
@@ -41,6 +40,7 @@ from unfed.requests.entry import Entry, Job
 from unfed.requests.gate import gate_of
 from unfed.requests.method_of_request import method_of_request
 from unfed.requests.options import RequestOptions
+from unfed.requests.reversible import BY_DEFAULT, inverse_by, warn_of_way_back
 from unfed.runs import description, onlooker, probe
 from unfed.runs import offers as lineage
 from unfed.runs.job import JobRunner, JobSpec
@@ -376,7 +376,7 @@ class Run(Record):
         plugins.permit(self.config.methods.code([method], option("method")))
         seed = known.seed if known is not None and seed is None else self.one_seed(seed)
         filed = self.queue.file(request, method, str(until), seed, expires, how)
-        if by_default and inverse_by(self.folder, how.on(self.config, method), Job(seed, None, method)):
+        if by_default and inverse_by(self.queue.book, how.on(self.config, method), Job(seed, None, method)):
             instead = "retrain" if lasting_method(self) == Retrain.name else "sealed or retrain"
             warn_of_way_back(BY_DEFAULT, option("method", instead))
         return filed

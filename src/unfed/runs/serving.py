@@ -33,13 +33,13 @@ from unfed.data import Request
 from unfed.data.sample_list import drawn_order
 from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed, option, typed
 from unfed.folder import deny
-from unfed.folder.reversible import negated_by
 from unfed.measures.again import Again
 from unfed.model.params import Params
 from unfed.requests.book import Book, in_force
 from unfed.requests.entry import Entry, Job, date_of, now
 from unfed.requests.gate import Decision, NotForgotten, NotPassed, gate_of, passed
 from unfed.requests.options import RequestOptions, Until
+from unfed.requests.reversible import negated_by
 from unfed.runs import offers as lineage
 from unfed.runs import onlooker
 from unfed.runs.admission import Admission
@@ -337,7 +337,7 @@ class Queue:
         world, job = run.world(entry.seed), entry.job
         evaluator = world.evaluator(self._scope(batch, entry))
         decision = gate_of(world.seeds.evaluation, world.classes, config, entry).decide(
-            evaluator, before, after, negated_by(self._folder, job)
+            evaluator, before, after, negated_by(self.book, job)
         )
         try:
             return passed(decision, entry.request.id, entry.how.accept)

@@ -108,7 +108,7 @@ class Desk:
 
     def _carried(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
-        for one in carriers.influence(self.run.folder, self.run.config):
+        for one in carriers.influence(self.run.folder, self.run.folder.book()):
             found.setdefault(one["request"], []).append(one["what"])
         return found
 

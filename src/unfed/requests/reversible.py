@@ -14,23 +14,22 @@ from collections.abc import Iterator, Sequence
 
 from unfed.config.config import Config
 from unfed.errors import UnfedWarning
-from unfed.folder.folder import RunFolder
 from unfed.measures.undo import INVERSES, REDRAWN
 from unfed.methods import METHODS, NoT
 from unfed.methods.sealed import Sealed, leaves_much
-from unfed.requests.book import in_force
+from unfed.requests.book import Book
 from unfed.requests.entry import Entry, Job
 
 
-def inverse_of(folder: RunFolder, config: Config, entry: Entry) -> str | None:
+def inverse_of(book: Book, entry: Entry) -> str | None:
     """What takes back what a request's method did, in words; None where nobody knows an inverse."""
-    return inverse_by(folder, entry.how.on(config, entry.method), _job(entry))
+    return inverse_by(book, entry.how.on(book.config, entry.method), entry.job)
 
 
-def inverse_by(folder: RunFolder, config: Config, job: Job) -> str | None:
+def inverse_by(book: Book, config: Config, job: Job) -> str | None:
     """The same of a method as a config has it."""
     if config.methods.name_of(job.label) != NoT.name:
-        return MINUS if negated_by(folder, job) else None
+        return MINUS if negated_by(book, job) else None
     perturbation = str(config.methods.said(job.label, "perturbation", NoT.perturbation))
     if perturbation in REDRAWN:
         return f"the same draw of {perturbation!r}, which follows from the run's seed and the request's name"
@@ -44,14 +43,14 @@ def warn_of_way_back(what: str, instead: str) -> None:
     warnings.warn(f"{what} can be undone; use {instead} where that matters.", UnfedWarning, stacklevel=4)
 
 
-def negated_by(folder: RunFolder, job: Job) -> tuple[str, ...]:
+def negated_by(book: Book, job: Job) -> tuple[str, ...]:
     """The tensors that a method's `begin` negated, whole or in part, whatever the method says of itself."""
-    return tuple(name for name, how in _changes(folder, job).items() if how.startswith("negated"))
+    return tuple(name for name, how in _changes(book, job).items() if how.startswith("negated"))
 
 
-def way_back(folder: RunFolder, config: Config, entry: Entry) -> str:
+def way_back(book: Book, entry: Entry) -> str:
     """What can be taken back of what was done for a request, and by what."""
-    return what_was_done(config, entry.method, entry.request.id, str(inverse_of(folder, config, entry)))
+    return what_was_done(book.config, entry.method, entry.request.id, str(inverse_of(book, entry)))
 
 
 def what_was_done(config: Config, label: str, request: str, inverse: str) -> str:
@@ -60,33 +59,35 @@ def what_was_done(config: Config, label: str, request: str, inverse: str) -> str
     return f"what {who} did for request {request!r}, by {inverse}"
 
 
-def turned_back(folder: RunFolder, config: Config, line: Sequence[Entry]) -> Iterator[Entry]:
+def turned_back(book: Book, line: Sequence[Entry]) -> Iterator[Entry]:
     """The requests, from the first on, whose models can still be rid of the first one's perturbation."""
-    if not line or inverse_of(folder, config, line[0]) is None:
+    if not line or inverse_of(book, line[0]) is None:
         return
     yield line[0]
-    moved = set(_changes(folder, _job(line[0])))
+    moved = set(_changes(book, line[0].job))
     for entry in line[1:]:
-        kind = METHODS.get(config.methods.name_of(entry.method))
+        kind = METHODS.get(book.config.methods.name_of(entry.method))
         if kind is None:  # a method of somebody's own: what its `begin` left as it was is still there
-            begun = _changes(folder, _job(entry))
+            begun = _changes(book, entry.job)
             if moved <= {name for name, how in begun.items() if not how.startswith("negated")}:
                 return
-        elif kind.lineage == "anew" or (kind.lasts and not _does_less(config, entry)):
+        elif kind.lineage == "anew" or (kind.lasts and not _does_less(book.config, entry)):
             return
         yield entry
 
 
-def ways_back(folder: RunFolder, config: Config, job: Job) -> list[str]:
+def ways_back(book: Book, job: Job) -> list[str]:
     """What whoever has a job's model can take back, in words, the oldest first."""
-    entries = [entry for entry in folder.book().entries if entry.seed == job.seed]
-    line = in_force(entries)
-    line += [entry for entry in entries if entry.waiting and _job(entry) == job]  # whose model is about to be written
-    if job in map(_job, line):
-        first = (one for place, one in enumerate(line) if job in map(_job, turned_back(folder, config, line[place:])))
-        return [way_back(folder, config, one) for one in first]
-    own = next((e.how.on(config, job.label) for e in entries if e.request.id == job.request), config)
-    inverse = inverse_by(folder, own, job) if job.request else None
+    line = book.in_force(job.seed)
+    line += [e for e in book.entries if e.waiting and e.job == job]  # whose model is about to be written
+    if job in (entry.job for entry in line):
+        jobs = ((one, [e.job for e in turned_back(book, line[place:])]) for place, one in enumerate(line))
+        return [way_back(book, one) for one, turned in jobs if job in turned]
+    own = next(
+        (e.how.on(book.config, job.label) for e in book.entries if (e.seed, e.request.id) == (job.seed, job.request)),
+        book.config,
+    )
+    inverse = inverse_by(book, own, job) if job.request else None
     return [what_was_done(own, job.label, str(job.request), inverse)] if inverse else []
 
 
@@ -95,13 +96,9 @@ BY_DEFAULT = f"Using {NoT.title} (default). {NoT.title}"
 """How `warn_of_way_back` speaks of a method that was not asked for."""
 
 
-def _job(entry: Entry) -> Job:
-    return Job(entry.seed, entry.request.id, entry.method)
-
-
-def _changes(folder: RunFolder, job: Job) -> dict[str, str]:
+def _changes(book: Book, job: Job) -> dict[str, str]:
     """What a method's `begin` did to which tensors, in words, as the state says."""
-    diary = (folder.numbers(job) or {}).get("diary") or {}
+    diary = (book.state(job) or {}).get("diary") or {}
     return dict((diary.get("beginning") or {}).get("changes") or {})
 
 
