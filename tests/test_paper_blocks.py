@@ -24,10 +24,10 @@ from unfed.paper.items import Spec
 from unfed.paper.items import items as paper_items
 from unfed.paper.views import VIEWS
 from unfed.paper.views.models import LONG
-from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import Watch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
+from unfed.runs.together import MethodTurn
 from unfed.runs.world import World
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))

@@ -12,7 +12,7 @@ from unfed.methods import State
 from unfed.report import gallery, tables
 from unfed.report.rules import RULES, Row, rows, trajectories
 from unfed.requests.options import Until
-from unfed.runs.ending import Ending
+from unfed.runs.job import Ending
 
 
 def line(method: str, t: int, metrics: tuple[float | str, ...] = (90, 50, 80, 50), **more: Any) -> Any:

@@ -27,10 +27,10 @@ from unfed.requests.entry import Job
 from unfed.requests.gate import Decision, NotPassed
 from unfed.requests.options import RequestOptions
 from unfed.runs import serving
-from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.status import status
+from unfed.runs.together import MethodTurn
 from worlds import slow
 
 TOGETHER = RequestOptions(together=True)

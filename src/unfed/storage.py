@@ -163,7 +163,10 @@ _seen: OrderedDict[tuple[str, str], tuple[tuple[int, int, int], Any]] = OrderedD
 
 
 def unchanged(path: Path, read: Callable[[Path], _Read]) -> _Read | None:
-    """What a file says, read again only when it has changed; None where there is none. Change no value given here."""
+    """What a file says, read again only when it has changed; None where there is none.
+
+    The value is shared by all who ask: change none of it.
+    """
     key = (os.path.abspath(path), read.__qualname__)
     try:
         stamp = _stamp(path)

@@ -42,9 +42,9 @@ from unfed.report.tables import name_of
 from unfed.requests.entry import Job
 from unfed.requests.reversible import BY_DEFAULT, warn_of_way_back
 from unfed.runs.description import Call, description
-from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import QuietWatch, Watch
 from unfed.runs.run import Run
+from unfed.runs.together import MethodTurn
 from unfed.runs.world import World, process_as_before
 from unfed.values import is_measured
 

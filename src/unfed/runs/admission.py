@@ -10,17 +10,16 @@ from collections.abc import Collection, Iterator, Sequence
 
 from unfed.config.config import Config
 from unfed.data import Request
-from unfed.errors import UnfedError, option
+from unfed.errors import NotRecovered, Refused, UnfedError, listed, option
 from unfed.folder.clients import elsewhere
 from unfed.methods import Method, NoT
 from unfed.requests.book import in_force
-from unfed.requests.entry import Entry
+from unfed.requests.entry import Entry, Reason
 from unfed.requests.gate import gate_of
 from unfed.requests.options import Until
 from unfed.requests.reversible import negated_by, turned_back, way_back
 from unfed.runs import offers as lineage
-from unfed.runs.refusals import gone_already, left_by
-from unfed.runs.worker import Worker
+from unfed.runs.together import Worker
 from unfed.runs.world import World
 
 
@@ -145,3 +144,35 @@ def _line(ahead: Sequence[Entry]) -> list[Entry]:
     """
     served = {entry.served: entry for entry in reversed(in_force(ahead))}
     return [*reversed(served.values()), *(e for e in ahead if e.waiting)]
+
+
+# --- what a request has left to take out, and why it is denied --------------------------------------------------------
+
+
+def reason_of(error: Exception) -> Reason:
+    """The reason why a request was denied.
+
+    Its rounds did not suffice, a gate said no to what came out, or it could not be served at all.
+    """
+    if isinstance(error, NotRecovered):
+        return "not recovered"
+    return "gate" if isinstance(error, Refused) else "refused"
+
+
+def left_by(world: World, request: Request, others: Sequence[Request]) -> list[Request]:
+    """The requests by which every row that a request asks for has left; none if some row is still in."""
+    if not others or world.holds(request, others):
+        return []
+    needed = list(others)
+    for other in reversed(others):  # as few as tell the whole of it, the oldest ones first
+        rest = [one for one in needed if one is not other]
+        if rest and not world.holds(request, rest):
+            needed = rest
+    return needed
+
+
+def gone_already(request: Request, by: Sequence[Request]) -> str:
+    """The sentence for a request that has nothing to take out."""
+    names = listed((repr(one.id) for one in by), last="and")
+    what = f"request{'s' if len(by) > 1 else ''} {names}"
+    return f"Every training row that request {request.id!r} asks for is out already, by {what}."

@@ -19,17 +19,20 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from unfed.config.config import Config
 from unfed.data import ClientData, Request
 from unfed.engines.base import Engine
 from unfed.engines.observed import ObservedEngine, observed_clients
-from unfed.errors import Refused, Unanswered, UnfedError, UnfedWarning, option
+from unfed.errors import NotRecovered, Refused, Unanswered, UnfedError, UnfedWarning, option
 from unfed.federation import algorithm
 from unfed.federation.history import History, Recorder
+from unfed.federation.protocol import Server
 from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members
 from unfed.federation.state import usable
@@ -39,16 +42,15 @@ from unfed.folder.job_notes import JobNotes, began, model_notes, noted, start_on
 from unfed.measures import trajectory
 from unfed.measures.evaluator import Evaluation
 from unfed.measures.forgotten import Evidence, Forgetting, did_it_forget, opposite_signs
+from unfed.measures.metrics import recovered
 from unfed.measures.trajectory import Line, job_of
 from unfed.methods import Method, Retrain, State
 from unfed.model import digest
 from unfed.model.params import Params, cast, tensor_bytes
 from unfed.requests.entry import Job
-from unfed.requests.gate import Gate, is_forgotten, told
+from unfed.requests.gate import Gate, NotForgotten, is_forgotten, told
 from unfed.requests.options import Until
 from unfed.runs.description import versions
-from unfed.runs.ending import Ending
-from unfed.runs.late_line import LateLine
 from unfed.runs.progress import QuietWatch, Watch
 from unfed.runs.rollback import Rollback, Validation
 from unfed.runs.world import World
@@ -117,7 +119,7 @@ class JobRunner:
         self._keeps_best = isinstance(spec.method, Retrain) and world.config.training.keep_model == "best-test"
         self._best_params: Params | None = None
         self._saved_at, self._saved_round = time.monotonic(), 0
-        self._late = LateLine(folder)
+        self._writer = LineWriter(folder)
         self.ending = Ending(Until.of(spec.until), spec.rounds, spec.patience, spec.within)
         self._known = self._evidence_before()
         if "recovered" in self.ending.until.goals and not is_measured(self.before):
@@ -138,7 +140,7 @@ class JobRunner:
 
     def run(self) -> State:
         """The job's last state; what was already done is not done again."""
-        with closing(self._late):
+        with closing(self._writer):
             state, diary, line, ended = self._first()
             if ended:
                 return self._write_model(state)
@@ -162,7 +164,7 @@ class JobRunner:
                     line = self._evaluate(state, diary, seen)
                     outcome = self.ending.outcome(state, diary, line)
                     save = outcome is None and self._save_due(state)
-                self._late.then(partial(self.watch.goes_on, self.job, state.round, self.rounds, line))
+                self._writer.then(partial(self.watch.goes_on, self.job, state.round, self.rounds, line))
                 if outcome is None and save:
                     self._save(state, diary, None)
             if self.requests and self.spec.gate is None and not elsewhere(self.folder.description()):
@@ -174,7 +176,10 @@ class JobRunner:
             return self._write_model(state)
 
     def _first(self) -> tuple[State, JobNotes, Line | None, bool]:
-        """Where the job begins or goes on: the state, its notes, the line seen of it, and whether it has ended."""
+        """Where the job begins or goes on.
+
+        It is a state, its notes, the line that was seen of it, and whether the job has ended.
+        """
         saved = self.folder.load_state(self.job)
         if saved is not None:
             if saved[1].get("purged") and self.spec.base is None:
@@ -261,7 +266,7 @@ class JobRunner:
             self._save(state, diary, None)
             raise
         seconds, asked = time.monotonic() - started, self._asked()
-        self._late.settle()
+        self._writer.settle()
         self._noted(diary, seconds, attempt=0)
         self.watch.reached(self.job, after, asked)
         return after
@@ -377,7 +382,7 @@ class JobRunner:
         self._judge(state, line, diary)
         only = self.world.config.evaluation.samples == "last"
         self.folder.save_samples(self.job, state.round, seen.samples, self.requests, only)
-        self._late.expect(line, diary, seen.attack)
+        self._writer.expect(line, diary, seen.attack)
         diary.asked, diary.refused = {}, []
         self._rollback.written()
         value = seen.numbers["validation"]
@@ -412,7 +417,7 @@ class JobRunner:
         return did_it_forget(*seen, self.world.classes, bool(self.requests[-1].classes), opposite)
 
     def _save(self, state: State, diary: JobNotes, outcome: str | None) -> None:
-        self._late.settle()
+        self._writer.settle()
         for recorder in self.server.recorders.values():
             recorder.check(state.params)
         finished = None if outcome is not None and outcome.startswith("not ") else outcome
@@ -439,3 +444,152 @@ def _scoped(world: World, requests: Sequence[Request]) -> dict[str, ClientData]:
     Of the others no row is left.
     """
     return world.scoped(requests, gone=requests[:-1])
+
+
+# --- when a job ends --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a job works for, and how long it may."""
+
+    until: Until
+    rounds: int
+    """How many rounds it may take."""
+    patience: int = 0
+    """After how many rounds without a better validation accuracy it stops; 0 is never."""
+    within: float = 0.5
+    """How near to the validation accuracy before counts as recovered, in points."""
+
+    def outcome(self, state: State, notes: JobNotes, line: Line | None = None) -> str | None:
+        """Why the job ends here, or None."""
+        if state.done:
+            return f"not {notes.missing[0]}" if self.until.goals and notes.missing else "done"
+        if self.until.goals and line is not None and not notes.missing:
+            return self.until.reached
+        if not state.model:
+            return None  # nothing usable yet, whatever the number of rounds: the unlearning itself must end first
+        stalled = bool(self.patience) and state.round - notes.best_round >= self.patience
+        if stalled or state.round >= self.rounds:
+            missing = [g for g in self.until.goals if notes.missing is None or g in notes.missing]
+            return f"not {missing[0]}" if missing else "early stop" if stalled else "all rounds"
+        return None
+
+    def missing(self, state: State, line: Line, before: Value) -> list[str]:
+        """Which goals are not reached by what a line says.
+
+        `before` is the validation accuracy to come back to.
+        """
+        if not (state.model and (state.round >= 1 or state.done)):
+            return list(self.until.goals)
+        value, met = line.get("validation"), []
+        if is_measured(value) and is_measured(before) and recovered(value, before, self.within):
+            met.append("recovered")
+        if "watched" in line and line["watched"]["verdict"] == "passed":
+            met.append("forgotten")
+        return [goal for goal in self.until.goals if goal not in met]
+
+    def missed(self, request: str | None, state: State, notes: JobNotes, outcome: str, before: Value) -> Refused:
+        """The sentence for a job whose rounds did not suffice."""
+        took = f"{state.round} round{'' if state.round == 1 else 's'}"
+        more = f"more rounds are given by {option('until', Until(self.until.goals, 2 * self.rounds).text)}"
+        if state.done:
+            leaves = f"{option('until', 'N')} leaves the model to the gate"
+            more = f"its method has ended and takes no more rounds; {leaves}"
+        elif state.round < self.rounds:
+            more = f"it stopped because nothing got better for {self.patience} rounds (unlearning.patience)"
+        if outcome == "not forgotten":
+            return NotForgotten(f"Request {request!r} is not forgotten after {took} ({notes.watched}); {more}.")
+        assert not isinstance(before, str)
+        return NotRecovered(
+            f"Request {request!r} is not recovered after {took}: the best validation accuracy was"
+            f" {notes.best:.2f} % (round {notes.best_round}), it takes {before - self.within:.2f} %; {more}."
+        )
+
+    def enough(self, state: State, finished: str | None, notes: JobNotes) -> bool:
+        """Whether a job has ended by what it is asked for now; one that is asked for more goes on."""
+        if self.until == Until() or finished in (None, "done", "early stop"):
+            return bool(finished)
+        return notes.missing == [] if self.until.goals else state.round >= self.rounds
+
+
+# --- the line of an evaluated round, written beside the next round ----------------------------------------------------
+
+
+class LineWriter:
+    """At most one line that is on its way to the disk, and who is to be told of it."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="unfed-attack")
+        self._waiting: tuple[JobNotes, Future[int]] | None = None
+        self._tell: Callable[[], None] | None = None
+
+    def expect(self, line: Line, diary: JobNotes, attack: Callable[[], Value] | None) -> None:
+        """Begin to compute what the line lacks, and to write it."""
+        self.settle()
+        self._waiting = diary, self._thread.submit(self._written, line, attack)
+
+    def _written(self, line: Line, attack: Callable[[], Value] | None) -> int:
+        if attack is not None:
+            line["mia"] = attack()
+        return self._folder.append(line)
+
+    def then(self, tell: Callable[[], None]) -> None:
+        """Call this once the line is written; at once where none is on its way."""
+        self._tell = tell
+        if self._waiting is None:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the line, and tell of it."""
+        if self._waiting is not None:
+            diary, written = self._waiting
+            self._waiting = None
+            diary.offset = written.result()
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell()
+
+    def close(self) -> None:
+        """Nothing is on its way any more, and no thread is left."""
+        try:
+            self.settle()
+        finally:
+            self._thread.shutdown()
+
+
+# --- training as a method ---------------------------------------------------------------------------------------------
+
+
+def training_method(world: World) -> Method:
+    """What leads to θ* in a world."""
+    return Retrain() if world.initial is None and world.config.model.initial is None else GoOn()
+
+
+def start_of(folder: RunFolder, job: Job, world: World) -> Params:
+    """The model that a training begins at; one that has begun already needs its file no more."""
+    if folder.numbers(job) is None:
+        refuse_another(world.config, world.checkpoint, folder.description().get("initial"))
+    return world.initial or world.template.like
+
+
+def refuse_another(config: Config, found: str | None, noted: str | None) -> None:
+    """Refuse a checkpoint that is gone, or is not the one that was noted; runs from before noted none."""
+    if found is None and config.model.initial is not None:
+        raise UnfedError(
+            f"There is no checkpoint model.initial at {config.model.initial}, which a seed still begins at; restore it"
+            " from a copy."
+        )
+    if noted is not None and found != noted:
+        raise UnfedError(
+            f"The checkpoint model.initial at {config.model.initial} is not the one that this was begun with (its"
+            " SHA-256 differs), so the seeds would begin at different models; restore it from a copy."
+        )
+
+
+class GoOn(Retrain):
+    """Training that starts from an existing checkpoint (`model.initial`)."""
+
+    def begin(self, server: Server) -> State:
+        return State(server.params)

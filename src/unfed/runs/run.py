@@ -43,16 +43,14 @@ from unfed.requests.options import RequestOptions
 from unfed.requests.reversible import BY_DEFAULT, inverse_by, warn_of_way_back
 from unfed.runs import description, onlooker, probe
 from unfed.runs import offers as lineage
-from unfed.runs.job import JobRunner, JobSpec
+from unfed.runs.admission import gone_already, left_by
+from unfed.runs.job import JobRunner, JobSpec, start_of, training_method
 from unfed.runs.lineage import clients_of, lasting_method
-from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import Heartbeat, Watch
 from unfed.runs.record import Record
-from unfed.runs.refusals import gone_already, left_by
 from unfed.runs.serving import STOPS, Queue
 from unfed.runs.simulated import as_it_began, simulated
-from unfed.runs.together import Batch, Handed, hand_over
-from unfed.runs.training import start_of, training_method
+from unfed.runs.together import Batch, Handed, MethodTurn, hand_over
 from unfed.runs.world import World, process_as_before
 
 

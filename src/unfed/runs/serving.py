@@ -42,13 +42,10 @@ from unfed.requests.options import RequestOptions, Until
 from unfed.requests.reversible import negated_by
 from unfed.runs import offers as lineage
 from unfed.runs import onlooker
-from unfed.runs.admission import Admission
+from unfed.runs.admission import Admission, reason_of
 from unfed.runs.description import describe_request, method_facts
-from unfed.runs.method_turn import MethodTurn
 from unfed.runs.progress import Watch
-from unfed.runs.refusals import reason_of
-from unfed.runs.together import Batch, Handed, may_share, refuse_if_alone, reserved, taken_up
-from unfed.runs.worker import Worker
+from unfed.runs.together import Batch, Handed, MethodTurn, Worker, may_share, refuse_if_alone, reserved, taken_up
 
 # What befalls the machine, not a request: a device that is gone does not come back for the next request either.
 STOPS: tuple[type[BaseException], ...] = (Halted, OSError, getattr(torch, "AcceleratorError", Halted))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from unfed.config.config import Config
 from unfed.data import Request
@@ -22,10 +22,11 @@ from unfed.errors import UnfedError, listed
 from unfed.folder.folder import RunFolder
 from unfed.folder.job_notes import JobNotes, began, model_notes, start_on
 from unfed.measures import trajectory
-from unfed.methods import State
+from unfed.methods import Method, State
 from unfed.model.params import Params
 from unfed.requests.entry import SHARED, Entry, Job, now
 from unfed.requests.options import Until
+from unfed.runs.progress import Watch
 from unfed.runs.world import World
 
 
@@ -217,3 +218,69 @@ def shared_requests(entries: Sequence[Entry]) -> list[Request]:
 def reserved(name: str) -> bool:
     """Whether a name is one that shared jobs have."""
     return name.startswith(SHARED) and name.removeprefix(SHARED).isdigit()
+
+
+# --- a method's turn on a request -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class MethodTurn:
+    """One method's turn on the last of some requests, the ones before it being out already."""
+
+    seed: int
+    requests: Sequence[Request]
+    label: str
+    method: Method
+    params: Params
+    """The model it begins at."""
+    previous: Job | None = None
+    """The job that made it, if not the training."""
+    batch: Batch | None = None
+    """The request in the queue, or those that share a job, where they are served; a comparison has none."""
+    base: Mapping[str, Any] | None = None
+    """What a saved state must have begun at."""
+
+    @property
+    def entry(self) -> Entry | None:
+        """The request in the queue that says how it is served."""
+        return None if self.batch is None else self.batch.first
+
+
+# --- what the queue needs of the run that serves it -------------------------------------------------------------------
+
+
+class Worker(Protocol):
+    """Who serves what the queue gives out: a run."""
+
+    folder: RunFolder
+    config: Config
+
+    def world(self, seed: int) -> World: ...
+
+    def trained(self, seed: int) -> bool: ...
+
+    def current_job(self, seed: int, besides: Collection[str] = ()) -> Job: ...
+
+    def current(self, seed: int, besides: Collection[str] = ()) -> Params: ...
+
+    def about(self, label: str, entry: Entry | None = None) -> dict[str, Any]: ...
+
+    def way_out(self, entry: Entry) -> str: ...
+
+    @property
+    def going_on(self) -> str: ...
+
+    def command(self, name: str, *arguments: object) -> str: ...
+
+    def score_before(
+        self,
+        seed: int,
+        requests: Sequence[Request],
+        params: Params,
+        label: str = "before",
+        base: Mapping[str, Any] | None = None,
+    ) -> None: ...
+
+    def unlearn(self, turn: MethodTurn, watch: Watch) -> State: ...
+
+    def hand_over(self, batch: Batch, entry: Entry, turn: Handed) -> None: ...

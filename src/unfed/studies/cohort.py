@@ -34,7 +34,7 @@ from unfed.model.params import Params, cast, check_like
 from unfed.population.store import BEFORE
 from unfed.runs.description import rounds_of
 from unfed.runs.from_config import Network
-from unfed.runs.training import refuse_another, training_method
+from unfed.runs.job import refuse_another, training_method
 from unfed.runs.world import World
 
 Said = Callable[[str, int, int], None]

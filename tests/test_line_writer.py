@@ -17,7 +17,7 @@ from unfed.folder.folder import RunFolder
 from unfed.measures import attacks, evaluator
 from unfed.model.networks.blocks import computed_by
 from unfed.requests.entry import Job
-from unfed.runs.late_line import LateLine
+from unfed.runs.job import LineWriter
 from unfed.runs.progress import QuietWatch
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
@@ -94,7 +94,7 @@ def test_a_line_is_written_before_it_is_told_and_before_the_save_that_follows_it
 
 
 def test_nobody_waits_for_the_news_of_a_round_that_is_not_evaluated(tmp_path: Path) -> None:
-    heard, late = list[str](), LateLine(RunFolder(tmp_path))
+    heard, late = list[str](), LineWriter(RunFolder(tmp_path))
     late.then(lambda: heard.append("round 1"))
     assert heard == ["round 1"]
     late.close()
