@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from commands import called
 from hostile import Attacker, attacked
 from unfed.data import Request
 from unfed.engines import Batched, Block
 from unfed.errors import UnfedError, UnfedWarning
 from unfed.federation.robust import Robust
 from unfed.federation.state import State
+from unfed.folder.check import check
 from unfed.folder.job_notes import JobNotes
 from unfed.measures.trajectory import job_of
 from unfed.requests.entry import Job
@@ -174,6 +176,8 @@ def poison(run: Run, job: Job, value: float, whole: bool) -> None:
         key: numbers[key] for key in ("offset", "finished", "rounds", "versions", "base", "start") if key in numbers
     }
     run.folder.save_state(job, State(params, state.round), kept | {"diary": diary})
+    for earlier in run.folder.good_states(run.folder.state_file(job)):
+        earlier.unlink()
 
 
 @pytest.mark.parametrize(("value", "whole"), [(2.5e29, True), (8.5e37, False)])
@@ -197,3 +201,45 @@ def test_a_folder_that_an_older_version_poisoned(value: float, whole: bool, smal
     poison(begun, TRAIN, value, whole)
     with pytest.raises(UnfedError, match="is spoilt .*; run the config again in a new folder"):
         Run.open(tmp_path / "begun").execute()
+
+
+def test_a_training_whose_newest_state_is_no_use_goes_on_from_a_good_one_that_the_folder_kept(
+    small: Small, tmp_path: Path
+) -> None:
+    sets = ("training.rounds=6", "checkpoint.rounds=1", "methods.run=[]", "request=[]", BATCHED, "evaluation.every=1")
+    whole, run = (Run.create(small(*sets), tmp_path / name) for name in ("whole", "run"))
+    whole.execute()
+    with pytest.raises(KeyboardInterrupt):
+        run.execute(Stop(TRAIN, 5))
+    state = run.folder.state_file(TRAIN)
+    kept = run.folder.good_states(state)
+    assert [path.name for path in kept] == [f"train.good-{round:09d}" for round in (2, 3, 4)]
+    before = [path.read_bytes() for path in kept]
+    poison(run, TRAIN, 8.5e37, whole=False)
+    for path, data in zip(kept, before, strict=True):
+        path.write_bytes(data)
+    with pytest.warns(UnfedWarning, match="is spoilt .*, so it goes on from the good one of round 4"):
+        Run.open(tmp_path / "run").execute()
+    assert_same(whole.folder.load_model(TRAIN), run.folder.load_model(TRAIN))
+    assert run.folder.good_states(state) == [] and not check(run.folder).findings
+    assert [line["round"] for line in run.lines()] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_training_that_several_clients_spoiled_goes_back_and_on_with_honest_ones(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three of four climb their loss, so no single one explains it; what fell is not kept as a good state."""
+    sets = (*ALL_DIGITS, "training.rounds=10", "training.lr=0.1", "methods.run=[]", "evaluation.attack=false", BATCHED)
+    sets = (*sets, "request=[]", "checkpoint.rounds=1")
+    honest, run = (Run.create(small(*sets), tmp_path / name) for name in ("honest", "run"))
+    honest.execute()
+    hostile = [attacked(Batched, client, Attacker("climb", begins=6)) for client in ("1", "2", "3")]
+    with hostile[0], hostile[1], hostile[2], pytest.raises(KeyboardInterrupt), pytest.warns(match="resume RUN --back"):
+        run.execute(Stop(TRAIN, 8))
+    good = [path.name[-1] for path in run.folder.good_states(run.folder.state_file(TRAIN))]
+    assert good == ["3", "4", "5"]
+    code, said, _ = called(["resume", str(tmp_path / "run"), "--back"], monkeypatch, capsys)
+    assert code == 0 and "Went back to the good state of round 5." in said
+    assert_same(honest.folder.load_model(TRAIN), run.folder.load_model(TRAIN))
+    with pytest.raises(UnfedError, match="keeps no earlier good state"):
+        run.go_back()

@@ -296,6 +296,16 @@ def remove(path: Path) -> None:
         sync(path.parent)
 
 
+def link(path: Path, second: Path) -> None:
+    """Keep a file's content under a second name; where the file system has no links, a copy."""
+    with disk_errors(second):
+        second.unlink(missing_ok=True)
+        try:
+            os.link(path, second)
+        except OSError:
+            write_bytes(second, path.read_bytes())
+
+
 def verify(path: Path, what: str = "checkpoint") -> None:
     """Refuse a file whose tensors or numbers are not those that were written.
 

@@ -235,9 +235,9 @@ TIMES = {"seconds", "created", "changed", "begun", "finished_at", "at"}
 
 
 def plain(value: Any) -> Any:
-    """The same JSON without moments and durations."""
+    """The same JSON without moments and durations; of a purge only that it happened is kept."""
     if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items() if k not in TIMES}
+        return {k: v is not None if k == "purged" else plain(v) for k, v in value.items() if k not in TIMES}
     return [plain(v) for v in value] if isinstance(value, list) else value
 
 

@@ -108,12 +108,19 @@ def run(
 def resume(
     run: RunArgument,
     budget: Budget = None,
+    back: Annotated[
+        bool, typer.Option("--back", help="First go back to the last good state of a training that was spoiled.")
+    ] = False,
     track: Track = [],  # noqa: B006
     allow_code: AllowCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was interrupted; the result is bit-equal to an uninterrupted one."""
+    if back:
+        round = Run.open(run).go_back()
+        if not (as_json or quiet):
+            stdout.print(f"Went back to the good state of round {round}.")
     _work(Run.open(run), as_json, quiet, moment_of(budget), track)
 
 

@@ -245,6 +245,9 @@ class _Look:
                 continue
             if job not in self.clean:
                 yield self._carrier(file, self._grew(job, "the state of a model"), "state")
+            for kept in self.folder.good_states(self.folder.path / file):
+                what = self._grew(job, "an earlier state of a model")
+                yield self._carrier(kept.relative_to(self.folder.path).as_posix(), what, "state")
             for label, history in numbers.get("histories", {}).items():
                 own = [client for client in self.clients if client in history["clients"]]
                 what = f"records of client {', '.join(own)}" if own else "records of others, made beside it"

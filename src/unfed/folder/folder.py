@@ -6,6 +6,7 @@ One documented, versioned layout, from which every table and report is computed 
     trajectory.jsonl                           one line per evaluated round: all metrics, all ledger columns
     samples/SEED/JOB/ROUND.safetensors         per-sample loss, correctness, confidence, entropy of D_u and test
     state/SEED/JOB.safetensors                 what a job needs to go on
+    state/SEED/train.good-ROUND                the last good states before it, until the training has ended
     state/SEED/JOB.history-N                   the histories that were recorded up to that state (`histories.py`)
     models/SEED/JOB.safetensors                what came out of it
     undo/SEED/JOB.json                         what came back when somebody tried to undo it (`probe.py`)
@@ -23,6 +24,7 @@ vouches for is cut off when work goes on, so a resumed run writes the same bytes
 from __future__ import annotations
 
 import contextlib
+import glob
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -52,6 +54,8 @@ from unfed.requests.entry import Entry, Job
 SCHEMA = 2  # 1 kept the path of a sample list, not what it said
 READ = (1, 2)
 KEY = "deny.key"
+GOOD = 3
+"""How many good states before the newest one a training keeps until it has ended."""
 
 
 Purge = Callable[[History, Collection[str]], History]
@@ -224,18 +228,47 @@ class RunFolder:
                 yield path, numbers
 
     def save_state(
-        self, job: Job, state: State, numbers: Mapping[str, Any], histories: Mapping[str, History] | None = None
+        self,
+        job: Job,
+        state: State,
+        numbers: Mapping[str, Any],
+        histories: Mapping[str, History] | None = None,
+        keep: bool = True,
     ) -> None:
         """A state, and what changed in the histories that belong to it.
 
-        The state counts them, so they can never come from two different rounds.
+        The state counts them, so they can never come from two different rounds. A training keeps the state before,
+        if `keep` says that it is good, and a few more, until it has ended.
         """
         path, log = self.state_file(job), self._log(self.state_file(job))
         whole = {"round": state.round, "done": state.done, "model": state.model, "numbers": dict(state.numbers)}
         whole["bound"] = {"job": job.path.as_posix(), **self._bound(state, numbers)}
         kept = log.save(histories or {}, (numbers_at(path) or {}).get("log"))
+        if job.request is None:
+            self._keep_good(path, keep, ended=bool(numbers.get("finished")))
         storage.save(path, storage.join({PARAMS: state.params, **state.tensors}), {**whole, **numbers, **kept})
         log.tidy()
+
+    def good_states(self, state: Path) -> list[Path]:
+        """The good states before a training's newest one that are kept, the oldest first."""
+        return sorted(state.parent.glob(f"{glob.escape(state.stem)}.good-*"))
+
+    def _keep_good(self, path: Path, keep: bool, ended: bool) -> None:
+        if keep and not ended and (numbers := numbers_at(path)) is not None:
+            storage.link(path, path.with_name(f"{path.stem}.good-{numbers['round']:09d}"))
+        kept = self.good_states(path)
+        for old in kept if ended else kept[:-GOOD]:
+            storage.remove(old)
+
+    def step_back(self, job: Job) -> tuple[State, dict[str, Any]] | None:
+        """Put the last good state of a training in the place of its newest; None where none is left."""
+        path = self.state_file(job)
+        if not (kept := self.good_states(path)):
+            return None
+        with storage.disk_errors(path):
+            kept[-1].replace(path)
+        self.cut_back()
+        return self.load_state(job)
 
     def _log(self, state: Path) -> HistoryLog:
         return self._logs.setdefault(state, HistoryLog(state))

@@ -52,6 +52,9 @@ class JobNotes:
     careful: int = 0
     """Up to which round every round is scored, since one before it spoiled the model."""
 
+    fell: float | None = None
+    """The validation accuracy before a round that spoiled the model and stands, until it is reached again."""
+
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "ledger": self.ledger.to_json(), "asked": {str(r): c for r, c in self.asked.items()}}
 
@@ -74,6 +77,7 @@ class JobNotes:
             raw.get("good"),
             raw.get("aside", []),
             raw.get("careful", 0),
+            raw.get("fell"),
         )
 
 

@@ -118,7 +118,7 @@ class JobRunner:
         # The paper's centralised models are those of their best epoch, judged by test data; Retrain and θ* only.
         self._keeps_best = isinstance(spec.method, Retrain) and world.config.training.keep_model == "best-test"
         self._best_params: Params | None = None
-        self._saved_at, self._saved_round = time.monotonic(), 0
+        self._saved_at, self._saved_round, self._saved_good = time.monotonic(), 0, True
         self._writer = LineWriter(folder)
         self.ending = Ending(Until.of(spec.until), spec.rounds, spec.patience, spec.within)
         self._known = self._evidence_before()
@@ -188,9 +188,12 @@ class JobRunner:
                     " cannot go on; run the config anew in another folder."
                 )
             self.start = start_on(self.spec.base, saved[1])
-            if self.start != saved[1].get("start", 1) or self._poisoned(*saved):
-                self.folder.drop_samples(self.job)
+            if self.start != saved[1].get("start", 1):
                 saved = None
+            elif why := self._poisoned(*saved):
+                saved = self._last_good(why)
+            if saved is None:
+                self.folder.drop_samples(self.job)
         if saved is None:
             self._update_members()  # who asked to leave while this one waited is not asked to help it begin
             return *self._begin(), None, False
@@ -203,18 +206,31 @@ class JobRunner:
         line = self._seen_last(state, diary)
         return state, diary, line, self.ending.enough(state, saved[1]["finished"], diary)
 
-    def _poisoned(self, state: State, numbers: dict[str, Any]) -> bool:
-        """Whether the saved state of a request is spoilt: its job begins again at the model that went in."""
-        notes = JobNotes.from_json(numbers["diary"]) if not numbers["finished"] else None
+    def _poisoned(self, state: State, numbers: dict[str, Any]) -> str:
+        """What is wrong with a saved state, in words; nothing if it is good, or the last one."""
+        if numbers["finished"]:
+            return ""
         on_device = replace(state, params=self._on_device(state.params))
-        if notes is None or not (why := self._rollback.why_poisoned(on_device, notes, "good" in numbers["diary"])):
-            return False
+        return self._rollback.why_poisoned(
+            on_device, JobNotes.from_json(numbers["diary"]), "good" in numbers["diary"]
+        )
+
+    def _last_good(self, why: str) -> tuple[State, dict[str, Any]] | None:
+        """The last good state of a training whose newest is spoilt.
+
+        A request has none: its job begins again at the model that went in.
+        """
         spoilt = f"The saved state of {self.job.path.as_posix()} is spoilt ({why})"
-        if not self.requests:
-            raise UnfedError(f"{spoilt}, and no good one was kept; run the config again in a new folder.")
-        warnings.warn(f"{spoilt}, so the request begins again.", UnfedWarning, stacklevel=2)
-        self.start += 1
-        return True
+        if self.requests:
+            warnings.warn(f"{spoilt}, so the request begins again.", UnfedWarning, stacklevel=2)
+            self.start += 1
+            return None
+        while (saved := self.folder.step_back(self.job)) is not None:
+            if not self._poisoned(*saved):
+                said = f"{spoilt}, so it goes on from the good one of round {saved[0].round}."
+                warnings.warn(said, UnfedWarning, stacklevel=2)
+                return saved
+        raise UnfedError(f"{spoilt}, and no good one was kept; run the config again in a new folder.")
 
     def _begin(self) -> tuple[State, JobNotes]:
         diary = JobNotes(offset=self.folder.length())
@@ -279,7 +295,7 @@ class JobRunner:
     def _resumed(self, state: State, numbers: dict[str, Any]) -> tuple[State, JobNotes]:
         diary = JobNotes.from_json(numbers["diary"])
         self.server.ledger, self.server.usual = diary.ledger, diary.usual
-        self._saved_round = state.round
+        self._saved_round, self._saved_good = state.round, diary.fell is None
         tensors = {name: self._on_device(group) for name, group in state.tensors.items()}
         self._best_params = tensors.pop(BEST, None)
         self.server.leave_out(diary.aside)
@@ -426,8 +442,8 @@ class JobRunner:
         if self._best_params is not None:
             state = replace(state, tensors={**state.tensors, BEST: self._best_params})
         histories = {label: recorder.history for label, recorder in self.server.recorders.items()}
-        self.folder.save_state(self.job, state, numbers, histories)
-        self._saved_at, self._saved_round = time.monotonic(), state.round
+        self.folder.save_state(self.job, state, numbers, histories, self._saved_good)
+        self._saved_at, self._saved_round, self._saved_good = time.monotonic(), state.round, diary.fell is None
         self.watch.saved(self.job, state, histories)
 
     def _write_model(self, state: State) -> State:

@@ -9,7 +9,8 @@ Validation accuracy has collapsed if it fell by more than half of its distance f
 by more than 4 standard errors of as many held-out rows. It is compared with the last good state of the same job; what a
 method's `begin` does to the model is never judged. The client without whose update the round would not have collapsed
 is named and left out for the rest of the job. Where leaving out no single client helps, the round stands: honest
-training swings too where clients hold different kinds of rows.
+training swings too where clients hold different kinds of rows. The folder of a training keeps the last good states
+until it has ended: `Run.go_back` goes on from them, and so does a job whose newest state is no use.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class Rollback:
         self._good = _Good(state, histories, dict(notes.usual), asked, list(notes.refused))
         if value is not None and is_measured(value) and state.model and state.round:
             notes.good = value
+            if notes.fell is not None and not self._validation.collapsed(value, notes.fell):
+                notes.fell = None
 
     def written(self) -> None:
         """Who was asked and refused up to the good state stands in a line by now."""
@@ -89,11 +92,12 @@ class Rollback:
         culprit = self._culprit(before)
         if culprit is None:
             warnings.warn(
-                f"In round {state.round} {fell}, and no single client explains it; see the report, and set"
-                " training.robust.rule if clients may be hostile.",
+                f"In round {state.round} {fell}, and no single client explains it; see the report. If clients are"
+                " hostile, stop the run and go on with `unfed resume RUN --back`.",
                 UnfedWarning,
                 stacklevel=3,
             )
+            notes.fell = notes.fell or before
             self.keep(state, notes, value)
             return None
         back = self._back(notes)

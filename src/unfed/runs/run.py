@@ -164,6 +164,23 @@ class Run(Record):
         if failed:
             raise Refused(self.queue.still_owed(failed[0])) from self.queue.errors[failed[0].request.id]
 
+    def go_back(self) -> int:
+        """Go back to the last good state of the training that has not ended, after hostile clients spoiled it.
+
+        Returns:
+            The round from which it goes on when it is resumed.
+
+        Raises:
+            UnfedError: Another process is at work, or no good state is kept.
+        """
+        with self.folder.lock() as free:
+            if not free:
+                raise UnfedError(f"Another process is at work in {self.folder.path}; see `{self.command('status')}`.")
+            for job in map(self.training_job, self.config.seed_list):
+                if (found := self.folder.step_back(job)) is not None:
+                    return found[0].round
+        raise UnfedError(f"{self.folder.path} keeps no earlier good state: its training has ended, or just begun.")
+
     def _undo(self) -> None:
         """Where the config asks for it: how far each model that was left can be undone."""
         if not self.config.evaluation.undo:
