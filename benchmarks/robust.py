@@ -4,7 +4,8 @@
 
 All clients train, then client 0 leaves by NoT. Client 1 is hostile in every round of both (`tests/hostile.py`). Each
 line of the record is one run: test accuracy of the trained and of the recovered model, and who was named; `without` is
-the run in which client 1 never answers. `simulator` and `transport` (clients in this process, over messages) send what
+the run in which client 1 never answers, `once` the one in which it answers its first question only: whoever repeats
+an answer was honest when it gave it. `simulator` and `transport` (clients in this process, over messages) send what
 no honest training makes, under the default settings; `inside` sends what looks honest, under each rule of
 `training.robust`. The simulator counts rows itself and has no messages, so there a client cannot lie about its weight
 or its census, nor answer an old question.
@@ -18,7 +19,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ import torch
 
 from unfed.config.config import Config
 from unfed.engines import Batched
+from unfed.remote.messages import TRAIN, Ask
 from unfed.remote.server import run as serve
+from unfed.remote.transport import Replies
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated
 
@@ -75,14 +78,25 @@ def simulator(folder: Path, attack: str, clients: int, rule: str) -> Run:
     return run
 
 
+class Once(HostileNodes):
+    """Client 1 answers the first question to train, and no other."""
+
+    def send(self, asks: Mapping[int, Ask], timeout: float) -> Replies:
+        found = super().send(asks, timeout)
+        self.deaf |= {node for node, ask in asks.items() if node == 2 and ask.kind == TRAIN}
+        return found
+
+
 def transport(folder: Path, attack: str, clients: int, rule: str) -> Run:
-    nodes = HostileNodes(({"partition-id": k, "allow": "forget"} for k in range(clients)), {})
+    nodes = (Once if attack == "once" else HostileNodes)(
+        ({"partition-id": k, "allow": "forget"} for k in range(clients)), {}
+    )
     what = {f"experiment.{key}": value for key, value in sizes(clients, rule).items()}
     what |= {"run-folder": str(folder), "forget-clients": "0", "wait-seconds": 60.0}
     what |= {"min-nodes": clients - (attack == "census")}  # a node that lies there is refused before the first round
     if attack == "without":
         nodes.deaf = {2}
-    elif attack != "none":
+    elif attack not in ("none", "once"):
         nodes.hostile = {2: Attacker(attack)}
     return serve(nodes, what)
 
@@ -102,7 +116,8 @@ def cases(parts: list[str]) -> Iterator[tuple[str, str, str]]:
             yield from ((part, attack, rule) for rule in RULES for attack in ("none", "without", *INSIDE))
         else:
             sent = [a for a in (*OUTSIDE, *REPEATED) if part == "transport" or a not in (*LIES, *REPEATED)]
-            yield from ((part, attack, "mean") for attack in ("without", *sent))
+            beside = ("without", "once") if part == "transport" else ("without",)
+            yield from ((part, attack, "mean") for attack in (*beside, *sent))
 
 
 def main() -> None:

@@ -229,9 +229,10 @@ def test_a_training_that_several_clients_spoiled_goes_back_and_on_with_honest_on
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three of four climb their loss, so no single one explains it; what fell is not kept as a good state."""
-    sets = (*ALL_DIGITS, "training.rounds=10", "training.lr=0.1", "methods.run=[]", "evaluation.attack=false", BATCHED)
-    sets = (*sets, "request=[]", "checkpoint.rounds=1")
-    honest, run = (Run.create(small(*sets), tmp_path / name) for name in ("honest", "run"))
+    sets = (*ALL_DIGITS, "training.rounds=10", "training.lr=0.1", "methods.run=[]", "request=[]", "checkpoint.rounds=1")
+    honest, run = (
+        Run.create(small(*sets, "evaluation.attack=false", BATCHED), tmp_path / name) for name in ("honest", "run")
+    )
     honest.execute()
     hostile = [attacked(Batched, client, Attacker("climb", begins=6)) for client in ("1", "2", "3")]
     with hostile[0], hostile[1], hostile[2], pytest.raises(KeyboardInterrupt), pytest.warns(match="resume RUN --back"):

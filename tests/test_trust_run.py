@@ -10,6 +10,7 @@ import stat
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from unfed import storage
 from unfed.config.config import Config
 from unfed.data import Request, SampleList
 from unfed.errors import UnfedError, UnfedWarning
+from unfed.folder import purge
 from unfed.folder.folder import RunFolder
 from unfed.requests import entry as requests
 from unfed.requests.options import RequestOptions
@@ -300,6 +302,53 @@ def test_a_client_whose_request_was_refused_may_hand_it_in_again(home: Path, fre
     assert any(one.startswith("The operator first refused this request, on 20") for one in shown.proven)
     assert any("first refused, and signed the reason" in one for _, one in shown.checklist)
     assert shown.decision[1][1] == "proven: 2 rounds" and faults_of(run) == []
+
+
+def test_a_fresh_signed_request_takes_the_place_of_one_that_was_refused(
+    home: Path, unfed: Callable[..., tuple[int, str, str]]
+) -> None:
+    """Under another id, for the same data: one of them is owed, and the evidence shows both."""
+    run = home / "run"
+    for name in ("r", "again"):
+        hand_in(home, signed(home, name=name))
+        revocation.refuse(Run.open(run), name, "We think not.")
+    with pytest.raises(UnfedError, match="out already"):  # the operator's own does not take a client's place
+        Run.open(run).ask(Request("own", clients=("0",)), "ft")
+    for name, who, agent in (("other", "one", "1"), ("fresh", "zero", "0")):  # nor does another client's
+        sent = signed(home, who, agent=agent, name=name)
+        intake.receive(Run.open(run), sent.to_bytes(), None, Handling("ft", "2"))
+    entries = {e.request.id: e for e in Run.open(run).folder.requests()}
+    assert [(name, e.state, e.superseded) for name, e in entries.items()] == [
+        ("r", "revoked", "again"),
+        ("again", "revoked", "fresh"),
+        ("other", "open", None),
+        ("fresh", "open", None),
+    ]
+    said = " ".join(unfed("status", run)[1].split())
+    assert "request r: replaced by request again" in said and "stays owed" not in said
+    with pytest.raises(UnfedError, match="was replaced by request again; ask anew"):
+        hand_in(home, signed(home, name="r"))
+    serve(home)
+    record, trust = Record(RunFolder(run)), TrustFolder(run)
+    entry = served(record, "fresh")
+    whole = bundle.sign(findings(record, entry), trust.key, bundle.from_log(record, entry))
+    shown = verdict(whole.to_bytes(), [trust.operator.pem])
+    replaced = [one for one in shown.proven if one.startswith("It takes the place of request ")]
+    assert [one.split("'")[1] for one in replaced] == ["again", "r"]
+    assert any("first refused, and signed the reason" in one for _, one in shown.checklist)
+    assert faults_of(run) == []
+    assert unfed("report", run)[0] == 0 and "was replaced by request again" in (run / "report.html").read_text()
+
+
+def test_a_purge_that_a_signed_request_stops_names_the_clients_revocation(home: Path) -> None:
+    run = home / "run"
+    hand_in(home, signed(home, name="r"))
+    serve(home)
+    opened, asked = Run.open(run), signed(home, "one", agent="1", name="w")
+    waiting = intake.receive(opened, asked.to_bytes(), None, Handling("ft", "2")).entry
+    opened.folder.put_request(replace(waiting, begun=requests.now()))
+    with pytest.raises(UnfedError, match=r"withdraw \S+ w --revocation FILE` with its client's signed revocation"):
+        purge.purge(opened, "r")
 
 
 def test_a_second_request_under_a_taken_id_is_refused(home: Path) -> None:

@@ -61,6 +61,8 @@ class Purged(Protocol):
 
     def way_out(self, entry: Entry) -> str: ...
 
+    def letting_go(self, name: str) -> str: ...
+
     @property
     def going_on(self) -> str: ...
 
@@ -208,13 +210,13 @@ def _refuse_if_needed(run: Purged, entry: Entry, doomed: Doomed, entries: Sequen
         if other.waiting and other.begun is not None:
             raise UnfedError(
                 f"Request {name!r} is {other.standing} and was begun beside what would be purged; first go on"
-                f" with {run.going_on}, or `{run.command('withdraw', name)}`."
+                f" with {run.going_on}, or {run.letting_go(name)}."
             )
         needs = run.about(other.method, other)["needs"]
         if histories and (needs is None or "history" in needs):
             raise UnfedError(
                 f"Request {name!r} is {other.standing}, and {other.method} needs the history that would be purged;"
-                f" serve it first (`{run.command('forget', '--id', name)}`), or `{run.command('withdraw', name)}`."
+                f" serve it first (`{run.command('forget', '--id', name)}`), or {run.letting_go(name)}."
             )
 
 

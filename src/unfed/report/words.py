@@ -181,6 +181,8 @@ def _checked(request: Mapping[str, Any]) -> str | None:
 def not_taken_out(request: Mapping[str, Any]) -> str:
     """What became of a request that was served by nobody and that nobody works on; empty for any other."""
     ended, reason = ENDED.get(str(request.get("state")), ""), str(request.get("reason"))
+    if request.get("superseded"):
+        return f"was replaced by request {request['superseded']}"
     if request.get("state") == "denied":
         ended += f", for {_DENIED.get(reason, reason)}"
     return ended + ("; it stays owed, and no training uses its data" if request.get("state") in OWED else "")

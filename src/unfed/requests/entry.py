@@ -6,7 +6,8 @@ It says what is asked, where it stands, and which steps it may take.
       ├───────────┼────────► denied         for a reason: refused, not recovered, gate, by the operator; asked again
       │           │                         it is open
       ├──────────┄│┄───────► expired        its date passed before it was begun; asked again it is open
-      └───────────┴────────► revoked        withdrawn by its owner: a client by its signature, else the operator
+      └───────────┴────────► revoked        withdrawn by its owner: a client by its signature, else the operator; or
+                                            replaced by a newer signed request of the same client for the same data
 
 From acceptance on a request's rows are in no training view, whatever becomes of it; only withdrawal readmits them. A
 request that is denied or expired is owed: the next recovery leaves its rows out and measures them. One whose clients
@@ -166,6 +167,8 @@ class Entry:
     """The numbers of the requests that it was taken up with, its own among them; none if alone."""
     left_by: tuple[str, ...] = ()
     """Served requests that had taken out every training row it asks for: it is fulfilled, and no model was made."""
+    superseded: str | None = None
+    """The newer request of the same client for the same data that took its place, after it was owed."""
     purged: str | None = None
     """When what carried it was purged; no value of a single row of it is written from then on."""
 
@@ -193,6 +196,7 @@ class Entry:
     def standing(self) -> str:
         """The state in words, with the reason."""
         words = {"in_progress": "in progress", "revoked": "withdrawn"}.get(self.state, self.state)
+        words = f"replaced by request {self.superseded}" if self.superseded else words
         why = self.reason or ("nothing of it was left in training" if self.left_by else None)
         return f"{words} ({why})" if why else words
 
@@ -256,10 +260,11 @@ class Entry:
     def to_json(self) -> dict[str, Any]:
         plain = {**vars(self), "earlier": list(self.earlier), "attempts": [dict(tried) for tried in self.attempts]}
         own = {"request": self.request.to_json(), "how": self.how.to_json(), "rows": list(self.rows)}
-        for name in ("together", "again", "left_by", "purged"):
+        for name in ("together", "again", "left_by", "superseded", "purged"):
             plain.pop(name)
         more: dict[str, Any] = {"together": list(self.together)} if self.together else {}
         more |= {"left_by": list(self.left_by)} if self.left_by else {}
+        more |= {"superseded": self.superseded} if self.superseded else {}
         more |= {"purged": self.purged} if self.purged else {}
         more |= {"again": {name: dict(one) for name, one in self.again.items()}} if self.again else {}
         return {**plain, **own, **more, "schema": SCHEMA}
@@ -277,7 +282,7 @@ class Entry:
             raise UnfedError(f"{where} has the layout {found!r}, this version reads 1 and {SCHEMA}; restore it.")
         kinds = {"number": int, "method": str, "until": str, "created": str, "seed": int}
         later = {"state": str, "reason": str, "why": str, "changed": str, "begun": str, "served": int, "expires": str}
-        later |= {"purged": str}
+        later |= {"superseded": str, "purged": str}
         values: dict[str, Any] = {name: raw.get(name) for name in kinds}
         values |= {name: raw[name] for name in later if raw.get(name) is not None}
         for name, value in values.items():

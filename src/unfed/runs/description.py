@@ -94,6 +94,7 @@ def entry(entry: Entry, way_out: Callable[[Entry], str]) -> dict[str, Any]:
     about = {name: getattr(entry, name) for name in names} | {"attempts": [dict(tried) for tried in entry.attempts]}
     about |= {"again": {name: dict(one) for name, one in entry.again.items()}} if entry.again else {}
     about |= {"left_by": list(entry.left_by)} if entry.left_by else {}
+    about |= {"superseded": entry.superseded} if entry.superseded else {}
     return about | {
         "standing": entry.standing,
         "owed": entry.owed,

@@ -211,9 +211,7 @@ class JobRunner:
         if numbers["finished"]:
             return ""
         on_device = replace(state, params=self._on_device(state.params))
-        return self._rollback.why_poisoned(
-            on_device, JobNotes.from_json(numbers["diary"]), "good" in numbers["diary"]
-        )
+        return self._rollback.why_poisoned(on_device, JobNotes.from_json(numbers["diary"]), "good" in numbers["diary"])
 
     def _last_good(self, why: str) -> tuple[State, dict[str, Any]] | None:
         """The last good state of a training whose newest is spoilt.

@@ -133,9 +133,17 @@ class Record:
         accept = ""
         if entry.gate is not None and not elsewhere(self.description):
             accept = f"`{self.command('forget', '--id', name, '--accept')}` puts its model in force all the same, "
-        signed = (self.folder.path / "trust" / "requests" / f"{name}.json").exists()  # then its client lets it go
-        let_go = "" if signed else f", `{self.command('withdraw', name)}` lets it go"
+        let_go = "" if self._signed(name) else f", {self.letting_go(name)} lets it go"
         return f"{accept}{again} trains anew without it{let_go}"
+
+    def letting_go(self, name: str) -> str:
+        """What lets a request go: of a signed one, its client's signed revocation."""
+        if self._signed(name):
+            return f"`{self.command('withdraw', name, '--revocation', 'FILE')}` with its client's signed revocation"
+        return f"`{self.command('withdraw', name)}`"
+
+    def _signed(self, name: str) -> bool:
+        return (self.folder.path / "trust" / "requests" / f"{name}.json").exists()
 
     @property
     def going_on(self) -> str:

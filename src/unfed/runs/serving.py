@@ -138,13 +138,16 @@ class Queue:
                 f"The id {request.id!r} belongs to this run's comparison; choose another with {option('id')}."
             )
         with self._locked() as book:
+            older = self._older(request, book)
             if entry := book.find(request.id):
                 known = None if entry.described is None else {**entry.described, **served_by}
                 asked = replace(entry, request=request, method=method, until=until, seed=seed, described=known)
-                return self._asked_again(entry, replace(asked, expires=expires, how=how), book)
+                filed = self._asked_again(entry, replace(asked, expires=expires, how=how), book)
+                self._supersede(older, request)
+                return filed
             if request.samples and world.central:
                 raise drawn_order(f"request {request.id!r}")
-            accepted = book.accepted(seed)
+            accepted = [e for e in book.accepted(seed) if e not in older]
             at, number = now(), book.next_number
             entry = Entry(number, request, method, until, at, seed, changed=at, expires=expires, how=how)
             refuse_if_alone(config, entry)
@@ -159,7 +162,20 @@ class Queue:
             described = describe_request(world, [*(e.request for e in accepted), request]) | served_by
             entry = replace(entry, described=described, rows=deny.rows_of(request, world.scoped, self._folder))
             self._folder.put_request(entry)
+            self._supersede(older, request)
             return entry, False
+
+    def _older(self, request: Request, book: Book) -> list[Entry]:
+        """Older signed requests of the same client for the same data that are owed."""
+        folder, owed = self._folder.path, [e for e in book.entries if e.owed and e.request.id != request.id]
+        same = [e for e in owed if replace(e.request, id=request.id) == request]
+        signer = onlooker.signing_client(folder, request.id) if same else None
+        return [e for e in same if signer and onlooker.signing_client(folder, e.request.id) == signer]
+
+    def _supersede(self, older: Sequence[Entry], request: Request) -> None:
+        """Once the newer one is filed, so that the data is never asked for by neither."""
+        for entry in older:
+            self._folder.put_request(entry.stepped("revoked", now(), superseded=request.id))
 
     def _asked_again(self, entry: Entry, asked: Entry, book: Book) -> tuple[Entry, bool]:
         """The same id once more: nothing where it was served, another try where it was denied or has expired.
@@ -175,7 +191,7 @@ class Queue:
         if entry.state == "fulfilled":
             return entry, True
         if entry.state == "revoked":
-            raise UnfedError(f"Request {request.id!r} was withdrawn; ask anew under another {option('id')}.")
+            raise UnfedError(f"Request {request.id!r} was {entry.standing}; ask anew under another {option('id')}.")
         if entry.state == "in_progress" and (other_method or entry.how.set != asked.how.set):
             raise UnfedError(
                 f"Request {request.id!r} is being served by {entry.method} already; let it end"

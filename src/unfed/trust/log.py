@@ -55,7 +55,7 @@ NEEDED: dict[str, dict[str, Callable[[Any], bool]]] = {
     "request": {"request": _text, "sha256": _text},
     "acknowledgement": {"request": _text, "sha256": _text, "expected_by": _text},
     "declined": {"request": _text, "sha256": _text},
-    "state": {"request": _text, "state": _text},
+    "state": {"request": _text, "state": _text},  # and "superseded", the newer request in its place
     "gate": {"request": _text},
     "in-force": {"request": _text, "model": _text_or_none},
     "round": {"method": _text, "round": _round, "model": _text, "participants": _participants},

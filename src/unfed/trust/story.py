@@ -97,7 +97,8 @@ def _about(folder: RunFolder, entry: Entry) -> Iterator[dict[str, Any]]:
         told = {"passed": bool(entry.gate.get("passed")), "accepted": entry.gate.get("accepted") is not None}
         digest = hashlib.sha256(canonical(dict(entry.gate))).hexdigest()
         yield {"type": "gate", "at": at, "request": name, "checks": checks, **told, "sha256": digest}
-    yield {"type": "state", "at": at, "request": name, "state": entry.state, "reason": entry.reason}
+    newer = {"superseded": entry.superseded} if entry.superseded else {}
+    yield {"type": "state", "at": at, "request": name, "state": entry.state, "reason": entry.reason, **newer}
     if entry.state == "fulfilled" and not entry.left_by:
         model = model_of(folder, entry)
         yield {"type": "in-force", "at": at, "request": name, "method": entry.method, "model": model}

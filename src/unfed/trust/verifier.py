@@ -253,6 +253,14 @@ class Log:
         both = ((place, told) for place, told in enumerate(self.leaves) if told.get("request") == request)
         return [place for place, told in both if told["type"] == kind]
 
+    def superseded(self, request: str) -> list[str]:
+        """The older requests for the same data whose place a request took, the newest first."""
+        names = [request]
+        for told in reversed(self.leaves):
+            if told["type"] == "state" and told.get("superseded") in names:
+                names.append(name(told["request"], "id of an older request"))
+        return list(dict.fromkeys(names[1:]))
+
     def trained(self, after: int) -> list[int]:
         """The rounds after a place in which clients trained; 0 is what a method begins with."""
         return [n for n, told in self.rounds(after + 1, len(self.lines)).items() if told["round"] > 0]
@@ -473,6 +481,10 @@ def from_log(log: Log, said: Any, model: str, found: Shown) -> Shown:
         moment(at, "a refusal")
         dates["refused"] = at
         proven.append(f"The operator first refused this request, on {at}; it was served later.")
+    for older in log.superseded(request["id"]):
+        for at in [log.leaves[n]["at"] for n in log.about(older, "declined")]:
+            dates["refused"] = min(dates.get("refused", at), moment(at, "a refusal").strftime(SECOND))
+            proven.append(f"It takes the place of request {older!r}, which the operator refused on {at}.")
     if said["acknowledgement"] is not None:
         answer, asked, who = acknowledged(log, said["acknowledgement"], request)
         dates |= {"received": answer["received-at"], "expected_by": answer["expected_by"]}
