@@ -165,7 +165,7 @@ class Run(Record):
             raise Refused(self.queue.still_owed(failed[0])) from self.queue.errors[failed[0].request.id]
 
     def go_back(self) -> int:
-        """Go back to the last good state of the training that has not ended, after hostile clients spoiled it.
+        """Go back to the last good state of a training that hostile clients spoiled.
 
         Returns:
             The round from which it goes on when it is resumed.
