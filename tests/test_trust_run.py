@@ -317,7 +317,7 @@ def test_a_fresh_signed_request_takes_the_place_of_one_that_was_refused(
     for name, who, agent in (("other", "one", "1"), ("fresh", "zero", "0")):  # nor does another client's
         sent = signed(home, who, agent=agent, name=name)
         intake.receive(Run.open(run), sent.to_bytes(), None, Handling("ft", "2"))
-    entries = {e.request.id: e for e in Run.open(run).folder.requests()}
+    entries = {e.request.id: e for e in Run.open(run).folder.book().entries}
     assert [(name, e.state, e.superseded) for name, e in entries.items()] == [
         ("r", "revoked", "again"),
         ("again", "revoked", "fresh"),

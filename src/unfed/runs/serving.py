@@ -172,7 +172,7 @@ class Queue:
         signer = onlooker.signing_client(folder, request.id) if same else None
         return [e for e in same if signer and onlooker.signing_client(folder, e.request.id) == signer]
 
-    def _supersede(self, older: Sequence[Entry], request: Request) -> None:
+    def _supersede(self, older: list[Entry], request: Request) -> None:
         """Once the newer one is filed, so that the data is never asked for by neither."""
         for entry in older:
             self._folder.put_request(entry.stepped("revoked", now(), superseded=request.id))
