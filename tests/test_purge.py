@@ -283,6 +283,18 @@ def test_who_was_purged_stays_out(run: Run, tmp_path: Path) -> None:
         Run.open(run.folder.path).forget(Request("again", clients=("1",)), "ft", until=1)
 
 
+def test_a_purge_that_was_stopped_after_its_tombstones_is_written_down_when_it_is_asked_for_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as disk, pytest.raises(UnfedError, match="full"):
+        disk.setattr(RunFolder, "put_request", lambda *_: (_ for _ in ()).throw(UnfedError("full")))
+        purge(run, "first")
+    (file,) = (run.folder.path / "requests").glob("*-first.json")
+    assert books.tombstones(run.folder.path) and "purged" not in json.loads(file.read_text())
+    purge(run, "first")
+    assert json.loads(file.read_text())["purged"]
+
+
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 

@@ -109,8 +109,8 @@ def purge(run: Purged, request: str, dry_run: bool = False, agreed: Collection[s
             if not dry_run:
                 if graves:
                     books.bury(folder.path, graves)
-                if entry.purged is None:  # also where others had taken along all that carried it
-                    folder.put_request(entry.buried(now()))
+                # Also where others took along all that carried it, or where a purge was stopped after its tombstones.
+                folder.put_request(entry.buried(now()))
         if not dry_run:
             finish(folder)
     return Outcome(entry, graves, tuple(before))
