@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from unfed.config.config import Config
-from unfed.config.seeds import Seeds
+from unfed.config.config import Config, Seeds
 from unfed.data import ClientData, Request, TensorSource, mark
 from unfed.measures.attacks import membership_inference
 from unfed.measures.evaluator import Evaluator, Yardstick

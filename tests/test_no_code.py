@@ -23,7 +23,7 @@ from unfed import methods, plugins, storage
 from unfed.cli.main import app
 from unfed.client.plan import Phase, Plan
 from unfed.config.config import Config
-from unfed.config.errors import table_in
+from unfed.config.reading import table_in
 from unfed.data import datasets
 from unfed.errors import UnfedError
 from unfed.flower.transport import GridTransport

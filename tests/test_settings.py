@@ -12,8 +12,7 @@ from torch import nn
 import unfed
 from unfed import rng, storage
 from unfed.api import write_report
-from unfed.config.config import Config
-from unfed.config.seeds import Seeds
+from unfed.config.config import Config, Seeds
 from unfed.data import ClientData, Request, TensorSource
 from unfed.errors import UnfedError
 from unfed.folder.folder import RunFolder

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from unfed.config.seeds import Seeds
+from unfed.config.config import Seeds
 from unfed.data import ClientData, Request, TensorSource, mark, public
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated

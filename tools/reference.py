@@ -22,8 +22,7 @@ from unfed.cli import completion
 from unfed.cli.main import app
 from unfed.cli.methods import as_written
 from unfed.config.config import Config
-from unfed.config.errors import table_in
-from unfed.config.meanings import MEANINGS
+from unfed.config.reading import table_in
 from unfed.config.tables import KeptList
 from unfed.methods import METHODS
 from unfed.methods.base import NEEDS, Central
@@ -54,7 +53,7 @@ def _table(path: str, model: type[BaseModel]) -> Iterator[str]:
             inner.append((where, table))
             continue
         default = _default(field.get_default(call_default_factory=True))
-        rows.append(f"| `{name}` | {MEANINGS[where]} | {_kind(field.annotation)} | {default} |")
+        rows.append(f"| `{name}` | {field.description} | {_kind(field.annotation)} | {default} |")
     if rows:
         yield from ("| key | meaning | type | default |", "|---|---|---|---|", *rows, "")
     for where, table in inner:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from unfed import rng
 from unfed.central.inputs import Rows, source
-from unfed.config.config import Config
-from unfed.config.seeds import Seeds
+from unfed.config.config import Config, Seeds
 from unfed.data import ClientData, Request
 from unfed.engines.determinism import fixed_order
 from unfed.errors import UnfedError

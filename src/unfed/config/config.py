@@ -10,10 +10,11 @@ there and the nearest match. The same value is kept in `run.json`, so a run can 
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -22,10 +23,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from unfed import methods as all_methods
-from unfed import plugins, storage
-from unfed.config.errors import explained
-from unfed.config.names import check_folder, check_id, check_label
-from unfed.config.overrides import applied
+from unfed import plugins, rng, storage
+from unfed.config.reading import applied, check_folder, check_id, check_label, explained
 from unfed.config.tables import (
     CheckpointConfig,
     DataConfig,
@@ -59,13 +58,14 @@ class MethodsConfig(BaseModel):
     sub-table `unlearning` sets rounds, lr and schedule for that method alone.
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
 
     run: Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = (
         "not",
         "ft",
         "retrain",
     )
+    """Which methods are compared, in this order; a table [methods.NAME] sets hyperparameters."""
 
     def build(self) -> dict[str, all_methods.Method]:
         """The methods to run, by their label."""
@@ -115,9 +115,13 @@ class Config(Table):
     """The whole experiment."""
 
     name: str = "run"
+    """What the run is called; its folder is runs/NAME unless --out says otherwise."""
     setting: Literal["federated", "central"] = "federated"
+    """`federated`: clients and a server. `central`: one place holds all data, and a round is an epoch."""
     seed: int | tuple[int, ...] = 0
+    """The number from which every draw follows; a list makes one repetition each, shown as mean ± std."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    """Where it computes: auto (CUDA where there is one), cpu, cuda, cuda:N or mps."""
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     poison: PoisonConfig | None = None
@@ -272,6 +276,50 @@ def presets() -> list[str]:
     """The names of the configs that come with the package."""
     folder = resources.files("unfed.config.presets")
     return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The four seeds of one repetition. All derive from one number unless the config sets them."""
+
+    partition: int
+    training: int
+    unlearning: int
+    evaluation: int
+
+    @staticmethod
+    def of(config: Config, seed: int) -> Seeds:
+        given = config.seeds.model_dump()
+        return Seeds(**{n: rng.key(seed if v is None else v, n) for n, v in given.items()})
+
+    def request(self, request_id: str) -> int:
+        """The unlearning seed of a request: the same for every method of a comparison."""
+        return rng.key(self.unlearning, request_id)
+
+
+def differences(
+    config: Mapping[str, Any], wanted: Mapping[str, Any], aside: Collection[str] = (), methods: Collection[str] = ()
+) -> list[str]:
+    """`training.rounds 150 instead of 300`: where a config that was kept is not the one that is wanted.
+
+    A config of an earlier version lacks the keys that were added since. Read again it has them at their defaults, so
+    configs are compared as what they mean, not by a digest of what was written. Keys in `aside` are not looked at. A
+    method that has a table in one of them only is no difference, unless it is one of `methods`.
+    """
+    return list(_differences(Config.kept(config).to_json(), Config.kept(wanted).to_json(), "", aside, methods))
+
+
+def _differences(
+    config: Mapping[str, Any], wanted: Mapping[str, Any], at: str, aside: Collection[str], methods: Collection[str]
+) -> Iterator[str]:
+    for name in sorted({*config, *wanted}):
+        here, there, key = config.get(name), wanted.get(name), f"{at}{name}"
+        if key in aside or (at == "methods." and None in (here, there) and name not in methods):
+            continue
+        if isinstance(here, Mapping) and isinstance(there, Mapping):
+            yield from _differences(here, there, f"{key}.", aside, methods)
+        elif here != there:
+            yield f"{key} {json.dumps(here)} instead of {json.dumps(there)}"
 
 
 def _named(label: str, table: Any, key: str = "methods.run") -> tuple[str, str]:

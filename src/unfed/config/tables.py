@@ -20,9 +20,12 @@ from unfed.data.scope import exactly_one
 
 
 class Table(BaseModel):
-    """A table: an unknown key is a mistake, and nothing is changed afterwards."""
+    """A table: an unknown key is a mistake, and nothing is changed afterwards.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    The docstring under a key is pydantic's description of it; the reference page shows it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 Positive = Annotated[int, Field(ge=1)]
@@ -34,31 +37,42 @@ ClientName = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, in
 class DataConfig(Table):
     """Which data, how much of it, and how images are augmented.
 
-    What is not given is the data set's own. `train_size` keeps so many training rows, drawn by the seed.
+    What is not given is the data set's own.
     """
 
     name: str = "digits"
+    """A data set of `unfed data list`, `imagefolder`, or your own as package.module:factory."""
     root: Path | None = None
+    """The folder that holds it; default: the one that UNFED_DATA names."""
     test_size: Positive | None = None
+    """How many images are held out for testing, where the data set has no test set of its own."""
     train_size: Positive | None = None
+    """How many training rows are kept, drawn by the seed; default: all."""
     flip: Share | None = None
+    """With which probability a training image is mirrored."""
     pad_crop: Annotated[int, Field(ge=0)] | None = None
+    """By how many pixels a training image is padded before a crop of the old size is drawn from it."""
     resize: Positive | None = None
+    """The side of the square, in pixels, to which every image is stretched."""
     crop: Positive | None = None
+    """The side of the square that is cut from the middle."""
 
 
 class PartitionConfig(Table):
-    """How the training rows are dealt to clients.
-
-    `natural` is by whose they are, if the data set says so.
-    """
+    """How the training rows are dealt to clients."""
 
     clients: Positive = 10
+    """How many clients share the training images."""
     scheme: Literal["iid", "dirichlet", "shards", "natural"] = "iid"
+    """`iid`: at random. `dirichlet`: uneven classes. `shards`: few classes. `natural`: by owner."""
     beta: Annotated[float, Field(gt=0)] = 0.1
+    """With `dirichlet`: how alike clients are; small means each holds mostly a few classes."""
     shards_per_client: Positive = 2
+    """With `shards`: how many blocks of one class each client gets."""
     min_samples: Positive = 2
+    """How many rows every client must hold at least."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """The share of each client's rows that it keeps for validation and never trains on."""
 
 
 class PoisonConfig(Table):
@@ -69,12 +83,19 @@ class PoisonConfig(Table):
     """
 
     kind: Literal["backdoor", "confusion", "camouflage"] = "backdoor"
+    """`backdoor`, `confusion` (two classes swapped) or `camouflage` (a backdoor that a departure arms)."""
     client: ClientName = "0"
+    """Who poisons its rows."""
     target_class: Annotated[int, Field(ge=0)] = 0
+    """What a stamped image is labelled as."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """The share of its training rows that are poisoned."""
     colluders: tuple[ClientName, ...] = ()
+    """Who does the same beside it."""
     classes: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = (0, 1)
+    """With `confusion`: the two classes whose labels are swapped."""
     hidden_by: ClientName | None = None
+    """With `camouflage`: who hides the backdoor with stamped images under their right labels."""
 
     @model_validator(mode="after")
     def _fits(self) -> PoisonConfig:
@@ -97,37 +118,46 @@ class PoisonConfig(Table):
 
 
 class ModelConfig(Table):
-    """The network: a preset with options, or `package.module:factory`.
-
-    `initial` starts from a checkpoint.
-
-    `fresh_head` takes everything but the head from it: for a checkpoint that was trained on other classes.
-    """
+    """The network: a preset with options, or `package.module:factory`."""
 
     name: str = "cnn-small"
+    """A network of the package, or your own as package.module:factory (with --allow-code)."""
     options: dict[str, Any] = Field(default_factory=dict)
+    """What the network's factory takes besides shape and classes, such as widths."""
     initial: Path | None = None
+    """A safetensors file to start training from."""
     fresh_head: bool = False
+    """Take everything but the head from `initial`: it was trained on other classes."""
 
 
 class ScheduleConfig(Table):
     """How the learning rate goes over the rounds."""
 
     kind: Literal["constant", "cosine", "step"] = "constant"
+    """How the rate goes over rounds: constant, cosine or step."""
     minimum: Rate = 0.0
+    """The rate at which a cosine ends."""
     every: Positive = 1
+    """With step: after how many rounds the rate is multiplied."""
     factor: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """With step: by what."""
     warmup: Annotated[int, Field(ge=0)] = 0
+    """Rounds in which the rate rises to its full height."""
     over: Positive | None = None
+    """Over how many rounds a cosine falls; default: all."""
 
 
 class RobustConfig(Table):
     """How updates are put together: the mean, or a rule that one wrong update cannot carry away."""
 
     rule: Literal["mean", "norm", "median", "trimmed"] = "mean"
+    """How updates are put together: mean, norm (clipped), median or trimmed mean."""
     bound: Annotated[float, Field(gt=0)] = 2.0
+    """With norm: how many times the median norm an update may have."""
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    """With trimmed: the share cut off at either end."""
     refuse_above: Annotated[float, Field(ge=0)] = 10.0
+    """Refuse an update longer than the model and so many times the usual; 0: never."""
 
 
 class TrainingConfig(Table):
@@ -137,22 +167,35 @@ class TrainingConfig(Table):
     """
 
     rounds: Positive = 60
+    """Rounds of FedAvg; with setting = central, epochs."""
     epochs: Positive = 1
+    """How often a client goes through its rows in a round."""
     batch: Positive = 32
+    """Rows per step."""
     optimiser: Rule = "sgd"
+    """sgd, adam or adamw."""
     lr: Rate = 0.1
+    """The learning rate at the beginning; the schedule goes from there."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """SGD's momentum within a client's visit."""
     decay: Rate = 5e-4
+    """Weight decay."""
     clip: Annotated[float, Field(gt=0)] | None = None
+    """The largest l2 norm of a step's gradient; without it there is no limit."""
     schedule: ScheduleConfig = ScheduleConfig()
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The share of clients that is asked in a round."""
     drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """With which probability one who is asked does not answer."""
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """The share of those asked who must answer, or the round is refused (exit code 3)."""
     robust: RobustConfig = RobustConfig()
     patience: Annotated[int, Field(ge=0)] = 0
+    """Stop after so many evaluated rounds without a better validation accuracy; 0 is never."""
     keep_model: Literal["last", "best-test"] = "last"
+    """Which model is θ*: the `last`, or the one with the best test accuracy."""
     record: tuple[str, ...] = ()
-    """Methods whose history is recorded although no comparison runs them, for requests that come later."""
+    """Methods whose history is recorded for requests that come later (FedEraser, FUKD, PGD)."""
 
 
 class UnlearningConfig(Table):
@@ -162,19 +205,26 @@ class UnlearningConfig(Table):
     """
 
     rounds: Positive = 20
+    """Rounds that a method has after the request."""
     retrain_rounds: Positive | None = None
+    """Rounds for Retrain; default: as many as training had."""
     lr: Rate | None = None
+    """The learning rate of recovery; default: that of training, or of the method's central recipe."""
     clip: Annotated[float, Field(gt=0)] | None = None
+    """The largest l2 norm of a step's gradient; without it as in training."""
     schedule: ScheduleConfig | None = None
     robust: RobustConfig | None = None
     patience: Annotated[int, Field(ge=0)] = 0
+    """Stop after so many evaluated rounds without a better validation accuracy; 0 is never."""
 
 
 class RecoveryConfig(Table):
     """What `[methods.NAME.unlearning]` says for one method alone."""
 
     rounds: Positive | None = None
+    """Rounds that a method has after the request."""
     lr: Rate | None = None
+    """The learning rate of recovery; default: that of training, or of the method's central recipe."""
     schedule: ScheduleConfig | None = None
 
 
@@ -203,18 +253,24 @@ class RequestConfig(Table):
 
     `samples` is the path of a list, which is read at once; a run folder keeps what it says. `select = "memorised"`
     makes such a list: of the rows that a `population` forgot, the `fraction` that its models had memorised most.
-
-    `deleted` says that the owners have deleted the data: methods that would still ask for it are refused.
     """
 
     id: str | None = None
+    """The request's name; its random draws depend on it. Default: request-1, request-2, …"""
     clients: tuple[ClientName, ...] = ()
+    """The clients that leave. Of clients, classes, samples and fraction give exactly one."""
     classes: tuple[int, ...] = ()
+    """The classes that must be forgotten, wherever they lie."""
     samples: KeptList | Path | None = None
+    """A CSV file of single rows: `row`, or `client,position`."""
     fraction: float | None = None
+    """A random share of every client's rows."""
     deleted: bool = False
+    """The data is gone already: methods that would still ask for it are refused."""
     select: Literal["memorised"] | None = None
+    """`memorised`: take, of a population's forgotten rows, those it had memorised most."""
     population: Path | None = None
+    """The folder of that population."""
 
     def request(self, number: int) -> Request:
         keys = ("clients", "classes", "samples", "fraction")
@@ -235,34 +291,38 @@ class RequestConfig(Table):
 
 
 class EvaluationConfig(Table):
-    """What is measured, and how often; `undo` probes at the end how far each model can be undone.
-
-    `samples` keeps the scores of single rows of every evaluated round, of each job's "last", or (false) of none.
-    `precision` "params" computes logits in the type of the params (float32 in a bf16 run), "engine" as training does.
-    """
+    """What is measured, and how often; `undo` probes at the end how far each model can be undone."""
 
     every: Positive = 1
+    """Evaluate every so many rounds, and always the last."""
     batch: Positive = 1024
+    """Rows per step of evaluation."""
     precision: Literal["params", "engine"] = "params"
+    """`params`: in the type of the params (float32 in a bf16 run). `engine`: as training does."""
     attack: bool = True
+    """Whether the membership attack is run."""
     samples: bool | Literal["last"] = True
+    """Keep the scores of single rows: of every evaluated round, of each job's "last", or (false) of none."""
     recovered_within: Rate = 0.5
+    """Points of validation accuracy that may be missing to count as recovered."""
     undo: bool = False
+    """Whether each model that was left is probed at the end: how far can it be undone?"""
 
 
 class GateConfig(Table):
     """What a model that a request leaves must show before it comes into force.
 
-    `max_drop` is the largest allowed drop of validation accuracy in points; `margin` the largest advantage of an attack
-    that tells forgotten rows by their loss (0 is none, 1 is certainty); `max_rise` how many more held-out images in
-    percent a trigger of the gate's own may turn to one class than before. What `require` lists decides like utility;
-    the others are measured and shown.
+    What `require` lists decides like utility; the others are measured and shown.
     """
 
     max_drop: Rate = 10.0
+    """Points of validation accuracy that a model may lose and still come into force."""
     margin: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """The largest advantage of an attack that tells forgotten rows by their loss (0 none, 1 certainty)."""
     max_rise: Annotated[float, Field(ge=0, le=100)] = 30.0
+    """How many more held-out images in percent a trigger of the gate's own may turn to one class."""
     require: tuple[Literal["forgotten", "backdoor", "camouflage"], ...] = ()
+    """Which checks decide besides utility: forgotten, backdoor, camouflage."""
 
 
 class DenyConfig(Table):
@@ -275,10 +335,15 @@ class DenyConfig(Table):
     """
 
     run: Path | None = None
+    """An earlier run whose forgotten clients, classes and rows no training of this one takes in."""
     clients: tuple[ClientName, ...] = ()
+    """Filled in from there."""
     classes: tuple[int, ...] = ()
+    """Filled in from there."""
     rows: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
+    """Filled in from there, as keyed hashes."""
     key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(default=None, exclude=True, repr=False)
+    """The key of these hashes; it lies beside run.json and never in it."""
 
     def listed(self) -> DenyList:
         """As data is measured by it."""
@@ -287,13 +352,12 @@ class DenyConfig(Table):
 
 
 class CheckpointConfig(Table):
-    """How often a running job is saved, besides after its beginning and at its end.
-
-    Whichever comes first.
-    """
+    """How often a running job is saved, besides after its beginning and at its end."""
 
     rounds: Positive | None = 10
+    """Save a running job every so many rounds."""
     seconds: Annotated[float, Field(gt=0)] | None = 30.0
+    """And every so many seconds, whichever comes first."""
 
     def due(self, rounds: int, seconds: float) -> bool:
         """Whether it is time to save, so many rounds and seconds after the last time."""
@@ -302,15 +366,16 @@ class CheckpointConfig(Table):
 
 
 class EngineConfig(Table):
-    """What runs the plans, in which precision.
-
-    `chunk` clients share a stack, and CUDA steps may be compiled.
-    """
+    """What runs the plans, in which precision."""
 
     name: Literal["auto", "sequential", "batched"] = "auto"
+    """auto picks and says so; sequential is the reference, batched computes clients as one stack."""
     precision: Literal["float32", "float64", "bf16"] = "float32"
+    """float32, float64 (equalities), or bf16 (fast on a GPU)."""
     chunk: Positive | None = None
+    """How many clients share a stack; default: as many as fit."""
     compile: bool | None = None
+    """Whether steps on CUDA are compiled; default: where it pays."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads; by default one for small steps, else PyTorch's own number."""
 
@@ -319,6 +384,10 @@ class SeedsConfig(Table):
     """Seeds that do not derive from `seed`."""
 
     partition: int | None = None
+    """The seed of who holds what, if not derived from `seed`."""
     training: int | None = None
+    """The seed of training."""
     unlearning: int | None = None
+    """The seed of unlearning."""
     evaluation: int | None = None
+    """The seed of the attack's splits."""

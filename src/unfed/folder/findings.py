@@ -15,7 +15,7 @@ from typing import Any
 
 from unfed import json_checks as its
 from unfed import storage
-from unfed.config.names import check_id, check_label
+from unfed.config.reading import check_id, check_label
 from unfed.errors import UnfedError
 from unfed.folder.folder import RunFolder
 from unfed.folder.schema import COUNT, TEXT, Fits, checked

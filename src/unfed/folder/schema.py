@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unfed import json_checks as its
-from unfed.config.names import check_id
+from unfed.config.reading import check_id
 from unfed.errors import UnfedError
 
 Fits = tuple[str, Callable[[Any], bool]]

@@ -14,7 +14,7 @@ from typing import Any
 from unfed import json_checks as its
 from unfed import storage
 from unfed.config.config import Config
-from unfed.config.names import check_folder
+from unfed.config.reading import check_folder
 from unfed.errors import UnfedError
 
 SCHEMA = 1

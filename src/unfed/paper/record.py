@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from unfed import storage
-from unfed.config import differences as config_differences
 from unfed.config import revisions
 from unfed.config.config import Config
+from unfed.config.config import differences as config_differences
 from unfed.errors import UnfedError
 from unfed.folder.folder import digests_at
 from unfed.measures.trajectory import Line, job_of
@@ -265,7 +265,7 @@ def differences(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
     label that only one of them has is no difference, but one of our own methods without a table is at its defaults.
     """
     untold = {*ASIDE, *(f"{table}.{name}" for table, names in UNTOLD.items() for name in names)}
-    return config_differences.differences(config, wanted, untold, METHODS)
+    return config_differences(config, wanted, untold, METHODS)
 
 
 def _add(columns: dict[str, Any], line: Mapping[str, Any]) -> None:

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from unfed import plugins, rng
-from unfed.config.config import Config
-from unfed.config.seeds import Seeds
+from unfed.config.config import Config, Seeds
 from unfed.data import ClientData, DatasetSource, Request, Source, TensorSource, keep_out, split
 from unfed.data.scope import own_marks
 from unfed.engines.determinism import fixed_library

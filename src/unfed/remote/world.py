@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from unfed.config.config import Config
-from unfed.config.seeds import Seeds
+from unfed.config.config import Config, Seeds
 from unfed.data import ClientData, Dataset, Request
 from unfed.errors import UnfedError
 from unfed.model.flops import forward_flops

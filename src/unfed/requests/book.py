@@ -26,7 +26,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from unfed import json_checks as its
 from unfed import storage
 from unfed.config.config import Config
-from unfed.config.names import check_id, check_label
+from unfed.config.reading import check_id, check_label
 from unfed.data import Request
 from unfed.errors import UnfedError
 from unfed.requests.entry import Entry, Job, now

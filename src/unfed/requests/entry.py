@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from unfed import json_checks as its
-from unfed.config.names import check_id, check_label
+from unfed.config.reading import check_id, check_label
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.requests.options import RequestOptions, Until

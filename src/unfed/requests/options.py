@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unfed.config.config import Config, MethodsConfig
-from unfed.config.overrides import toml_value
+from unfed.config.reading import toml_value
 from unfed.errors import UnfedError, option
 from unfed.values import is_measured
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from unfed import rng, storage
-from unfed.config.config import Config
-from unfed.config.seeds import Seeds
+from unfed.config.config import Config, Seeds
 from unfed.config.tables import PoisonConfig
 from unfed.data import (
     ClientData,

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from unfed.config.names import check_id, check_label
+from unfed.config.reading import check_id, check_label
 from unfed.data import Request
 from unfed.data.sample_list import drawn_order
 from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed, option, typed

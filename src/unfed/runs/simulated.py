@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from unfed.config.config import Config
-from unfed.config.seeds import Seeds
+from unfed.config.config import Config, Seeds
 from unfed.data import ClientData, Source
 from unfed.engines import Batched
 from unfed.engines.choice import EngineChoice, choose_engine

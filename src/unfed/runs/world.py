@@ -23,8 +23,7 @@ import torch
 
 from unfed.client.plan import Optimiser, Phase
 from unfed.client.scores import called
-from unfed.config.config import Config
-from unfed.config.seeds import Seeds
+from unfed.config.config import Config, Seeds
 from unfed.config.tables import RecoveryConfig
 from unfed.data import ClientData, Dataset, Request, Source, mark
 from unfed.data import public as validation_images

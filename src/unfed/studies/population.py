@@ -26,8 +26,7 @@ from torch import Tensor
 
 from unfed import plugins, rng
 from unfed.config import revisions
-from unfed.config.config import Config
-from unfed.config.differences import differences
+from unfed.config.config import Config, differences
 from unfed.data import ClientData, Request
 from unfed.errors import UnfedError
 from unfed.folder import locks as presence

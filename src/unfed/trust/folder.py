@@ -23,7 +23,7 @@ from typing import Any
 
 from unfed import json_checks as its
 from unfed import storage
-from unfed.config.names import check_id
+from unfed.config.reading import check_id
 from unfed.errors import UnfedError, typed
 from unfed.folder.folder import RunFolder
 from unfed.requests.entry import Entry, Job, now

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from unfed.config.names import check_id
+from unfed.config.reading import check_id
 from unfed.data import Request
 from unfed.errors import UnfedError, listed
 from unfed.requests.entry import date_of, now

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from unfed import storage
-from unfed.config.names import check_id
+from unfed.config.reading import check_id
 from unfed.errors import UnfedError
 from unfed.folder import locks as presence
 from unfed.requests.entry import Entry, date_of, now

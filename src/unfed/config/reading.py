@@ -1,15 +1,22 @@
-"""A mistake in a config as one sentence: the key, what is allowed there, the nearest match."""
+"""How raw values become a config: `--set`, names that become files, a mistake as one sentence.
+
+--set training.rounds=20      values["training"]["rounds"] = 20      the value is TOML, or else a string
+"""
 
 from __future__ import annotations
 
+import re
+import tomllib
 import types
 from collections.abc import Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from unfed.errors import listed, nearest
+from unfed.errors import UnfedError, listed, nearest
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+_FOLDER = re.compile(r"\w[\w .,;=+@()\[\]-]{0,79}")
 _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),
     "greater_than": ("more than", "gt"),
@@ -30,6 +37,72 @@ _KINDS = {
     "model_type": "a table",
     "dict_type": "a table",
 }
+
+
+def toml_value(text: str) -> Any:
+    """A value as it is written in TOML; what is not valid TOML is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        if text.lstrip()[:1] in ("[", "{"):
+            raise UnfedError(
+                f"{text!r} is no list or table of TOML: words in it need quotes, and the shell must leave them there,"
+                " as in --set \"methods.run=['not','ft']\"."
+            ) from error
+        return text
+    except (ValueError, RecursionError) as error:
+        raise UnfedError(f"The value {text[:40]!r}… is too long or nested too deep; give a smaller one.") from error
+
+
+def applied(values: dict[str, Any], change: str) -> None:
+    """Write one `a.b.c=value` into the raw values. The value is TOML; what is not valid TOML is a string."""
+    path, separator, text = change.partition("=")
+    if not separator or not path.strip():
+        raise UnfedError(f"--set takes key.path=value, not {change!r}; for example training.rounds=20.")
+    value = toml_value(text)
+    parts = [part.strip() for part in path.split(".")]
+    table = values
+    for part in parts[:-1]:
+        inner = table.setdefault(part, {})
+        if isinstance(inner, list) and len(inner) == 1:
+            inner = inner[0]
+        if not isinstance(inner, dict):
+            raise UnfedError(f"--set {change}: {part!r} is a value, not a table.")
+        table = inner
+    table[parts[-1]] = value
+
+
+# --- names that become files ----------------------------------------------------------------------------------------
+
+
+def check_id(name: object, what: str) -> str:
+    """A name that can be a file's: letters, digits, dots, underscores and dashes."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        shown = name if isinstance(name, str) and len(name) <= 100 else f"{str(name)[:100]}…"
+        raise UnfedError(
+            f"The {what} {shown!r} cannot be used as a file name; take at most 80 letters, digits, dots, dashes or"
+            " underscores, beginning with a letter or a digit."
+        )
+    return name
+
+
+def check_folder(name: str) -> str:
+    """The name of a run, which is also its folder's: any words, as long as they stay in their place."""
+    if not _FOLDER.fullmatch(name):
+        raise UnfedError(
+            f"The name {name[:100]!r} cannot be used for a folder; take at most 80 letters, digits and spaces, no"
+            " slash, beginning with a letter or a digit."
+        )
+    return name
+
+
+def check_label(label: object, what: str = "method name") -> str:
+    """A method's label, which may be `package.module:Class`: its file has a dot for the colon."""
+    check_id(label.replace(":", ".") if isinstance(label, str) else label, what)
+    return str(label)
+
+
+# --- a mistake as one sentence: the key, what is allowed there, the nearest match ------------------------------------
 
 
 def explained(error: ValidationError, config: type[BaseModel]) -> str:
