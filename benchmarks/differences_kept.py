@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from unfed.measures.columns import GAP_METRICS
+from unfed.measures.metrics import GAP_METRICS
 from unfed.measures.trajectory import Line
 from unfed.paper import record
 from unfed.paper.items import published

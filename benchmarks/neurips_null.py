@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unfed.measures.population import neurips
+from unfed.measures.population import distances
 
 RECORDS = Path(__file__).parent / "records"
 ROWS = {16: 16_000, 32: 8_000, 64: 5_000}
@@ -40,12 +40,14 @@ def main() -> None:
         each = {}
         for name, count in draws.items():
             sides = [getattr(generator, name)(size=(models, count)) for _ in range(2)]
-            points = neurips.points(neurips.epsilon(*sides), models)
+            points = distances.points(distances.epsilon(*sides), models)
             each[name] = {
                 "mean": round(float(points.mean()), 4),
                 "error": round(float(points.std()) / count**0.5, 4),
             }
-        seen = np.array([neurips.quality(together(models), together(models)) for _ in range(POPULATIONS[models])])
+        seen = np.array(
+            [distances.forgetting_quality(together(models), together(models)) for _ in range(POPULATIONS[models])]
+        )
         found.append({"models": models, "independent": each, "together": spread(seen, "std over populations")})
         print(json.dumps(found[-1]), flush=True)
     about = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "command": " ".join(["python", *sys.argv]), "rows": found}

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unfed.measures.population import Effort, attacking, judge
+from unfed.measures.population import Resampling, attacks, judge
 from unfed.measures.population.verdict import LEVEL
 
 RECORDS = Path(__file__).parent / "records"
@@ -79,7 +79,7 @@ def counted(models: int, case: str, populations: int, kept: bool) -> dict[str, A
     spoke: dict[str, int] = {}
     held: dict[str, int] = {}
     for seed in range(populations):
-        effort = Effort(draws=200, permutations=200, seed=seed)
+        effort = Resampling(draws=200, permutations=200, seed=seed)
         whole = judge(Made(seed, models, case), {"x": "X"}, effort=effort, rounds=KEPT if kept else ())
         found: dict[str, Any] = whole["methods"]["x"]
         for question, given in answers.items():
@@ -100,8 +100,8 @@ def main() -> None:
     asked.add_argument("--populations", type=int, help="of each case")
     asked.add_argument("--last-only", action="store_true", help="without Retrain's earlier rounds")
     options = asked.parse_args()
-    attacking.alone = lambda side, seed: {}  # classifiers, attacks and distances are no part of a verdict
-    attacking.attacked = lambda pair, slices, care: {}
+    attacks.alone = lambda side, seed: {}  # classifiers, attacks and distances are no part of a verdict
+    attacks.attacked = lambda pair, slices, effort, groups=2: {}
     vars(import_module("unfed.measures.population.judge"))["permuted"] = lambda *rest: 1.0
     now = datetime.now(UTC)
     about = {

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from unfed import rng
-from unfed.population import store
-from unfed.population.store import About, Population
+from unfed.measures.population import store
+from unfed.measures.population.store import About, Population
 
 ROWS = {"forget": 6, "retain": 5, "test": 9}
 

@@ -35,8 +35,8 @@ from unfed.folder.check import check
 from unfed.folder.folder import RunFolder
 from unfed.folder.handed_out import hand_out
 from unfed.folder.judged import of_run as of_judged
+from unfed.measures.population import store
 from unfed.paper import record
-from unfed.population import store
 from unfed.remote import runs as remote_runs
 from unfed.remote.nodes import Census
 from unfed.report import how_sure, study_section, undo_table

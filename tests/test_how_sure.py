@@ -10,7 +10,7 @@ import pytest
 
 from test_population_measures import Made
 from test_report import fake_run
-from unfed.measures.population import Effort, Rows, judge
+from unfed.measures.population import ForgottenRows, Resampling, judge
 from unfed.report.how_sure import COLUMNS, NO_POPULATION, grid, tuned_words, view
 from unfed.report.html import render
 
@@ -18,8 +18,8 @@ from unfed.report.html import render
 @pytest.fixture(scope="module")
 def judged() -> dict[str, Any]:
     names = [f"client 0, row {i}" for i in range(60)]
-    rows = Rows.by_label(np.zeros(60, int), names)
-    return judge(Made(16, 60, shift=2.0), {"not": "NoT", "ft": "FT"}, rows, Effort(draws=50, permutations=200))
+    rows = ForgottenRows.by_label(np.zeros(60, int), names)
+    return judge(Made(16, 60, shift=2.0), {"not": "NoT", "ft": "FT"}, rows, Resampling(draws=50, permutations=200))
 
 
 def test_a_run_without_a_population_says_which_command_would_measure() -> None:
@@ -83,12 +83,12 @@ def test_pictures_say_in_words_what_they_show(judged: dict[str, Any]) -> None:
 
 
 def test_an_attack_that_could_not_be_tried_is_not_drawn() -> None:
-    single = judge(Made(8, 1, 1.0), {"ft": "FT"}, effort=Effort(draws=10, permutations=10))
+    single = judge(Made(8, 1, 1.0), {"ft": "FT"}, effort=Resampling(draws=10, permutations=10))
     assert [one["title"].split(":")[0] for one in view(single, "x")["pictures"]][1:] == ["U-LiRA", "RMIA"]
 
 
 def test_a_population_too_small_for_four_groups_has_no_attack_on_retrain_itself() -> None:
-    small = judge(Made(6, 5, 1.0), {"ft": "FT"}, effort=Effort(draws=10, permutations=10))
+    small = judge(Made(6, 5, 1.0), {"ft": "FT"}, effort=Resampling(draws=10, permutations=10))
     body, notes = grid(small)
     assert body[1][1][0].startswith("not measured (") and any("8 models, and there are 6" in note for note in notes)
     assert view(small, "x")["own_exposure"] is None

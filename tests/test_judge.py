@@ -14,9 +14,8 @@ from unfed.cli.main import app
 from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.folder.judged import FILE, of_run
-from unfed.measures.population import Effort
-from unfed.population import store
-from unfed.population.store import About, Population
+from unfed.measures.population import Resampling, store
+from unfed.measures.population.store import About, Population
 from unfed.report.how_sure import grid
 from unfed.runs.run import Run
 from unfed.studies.judging import judged, put_into
@@ -24,7 +23,7 @@ from unfed.studies.population import digest_of, populate
 from worlds import Small
 
 SETS = ('request={id="r1", clients=["0"]}', 'methods.run=["ft", "retrain"]')
-QUICK = Effort(draws=20, permutations=20)
+QUICK = Resampling(draws=20, permutations=20)
 
 
 def made_up(config: Config, folder: Path, kinds: tuple[str, ...] = ("before", "retrain", "ft")) -> Population:

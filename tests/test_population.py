@@ -20,7 +20,7 @@ from unfed.config import revisions
 from unfed.config.config import Config
 from unfed.errors import UnfedError
 from unfed.folder import locks as presence
-from unfed.population import store
+from unfed.measures.population import store
 from unfed.requests.entry import Job
 from unfed.runs.run import Run
 from unfed.runs.simulated import simulated

@@ -17,21 +17,16 @@ from numpy.typing import NDArray
 
 from unfed.errors import UnfedError
 from unfed.measures.population import (
-    Effort,
-    Rows,
-    attacking,
-    efficacy,
-    iam,
+    ForgottenRows,
+    Resampling,
+    attacks,
+    distances,
+    intervals,
     judge,
-    klom,
-    lira,
-    neurips,
-    rmia,
-    roc,
     signals,
 )
-from unfed.measures.population.agreement import agreement
-from unfed.measures.population.interval import (
+from unfed.measures.population.distances import agreement
+from unfed.measures.population.intervals import (
     Interval,
     auc_p,
     difference,
@@ -40,7 +35,7 @@ from unfed.measures.population.interval import (
     permuted,
 )
 from unfed.measures.population.signals import Floats
-from unfed.measures.population.verdict import LEVEL, TESTS, Compared, verdict
+from unfed.measures.population.verdict import LEVEL, TESTS, Difference, verdict
 from unfed.report.how_sure import COLUMNS, grid
 from unfed.values import not_measured
 
@@ -86,40 +81,40 @@ def test_what_cannot_be_attacked_is_one_sentence(logits: Floats, labels: NDArray
 
 def test_u_lira_by_hand() -> None:
     """Unlearned φ 1, 3 (mean 2, spread √2), Retrain −1, 1 (mean 0, spread √2): score(φ) = (φ² − (φ − 2)²) / 4."""
-    fitted = lira.fit(np.array([[1.0], [3.0]]), np.array([[-1.0], [1.0]]))
+    fitted = attacks.fit_lira(np.array([[1.0], [3.0]]), np.array([[-1.0], [1.0]]))
     assert fitted.score(np.array([[0.0], [1.0], [2.0]])) == pytest.approx(np.array([[-1.0], [0.0], [1.0]]))
 
 
 def test_u_lira_sees_a_spread_that_differs_while_the_means_agree() -> None:
-    fitted = lira.fit(np.array([[-0.1], [0.1]]), np.array([[-5.0], [5.0]]))
+    fitted = attacks.fit_lira(np.array([[-0.1], [0.1]]), np.array([[-5.0], [5.0]]))
     near, far = fitted.score(np.array([[0.0], [4.0]]))[:, 0]
     assert near > 0 > far
 
 
 def test_u_lira_says_how_many_models_it_takes() -> None:
     with pytest.raises(UnfedError, match="--models 4"):
-        lira.fit(np.zeros((1, 3)), np.zeros((1, 3)))
+        attacks.fit_lira(np.zeros((1, 3)), np.zeros((1, 3)))
 
 
 def test_rmia_by_hand() -> None:
     """a = 0.5: p̄ = 0.75 mean + 0.25. x: 0.9 / (0.75·0.4 + 0.25) = 1.636…; z: 0.8/0.85, 0.5/0.4, 1/0.55 = 1.818…"""
     target, held_out = np.array([[0.9]]), np.array([[0.8, 0.5, 1.0]])
     out, out_held_out = np.array([[0.3], [0.5]]), np.array([[0.8, 0.2, 0.4], [0.8, 0.2, 0.4]])
-    assert rmia.expected(out, 0.5) == pytest.approx([0.55])
-    assert rmia.score(target, held_out, out, out_held_out, 0.5) == pytest.approx(np.array([[2 / 3]]))
+    assert attacks.rmia_expected(out, 0.5) == pytest.approx([0.55])
+    assert attacks.rmia_score(target, held_out, out, out_held_out, 0.5) == pytest.approx(np.array([[2 / 3]]))
 
 
 def test_rmia_does_not_count_a_row_that_is_only_equal() -> None:
     same = np.array([[0.5]])
-    assert rmia.score(same, same, same, same).item() == 0.0
+    assert attacks.rmia_score(same, same, same, same).item() == 0.0
 
 
 def test_iam_by_hand() -> None:
     """The signal of p = 0.5, and targets that are far below, at the bottom and at the top of the steps."""
-    assert iam.signal(np.array([0.5])) == pytest.approx([-LOG(0.01 - LOG(0.50001))])
+    assert attacks.iam_signal(np.array([0.5])) == pytest.approx([-LOG(0.01 - LOG(0.50001))])
     shadow, original = np.array([0.2, 0.3]), np.array([0.9, 0.95])
-    assert iam.score(np.array([1e-12, 1.0]), original, shadow)[0] == pytest.approx(0.0, abs=1e-6)
-    fitted, gone = iam.score(original, original, shadow), iam.score(shadow, original, shadow)
+    assert attacks.iam_score(np.array([1e-12, 1.0]), original, shadow)[0] == pytest.approx(0.0, abs=1e-6)
+    fitted, gone = attacks.iam_score(original, original, shadow), attacks.iam_score(shadow, original, shadow)
     assert (fitted > 0.9).all() and (gone < 0.4).all()
 
 
@@ -129,17 +124,17 @@ def test_one_step_of_iam_by_hand() -> None:
     r = -np.log(0.01 - np.log(p + 1e-5))
     beta = math.sqrt(6) / math.pi * r.std()
     expected = np.exp(-np.exp(-(r - (r - 0.5772 * beta)) / beta))
-    assert iam.score(p, p, p) == pytest.approx(expected)
+    assert attacks.iam_score(p, p, p) == pytest.approx(expected)
     assert expected == pytest.approx([0.5703, 0.5703], abs=1e-4)
 
 
 def test_svc_efficacy_and_entropy_ask_about_the_forgotten_rows() -> None:
     """Members at 0.9, others at 0.1: of the forgotten rows one of four looks like a member."""
     retain, test, forget = np.full(50, 0.9), np.full(50, 0.1), np.array([0.9, 0.1, 0.1, 0.1])
-    assert efficacy.svc_efficacy(retain, test, forget) == pytest.approx(75.0)
-    assert efficacy.entropy_attack(retain, test, forget) == pytest.approx(25.0)
+    assert attacks.svc_efficacy(retain, test, forget) == pytest.approx(75.0)
+    assert attacks.entropy_attack(retain, test, forget) == pytest.approx(25.0)
     with pytest.raises(UnfedError, match="one is empty"):
-        efficacy.svc_efficacy(retain, test, forget[:0])
+        attacks.svc_efficacy(retain, test, forget[:0])
 
 
 def test_the_svc_learns_from_as_many_retained_rows_as_held_out_ones() -> None:
@@ -151,8 +146,8 @@ def test_the_svc_learns_from_as_many_retained_rows_as_held_out_ones() -> None:
     taught = SVC(C=3, gamma=1.0).fit(np.concatenate([retain[:180], test])[:, None], np.repeat([1, 0], [180, 180]))
     expected = 100 * np.mean(taught.predict(forget[:, None]) == 0)
     assert expected > 30
-    assert efficacy.svc_efficacy(retain, test, forget) == pytest.approx(expected, abs=20)  # other retained rows
-    assert efficacy.svc_efficacy(test, retain, forget) < 90, "nor every row a non-member where those are more"
+    assert attacks.svc_efficacy(retain, test, forget) == pytest.approx(expected, abs=20)  # other retained rows
+    assert attacks.svc_efficacy(test, retain, forget) < 90, "nor every row a non-member where those are more"
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
@@ -161,9 +156,9 @@ def test_the_svc_learns_from_as_many_retained_rows_as_held_out_ones() -> None:
 def test_auc_and_tpr_by_hand() -> None:
     """Unlearned 3, 1; Retrain 2, 1: of four pairs 3>2, 3>1 are won, 1=1 counts half: 2.5 / 4."""
     unlearned, retrained = np.array([[3.0, 1.0]]), np.array([[2.0, 1.0]])
-    rates = roc.Roc(unlearned, retrained).rates()
-    assert roc.area(rates) == pytest.approx(0.625)
-    assert [roc.tpr_at(rates, f) for f in (0.0, 0.49, 0.5, 1.0)] == [0.5, 0.5, 0.5, 1.0]
+    rates = intervals.Roc(unlearned, retrained).rates()
+    assert intervals.area(rates) == pytest.approx(0.625)
+    assert [intervals.tpr_at(rates, f) for f in (0.0, 0.49, 0.5, 1.0)] == [0.5, 0.5, 0.5, 1.0]
 
 
 def test_weights_are_counts() -> None:
@@ -175,29 +170,33 @@ def test_weights_are_counts() -> None:
     )
     of_models, rows = (np.array([0.0, 2.0, 1.0]), np.array([1.0, 1.0])), np.array([0.0, 1.0, 1.0, 2.0])
     drawn_rows = [1, 2, 3, 3]
-    expected = roc.auc(unlearned[[1, 1, 2]][:, drawn_rows], retrained[:, drawn_rows])
-    assert roc.area(roc.Roc(unlearned, retrained).rates(of_models, rows)) == pytest.approx(expected)
+    expected = intervals.auc(unlearned[[1, 1, 2]][:, drawn_rows], retrained[:, drawn_rows])
+    assert intervals.area(intervals.Roc(unlearned, retrained).rates(of_models, rows)) == pytest.approx(expected)
 
 
 def test_too_few_scores_for_a_tpr_says_how_many_models_it_takes() -> None:
-    assert roc.too_few(0.01, 2, 50) is None
-    assert "takes 20 models" in str(roc.too_few(0.001, 9, 100))  # 1,000 scores of 100 rows: 10 judged, twice as many
-    assert roc.too_few(0.001, 10, 100) is None
-    assert "takes 40 models" in str(roc.too_few(0.001, 9, 100, groups=4))
+    assert intervals.too_few(0.01, 2, 50) is None
+    assert "takes 20 models" in str(
+        intervals.too_few(0.001, 9, 100)
+    )  # 1,000 scores of 100 rows: 10 judged, twice as many
+    assert intervals.too_few(0.001, 10, 100) is None
+    assert "takes 40 models" in str(intervals.too_few(0.001, 9, 100, groups=4))
 
 
 def test_the_worst_slice_comes_first_and_a_row_has_an_exposure_of_its_own() -> None:
     unlearned, retrained = np.array([[5.0, 0.0], [6.0, 1.0]]), np.array([[1.0, 0.0], [2.0, 1.0]])
-    by_slice = roc.slices(unlearned, retrained, {"b": np.array([False, True]), "a": np.array([True, False])})
+    by_slice = intervals.auc_by_slice(
+        unlearned, retrained, {"b": np.array([False, True]), "a": np.array([True, False])}
+    )
     assert list(by_slice.items()) == [("a", 1.0), ("b", 0.5)]
-    assert roc.exposure(unlearned, retrained).tolist() == [1.0, 0.5]
+    assert intervals.exposure(unlearned, retrained).tolist() == [1.0, 0.5]
 
 
 # --- how sure ---------------------------------------------------------------------------------------------------------
 
 
 def area_of(unlearned: Floats, retrained: Floats) -> Interval:
-    return over_models_and_rows(unlearned, retrained, [roc.area], draws=200)[0]
+    return over_models_and_rows(unlearned, retrained, [intervals.area], draws=200)[0]
 
 
 def test_an_interval_of_one_distribution_holds_a_half_and_of_another_does_not() -> None:
@@ -252,7 +251,7 @@ def test_the_test_of_an_auc_is_a_permutation_test_of_whole_models() -> None:
     """Rows of one model stay together: two models a side leave six ways, two of which are as far from ½."""
     unlearned, retrained = np.array([[5.0, 6.0], [7.0, 8.0]]), np.array([[1.0, 2.0], [3.0, 4.0]])
     assert auc_p(unlearned, retrained) == pytest.approx(2 / 6)
-    slow = permuted(unlearned, retrained, lambda a, b: abs(roc.auc(a, b) - 0.5))  # type: ignore[arg-type]
+    slow = permuted(unlearned, retrained, lambda a, b: abs(intervals.auc(a, b) - 0.5))  # type: ignore[arg-type]
     assert auc_p(unlearned, retrained) == pytest.approx(slow)
 
 
@@ -267,11 +266,11 @@ def test_of_few_models_every_way_to_part_them_is_taken() -> None:
 
 def test_klom_by_hand() -> None:
     """Half of the unlearned models share the Retrains' bin, half have one of their own, where q counts as 1e-5."""
-    found = klom.klom(np.array([[0.0], [10.0]]), np.array([[0.0], [0.0]]))
+    found = distances.klom(np.array([[0.0], [10.0]]), np.array([[0.0], [0.0]]))
     total = 1 + 1e-5
     assert found == pytest.approx([0.5 * LOG(0.5 / (1 / total)) + 0.5 * LOG(0.5 / (1e-5 / total))])
-    assert klom.klom(np.array([[1.0], [2.0]]), np.array([[2.0], [1.0]])) == pytest.approx([0.0])
-    assert klom.klom(np.array([[500.0]]), np.array([[100.0]])) == pytest.approx([0.0]), "both are clipped to 100"
+    assert distances.klom(np.array([[1.0], [2.0]]), np.array([[2.0], [1.0]])) == pytest.approx([0.0])
+    assert distances.klom(np.array([[500.0]]), np.array([[100.0]])) == pytest.approx([0.0]), "both are clipped to 100"
 
 
 def test_agreement_by_hand() -> None:
@@ -286,29 +285,29 @@ def test_the_challenges_epsilon_by_hand() -> None:
     error is 0: dropped. The best interval with both errors reaches to 3.5 and has 2 of 3 against 1 of 3: log 2 again.
     """
     unlearned, retrained = np.array([[1.0], [2.0], [4.0]]), np.array([[3.0], [5.0], [6.0]])
-    assert neurips.epsilon(unlearned, retrained) == pytest.approx([LOG(2)], abs=1e-4)
+    assert distances.epsilon(unlearned, retrained) == pytest.approx([LOG(2)], abs=1e-4)
 
 
 def test_points_halve_for_each_half_of_epsilon_and_end_where_the_models_end() -> None:
     """With 16 models ε ends at ⌈log 15⌉ = 3."""
-    found = neurips.points(np.array([0.0, 0.49, 0.5, LOG(2), 1.0, 2.9, 3.0, math.inf]), 16)
+    found = distances.points(np.array([0.0, 0.49, 0.5, LOG(2), 1.0, 2.9, 3.0, math.inf]), 16)
     assert found.tolist() == [1.0, 1.0, 0.5, 0.5, 0.25, 1 / 32, 0.0, 0.0]
 
 
 def test_models_that_a_threshold_parts_for_good_get_no_point() -> None:
     unlearned, retrained = np.arange(4.0)[:, None], 10 + np.arange(4.0)[:, None]
-    assert neurips.epsilon(unlearned, retrained).tolist() == [math.inf]
-    assert neurips.quality(unlearned, retrained) == 0.0
+    assert distances.epsilon(unlearned, retrained).tolist() == [math.inf]
+    assert distances.forgetting_quality(unlearned, retrained) == 0.0
 
 
 def test_models_that_all_say_the_same_while_retrains_differ_get_no_point() -> None:
     spread = np.array([[-5.0], [0.0], [5.0], [1.0]])
-    assert neurips.epsilon(0.001 * spread, spread).tolist() == [math.inf]
+    assert distances.epsilon(0.001 * spread, spread).tolist() == [math.inf]
 
 
 def test_equal_values_cannot_be_parted() -> None:
     same = np.ones((4, 1))
-    assert neurips.epsilon(same, same) == pytest.approx([0.0])
+    assert distances.epsilon(same, same) == pytest.approx([0.0])
 
 
 def _every_rule(unlearned: Floats, retrained: Floats) -> float:
@@ -336,21 +335,21 @@ def test_the_fast_epsilon_is_the_plain_one() -> None:
     generator = drawn(3)
     unlearned, retrained = generator.normal(size=(8, 25)), generator.normal(0.7, 1.0, size=(8, 25))
     slow = [_every_rule(u, r) for u, r in zip(unlearned.T, retrained.T, strict=True)]
-    assert neurips.epsilon(unlearned, retrained) == pytest.approx(slow)
+    assert distances.epsilon(unlearned, retrained) == pytest.approx(slow)
 
 
 @pytest.mark.parametrize(("models", "expected"), [(16, 0.1302), (32, 0.1014), (64, 0.0838)])
 def test_identical_distributions_do_not_score_one(models: int, expected: float) -> None:
     """What two draws of one normal distribution score, over 400 rows; the values are means over 1,200 and more."""
     generator = drawn(models)
-    found = neurips.quality(generator.normal(size=(models, 400)), generator.normal(size=(models, 400)))
+    found = distances.forgetting_quality(generator.normal(size=(models, 400)), generator.normal(size=(models, 400)))
     assert found == pytest.approx(expected, abs=0.008)  # three standard errors
 
 
 def test_the_challenges_score_scales_with_accuracies() -> None:
-    assert neurips.score(0.5, (0.9, 1.0), (0.8, 1.0)) == pytest.approx(0.36)
+    assert distances.challenge_score(0.5, (0.9, 1.0), (0.8, 1.0)) == pytest.approx(0.36)
     with pytest.raises(UnfedError, match="equally many"):
-        neurips.epsilon(np.zeros((3, 1)), np.zeros((2, 1)))
+        distances.epsilon(np.zeros((3, 1)), np.zeros((2, 1)))
 
 
 # --- forgotten beside held-out rows -----------------------------------------------------------------------------------
@@ -358,7 +357,7 @@ def test_the_challenges_score_scales_with_accuracies() -> None:
 
 def test_a_models_auc_of_forgotten_against_held_out_rows_by_hand() -> None:
     """Scores 1 and 3 against 0, 1, 2, 4: 1 beats one and ties one (1.5 of 4), 3 beats three."""
-    forgotten, held_out = roc.placed(np.array([[1.0, 3.0]]), np.array([[0.0, 1.0, 2.0, 4.0]]))
+    forgotten, held_out = intervals.placed(np.array([[1.0, 3.0]]), np.array([[0.0, 1.0, 2.0, 4.0]]))
     assert forgotten.tolist() == [[1.5 / 4, 3 / 4]]
     assert held_out.tolist() == [[1.0, 0.75, 0.5, 0.0]]
     assert forgotten.mean() == pytest.approx(held_out.mean()) == pytest.approx(4.5 / 8)
@@ -366,7 +365,7 @@ def test_a_models_auc_of_forgotten_against_held_out_rows_by_hand() -> None:
 
 def test_a_row_is_standardised_by_what_retrains_make_of_it() -> None:
     """Retrains have 1 and 3 (mean 2, spread √2), and 5 twice, whose spread is held at 0.001."""
-    found = lira.standardised(np.array([[4.0, 5.001]]), np.array([[1.0, 5.0], [3.0, 5.0]]))
+    found = attacks.standardised(np.array([[4.0, 5.001]]), np.array([[1.0, 5.0], [3.0, 5.0]]))
     assert found == pytest.approx(np.array([[2 / math.sqrt(2), 1.0]]))
 
 
@@ -405,8 +404,8 @@ def test_two_tables_of_one_mean_add_what_both_groups_of_rows_change() -> None:
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def shown(value: float, low: float, high: float, p: float = 0.002, **more: Any) -> Compared:
-    return Compared("RMIA AUC 0.580", Interval(value, low, high), p, more=value > 0, **more)
+def shown(value: float, low: float, high: float, p: float = 0.002, **more: Any) -> Difference:
+    return Difference("RMIA AUC 0.580", Interval(value, low, high), p, more=value > 0, **more)
 
 
 def test_a_verdict_says_which_way_forgotten_rows_stand_out() -> None:
@@ -478,8 +477,8 @@ def made_up() -> Any:
 
 @pytest.fixture
 def level(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(attacking, "alone", lambda side, seed: {})
-    monkeypatch.setattr(attacking, "attacked", lambda pair, slices, care: {})
+    monkeypatch.setattr(attacks, "alone", lambda side, seed: {})
+    monkeypatch.setattr(attacks, "attacked", lambda pair, slices, effort, groups=2: {})
     monkeypatch.setattr(importlib.import_module("unfed.measures.population.judge"), "permuted", lambda *rest: 1.0)
     return made_up()
 
@@ -505,7 +504,7 @@ def test_an_early_retrain_is_unfinished_and_a_leaky_model_remembers(level: Any, 
 
 def test_without_earlier_rounds_rows_unlike_others_may_look_remembered_and_that_is_said(level: Any) -> None:
     """Early models are surer of wrong labels: only a Retrain that was stopped as early shows that this is no memory."""
-    effort = Effort(draws=100, permutations=200)
+    effort = Resampling(draws=100, permutations=200)
     without = judge(level.Made(1, 16, "mislabelled"), {"x": "X"}, effort=effort)["methods"]["x"]
     kept = judge(level.Made(1, 16, "mislabelled"), {"x": "X"}, effort=effort, rounds=level.KEPT)["methods"]["x"]
     assert without["verdict"]["remembers"]["kind"] == "remembers" and without["stopped"]["round"] is None
@@ -535,7 +534,7 @@ class Made:
         return np.zeros(self._rows, dtype=np.int64)
 
 
-QUICK = Effort(draws=100, permutations=200)
+QUICK = Resampling(draws=100, permutations=200)
 
 
 def test_a_population_is_judged_beside_retrain_against_retrain() -> None:
@@ -560,14 +559,17 @@ def test_a_population_is_judged_beside_retrain_against_retrain() -> None:
 
 
 def test_judging_twice_gives_the_same() -> None:
-    quick = Effort(draws=10, permutations=10)
+    quick = Resampling(draws=10, permutations=10)
     assert judge(Made(6, 5, 1.0), {"ft": "FT"}, effort=quick) == judge(Made(6, 5, 1.0), {"ft": "FT"}, effort=quick)
 
 
 def test_rows_go_by_their_local_names() -> None:
     names = [f"client 0, row {i}" for i in range(5)]
     found = judge(
-        Made(6, 5, 3.0), {"ft": "FT"}, Rows.by_label(np.zeros(5, int), names), Effort(draws=10, permutations=10)
+        Made(6, 5, 3.0),
+        {"ft": "FT"},
+        ForgottenRows.by_label(np.zeros(5, int), names),
+        Resampling(draws=10, permutations=10),
     )
     assert {entry["row"] for entry in found["methods"]["ft"]["exposure"]} == set(names)
     exposures = [entry["auc"] for entry in found["methods"]["ft"]["exposure"]]

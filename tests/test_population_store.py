@@ -10,7 +10,7 @@ import torch
 
 from populations import written
 from unfed.errors import UnfedError
-from unfed.population import store
+from unfed.measures.population import store
 
 
 def test_logits_come_back_by_model_row_and_class(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from test_population_measures import Made
 from test_report import fake_run
-from unfed.measures.population import Effort, judge
+from unfed.measures.population import Resampling, judge
 from unfed.paper import making, pictures
 from unfed.paper.items import items as paper_items
 from unfed.paper.pictures import Line
@@ -131,7 +131,7 @@ def test_gap_against_cost_is_drawn_where_there_are_gaps(browser: Browser, tmp_pa
 
 def test_a_population_is_drawn_and_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
     run, lines = fake_run()
-    judged = judge(Made(8, 30, shift=2.0), {"not": "NoT", "ft": "FT"}, effort=Effort(draws=20, permutations=20))
+    judged = judge(Made(8, 30, shift=2.0), {"not": "NoT", "ft": "FT"}, effort=Resampling(draws=20, permutations=20))
     path = tmp_path / "report.html"
     path.write_text(render({**run, "population": {"r1": judged}}, lines), encoding="utf-8")
     page, problems = visit(browser, path, width=390)

@@ -21,7 +21,7 @@ from unfed.config.config import Config
 from unfed.engines.base import Block, Visit
 from unfed.engines.batched import Batched
 from unfed.errors import UnfedError
-from unfed.measures.columns import GAP_METRICS
+from unfed.measures.metrics import GAP_METRICS
 from unfed.methods import MoDE, NoT, Retrain, State
 from unfed.model.digest import digests, fingerprint
 from unfed.model.params import Params

@@ -9,7 +9,7 @@ import pytest
 
 from test_rules import line
 from unfed.measures.attacks import membership_inference
-from unfed.measures.sampling import accuracy_error, attack_error
+from unfed.measures.metrics import accuracy_error, attack_error
 from unfed.report import best, gallery, html, ranking, tables
 from unfed.report.rules import Row, rows
 from unfed.report.words import sentence

@@ -18,8 +18,8 @@ from unfed.config.tables import PoisonConfig
 from unfed.data import TensorSource, backdoor, camouflage, confuse
 from unfed.errors import UnfedError
 from unfed.folder import locks as presence
-from unfed.population import store
-from unfed.population.memorised import memorisation, most_memorised
+from unfed.measures.population import store
+from unfed.measures.population.store import memorisation, most_memorised
 from unfed.runs.simulated import simulated
 from unfed.studies.stress import CASES, changed, confusions, stress
 from worlds import Small, slow

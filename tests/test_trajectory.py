@@ -12,7 +12,7 @@ import pytest
 from unfed.errors import UnfedError
 from unfed.federation.ledger import Ledger
 from unfed.measures import trajectory
-from unfed.measures.columns import COLUMNS, COSTS, METRICS
+from unfed.measures.metrics import COLUMNS, COSTS, METRICS
 from unfed.measures.trajectory import Line, Point
 
 AT = Point(0, "r1", "not", 3, done=False)

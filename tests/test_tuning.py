@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from test_judge import made_up
 from unfed.cli.main import app
 from unfed.errors import UnfedError
-from unfed.measures.population import Effort
-from unfed.population import store
+from unfed.measures.population import Resampling, store
 from unfed.report.how_sure import about_tuning, tuned_words
 from unfed.studies import tuning
 from unfed.studies.judging import judged
@@ -96,7 +95,7 @@ def test_the_page_says_what_was_tuned_with_what(small: Small, tmp_path: Path) ->
     config = small(*SETS)
     population = populate(config, 6, tmp_path / "p")
     tune(config, population, "ft", Budget(trials=2, models=1))
-    whole = judged(store.load(tmp_path / "p"), Effort(draws=10, permutations=10))
+    whole = judged(store.load(tmp_path / "p"), Resampling(draws=10, permutations=10))
     assert whole["methods"]["ft-tuned"]["title"] == "FT (tuned)"
     assert whole["tuned"]["ft-tuned"]["on"] == "validation rows and 1 of the first 3 seeds of 6"
 

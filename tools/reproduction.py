@@ -39,7 +39,7 @@ from unfed.cli.options import chosen as chosen_methods
 from unfed.cli.options import moment_of
 from unfed.config.config import Config
 from unfed.errors import UnfedError
-from unfed.measures.columns import GAP_METRICS
+from unfed.measures.metrics import GAP_METRICS
 from unfed.measures.trajectory import Line
 from unfed.paper import analyses, record
 from unfed.paper.items import Item, Spec, chosen, items

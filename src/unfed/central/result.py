@@ -10,9 +10,8 @@ from typing import Any
 from torch import nn
 
 from unfed import storage
-from unfed.measures.columns import COLUMNS, GAP_METRICS
 from unfed.measures.forgotten import Forgetting
-from unfed.measures.metrics import average_gap, reading
+from unfed.measures.metrics import COLUMNS, GAP_METRICS, average_gap, reading
 from unfed.measures.trajectory import Line
 from unfed.report.units import flops_text, seconds_text
 from unfed.report.verdicts import fell, forgetting

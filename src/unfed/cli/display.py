@@ -15,7 +15,7 @@ from rich.text import Text
 
 from unfed.cli.console import Console
 from unfed.measures import trajectory
-from unfed.measures.columns import COLUMNS
+from unfed.measures.metrics import COLUMNS
 from unfed.report import tables, wording
 from unfed.report.rules import Row
 from unfed.report.tables import name_of

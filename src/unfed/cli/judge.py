@@ -14,7 +14,7 @@ from unfed import storage
 from unfed.api import write_report
 from unfed.cli.console import Console, echo
 from unfed.cli.options import Json, Quiet
-from unfed.population import store
+from unfed.measures.population import store
 from unfed.runs.run import Run
 from unfed.studies.judging import QUICK, judged, put_into
 

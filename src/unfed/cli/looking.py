@@ -17,7 +17,7 @@ from unfed.cli.display import clock_text, percent, request_line
 from unfed.cli.logged import due_dates
 from unfed.cli.options import AllowCode, Json, RunArgument, Seed
 from unfed.errors import UnfedError
-from unfed.measures import columns
+from unfed.measures import metrics
 from unfed.model.params import cast, check_like
 from unfed.report import wording
 from unfed.runs.in_force import in_force
@@ -97,7 +97,7 @@ def evaluate(
     stdout.print(f"Model: {escape(what)}.", soft_wrap=True)
     table = Table(title=f"Scope: {forgotten}", title_justify="left", box=None, pad_edge=False, show_header=False)
     for name, value in found.items():
-        table.add_row(name, columns.written(name, value) if is_measured(value) else escape(str(value)))
+        table.add_row(name, metrics.written(name, value) if is_measured(value) else escape(str(value)))
     stdout.print(table)
 
 

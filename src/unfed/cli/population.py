@@ -14,8 +14,7 @@ from rich.table import Table
 
 from unfed.cli.console import Console, echo
 from unfed.cli.options import AllowCode, ConfigArgument, Device, Json, Quiet, Sets, read_with_methods, with_device
-from unfed.population.accuracy import Accuracy, accuracies
-from unfed.population.store import Population
+from unfed.measures.population.store import Accuracy, Population, accuracies
 from unfed.studies.cohort import Said
 from unfed.studies.population import Manner, missing, populate, quiet
 

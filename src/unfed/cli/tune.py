@@ -12,8 +12,8 @@ from rich.markup import escape
 from unfed.cli.console import Console, echo
 from unfed.cli.options import AllowCode, Json, Quiet, Sets, read_config
 from unfed.errors import UnfedError, typed
-from unfed.population import store
-from unfed.population.store import BEFORE, RETRAIN, Population
+from unfed.measures.population import store
+from unfed.measures.population.store import BEFORE, RETRAIN, Population
 from unfed.report.how_sure import tuned_words
 from unfed.studies.judging import title_of
 from unfed.studies.tuning import Budget, Seen, tuned_label

@@ -45,8 +45,8 @@ from unfed.config.tables import (
 from unfed.data import Request, SampleList
 from unfed.data.sample_list import drawn_order
 from unfed.errors import UnfedError, expect, listed, nearest, typed
-from unfed.population import store
-from unfed.population.memorised import most_memorised
+from unfed.measures.population import store
+from unfed.measures.population.store import most_memorised
 
 MOST_BYTES = 4 << 20
 

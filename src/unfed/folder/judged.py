@@ -15,7 +15,7 @@ from unfed import storage
 from unfed.errors import UnfedError
 from unfed.folder.folder import RunFolder
 from unfed.folder.schema import COUNT, TEXT, Fits, checked
-from unfed.measures.population.attacking import ATTACKS
+from unfed.measures.population.attacks import ATTACKS
 
 SCHEMA = 1
 FILE = "judged.json"

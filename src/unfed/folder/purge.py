@@ -18,7 +18,7 @@ What exclusion needs stays: the request itself, with clients by name, and single
 Deleting takes a file's name away: backups, snapshots and what a disk keeps are not reached.
 
 Purged is for good: the request's file says so, and from then on no score of a single row of it is written, whoever
-leaves next. What is measured again of it is a share of all its rows (`measures/again.py`).
+leaves next. What is measured again of it is a share of all its rows (`measures/evaluator.py`).
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ from unfed.errors import UnfedError
 from unfed.folder.folder import WITHOUT, RunFolder
 from unfed.folder.trajectory_file import TRAJECTORY
 from unfed.measures import trajectory
-from unfed.measures.again import FEWEST, too_few
-from unfed.measures.evaluator import GONE, PURGED
+from unfed.measures.evaluator import FEWEST, GONE, PURGED, too_few
 from unfed.measures.trajectory import Line, job_of
 from unfed.requests.book import overlap, owners
 from unfed.requests.entry import Entry, Job

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from unfed import rng
 from unfed.errors import UnfedError
-from unfed.measures.sampling import FOLDS, HELD_OUT
+from unfed.measures.metrics import FOLDS, HELD_OUT
 from unfed.values import Value, not_measured
 
 Losses = Tensor | ArrayLike

@@ -26,7 +26,6 @@ from torch import Tensor
 from unfed.client.scores import Scores, Way, called, score
 from unfed.data import ClientData, Request, Source, TensorSource, triggered
 from unfed.errors import UnfedError
-from unfed.measures.again import PLANTED, Again, expected, too_few
 from unfed.measures.attacks import try_membership_inference
 from unfed.measures.camouflage import Reactions, reactions
 from unfed.measures.forgotten import Evidence, Losses
@@ -43,6 +42,24 @@ PURGED = not_measured("all of it was purged")
 NOT_YET = not_measured("the attack is still being computed")
 WHOSE = "forget/request"
 """Which of several requests took out each forgotten row, among the scores of single rows."""
+PLANTED = not_measured("a backdoor was planted in its rows, so rows of one label are not alike")
+FEWEST = 10
+"""Rows below which a share of purged rows is not written down, as tables hide small counts."""
+Again = dict[str, Value]
+"""What left by an earlier request, looked at once more on the model that a later request leaves:
+
+    forget      accuracy on what the request itself took out
+    chance      of a class: one in so many classes, more than which a model that never saw it does not reach
+    expected    of a client or of samples, what a model that never saw them would reach about, without Retrain:
+                Σ_y n_y/n · (accuracy on held-out rows of label y), n_y of its n rows of label y
+    mia         membership inference, its rows against test data
+    backdoor    how often it works, of a client that planted one; of no other
+    rows        how many those shares are of: of five rows each counts 20 points, and three may be hard to read
+
+A request stays forgotten while forget is at most chance, or stands near what is expected. What cannot be measured says
+why. Purged rows are measured again while their owners offer them, but only as a share of many rows: a share of a few
+tells of single ones.
+"""
 
 
 @dataclass(frozen=True)
@@ -415,3 +432,21 @@ def sample_columns(forget: Scores, test: Scores | None) -> dict[str, Tensor]:
             ("entropy", torch.float32),
         )
     }
+
+
+def too_few(rows: int | None) -> str:
+    """Why nothing is said of a purged request that took out so many rows; empty if something is."""
+    several = "1 row was" if rows == 1 else "rows were" if rows is None else f"{rows} rows were"
+    return not_measured(f"its {several} purged, {FEWEST} needed") if rows is None or rows < FEWEST else ""
+
+
+def expected(labels: Tensor, held_out: tuple[Scores, Tensor] | None, classes: int) -> Value:
+    """What a model that never saw rows of these labels would read right of them, in percent."""
+    if held_out is None:
+        return not_measured("no held-out data")
+    seen, theirs = held_out
+    right = torch.bincount(theirs, weights=seen.correct.cpu().double(), minlength=classes)
+    count, own = torch.bincount(theirs, minlength=classes), torch.bincount(labels, minlength=classes)
+    if bool((count[own > 0] == 0).any()):
+        return not_measured("no held-out row has a label of its rows")
+    return 100.0 * float((own * right / count.clamp(min=1)).sum() / own.sum())

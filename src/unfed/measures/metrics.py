@@ -1,10 +1,11 @@
-"""A value is a number, or a sentence that says why there is none.
+"""Every number that a run measures or counts: its name, how it is compared, how sure it is.
 
     gap(metric) = |method - Retrain|        Avg. Gap = (gap(Retain) + gap(Forget) + gap(Test) + gap(MIA)) / 4
 
-Over several seeds the gap is taken between the seed means, as in the paper, and the spread of the per-seed gaps stands
-beside it. A value that could not be measured is the string "not measured: reason". It goes through every sum as
-it is: a gap to something unmeasured is unmeasured for the same reason, never 0 and never blank.
+A value is a number, or a sentence that says why there is none. Over several seeds the gap is taken between the seed
+means, as in the paper, and the spread of the per-seed gaps stands beside it. A value that could not be measured is the
+string "not measured: reason". It goes through every sum as it is: a gap to something unmeasured is unmeasured for the
+same reason, never 0 and never blank.
 """
 
 from __future__ import annotations
@@ -12,9 +13,152 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from unfed.measures.columns import GAP_METRICS
 from unfed.values import PREFIX, Value, is_measured, not_measured
+
+Unit = Literal["%", "nats", "points", "bytes", "FLOP", "s", "rounds"]
+Place = Literal["table", "page", "docs"]
+HELD_OUT = 0.1
+"""The share of its rows that the attack is scored on."""
+FOLDS = 10
+"""How often it is."""
+FEWEST_APART = 6
+"""On how many rows two models must differ before that is news: 2 · ½⁶ = 3 %.
+
+Two models are asked about the same rows. Even if every row that one reads otherwise than the other speaks for the same
+one, a coin that falls so five times in a row is no news, six times is.
+"""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number: what it is called, in which unit, and which direction is good.
+
+    The trajectory, the reporting rules, tables, pages, the command line and the docs read the one list of them.
+    """
+
+    name: str
+    title: str
+    unit: Unit
+    good: Literal["high", "low", "as Retrain", "-"]
+    text: str
+    """What it means, in words short enough for a tooltip."""
+    shown: tuple[Place, ...] = ("docs",)
+    decimals: int = 2
+    """How many of them a table prints."""
+
+
+_EVERYWHERE: tuple[Place, ...] = ("table", "page", "docs")
+
+METRICS = (
+    Measure(
+        "retain",
+        "Retain",
+        "%",
+        "as Retrain",
+        "Accuracy in percent on the training data that stays. Unlearning should leave it as it was.",
+        _EVERYWHERE,
+    ),
+    Measure(
+        "forget",
+        "Forget",
+        "%",
+        "as Retrain",
+        "Accuracy in percent on the data that was to be forgotten. The goal is Retrain's value, not zero: a model that"
+        " never saw the data is still right on some of it. Where data was poisoned, right means the poisoned label.",
+        _EVERYWHERE,
+    ),
+    Measure(
+        "test",
+        "Test",
+        "%",
+        "as Retrain",
+        "Accuracy in percent on data that nobody trained on. When a class is forgotten, it is left out here.",
+        _EVERYWHERE,
+    ),
+    Measure(
+        "mia",
+        "MIA",
+        "%",
+        "as Retrain",
+        "Membership inference: how often an attacker who sees only each sample's loss tells forgotten data from test"
+        " data, in percent. 50 is a coin toss. The goal is Retrain's value, which is not 50 where the forgotten data"
+        " differs from the test data.",
+        _EVERYWHERE,
+        decimals=1,  # a mean over few splits, which the paper prints with one
+    ),
+    Measure("validation", "Validation", "%", "high", "Accuracy in percent on the rows that clients hold out."),
+    Measure(
+        "backdoor",
+        "Backdoor",
+        "%",
+        "low",
+        "How often the trigger that was planted in the forgotten data still makes the model answer the planted class,"
+        " on test images that carry it, in percent. Low is good.",
+        _EVERYWHERE,
+    ),
+    Measure("retain_loss", "Retain loss", "nats", "low", "Mean cross-entropy on the training data that stays."),
+    Measure("forget_loss", "Forget loss", "nats", "as Retrain", "Mean cross-entropy on the forgotten data."),
+    Measure("test_loss", "Test loss", "nats", "low", "Mean cross-entropy on data that nobody trained on."),
+    Measure("loss_gap", "Loss gap", "nats", "as Retrain", "The distance between retain and forget loss (Eq. 1)."),
+)
+"""What is measured of a model, in the order in which rules and tables go through it."""
+
+COSTS = (
+    Measure(
+        "comm_bytes",
+        "Bytes",
+        "bytes",
+        "low",
+        "Model parameters sent to clients and back from the start of unlearning to the reported round, four bytes each;"
+        " one download and one upload per participant and round.",
+        _EVERYWHERE,
+    ),
+    Measure("wire_bytes", "On the wire", "bytes", "low", "Bytes of every tensor that crossed, in its own type."),
+    Measure(
+        "serialised_bytes", "Messages", "bytes", "low", "Bytes of whole messages, where messages are real (Flower)."
+    ),
+    Measure(
+        "flops",
+        "FLOPs",
+        "FLOP",
+        "low",
+        "Floating-point operations of training from the start of unlearning to the reported round: three forward passes"
+        " for every sample trained on. Evaluation is not counted.",
+        _EVERYWHERE,
+    ),
+    Measure(
+        "stored_server_bytes", "Stored at the server", "bytes", "low", "History kept since training, at the server."
+    ),
+    Measure(
+        "stored_original_bytes",
+        "Stored by the original",
+        "bytes",
+        "low",
+        "What the method as first published would have kept for the same rounds.",
+    ),
+    Measure("seconds", "Seconds", "s", "low", "Seconds of work on this machine, evaluation not counted."),
+)
+"""What is counted from the start of a job on; each is cumulative."""
+
+COLUMNS = {column.name: column for column in (*METRICS, *COSTS)}
+GAP_METRICS = ("retain", "forget", "test", "mia")
+"""The four metrics of the paper's Avg. Gap, in the order of its tables."""
+
+
+def written(name: str, value: float) -> str:
+    """A value with its unit, for a line of text."""
+    column = COLUMNS.get(name)
+    return f"{value:.2f} %" if column is not None and column.unit == "%" else f"{value:.4f}"
+
+
+def shown_in(place: Place) -> tuple[str, ...]:
+    """The names of the columns that are shown in a place."""
+    return tuple(column.name for column in COLUMNS.values() if place in column.shown)
+
+
+# --- values and gaps --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -96,3 +240,28 @@ def together(missing: Iterable[Value]) -> str:
         # A rule's verdict ("not recovered within 20 rounds …") is already a whole sentence, like "not measured: …".
         return texts[0] if texts[0].startswith("not ") else not_measured(texts[0])
     return not_measured("; ".join(text.removeprefix(PREFIX) for text in texts))
+
+
+# --- how far a number of few rows can be trusted ----------------------------------------------------------------------
+
+
+def accuracy_error(percent: float, rows: int) -> float:
+    """The standard error of an accuracy over `rows`: √(p (1 − p) / n)."""
+    return _error(percent, rows, 1.0)
+
+
+def attack_error(percent: float, rows: int) -> float:
+    """The standard error of an MIA with `rows` on each side.
+
+    The attack holds a share h of its rows out, k times; a row is held out c times, c binomial with mean k·h, and called
+    right or wrong much the same each time. So 2n rows count as 2n · (k h)² / E c² independent ones, and E c² / (k h)² =
+    1 + (1 − h) / (k h) = 1.9: √(a (1 − a) · 1.9 / 2n), 48.7 / √n at a = ½, more than a coin's 35.4 / √n. Attacks on
+    drawn losses, alike and not, scatter by 0.7 to 1.3 times that; a test draws some.
+    """
+    return _error(percent, 2 * rows, 1 + (1 - HELD_OUT) / (FOLDS * HELD_OUT))
+
+
+def _error(percent: float, rows: int, counted: float) -> float:
+    """Two rows right and two wrong are added (Agresti–Coull): three of three are not certain."""
+    share = (percent / 100 * rows + 2) / (rows + 4)
+    return 100 * math.sqrt(counted * share * (1 - share) / (rows + 4))

@@ -15,7 +15,7 @@ from typing import Any, Required, TypedDict, Unpack, cast
 
 from unfed.errors import UnfedError
 from unfed.json_checks import parsed
-from unfed.measures.columns import COLUMNS
+from unfed.measures.metrics import COLUMNS
 from unfed.values import Value
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from unfed.measures.columns import COLUMNS, GAP_METRICS
+from unfed.measures.metrics import COLUMNS, GAP_METRICS
 from unfed.report.drawing import DASHES, INK, MARKERS, REFERENCE, SERIES, STYLE, svg_text
 from unfed.report.rules import Row
 from unfed.report.tables import name_of

@@ -28,9 +28,8 @@ from unfed.client.plan import Measure
 from unfed.client.scores import Scores
 from unfed.data import Request
 from unfed.data.scope import View
-from unfed.measures.again import Again, too_few
 from unfed.measures.camouflage import Reactions
-from unfed.measures.evaluator import PURGED, Evaluation, HeldOut, Yardstick, sample_columns
+from unfed.measures.evaluator import PURGED, Again, Evaluation, HeldOut, Yardstick, sample_columns, too_few
 from unfed.measures.forgotten import Evidence
 from unfed.measures.metrics import loss_gap
 from unfed.model.digest import digests, fingerprint

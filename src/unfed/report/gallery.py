@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unfed.errors import UnfedError, listed, nearest
-from unfed.measures.columns import GAP_METRICS
-from unfed.measures.metrics import Spread
+from unfed.measures.metrics import GAP_METRICS, Spread
 from unfed.measures.trajectory import Line
 from unfed.report import figures, html, wording
 from unfed.report.picture import Picture, safe

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unfed.measures.population.attacking import ATTACKS, STANDING
+from unfed.measures.population.attacks import ATTACKS, STANDING
 from unfed.report import how_sure_pictures as pictures
 from unfed.report.figures import styles
 from unfed.values import PREFIX, is_measured, not_measured

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from unfed.measures.population.attacking import ATTACKS
+from unfed.measures.population.attacks import ATTACKS
 from unfed.report.drawing import DASHES, INK, REFERENCE, SERIES, STYLE
 from unfed.report.picture import Picture, Point, picture
 from unfed.values import is_measured

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from unfed.errors import listed
-from unfed.measures.metrics import Spread
-from unfed.measures.sampling import FEWEST_APART
+from unfed.measures.metrics import FEWEST_APART, Spread
 from unfed.report.best import is_smallest
 from unfed.report.rules import Row
 from unfed.report.tables import name_of

@@ -22,15 +22,24 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unfed.errors import UnfedError, listed, nearest
-from unfed.measures import columns
-from unfed.measures.columns import GAP_METRICS
-from unfed.measures.metrics import Spread, average, average_gap, gap, mean_std, reading, recovered
-from unfed.measures.sampling import accuracy_error, attack_error
+from unfed.measures import metrics
+from unfed.measures.metrics import (
+    GAP_METRICS,
+    Spread,
+    accuracy_error,
+    attack_error,
+    average,
+    average_gap,
+    gap,
+    mean_std,
+    reading,
+    recovered,
+)
 from unfed.measures.trajectory import Line
 from unfed.values import Value, is_measured, not_measured
 
-METRICS = tuple(column.name for column in columns.METRICS)
-COSTS = tuple(column.name for column in columns.COSTS)
+METRICS = tuple(column.name for column in metrics.METRICS)
+COSTS = tuple(column.name for column in metrics.COSTS)
 NO_RETRAIN = not_measured("no Retrain of this request")
 
 Trajectory = list[Line]

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unfed.errors import UnfedError, listed
-from unfed.measures.columns import COLUMNS, GAP_METRICS
-from unfed.measures.metrics import Spread
+from unfed.measures.metrics import COLUMNS, GAP_METRICS, Spread
 from unfed.report import best
 from unfed.report.rules import RULES, Row
 from unfed.report.wording import FEDERATED, Wording

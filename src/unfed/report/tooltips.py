@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from unfed.measures.columns import COLUMNS, COSTS, GAP_METRICS, shown_in
+from unfed.measures.metrics import COLUMNS, COSTS, GAP_METRICS, shown_in
 from unfed.report.wording import Wording
 
 

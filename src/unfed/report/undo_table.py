@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from unfed.measures.metrics import mean_std
-from unfed.measures.sampling import accuracy_error, attack_error
+from unfed.measures.metrics import accuracy_error, attack_error, mean_std
 from unfed.measures.undo.lift import NO_CLASS
 from unfed.measures.undo.triggers import NOTHING_PLANTED
 from unfed.report.tables import moved_by_chance, number_text

@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from unfed.errors import counted
-from unfed.measures.again import FEWEST
-from unfed.measures.sampling import FEWEST_APART, attack_error
+from unfed.measures.evaluator import FEWEST
+from unfed.measures.metrics import FEWEST_APART, attack_error
 from unfed.measures.trajectory import Line
 from unfed.report import ranking
 from unfed.report.rules import Row

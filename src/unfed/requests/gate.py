@@ -23,9 +23,8 @@ from unfed.config.config import Config
 from unfed.config.tables import GateConfig
 from unfed.data import Request
 from unfed.errors import Refused, UnfedError, option
-from unfed.measures.again import Again
 from unfed.measures.camouflage import camouflage
-from unfed.measures.evaluator import Scorer
+from unfed.measures.evaluator import Again, Scorer
 from unfed.measures.forgotten import (
     Evidence,
     Forgetting,

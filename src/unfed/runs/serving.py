@@ -33,7 +33,7 @@ from unfed.data import Request
 from unfed.data.sample_list import drawn_order
 from unfed.errors import Halted, NotRecovered, Unanswered, UnfedError, listed, option, typed
 from unfed.folder import deny
-from unfed.measures.again import Again
+from unfed.measures.evaluator import Again
 from unfed.model.params import Params
 from unfed.requests.book import Book, in_force
 from unfed.requests.entry import Entry, Job, date_of, now

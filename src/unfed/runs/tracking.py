@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from unfed.errors import UnfedError, UnfedWarning, extra, listed, nearest
-from unfed.measures import columns
+from unfed.measures import metrics
 from unfed.requests.entry import Job
 from unfed.runs.progress import PassingWatch, QuietWatch, Watch
 from unfed.runs.run import Run
 from unfed.values import is_measured
 
-NUMBERS = tuple(column.name for column in (*columns.METRICS, *columns.COSTS))
+NUMBERS = tuple(column.name for column in (*metrics.METRICS, *metrics.COSTS))
 
 
 class Tracker(QuietWatch):

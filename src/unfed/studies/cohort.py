@@ -29,9 +29,9 @@ from unfed.federation.schedule import Settings
 from unfed.federation.server import JobServer, Members
 from unfed.federation.state import usable
 from unfed.folder.schema import COHORT, checked
+from unfed.measures.population.store import BEFORE
 from unfed.methods import Method, Retrain, State
 from unfed.model.params import Params, cast, check_like
-from unfed.population.store import BEFORE
 from unfed.runs.description import rounds_of
 from unfed.runs.from_config import Network
 from unfed.runs.job import refuse_another, training_method

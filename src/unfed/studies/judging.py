@@ -15,19 +15,19 @@ from typing import Any
 from unfed import storage
 from unfed.errors import UnfedError
 from unfed.folder.judged import FILE, SCHEMA, file_of
-from unfed.measures.population import Effort, Rows, judge
+from unfed.measures.population import ForgottenRows, Resampling, judge
+from unfed.measures.population.store import BEFORE, RETRAIN, Population
 from unfed.methods import METHODS
-from unfed.population.store import BEFORE, RETRAIN, Population
 from unfed.requests.book import overlap, owners
 from unfed.runs.record import Record
 from unfed.studies.population import of_another
 
-QUICK = Effort(draws=200, permutations=200)
+QUICK = Resampling(draws=200, permutations=200)
 
 
-def judged(population: Population, effort: Effort | None = None) -> dict[str, Any]:
+def judged(population: Population, effort: Resampling | None = None) -> dict[str, Any]:
     """Measure a population, and keep what was found in its folder."""
-    about, effort = population.about, effort or Effort()
+    about, effort = population.about, effort or Resampling()
     kinds = {kind: len(population.done(kind)) for kind in about.kinds if kind not in (BEFORE, RETRAIN)}
     methods = {kind: title_of(kind) for kind, models in kinds.items() if models == about.models}
     if not kinds:
@@ -61,11 +61,11 @@ def title_of(kind: str) -> str:
     return METHODS[plain].title + (" (tuned)" if plain != kind else "")
 
 
-def rows_of(population: Population) -> Rows:
+def rows_of(population: Population) -> ForgottenRows:
     """The forgotten rows as their holders know them: the client, and the place in its data."""
     owners, places = (population.column(name, "forget") for name in ("client", "position"))
     names = [f"client {owner}, row {place}" for owner, place in zip(owners, places, strict=True)]
-    return Rows.by_label(population.labels("forget"), names)
+    return ForgottenRows.by_label(population.labels("forget"), names)
 
 
 def put_into(run: Record, population: Population, whole: dict[str, Any]) -> None:

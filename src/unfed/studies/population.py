@@ -31,11 +31,11 @@ from unfed.data import ClientData, Request
 from unfed.errors import UnfedError
 from unfed.folder import locks as presence
 from unfed.measures.evaluator import Evaluator
+from unfed.measures.population import store
+from unfed.measures.population.store import BEFORE, RETRAIN, About, Population
 from unfed.measures.undo.scene import View
 from unfed.methods import Method
 from unfed.model.params import Params
-from unfed.population import store
-from unfed.population.store import BEFORE, RETRAIN, About, Population
 from unfed.runs import offers as lineage
 from unfed.runs.description import hardware, rounds_of, versions
 from unfed.runs.simulated import simulated

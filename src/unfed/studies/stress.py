@@ -30,9 +30,7 @@ from unfed.config.config import Config
 from unfed.config.tables import PoisonConfig
 from unfed.data import SampleList, TensorSource
 from unfed.errors import UnfedError, listed, nearest
-from unfed.population.accuracy import correct
-from unfed.population.memorised import most_memorised
-from unfed.population.store import RETRAIN, Population
+from unfed.measures.population.store import RETRAIN, Population, correct, most_memorised
 from unfed.runs.simulated import simulated
 from unfed.studies.population import Manner, populate
 

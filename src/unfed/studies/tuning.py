@@ -27,10 +27,10 @@ import numpy as np
 from unfed import rng
 from unfed.config.config import Config
 from unfed.errors import UnfedError, extra
+from unfed.measures.population import store
 from unfed.measures.population.signals import margin
+from unfed.measures.population.store import BEFORE, RETRAIN, Population
 from unfed.model.params import Params
-from unfed.population import store
-from unfed.population.store import BEFORE, RETRAIN, Population
 from unfed.runs.simulated import simulated
 from unfed.runs.world import World, process_as_before
 from unfed.studies.cohort import Cohort, Said

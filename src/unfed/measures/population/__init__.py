@@ -7,7 +7,8 @@
 All are pure functions over arrays: logits [models, rows, classes], labels [rows]. `judge` calls them on a population.
 """
 
-from unfed.measures.population.judge import Effort, Rows, judge
-from unfed.measures.population.verdict import Verdict, verdict
+from unfed.measures.population.intervals import Resampling
+from unfed.measures.population.judge import ForgottenRows, judge
+from unfed.measures.population.verdict import Answer, verdict
 
-__all__ = ["Effort", "Rows", "Verdict", "judge", "verdict"]
+__all__ = ["Answer", "ForgottenRows", "Resampling", "judge", "verdict"]

@@ -13,24 +13,22 @@ for the distances, at the same N; four quarters for the attacks, which need four
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unfed.errors import UnfedError
-from unfed.measures.population import attacking, interval, lira, neurips, roc
-from unfed.measures.population.agreement import agreement
-from unfed.measures.population.attacking import ATTACKS, STANDING, Care, Sides
-from unfed.measures.population.interval import DRAWS, PERMUTATIONS, Interval, permuted
-from unfed.measures.population.klom import klom
-from unfed.measures.population.seen import Models, Seen, seen
-from unfed.measures.population.signals import Floats
-from unfed.measures.population.verdict import POINTS_MATTER, Compared, verdict
+from unfed.measures.population import attacks, intervals
+from unfed.measures.population.attacks import ATTACKS, STANDING, Sides, fit_lira
+from unfed.measures.population.distances import agreement, challenge_score, forgetting_quality, klom
+from unfed.measures.population.intervals import Interval, Resampling, permuted
+from unfed.measures.population.signals import Floats, ModelAnswers, Seen, seen
+from unfed.measures.population.store import BEFORE, RETRAIN
+from unfed.measures.population.verdict import POINTS_MATTER, Difference, verdict
 from unfed.values import not_measured
 
-RETRAIN, BEFORE = "retrain", "before"
 FEWEST = 6
 """Models of each kind: three to fit on and three to judge."""
 MOST_EXPOSED = 20
@@ -38,33 +36,24 @@ BINS = 40
 
 
 @dataclass(frozen=True)
-class Effort:
-    """How many draws stand behind intervals and p-values."""
-
-    draws: int = DRAWS
-    permutations: int = PERMUTATIONS
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Rows:
+class ForgottenRows:
     """What is known of the forgotten rows: how each is called at its holder, and what groups they form."""
 
     names: Sequence[str]
     slices: Mapping[str, NDArray[np.bool_]]
 
     @staticmethod
-    def by_label(labels: NDArray[Any], names: Sequence[str] | None = None) -> Rows:
+    def by_label(labels: NDArray[Any], names: Sequence[str] | None = None) -> ForgottenRows:
         """One slice per label; without names, rows go by their number."""
         slices = {f"class {label}": labels == label for label in np.unique(labels)}
-        return Rows(names or [str(i) for i in range(len(labels))], slices)
+        return ForgottenRows(names or [str(i) for i in range(len(labels))], slices)
 
 
 def judge(
-    population: Models,
+    population: ModelAnswers,
     methods: Mapping[str, str],
-    rows: Rows | None = None,
-    effort: Effort | None = None,
+    rows: ForgottenRows | None = None,
+    effort: Resampling | None = None,
     rounds: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Measure a population.
@@ -76,13 +65,13 @@ def judge(
         effort: How many draws stand behind intervals and p-values.
         rounds: Earlier rounds at which Retrains were kept, as kinds `retrain@ROUND`.
     """
-    effort = effort or Effort()
+    effort = effort or Resampling()
     labels = population.labels("forget")
     if len(labels) == 0:
         raise UnfedError(
             "The forget set is empty after selection, so there is nothing to judge; ask for rows that are there."
         )
-    rows = rows or Rows.by_label(labels)
+    rows = rows or ForgottenRows.by_label(labels)
     retrained, before = seen(population, RETRAIN), seen(population, BEFORE)
     models = len(retrained)
     if models < FEWEST:
@@ -107,14 +96,13 @@ class _Judge:
     """What all methods of a population have in common."""
 
     def __init__(
-        self, retrained: Seen, before: Seen, stopped: Mapping[int | None, Seen], rows: Rows, effort: Effort
+        self, retrained: Seen, before: Seen, stopped: Mapping[int | None, Seen], rows: ForgottenRows, effort: Resampling
     ) -> None:
         self._retrained, self._before, self._rows, self._effort = retrained, before, rows, effort
         self._stopped, self._half = stopped, len(retrained) // 2
-        self._care = Care(effort.draws, effort.permutations, effort.seed)
         self._reference, self._judged = retrained[: self._half], retrained[self._half : 2 * self._half]
         self._own = _distances(self._judged, self._reference)
-        self._alone = attacking.alone(self._judged, effort.seed)
+        self._alone = attacks.alone(self._judged, effort.seed)
         self.margins: dict[str, Floats] = {}
 
     def of(self, kind: str, unlearned: Seen, title: str) -> dict[str, Any]:
@@ -123,7 +111,7 @@ class _Judge:
         judged, before = unlearned[half : 2 * half], self._before[half : 2 * half]
         sides = Sides(unlearned[:half], self._reference, judged, self._judged, before, before)
         self.margins[kind] = judged.phi
-        scores = attacking.scores(sides)
+        scores = attacks.scores(sides)
         round, stopped = self._stopped_at(unlearned[:half])
         test = _accuracies(stopped[half : 2 * half])["test"]
         standing, remembers = self._standing(stopped[:half], judged, stopped[half : 2 * half])
@@ -135,11 +123,11 @@ class _Judge:
         answers = {"remembers": verdict("remembers", title, len(unlearned), remembers, aside), "unfinished": unfinished}
         return {
             "title": title,
-            "attacks": self._attacked(scores, self._care),
+            "attacks": self._attacked(scores),
             "stopped": {"round": round, "test": test},
             "standing": standing,
             "held_out": held_out,
-            "singles": attacking.singles(attacking.alone(judged, self._effort.seed), self._alone),
+            "singles": attacks.singles(attacks.alone(judged, self._effort.seed), self._alone),
             "distances": self._distances(judged),
             "accuracy": _accuracies(judged),
             "exposure": self._exposure(*scores["u-lira"]),
@@ -161,17 +149,19 @@ class _Judge:
             }
         groups = [self._retrained[i * quarter : (i + 1) * quarter] for i in range(4)]
         before = [self._before[i * quarter : (i + 1) * quarter] for i in (2, 3)]
-        scores = attacking.scores(Sides(*groups, *before))
+        scores = attacks.scores(Sides(*groups, *before))
         return found | {
-            "attacks": self._attacked(scores, replace(self._care, groups=4)),
+            "attacks": self._attacked(scores, groups=4),
             "standing": self._standing(*groups[1:])[0],
             "held_out": self._held_out(*groups)[0],
             "exposure": self._exposure(*scores["u-lira"])[:1],
         }
 
-    def _attacked(self, scores: Mapping[str, tuple[Floats, Floats]], care: Care) -> dict[str, Any]:
-        found: dict[str, Any] = dict.fromkeys(ATTACKS, attacking.ONE_ROW)
-        return found | {name: attacking.attacked(pair, self._rows.slices, care) for name, pair in scores.items()}
+    def _attacked(self, scores: Mapping[str, tuple[Floats, Floats]], groups: int = 2) -> dict[str, Any]:
+        found: dict[str, Any] = dict.fromkeys(ATTACKS, attacks.ONE_ROW)
+        return found | {
+            name: attacks.attacked(pair, self._rows.slices, self._effort, groups) for name, pair in scores.items()
+        }
 
     def _stopped_at(self, fit: Seen) -> tuple[int | None, Seen]:
         """Retrains stopped where their margins on held-out rows are nearest to the method's.
@@ -184,30 +174,30 @@ class _Judge:
         best = min(rounds, key=lambda at: off[at])
         return best, rounds[best]
 
-    def _standing(self, fit: Seen, unlearned: Seen, retrained: Seen) -> tuple[dict[str, Any], list[Compared]]:
+    def _standing(self, fit: Seen, unlearned: Seen, retrained: Seen) -> tuple[dict[str, Any], list[Difference]]:
         """How high forgotten rows stand among held-out rows, beside Retrains."""
         found, tests, effort = {}, [], self._effort
-        for name, (ours, theirs) in attacking.standing(fit, unlearned, retrained).items():
-            more, p = interval.difference(ours, theirs, effort.seed, effort.draws, effort.permutations)
+        for name, (ours, theirs) in attacks.standing(fit, unlearned, retrained).items():
+            more, p = intervals.difference(ours, theirs, effort.seed, effort.draws, effort.permutations)
             auc, own = float(ours[0].mean()), float(theirs[0].mean())
             found[name] = more.to_json() | {"p": p, "auc": auc, "own": own}
             words = f"{STANDING[name]} AUC {auc:.3f}, Retrain {own:.3f}: {more.value:+.3f}"
             words += f", 95 % {more.low:+.3f} to {more.high:+.3f}"
-            tests.append(Compared(words, more, p, more=more.value > 0))
+            tests.append(Difference(words, more, p, more=more.value > 0))
         return found, tests
 
     def _held_out(
         self, fit: Seen, reference: Seen, judged: Seen, retrained: Seen
-    ) -> tuple[dict[str, Any], list[Compared]]:
+    ) -> tuple[dict[str, Any], list[Difference]]:
         """How a method's models differ from Retrains on rows that no model saw."""
         effort = self._effort
-        points, p = interval.difference(
+        points, p = intervals.difference(
             [100 * judged.right], [100 * retrained.right], effort.seed, effort.draws, effort.permutations
         )
-        gaussians = lira.fit(fit.phi_test, reference.phi_test)
+        gaussians = fit_lira(fit.phi_test, reference.phi_test)
         pair = gaussians.score(judged.phi_test), gaussians.score(retrained.phi_test)
-        (area,) = interval.over_models_and_rows(*pair, [roc.area], effort.seed, effort.draws)
-        rare = interval.auc_p(*pair, effort.seed, effort.permutations)
+        (area,) = intervals.over_models_and_rows(*pair, [intervals.area], effort.seed, effort.draws)
+        rare = intervals.auc_p(*pair, effort.seed, effort.permutations)
         surer = bool(judged.phi_test.mean() > retrained.phi_test.mean())
         right, own = (100 * float(side.right.mean()) for side in (judged, retrained))
         words = f"test {right:.1f} %, Retrain {own:.1f} %; 95 % {points.low:+.1f} to {points.high:+.1f} points"
@@ -215,8 +205,8 @@ class _Judge:
         told += f", {'surer' if surer else 'less sure'} than Retrain"
         from_half = Interval(area.value - 0.5, area.low - 0.5, area.high - 0.5)
         tests = [
-            Compared(words, points, p, points.value > 0, POINTS_MATTER, " points"),
-            Compared(told, from_half, rare, surer),
+            Difference(words, points, p, points.value > 0, POINTS_MATTER, " points"),
+            Difference(told, from_half, rare, surer),
         ]
         return {"test": points.to_json() | {"p": p}, "u-lira": area.to_json() | {"p": rare}}, tests
 
@@ -231,21 +221,21 @@ class _Judge:
 
     def _exposure(self, unlearned: Floats, retrained: Floats) -> list[dict[str, Any]]:
         """The rows that give themselves away most, by name."""
-        found = roc.exposure(unlearned, retrained)
+        found = intervals.exposure(unlearned, retrained)
         first = np.argsort(-found, kind="stable")[:MOST_EXPOSED]
         return [{"row": self._rows.names[i], "auc": float(found[i])} for i in first]
 
 
 def _distances(judged: Seen, reference: Seen) -> dict[str, float]:
     """How far models stand from Retrains; as many of both."""
-    f = neurips.quality(judged.phi, reference.phi)
+    f = forgetting_quality(judged.phi, reference.phi)
 
     def means(group: str) -> tuple[float, float]:
         return float(judged.accuracies[group].mean()), float(reference.accuracies[group].mean())
 
     return {
         "klom": float(klom(judged.phi, reference.phi).mean()),
-        "neurips": neurips.score(f, means("retain"), means("test")),
+        "neurips": challenge_score(f, means("retain"), means("test")),
         "agreement": agreement(judged.read, reference.read),
     }
 

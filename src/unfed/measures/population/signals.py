@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,3 +72,76 @@ def _own_and_others(logits: NDArray[Any], labels: NDArray[Any]) -> tuple[Floats,
     chosen = own[None, :, None] == np.arange(values.shape[2])
     found: Floats = np.take_along_axis(values, own[None, :, None], axis=2)[..., 0]
     return found, np.where(chosen, -np.inf, values)
+
+
+# --- what a kind of model shows ---------------------------------------------------------------------------------------
+
+
+class ModelAnswers(Protocol):
+    """A population: what many models of each kind say about the same rows."""
+
+    def logits(self, kind: str, group: str) -> NDArray[Any]:
+        """[models, rows, classes]."""
+        ...
+
+    def labels(self, group: str) -> NDArray[Any]:
+        """[rows]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one kind of model shows of the rows, [models, rows] each: all that the measures need."""
+
+    phi: Floats
+    """Margins on the forgotten rows."""
+    phi_test: Floats
+    """Margins on the held-out rows."""
+    forget: Floats
+    """p of the own label, on the forgotten rows."""
+    retain: Floats
+    test: Floats
+    entropies: tuple[Floats, Floats, Floats]
+    """H on forgotten, retained and test rows."""
+    read: Labels
+    """The classes that are read in the forgotten rows."""
+    right: Floats
+    """Whether each held-out row is read right, 0 or 1."""
+    accuracies: dict[str, Floats]
+    """By group, the share that each model reads right."""
+
+    def __len__(self) -> int:
+        return len(self.phi)
+
+    def __getitem__(self, models: slice) -> Seen:
+        forget, retain, test = self.entropies
+        return Seen(
+            self.phi[models],
+            self.phi_test[models],
+            self.forget[models],
+            self.retain[models],
+            self.test[models],
+            (forget[models], retain[models], test[models]),
+            self.read[models],
+            self.right[models],
+            {group: right[models] for group, right in self.accuracies.items()},
+        )
+
+
+def seen(population: ModelAnswers, kind: str) -> Seen:
+    """What a kind of model shows, computed from its logits once."""
+    groups = ("forget", "retain", "test")
+    labels = {group: population.labels(group) for group in groups}
+    logits = {group: population.logits(kind, group) for group in groups}
+    p = {group: probability(logits[group], labels[group]) for group in groups}
+    return Seen(
+        margin(logits["forget"], labels["forget"]),
+        margin(logits["test"], labels["test"]),
+        p["forget"],
+        p["retain"],
+        p["test"],
+        (entropy(logits["forget"]), entropy(logits["retain"]), entropy(logits["test"])),
+        predictions(logits["forget"]),
+        (predictions(logits["test"]) == labels["test"]).astype(np.float64),
+        {group: np.asarray(accuracy(logits[group], labels[group])) for group in groups},
+    )

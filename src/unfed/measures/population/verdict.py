@@ -25,7 +25,7 @@ from statistics import NormalDist
 from typing import Literal
 
 from unfed.errors import listed
-from unfed.measures.population.interval import Interval
+from unfed.measures.population.intervals import Interval
 
 MATTERS = 0.05
 """A difference of so much AUC would matter."""
@@ -56,7 +56,7 @@ WORDS: dict[Question, dict[str, tuple[str, str]]] = {
 
 
 @dataclass(frozen=True)
-class Compared:
+class Difference:
     """One difference to Retrain, 0 where there is none, and how rare so large a one is."""
 
     words: str
@@ -83,7 +83,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Answer:
     """One answer, as a sentence."""
 
     kind: str
@@ -92,13 +92,13 @@ class Verdict:
     """The largest difference that is not ruled out, in AUC."""
 
 
-def verdict(question: Question, title: str, models: int, tests: Sequence[Compared], aside: str = "") -> Verdict:
+def verdict(question: Question, title: str, models: int, tests: Sequence[Difference], aside: str = "") -> Answer:
     """What can be said of a method, over `models` of each kind; `aside` ends the sentence."""
     bound = max(test.far for test in tests if test.matters == MATTERS)
 
-    def answer(key: str, rest: str) -> Verdict:
+    def answer(key: str, rest: str) -> Answer:
         kind, words = WORDS[question][key]
-        return Verdict(kind, words.format(title) + rest + aside, bound)
+        return Answer(kind, words.format(title) + rest + aside, bound)
 
     if models < fewest(LEVEL):
         half = models // 2
@@ -139,7 +139,7 @@ def fewest(level: float) -> int:
     return 2 * half
 
 
-def needed(models: int, tests: Sequence[Compared]) -> int:
+def needed(models: int, tests: Sequence[Difference]) -> int:
     """How many models it takes, if an interval narrows with the root of their number.
 
     A test at its level shows a difference four times in five that is so many standard errors wide: 3.34 at 1.25 %.

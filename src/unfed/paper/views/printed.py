@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-from unfed.measures.columns import COLUMNS, GAP_METRICS
+from unfed.measures.metrics import COLUMNS, GAP_METRICS
 from unfed.paper import units, verdict
 from unfed.paper.items import Item, published
 from unfed.paper.units import Costs

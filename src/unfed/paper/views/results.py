@@ -10,8 +10,7 @@ from typing import Any
 
 from unfed.api import results as reported
 from unfed.errors import UnfedError
-from unfed.measures.columns import GAP_METRICS
-from unfed.measures.metrics import average_gap
+from unfed.measures.metrics import GAP_METRICS, average_gap
 from unfed.measures.trajectory import Line
 from unfed.paper import pictures, units
 from unfed.paper.items import Item

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from unfed import json_checks as its
 from unfed import storage
+from unfed.data.partition import portion
 from unfed.errors import UnfedError, listed, nearest
 
 SCHEMA = 1
@@ -217,3 +218,77 @@ def logits_file(folder: Path, kind: str, seed: int) -> Path:
 
 def _numbers(about: About, kind: str, seed: int) -> dict[str, Any]:
     return {"config": about.config, "kind": kind, "seed": seed}
+
+
+# --- how often its models are right -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """In percent, by group of rows; `std` divides by N − 1."""
+
+    kind: str
+    models: int
+    mean: Mapping[str, float]
+    std: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def correct(population: Population, kind: str, group: str) -> NDArray[np.float64]:
+    """The accuracy of every model of a kind on a group, in percent."""
+    right = population.logits(kind, group).argmax(-1) == population.labels(group)
+    found: NDArray[np.float64] = 100.0 * right.mean(1)
+    return found
+
+
+def accuracies(population: Population) -> list[Accuracy]:
+    """One row for every kind of which all models are there."""
+    about, found = population.about, []
+    for kind in about.kinds:
+        if len(population.done(kind)) == about.models:
+            each = {group: correct(population, kind, group) for group in about.groups}
+            mean = {group: float(values.mean()) for group, values in each.items()}
+            std = {group: float(values.std(ddof=1)) if len(values) > 1 else 0.0 for group, values in each.items()}
+            found.append(Accuracy(kind, about.models, mean, std))
+    return found
+
+
+# --- how memorised its forgotten rows were ----------------------------------------------------------------------------
+
+
+def losses(logits: Logits, labels: Labels) -> NDArray[np.float64]:
+    """−log softmax at the label, [models, rows]."""
+    z = logits.astype(np.float64)
+    z = z - z.max(-1, keepdims=True)
+    found: NDArray[np.float64] = np.log(np.exp(z).sum(-1)) - np.take_along_axis(z, labels[None, :, None], -1)[..., 0]
+    return found
+
+
+def memorisation(population: Population) -> NDArray[np.float64]:
+    """m_i of every forgotten row: how memorised it was.
+
+    m_i = mean over Retrains of ℓ(θ; i)  −  mean over θ* of ℓ(θ; i)             ℓ = −log softmax(z_i)_{y_i}
+
+    A row that every model gets right from the others costs nothing to forget; one that only its own training taught is
+    what an attacker finds. Known for the rows that a population forgot: of others there is no model without them.
+    """
+    labels = population.labels("forget")
+    without, with_it = (losses(population.logits(kind, "forget"), labels).mean(0) for kind in (RETRAIN, BEFORE))
+    found: NDArray[np.float64] = without - with_it
+    return found
+
+
+def most_memorised(population: Population, fraction: float) -> list[tuple[str, int]]:
+    """(client, position) of the most memorised fraction of the forgotten rows, the most memorised first."""
+    score = memorisation(population)
+    count = portion(fraction, len(score))
+    if count == 0:
+        raise UnfedError(
+            f"The fraction {fraction:g} of the {len(score)} rows that {population.folder} forgot is less than one row;"
+            " ask for a larger fraction."
+        )
+    order = np.argsort(-score, kind="stable")[:count]
+    client, position = population.column("client", "forget"), population.column("position", "forget")
+    return [(str(client[i]), int(position[i])) for i in order]

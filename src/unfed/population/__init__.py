@@ -1,1 +1,0 @@
-"""Many models of one config, trained under different seeds: what they say about the same rows."""
